@@ -92,10 +92,10 @@ def _hosts(value: object) -> tuple[str, ...]:
         valid.taken(valid.name, each, "Resources.hosts")
     if not texts:
         return ()
-    from pytest_aorta.runtime.hosts.specs import expand_without_secrets
+    from pytest_aorta.runtime.host_specs import expand_specs
 
     try:
-        return tuple(expand_without_secrets(texts))
+        return tuple(expand_specs(texts))
     except ValueError as error:
         raise RequestError(f"Resources.hosts: {error}") from None
 

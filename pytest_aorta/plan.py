@@ -16,7 +16,7 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
-from pytest_aorta.triage.verdicts import TriageSettings
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
 from pytest_aorta.trials.conversion import canonical_json, to_plain
 from pytest_aorta.trials.execution import (
@@ -232,10 +232,10 @@ def _most_trials(values: Mapping[str, Any], until_decided: bool, duration: float
 
 
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    from pytest_aorta.runtime.hosts.specs import expand_without_secrets
+    from pytest_aorta.runtime.host_specs import expand_specs
 
     try:
-        return tuple(expand_without_secrets(texts)) if texts else ()
+        return tuple(expand_specs(texts)) if texts else ()
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
 

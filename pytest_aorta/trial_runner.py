@@ -82,9 +82,9 @@ class TrialRunner:
             return self._engine
 
     def _make_engine(self) -> TrialEngine:
-        from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+        from pytest_aorta.runtime.event_loop import SIGINT_HELD
 
-        with SIGINT_GUARD.deferred():
+        with SIGINT_HELD:
             from pytest_aorta.launch.engine import TrialEngine
 
         elastic, resources = self.selection.execution.elastic, self.selection.resources
@@ -195,7 +195,8 @@ class TrialRunner:
 
 
 def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
-    from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
+    """Digests of the source files that a trial on another host would run, by their names."""
+    from pytest_aorta.runtime.host_main import code_identity, package_files
 
     files: dict[str, Path] = package_files("pytest_aorta")
     for target in {spec.workload.target for plan in plans for spec in plan.trials}:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from torch import Tensor
 
 from pytest_aorta.runtime import SlotArgs, Tag, TaskArgs, Worker
-from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
+from pytest_aorta.runtime.host_main import code_identity, package_files
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
 from ._common import Failures, Stopwatch

@@ -21,16 +21,16 @@ from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.pool import Job, Slot
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.runtime.hosts.code_digest import code_identity, package_files
-from pytest_aorta.runtime.hosts.connection import HostConnection, HostError
-from pytest_aorta.runtime.hosts.specs import without_values
+from pytest_aorta.runtime.host_main import code_identity, package_files
+from pytest_aorta.runtime.host_specs import without_values
+from pytest_aorta.runtime.hosts import HostConnection, HostError
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.slot_trial import SlotTrial
-    from pytest_aorta.runtime.hosts.host_main import HostChannel
+    from pytest_aorta.runtime.host_main import HostChannel
 
 _SERVICE = "pytest_aorta.launch.remote_host:serve"
 

@@ -11,7 +11,7 @@ from pytest_aorta.launch.environment import Inherited, interpreter
 from pytest_aorta.probe.guard import printable
 from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
-from pytest_aorta.runtime.hosts.specs import without_values
+from pytest_aorta.runtime.host_specs import without_values
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import DEFAULTS, ElasticOptions, Resources
 from pytest_aorta.trials.result import Request, RequestedEnvironment, RequestedWorkload

@@ -9,47 +9,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.endpoints.job_slot import JobContext as JobContext
-    from pytest_aorta.runtime.endpoints.job_slot import Slot as Slot
-    from pytest_aorta.runtime.endpoints.protocol import StartupError as StartupError
-    from pytest_aorta.runtime.engine.tasks import Job as Job
-    from pytest_aorta.runtime.engine.tasks import Preparation as Preparation
-    from pytest_aorta.runtime.graph.args import Tag as Tag
-    from pytest_aorta.runtime.graph.args import TaskArgs as TaskArgs
+    from pytest_aorta.runtime.arguments import CallConfig as CallConfig
+    from pytest_aorta.runtime.arguments import SlotArgs as SlotArgs
+    from pytest_aorta.runtime.arguments import TaskArgs as TaskArgs
+    from pytest_aorta.runtime.callables import CallableHandle as CallableHandle
+    from pytest_aorta.runtime.graph import State as State
+    from pytest_aorta.runtime.graph import Tag as Tag
     from pytest_aorta.runtime.handles import MapRef as MapRef
     from pytest_aorta.runtime.handles import RunHandle as RunHandle
     from pytest_aorta.runtime.handles import TaskRef as TaskRef
-    from pytest_aorta.runtime.memory.call_config import CallConfig as CallConfig
-    from pytest_aorta.runtime.memory.callables import CallableHandle as CallableHandle
-    from pytest_aorta.runtime.memory.transfer import SlotArgs as SlotArgs
     from pytest_aorta.runtime.orchestrator import Orchestrator as Orchestrator
     from pytest_aorta.runtime.records import Outcome as Outcome
+    from pytest_aorta.runtime.records import StartupError as StartupError
     from pytest_aorta.runtime.records import TaskError as TaskError
     from pytest_aorta.runtime.records import TaskFailure as TaskFailure
     from pytest_aorta.runtime.records import TaskRecord as TaskRecord
+    from pytest_aorta.runtime.records import WorkerClosed as WorkerClosed
     from pytest_aorta.runtime.worker import Worker as Worker
 
 #: Where each public name lives; nothing is imported before it is asked for.
 _HOMES = {
-    "CallConfig": "memory.call_config",
-    "CallableHandle": "memory.callables",
-    "TaskFailure": "records",
-    "Job": "engine.tasks",
-    "JobContext": "endpoints.job_slot",
+    "CallConfig": "arguments",
+    "CallableHandle": "callables",
     "MapRef": "handles",
     "Orchestrator": "orchestrator",
     "Outcome": "records",
-    "Preparation": "engine.tasks",
     "RunHandle": "handles",
-    "Slot": "endpoints.job_slot",
-    "SlotArgs": "memory.transfer",
-    "StartupError": "endpoints.protocol",
-    "Tag": "graph.args",
-    "TaskArgs": "graph.args",
+    "SlotArgs": "arguments",
+    "StartupError": "records",
+    "State": "graph",
+    "Tag": "graph",
+    "TaskArgs": "arguments",
     "TaskError": "records",
+    "TaskFailure": "records",
     "TaskRecord": "records",
     "TaskRef": "handles",
     "Worker": "worker",
+    "WorkerClosed": "records",
 }
 
 __all__ = sorted(_HOMES)

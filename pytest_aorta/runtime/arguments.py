@@ -1,11 +1,203 @@
-"""Checks of what users pass: a ``TypeError`` names the expected type, a ``ValueError`` what would be valid."""
+"""Arguments of tasks, and checks of what users pass: messages name the expected type, or valid values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.endpoints.job_slot import Slot
+from pytest_aorta.runtime.graph import Footprint, Tag
+from pytest_aorta.runtime.tensors import check_kind, check_writable, footprint_of, is_private
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_TENSORS = 256
+MAX_SCALARS = 128
+
+Scalar = int | float | bool | str
+
+#: The tags of a task with one tensor, as most tasks have.
+_ALONE = {tag: (tag,) for tag in Tag}
+
+
+class CallConfig(SimpleNamespace):
+    """Named values: ``CallConfig(seed=1, threads=4)``, which a slot finds as ``args.config.seed``.
+
+    Any object that can be pickled does as well.
+    """
+
+
+@dataclass(frozen=True)
+class SlotArgs:
+    """What a task's callable gets: ``fn(args)``.
+
+    Attributes:
+        tensors: views of the memory that the submitter sees, in the order of ``TaskArgs.add``.
+        scalars: in the order of ``TaskArgs.add_scalar``.
+        config: what ``submit_next_level`` was given.
+    """
+
+    tensors: Sequence[torch.Tensor] = ()
+    scalars: Sequence[Any] = ()
+    config: Any = None
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(f"{_name(tensor.dtype)} {tuple(tensor.shape)}" for tensor in self.tensors)
+        return f"SlotArgs([{tensors}], {list(self.scalars)!r}, config={self.config!r})"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class TaskArgs:
+    """Arguments of one task, in the order in which they were added. Nothing that was added can be changed."""
+
+    __slots__ = ("__weakref__", "_blank", "_scalars", "_tags", "_tensors")
+
+    def __init__(self) -> None:
+        # Tuples, of which a waiting task shares what it can: the garbage collector walks all containers.
+        self._tensors: tuple[torch.Tensor, ...] = ()
+        self._tags: tuple[Tag, ...] = ()
+        self._scalars: tuple[Scalar, ...] = ()
+        #: Numbers of the tensors that do not exist yet.
+        self._blank: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        tensors = ", ".join(
+            f"{tag.name} {tuple(tensor.shape)}" for tensor, tag in zip(self._tensors, self._tags, strict=True)
+        )
+        return f"TaskArgs([{tensors}], {self._scalars!r})"
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors, in order."""
+        return self._tensors
+
+    @property
+    def tags(self) -> tuple[Tag, ...]:
+        """What is done to each of the tensors."""
+        return self._tags
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        """The plain values, in order."""
+        return self._scalars
+
+    @property
+    def written(self) -> list[int]:
+        """Numbers of the tensors that the task may write."""
+        return [number for number, tag in enumerate(self._tags) if tag.writes]
+
+    def add(self, tensor: torch.Tensor, tag: Tag = Tag.INPUT) -> TaskArgs:
+        """Append a tensor.
+
+        Raises:
+            TypeError: not a plain dense CPU tensor, or not a tag.
+            ValueError: a tensor that is not in shared memory, or several of whose items are one, cannot be written;
+                its memory has been let go; or these are too many.
+        """
+        if not isinstance(tag, Tag):
+            raise TypeError(f"expected a Tag, not {tag!r}")
+        _check_access(tensor, tag)
+        self._append(tensor, tag)
+        return self
+
+    def _append(self, tensor: torch.Tensor, tag: Tag) -> None:
+        if len(self._tensors) == MAX_TENSORS:
+            raise ValueError(f"a task takes at most {MAX_TENSORS} tensors")
+        self._tensors += (tensor,)
+        self._tags = (*self._tags, tag) if self._tags else _ALONE[tag]
+
+    def add_output(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> TaskArgs:
+        """Append an ``OUTPUT`` that the submission allocates, as ``orch.alloc`` does (default: float32).
+
+        ``TaskRef.outputs`` has the tensor, for tasks that read it.
+
+        Raises:
+            TypeError: not whole numbers, or no type of torch.
+            ValueError: a negative size, or these are too many.
+        """
+        import torch
+
+        sizes = list(shape)
+        for size in sizes:
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"a shape is a list of whole numbers, not {sizes!r:.80}")
+            if size < 0:
+                raise ValueError(f"a shape has sizes from 0, not {size}")
+        if not isinstance(dtype, torch.dtype | None):
+            raise TypeError(f"expected a torch.dtype or None, not {dtype!r:.80} ({type(dtype).__name__})")
+        self._append(torch.empty(sizes, dtype=dtype or torch.float32, device="meta"), Tag.OUTPUT)
+        self._blank += (len(self._tensors) - 1,)
+        return self
+
+    def add_scalar(self, value: Scalar) -> TaskArgs:
+        """Append a plain value.
+
+        Raises:
+            TypeError: neither a number nor a text.
+            ValueError: these are too many.
+        """
+        if not isinstance(value, (int, float, str)):
+            raise TypeError(f"a scalar is an int, a float, a bool or a str, not {value!r:.80} ({type(value).__name__})")
+        if len(self._scalars) == MAX_SCALARS:
+            raise ValueError(f"a task takes at most {MAX_SCALARS} scalars")
+        self._scalars += (value,)
+        return self
+
+    def submitted(
+        self, output: Callable[[torch.Tensor], torch.Tensor], private: Callable[[torch.Tensor], torch.Tensor]
+    ) -> TaskArgs:
+        """A copy, which later additions do not change; ``output`` makes tensors that do not exist yet, ``private``
+        shared copies of those that only this process sees.
+        """
+        made = TaskArgs()
+        made._tags, made._scalars = self._tags, self._scalars
+        made._tensors = tuple([output(t) if n in self._blank else t for n, t in enumerate(self._tensors)])
+        if any(map(is_private, made._tensors)):
+            made._check_accesses()
+            made._tensors = tuple([private(t) if is_private(t) else t for t in made._tensors])
+        return made
+
+    def _check_accesses(self) -> None:
+        for tensor, tag in zip(self._tensors, self._tags, strict=True):
+            _check_access(tensor, tag)
+
+    def check(self) -> list[tuple[Footprint, Tag]]:
+        """What each tensor touches, and how, as of now.
+
+        Raises:
+            ValueError: two tensors write the same bytes, and nothing says which of them wins; reads may overlap
+                anything. Or written memory is not shared any more: a tensor may have been given another storage since
+                it was added.
+        """
+        self._check_accesses()
+        accesses = [(footprint_of(tensor), tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)]
+        written = [(footprint, index) for index, (footprint, tag) in enumerate(accesses) if tag.writes]
+        reaching: list[tuple[Footprint, int]] = []  # those that may meet the next one
+        for footprint, index in sorted(written, key=lambda write: write[0].offset):
+            reaching = [write for write in reaching if write[0].stop > footprint.offset]
+            for other, earlier in reaching:
+                if footprint.overlaps(other):
+                    a, b = (f"{at} ({self._tags[at].name})" for at in sorted((earlier, index)))
+                    raise ValueError(
+                        f"tensors {a} and {b} of one task write the same bytes; give it disjoint slices, or one tensor"
+                        " that spans both"
+                    )
+            reaching.append((footprint, index))
+        return accesses
+
+
+def _check_access(tensor: object, tag: Tag) -> None:
+    checked = check_kind(tensor)
+    if tag.writes:
+        check_writable(checked, tag.name)
+
+
+# Checks of what users pass
 
 
 def given(value: object) -> str:
@@ -19,12 +211,8 @@ def given(value: object) -> str:
 
 def expect(name: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
     """Raise ``TypeError`` for a value of another type; bools are no numbers."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in (kinds, *_members(kinds))):
+    if not isinstance(value, kinds) or isinstance(value, bool):
         raise TypeError(f"{name} must be {wanted}, not {given(value)}")
-
-
-def _members(kinds: type | tuple[type, ...]) -> tuple[type, ...]:
-    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 def whole_number(name: str, value: object, least: int = 0) -> None:
@@ -36,8 +224,7 @@ def whole_number(name: str, value: object, least: int = 0) -> None:
 
 def seconds(name: str, value: object, *, zero: bool = False) -> None:
     """Raise unless it is a finite number of seconds above 0; with ``zero``, 0 is allowed as well."""
-    bound = "from" if zero else "above"
-    wanted = f"a number of seconds {bound} 0"
+    wanted = f"a number of seconds {'from' if zero else 'above'} 0"
     expect(name, value, (int, float), wanted)
     assert isinstance(value, int | float)
     if not 0 <= value < float("inf") or not (zero or value):
@@ -61,47 +248,3 @@ def listed(name: str, value: object, wanted: str) -> list[Any]:
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise TypeError(f"{name} must be {wanted}, not {given(value)}")
     return list(value)
-
-
-def worker_ids(workers: Iterable[int]) -> frozenset[int]:
-    """The ids that ``register`` was given; raises ``TypeError`` or ``ValueError`` for any other object."""
-    found = listed("workers", workers, "a list of the ids of workers")
-    for worker in found:
-        whole_number("the id of a worker", worker)
-    return frozenset(found)
-
-
-def check_arguments(
-    level: int,
-    device_ids: Sequence[int],
-    subs: int,
-    slots: int | Sequence[Slot],
-    ring: int,
-    timeout: float,
-    grace: float = 1.0,
-    prepare: Callable[[], object] | None = None,
-) -> None:
-    """Raise ``TypeError`` or ``ValueError`` for arguments of ``Worker`` that make no sense."""
-    expect("level", level, int, "3 (a host) or more")
-    if level < 3:
-        raise ValueError(f"level must be 3 (a host) or more, not {level!r}; slots (level 2) belong to a host")
-    seconds("startup_timeout_s", timeout)
-    seconds("grace", grace, zero=True)
-    numbers = listed("device_ids", device_ids, "a list of numbers from 0")
-    if level != 3 and (numbers or slots):
-        raise ValueError(f"device_ids and slots belong to a host (level 3), not to level {level}")
-    for number in numbers:
-        expect("device_ids", number, int, "numbers from 0")
-        if number < 0:
-            raise ValueError(f"device_ids must be numbers from 0, not {number!r}")
-    if len(set(numbers)) != len(numbers):
-        raise ValueError(f"a device is named twice: {numbers}")
-    for name, value in (("num_sub_workers", subs), ("heap_ring_size", ring)):
-        whole_number(name, value)
-    if isinstance(slots, int):
-        whole_number("slots", slots)
-    else:
-        for slot in listed("slots", slots, "a whole number, or a list of Slot"):
-            expect("slots", slot, Slot, "a whole number, or a list of Slot")
-    if prepare is not None and not isinstance(prepare, str):
-        check_function("prepare", prepare, "without arguments")

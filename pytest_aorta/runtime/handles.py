@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.runtime.arguments import check_function, check_timeout
-from pytest_aorta.runtime.engine.dispatcher import Dispatcher, WorkerClosed
-from pytest_aorta.runtime.engine.tasks import record_of, settled_record
+from pytest_aorta.runtime.dispatcher import Dispatcher
 from pytest_aorta.runtime.records import TaskError, TaskRecord
+from pytest_aorta.runtime.scheduling import record_of
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_aorta.runtime.engine.runs import GraphRun
-    from pytest_aorta.runtime.engine.tasks import GraphTask
-    from pytest_aorta.runtime.graph.nodes import Node, State
+    from pytest_aorta.runtime.graph import Node, State
+    from pytest_aorta.runtime.scheduling import GraphRun, GraphTask
 
 
 class TaskRef:
@@ -47,14 +47,13 @@ class TaskRef:
     @property
     def record(self) -> TaskRecord | None:
         """How it ended; ``None`` while it has not settled."""
-        return settled_record(self._node)
+        return record_of(self._node) if self._node.payload.has_settled else None
 
     def wait(self, timeout: float | None = None) -> TaskRecord:
         """Block until it has settled. A failure is in the record, not an exception.
 
         Raises:
             TimeoutError: ``timeout`` seconds have passed first.
-            WorkerClosed: its worker was closed first.
         """
         check_timeout(timeout)
         task: GraphTask = self._node.payload
@@ -62,9 +61,7 @@ class TaskRef:
         with self._dispatcher.lock:
             if not task.has_settled:
                 settled = task.settled = task.settled or threading.Event()
-        if settled is not None and not self._dispatcher.loop.run_until(settled, timeout):
-            if timeout is None:
-                raise WorkerClosed(f"{self._dispatcher.name} is closed")
+        if settled is not None and not wait_bounded(settled.wait, timeout):
             raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
         return record_of(self._node)
 
@@ -79,13 +76,7 @@ class TaskRef:
         it raises is raised by ``RunHandle.wait``: a run has ended when the callbacks of its tasks have returned.
         """
         check_function("callback", callback, "callback(record)")
-        task: GraphTask = self._node.payload
-        with self._dispatcher.lock:
-            if not task.has_settled:
-                task.callbacks = task.callbacks or []
-                task.callbacks.append(callback)
-            else:
-                self._dispatcher.callbacks.add(self._node, callback)
+        self._dispatcher.when_settled(self._node, callback)
 
 
 class MapRef:
@@ -100,7 +91,6 @@ class MapRef:
         Raises:
             TimeoutError: ``timeout`` seconds have passed first.
             TaskError: the first chunk of which an item has failed; others may run still. The text names the item.
-            WorkerClosed: the worker was closed first.
         """
         give_up = None if timeout is None else time.monotonic() + timeout
         results: list[Any] = []
@@ -148,10 +138,9 @@ class RunHandle:
         check_timeout(timeout)
         # A callback that waits for its own run cannot wait for itself.
         over = self._run.ended if self._dispatcher.callbacks.is_current else self._run.called_back
-        if not self._dispatcher.loop.run_until(over, timeout):
-            why = f"within {timeout:g} s" if timeout is not None else "before its worker was closed"
-            what = "callbacks of its tasks have not returned" if self._run.ended.is_set() else "the run has not ended"
-            raise TimeoutError(f"{what} {why}")
+        if not wait_bounded(over.wait, timeout):
+            what = "callbacks of its tasks have not returned" if self.done else "the run has not ended"
+            raise TimeoutError(f"{what} within {timeout:g} s")
         failure = self._run.first_failure or self._run.callback_failure
         if failure is not None:
             raise TaskError(failure)

@@ -8,26 +8,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.arguments import expect, given, listed, seconds, whole_number
-from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
-from pytest_aorta.runtime.engine.task_ring import RingFull
-from pytest_aorta.runtime.engine.tasks import GraphTask, Job, Member, Preparation, TaskKind
-from pytest_aorta.runtime.graph.args import TaskArgs
-from pytest_aorta.runtime.graph.footprint import footprint_of
+from pytest_aorta.runtime.arguments import TaskArgs, expect, given, listed, seconds, whole_number
+from pytest_aorta.runtime.callables import dumps
+from pytest_aorta.runtime.event_loop import SIGINT_HELD
 from pytest_aorta.runtime.handles import MapRef, TaskRef
-from pytest_aorta.runtime.task_memory import TaskMemory
+from pytest_aorta.runtime.scheduling import GraphTask, Member, RingFull, TaskKind
+from pytest_aorta.runtime.tensors import footprint_of, share
 
 if TYPE_CHECKING:
     import torch
 
-    from pytest_aorta.runtime.engine.dispatcher import Dispatcher
-    from pytest_aorta.runtime.engine.runs import GraphRun
-    from pytest_aorta.runtime.graph.args import Tag
-    from pytest_aorta.runtime.graph.footprint import Footprint
-    from pytest_aorta.runtime.graph.nodes import Node
-    from pytest_aorta.runtime.memory.callables import CallableHandle, Callables
-    from pytest_aorta.runtime.memory.heap import Heap
-    from pytest_aorta.runtime.memory.rings import Slab
+    from pytest_aorta.runtime.callables import CallableHandle, Callables
+    from pytest_aorta.runtime.dispatcher import Dispatcher
+    from pytest_aorta.runtime.graph import Footprint, Node, Tag
+    from pytest_aorta.runtime.heap import Heap, Slab
+    from pytest_aorta.runtime.scheduling import GraphRun
 
 #: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.
 CHUNKS = 4
@@ -37,6 +32,10 @@ MAX_SCOPES = 64
 
 _MEMBERS = "a list of TaskArgs, one per member"
 _AFTER = "a list of tasks, as submissions return them"
+
+
+def _pickled(config: Any) -> bytes | None:
+    return None if config is None else dumps(config, "config cannot be sent to another process")
 
 
 class Orchestrator:
@@ -57,7 +56,6 @@ class Orchestrator:
         self._resolve = callables.resolve
         self._ring_timeout = ring_timeout
         self._scopes: list[list[Node]] = [[]]
-        self._preparations: dict[str, TaskRef] = {}
 
     def __repr__(self) -> str:
         depth = len(self._scopes)
@@ -74,7 +72,7 @@ class Orchestrator:
         """Run a callable as ``fn(args)`` on any idle SUB worker."""
         definition, _ = self._resolve(handle, ())
         self._placement.check_size(TaskKind.SUB, 1)
-        return self._submit(GraphTask(definition, args, kind=TaskKind.SUB, timeout=timeout), after)
+        return self._submit(GraphTask(definition, args, timeout=timeout), after)
 
     def submit_sub_group(
         self,
@@ -89,7 +87,7 @@ class Orchestrator:
         args_list = listed("args_list", args_list, _MEMBERS)
         self._placement.check_size(TaskKind.SUB, len(args_list))
         members = tuple([Member(definition, args) for args in args_list])
-        return self._submit(GraphTask(kind=TaskKind.SUB, group=members, timeout=timeout), after)
+        return self._submit(GraphTask(group=members, timeout=timeout), after)
 
     def map(
         self,
@@ -116,15 +114,14 @@ class Orchestrator:
         self._placement.check_size(TaskKind.SUB, 1)
         found, before = list(items), tuple(after)
         if chunksize is None:
-            chunksize = max(1, math.ceil(len(found) / (CHUNKS * self._placement.size(TaskKind.SUB))))
+            chunksize = max(1, math.ceil(len(found) / (CHUNKS * len(self._placement.pools[TaskKind.SUB]))))
         if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
             raise ValueError(f"chunksize must be a whole number from 1, not {chunksize!r}")
-        tasks = []
-        for first in range(0, len(found), chunksize):
-            chunk = found[first : first + chunksize]
-            task = GraphTask(definition, config=chunk, first_item=first, kind=TaskKind.SUB, timeout=timeout)
-            tasks.append(self._submit(task, before))
-        return MapRef(tasks)
+        tasks = [
+            GraphTask(definition, config=_pickled(found[first : first + chunksize]), first_item=first, timeout=timeout)
+            for first in range(0, len(found), chunksize)
+        ]
+        return MapRef([self._submit(task, before) for task in tasks])
 
     def submit_next_level(
         self,
@@ -148,13 +145,13 @@ class Orchestrator:
             after: see above.
             timeout: see above.
         """
-        named = [self._placement.check_id(TaskKind.NEXT_LEVEL, id) for id in (affinity, worker) if id is not None]
+        named = [self._placement.check_id(id) for id in (affinity, worker) if id is not None]
         definition, eligible = self._resolve(handle, named)
         self._placement.check_size(TaskKind.NEXT_LEVEL, 1)
         task = GraphTask(
             definition,
             args,
-            config,
+            _pickled(config),
             worker=worker,
             affinity=affinity,
             eligible=eligible,
@@ -180,52 +177,16 @@ class Orchestrator:
         args_list, workers = listed("args_list", args_list, _MEMBERS), listed("workers", workers, "a list of ids")
         if len(workers) != len(args_list):
             raise ValueError(f"{len(args_list)} members, but {len(workers)} workers")
-        ids = [self._placement.check_id(TaskKind.NEXT_LEVEL, worker) for worker in workers]
+        ids = [self._placement.check_id(worker) for worker in workers]
         if len(set(ids)) != len(ids):
             raise ValueError(f"a worker is named twice: {ids}")
         definition, _ = self._resolve(handle, ids)
         self._placement.check_size(TaskKind.NEXT_LEVEL, len(ids))
+        pickled = _pickled(config)
         members = tuple(
-            Member(definition, args, config, worker=worker) for args, worker in zip(args_list, ids, strict=True)
+            Member(definition, args, pickled, worker=worker) for args, worker in zip(args_list, ids, strict=True)
         )
         return self._submit(GraphTask(kind=TaskKind.NEXT_LEVEL, group=members, timeout=timeout), after)
-
-    def submit_job(
-        self,
-        job: Job,
-        *,
-        after: Iterable[TaskRef] = (),
-        timeout: float | None = None,
-        urgent: bool = False,
-        worker: int | None = None,
-    ) -> TaskRef:
-        """Run a job on any idle slot of this host, or of any host below; an ``urgent`` one before those that wait.
-
-        ``worker`` is the id of the worker below that has to run it, if only one may.
-        """
-        expect("job", job, Job, "a Job")
-        self._placement.check_size(TaskKind.JOB, 1)
-        before = listed("after", after, _AFTER)
-        if job.preparation is not None and self._dispatcher.level == 3:
-            before.append(self._prepared(job.preparation, urgent))
-        eligible = None if worker is None else frozenset({self._placement.check_id(TaskKind.JOB, worker)})
-        task = GraphTask(job=job, eligible=eligible, kind=TaskKind.JOB, timeout=timeout, urgent=urgent)
-        ref = self._submit(task, before, scoped=False)  # nothing depends on it, and a session may have very many
-        self._dispatcher.release_scope([ref._node])
-        return ref
-
-    def submit_preparation(self, preparation: Preparation) -> TaskRef:
-        """Prepare this host, or any host below, for jobs of a key, before what waits. Once on this host."""
-        if self._dispatcher.level == 3:
-            return self._prepared(preparation, urgent=True)
-        return self.submit_job(Job(preparation.target, preparation.payload), urgent=True)
-
-    def _prepared(self, preparation: Preparation, urgent: bool) -> TaskRef:
-        """The task that prepares this host for jobs of a key."""
-        if preparation.key not in self._preparations:
-            job = Job(preparation.target, preparation.payload)
-            self._preparations[preparation.key] = self._submit(GraphTask(job=job, kind=TaskKind.JOB, urgent=urgent))
-        return self._preparations[preparation.key]
 
     def alloc(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor in shared memory that belongs to the runtime; its content is undefined (default: float32).
@@ -247,14 +208,12 @@ class Orchestrator:
 
     def _keep(self, tensor: torch.Tensor, slab: Slab) -> Node:
         """The node of memory that was just allocated; without one, the memory is released."""
-        SIGINT_GUARD.hold()
-        try:
-            return self._dispatcher.add_memory(self._run, slab, footprint_of(tensor))
-        except BaseException:
-            self._heap.release(slab)
-            raise
-        finally:
-            SIGINT_GUARD.release()
+        with SIGINT_HELD:
+            try:
+                return self._dispatcher.add_memory(self._run, slab, footprint_of(tensor))
+            except BaseException:
+                self._heap.release(slab)
+                raise
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -274,41 +233,56 @@ class Orchestrator:
         while self._scopes:
             self._dispatcher.release_scope(self._scopes.pop())
 
-    def _submit(self, task: GraphTask, after: Iterable[TaskRef] = (), *, scoped: bool = True) -> TaskRef:
+    def _submit(self, task: GraphTask, after: Iterable[TaskRef] = ()) -> TaskRef:
         if task.timeout is not None:
             seconds("timeout", task.timeout)
         self._check_open()
         producers = self._producers(after) if after != () else []
         if task.args is None and not task.group:  # what there are most of
-            return TaskRef(self._dispatcher, self._add(task, [], producers, scoped))
-        memory = TaskMemory(self._heap, self._keep, len(self._scopes) - 1)
+            return TaskRef(self._dispatcher, self._add(task, [], producers))
+        outputs: list[torch.Tensor] = []
+        output_nodes: list[Node] = []
+        #: Copies are needed until the task has ended, and no longer: they belong to no scope.
+        copy_nodes: list[Node] = []
+        copies: dict[int, torch.Tensor] = {}
+
+        def output(blank: torch.Tensor) -> torch.Tensor:
+            tensor, slab = self._heap.allocate(tuple(blank.shape), blank.dtype, len(self._scopes) - 1)
+            output_nodes.append(self._keep(tensor, slab))
+            outputs.append(tensor)
+            return tensor
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            """Made once per submission, however many members are given the tensor."""
+            if id(tensor) not in copies:
+                found = self._heap.copy(tensor)
+                if found is None:
+                    copies[id(tensor)] = share(tensor)  # a file of its own, which a process cannot have many of
+                else:
+                    copies[id(tensor)], slab = found
+                    copy_nodes.append(self._keep(copies[id(tensor)], slab))
+            return copies[id(tensor)]
+
         try:
-            accesses = self._accesses(task, memory)
-            node = self._add(task, accesses, producers, scoped)
-            self._scopes[-1].extend(memory.output_nodes)
+            accesses: list[tuple[Footprint, Tag]] = []
+            for member in task.members:
+                if member.args is not None:
+                    if not isinstance(member.args, TaskArgs):
+                        raise TypeError(
+                            f"the arguments of a task must be TaskArgs or None, not {given(member.args)}; build them"
+                            " with TaskArgs().add(tensor).add_scalar(1)"
+                        )
+                    member.args = member.args.submitted(output, copy)
+                    accesses += member.args.check()
+            node = self._add(task, accesses, producers)
+            self._scopes[-1].extend(output_nodes)
         except BaseException:
-            memory.copy_nodes += memory.output_nodes
+            copy_nodes += output_nodes
             raise
         finally:
-            if memory.copy_nodes:
-                self._dispatcher.release_scope(memory.copy_nodes)
-        return TaskRef(self._dispatcher, node, tuple(memory.outputs))
-
-    @staticmethod
-    def _accesses(task: GraphTask, memory: TaskMemory) -> list[tuple[Footprint, Tag]]:
-        """What the task does to which memory; its arguments are from now on what they are now."""
-        accesses = []
-        for member in task.members:
-            if member.args is not None:
-                if not isinstance(member.args, TaskArgs):
-                    raise TypeError(
-                        f"the arguments of a task must be TaskArgs or None, not {given(member.args)}; build them with"
-                        " TaskArgs().add(tensor).add_scalar(1)"
-                    )
-                member.args = member.args.snapshot()
-                member.args.replace(memory.output, memory.copy)
-                accesses += member.args.check()
-        return accesses
+            if copy_nodes:
+                self._dispatcher.release_scope(copy_nodes)
+        return TaskRef(self._dispatcher, node, tuple(outputs))
 
     def _producers(self, after: Iterable[TaskRef]) -> list[Node]:
         producers = []
@@ -319,16 +293,19 @@ class Orchestrator:
             producers.append(ref._node)
         return producers
 
-    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node], scoped: bool) -> Node:
+    def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node]) -> Node:
         """Add a task to the graph, when the ring has a slot for it."""
         give_up = None if self._ring_timeout is None else time.monotonic() + self._ring_timeout
+        definition = task.members[0].definition
+        assert definition is not None
         while True:
             try:
                 with self._dispatcher.turn():  # without SIGINT: a task belongs to its scope, or does not exist
-                    self._check_registered(task)
-                    node = self._dispatcher.submit(self._run, task, accesses, producers)
-                    if scoped:
-                        self._scopes[-1].append(node)
+                    # In this lock, a callable is unregistered: it may have been since it was resolved.
+                    if definition.digest not in self._callables.definitions:
+                        raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")
+                    node = self._dispatcher.submit(self._run, task, definition.name, accesses, producers)
+                    self._scopes[-1].append(node)
                 return node
             except RingFull:
                 if give_up is not None and time.monotonic() >= give_up:
@@ -336,12 +313,6 @@ class Orchestrator:
             left = None if give_up is None else max(0.0, give_up - time.monotonic())
             self._dispatcher.wait_for_room(self._run, left)
             self._check_open()
-
-    def _check_registered(self, task: GraphTask) -> None:
-        """With the dispatcher's lock, in which a callable is unregistered: it may have been since it was resolved."""
-        definition = (task.group[0] if task.group else task).definition
-        if definition is not None and definition.digest not in self._callables.definitions:
-            raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")
 
     def _check_open(self) -> None:
         if not self._scopes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-import json
-from collections.abc import Mapping
+import traceback
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any
 
 #: Characters of a failure's message that travel from level to level.
@@ -13,9 +13,6 @@ MAX_MESSAGE = 4096
 
 #: Characters of its traceback; of a longer one, the middle is missing.
 MAX_TRACEBACK = 65536
-
-#: Characters of its details as JSON; larger ones are left out, and their size is given instead.
-MAX_DETAILS = 65536
 
 
 class Outcome(str, enum.Enum):
@@ -39,31 +36,15 @@ class TaskFailure:
     """Why a task did not succeed.
 
     ``message`` has one prefix per level that it has passed: ``child_worker 0 level=3: sub_worker 1: ValueError: ...``.
-    ``details`` is what an exception's attribute ``details`` held: JSON values for the submitter.
     """
 
     type: str
     message: str
     traceback: str = field(default="", repr=False)
-    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def at(self, place: str) -> TaskFailure:
         """The same, seen from one level above."""
         return replace(self, message=f"{place}: {self.message}"[:MAX_MESSAGE])
-
-    def to_plain(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "type": self.type,
-            "message": self.message,
-            "traceback": self.traceback,
-            "details": dict(self.details),
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> TaskFailure:
-        """The reverse of ``to_plain``."""
-        return cls(plain["type"], plain["message"], plain.get("traceback", ""), plain.get("details") or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +106,14 @@ class TaskError(RuntimeError):
         return type(self), (self.record,)
 
 
+class WorkerClosed(RuntimeError):
+    """The worker is closed or closing."""
+
+
+class StartupError(RuntimeError):
+    """A worker's child could not be started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """How a task ended at the endpoint that ran it."""
@@ -133,43 +122,27 @@ class Completion:
     payload: Any = None
     failure: TaskFailure | None = None
 
-    def at(self, place: str) -> Completion:
-        """The same, seen from one level above."""
-        return self if self.failure is None else replace(self, failure=self.failure.at(place))
-
 
 #: Of a task that has returned nothing, as most tasks do.
 SUCCEEDED = Completion(Outcome.SUCCESS)
 
 
-def failed(error: BaseException, outcome: Outcome = Outcome.TASK_FAILURE, traceback: str = "") -> Completion:
-    """The completion of a task that ended with an exception."""
+def failure_of(error: BaseException, trace: TracebackType | None = None) -> TaskFailure:
+    """An exception as a failure, with its traceback from ``trace`` on, or as a whole."""
     if isinstance(error, TaskError) and error.record.failure is not None:
-        return Completion(outcome, None, error.record.failure)
+        return error.record.failure
     try:
         text = str(error)
     except BaseException as trouble:
         text = f"(its text is unavailable: {type(trouble).__name__})"
     name = type(error).__name__
-    message = f"{name}: {text}"[:MAX_MESSAGE]
-    return Completion(outcome, None, TaskFailure(name, message, _shortened(traceback), _details(error)))
-
-
-def _shortened(text: str) -> str:
-    half = MAX_TRACEBACK // 2
-    return text if len(text) <= MAX_TRACEBACK else f"{text[:half]}\n...\n{text[-half:]}"
-
-
-def _details(error: BaseException) -> Mapping[str, Any]:
-    """The attribute ``details`` of an exception, if it is JSON; in other libraries it may be any object."""
     try:
-        details = getattr(error, "details", None)
-        if not isinstance(details, Mapping):
-            return {}
-        size = len(json.dumps(details))
-        return dict(details) if size <= MAX_DETAILS else {"left_out": f"{size} characters; at most {MAX_DETAILS} fit"}
-    except Exception:
-        return {}
+        lines = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+    except BaseException:  # an exception's own methods
+        lines = "".join(traceback.format_tb(trace or error.__traceback__))
+    if len(lines) > MAX_TRACEBACK:
+        lines = f"{lines[: MAX_TRACEBACK // 2]}\n...\n{lines[-MAX_TRACEBACK // 2 :]}"
+    return TaskFailure(name, f"{name}: {text}"[:MAX_MESSAGE], lines)
 
 
 def _cut(text: str, most: int = 100) -> str:

@@ -1,4 +1,4 @@
-"""A worker: what it is made of, what is registered with it, when it starts and ends."""
+"""A worker: what it is made of, what is registered with it, when it starts and ends, the runs that it is given."""
 
 from __future__ import annotations
 
@@ -9,27 +9,136 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.arguments import check_arguments, check_function, expect, seconds, whole_number, worker_ids
-from pytest_aorta.runtime.dropped_worker import end_when_dropped, weak_spec
-from pytest_aorta.runtime.endpoints.job_slot import Slot
-from pytest_aorta.runtime.memory.callables import CallableHandle, Callables, CallableTable, Definition, define
-from pytest_aorta.runtime.started_worker import StartedWorker
-from pytest_aorta.runtime.worker_spec import WorkerSpec
+from pytest_aorta.runtime.arguments import check_function, expect, listed, seconds, whole_number
+from pytest_aorta.runtime.callables import CallableHandle, Callables, CallableTable, Definition, define
+from pytest_aorta.runtime.children import ChildProcesses
+from pytest_aorta.runtime.dispatcher import Dispatcher
+from pytest_aorta.runtime.event_loop import SIGINT_HELD
+from pytest_aorta.runtime.handles import RunHandle
+from pytest_aorta.runtime.heap import Heap
+from pytest_aorta.runtime.orchestrator import Orchestrator
+from pytest_aorta.runtime.scheduling import GraphRun
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.handles import RunHandle
-    from pytest_aorta.runtime.memory.transfer import SlotArgs
-    from pytest_aorta.runtime.orchestrator import Orchestrator
+    from pytest_aorta.runtime.arguments import SlotArgs
 
 #: Seconds that ``close`` waits for the runs that were accepted.
 DRAIN = 10.0
 
 #: Seconds that a child has to end in order.
 CLOSE_GRACE = 5.0
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that another process needs to build a worker: the arguments of ``Worker``, and what was registered since.
+
+    Attributes:
+        identity: digests of files that must be the same on the hosts of ``children``.
+        children: the workers below, each with its host: an execnet specification, or ``None`` for the same one.
+    """
+
+    level: int
+    callables: CallableTable
+    device_ids: tuple[int, ...] = ()
+    num_sub_workers: int = 0
+    heap_ring_size: int = 2**30
+    ring_size: int = 2**17
+    ring_timeout: float | None = None
+    startup_timeout_s: float = 300.0
+    prepare: Definition | None = None
+    grace: float = 5.0
+    identity: Mapping[str, str] = field(default_factory=dict)
+    children: tuple[tuple[WorkerSpec, str | None], ...] = ()
+
+
+class StartedWorker:
+    """What a worker consists of from its start to its end. Its threads know it, and not the worker itself, so that one
+    that is dropped can be ended. Built before ``start``, so that a start that fails can be closed.
+
+    Args:
+        describe: gives the worker's specification, with all that is registered at the moment.
+        callables: that are registered, as they change.
+    """
+
+    def __init__(self, describe: Callable[[], WorkerSpec], callables: Callables) -> None:
+        self._spec = describe()
+        self._callables = callables
+        self.dispatcher = Dispatcher(f"level {self._spec.level} worker", self._spec.grace)
+        self.heap = Heap(self._spec.heap_ring_size)
+        self.child_processes = ChildProcesses(self.dispatcher, describe)
+        self.dispatcher.release_slab = self.heap.release
+        self.dispatcher.run_ended = self.child_processes.run_ended
+        #: Held while a graph is built, and by which thread.
+        self._building = threading.Lock()
+        self.building_thread: int | None = None
+
+    def submit(
+        self,
+        orch_fn: Callable[..., Any],
+        args: Any,
+        config: Any,
+        *,
+        fail_fast: bool,
+        owner: object,
+        opened: Callable[[RunHandle, Callable[[], None]], None] | None = None,
+    ) -> RunHandle:
+        """Build the graph of a run; see ``Worker.submit``, ``Worker.submit_below``. ``owner`` lives until it ends."""
+        spec = self._spec
+        with SIGINT_HELD:
+            run = self.dispatcher.open_run(
+                GraphRun(ring_size=spec.ring_size, fail_fast=fail_fast, keeps=(orch_fn, args, config, owner))
+            )
+            orchestrator = Orchestrator(self.dispatcher, run, self.heap, self._callables, spec.ring_timeout)
+            handle = RunHandle(self.dispatcher, run)
+            try:
+                if opened is not None:
+                    opened(handle, partial(self._abandon, run, orchestrator, threading.get_ident()))
+                with self._building:
+                    self.building_thread = threading.get_ident()
+                    try:
+                        with SIGINT_HELD.released():
+                            orch_fn(orchestrator, args, config)
+                    finally:
+                        if self.building_thread == threading.get_ident():  # not left behind
+                            self.building_thread = None
+            except BaseException:
+                self.dispatcher.cancel_run(run, "the graph could not be built", running=False)
+                raise
+            finally:
+                orchestrator.end()
+                self.dispatcher.close_run(run)
+            return handle
+
+    def _abandon(self, run: GraphRun, orchestrator: Orchestrator, thread: int) -> None:
+        """End a run although its graph is still being built on ``thread``, and have others built meanwhile."""
+        if self.building_thread == thread:
+            self.building_thread = None
+            self._building = threading.Lock()
+        orchestrator.end()
+        self.dispatcher.close_run(run)
+
+    def close(self, grace: float) -> None:
+        """End every process; each has ``grace`` seconds to end in order."""
+        self.dispatcher.closing = True
+        try:
+            self.child_processes.close(grace)
+        finally:
+            self.dispatcher.callbacks.close(grace)
+            self.heap.close()
+            self.dispatcher.loop.close()
+
+
+def _end_dropped(started: StartedWorker, process: int) -> None:
+    """From the garbage collector: takes no lock, and does not wait."""
+    if os.getpid() == process:  # forks of this process have copies of the worker
+        end = threading.Thread(target=started.close, args=(CLOSE_GRACE,), name="aorta-end", daemon=True)
+        started.dispatcher.loop.call_soon(end.start)
 
 
 class WorkerState(enum.Enum):
@@ -60,16 +169,12 @@ class Worker:
         device_ids: level 3 only: one slot per device, a process that sees only this device; worker ids 0, 1, ... in
             this order. On a host without GPUs they are names of slots that share the cores.
         num_sub_workers: processes for ``submit_sub``.
-        slots: places for jobs, level 3 only; at higher levels the children have them.
         heap_ring_size: bytes of each of the four rings that ``alloc`` takes memory from.
         ring_size: slots of the ring of each run: the most tasks of a run that were submitted and have not ended.
         ring_timeout: seconds that a submission waits for a free slot; then it raises ``RuntimeError``. ``None`` to wait
             as long as it takes, 0 to raise at once.
         startup_timeout_s: seconds until the whole tree must be ready.
         prepare: called without arguments in every slot process before it is ready.
-        service: ``module:function``, called once with ``service_argument`` where jobs run; jobs find the result as
-            ``job.service``, and its ``close()`` is called at the end.
-        service_argument: JSON value, or any object that can be pickled.
         grace: seconds between asking and killing.
     """
 
@@ -79,39 +184,32 @@ class Worker:
         *,
         device_ids: Sequence[int] = (),
         num_sub_workers: int = 0,
-        slots: int | Sequence[Slot] = 0,
         heap_ring_size: int = 2**30,
         ring_size: int = 2**17,
         ring_timeout: float | None = None,
         startup_timeout_s: float = 300.0,
         prepare: Callable[[], object] | None = None,
-        service: str | None = None,
-        service_argument: Any = None,
         grace: float = 5.0,
     ) -> None:
         whole_number("ring_size", ring_size, 1)
         if ring_timeout is not None:
             seconds("ring_timeout", ring_timeout, zero=True)
-        check_arguments(level, device_ids, num_sub_workers, slots, heap_ring_size, startup_timeout_s, grace, prepare)
-        self._slots = tuple(Slot(index) for index in range(slots)) if isinstance(slots, int) else tuple(slots)
+        _check_arguments(level, device_ids, num_sub_workers, heap_ring_size, startup_timeout_s, grace, prepare)
         self.callables = Callables(uuid.uuid4().hex)
         #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
         self.children: list[tuple[Worker, str | None]] = []
-        #: Files that must be the same on every host, by name; see ``hosts.code_digest``.
+        #: Digests of files that must be the same on every host, by name; see ``hosts.code_identity``.
         self.identity: Mapping[str, str] = {}
         self._arguments = WorkerSpec(
             level=level,
             callables=self.callables.table(),
             device_ids=tuple(device_ids),
             num_sub_workers=num_sub_workers,
-            slots=len(self._slots),
             heap_ring_size=heap_ring_size,
             ring_size=ring_size,
             ring_timeout=ring_timeout,
             startup_timeout_s=float(startup_timeout_s),
             prepare=define(prepare) if prepare is not None else None,
-            service=service,
-            service_argument=service_argument,
             grace=grace,
         )
         self._state = WorkerState.NEW
@@ -127,7 +225,6 @@ class Worker:
         has = {
             "device_ids": list(spec.device_ids),
             "num_sub_workers": spec.num_sub_workers,
-            "slots": spec.slots,
             "workers": len(self.children),
         }
         described = "".join(f" {name}={value}" for name, value in has.items() if value)
@@ -142,7 +239,7 @@ class Worker:
     @classmethod
     def from_spec(cls, spec: WorkerSpec) -> Worker:
         """The reverse of ``spec``: a worker that is not started."""
-        worker = cls(spec.level, slots=spec.slots)
+        worker = cls(spec.level)
         worker._arguments = spec
         worker.callables = Callables.from_table(spec.callables)
         worker.identity = spec.identity
@@ -188,7 +285,7 @@ class Worker:
             RuntimeError: after ``init``: one of the processes could not load it; it is registered nowhere.
         """
         definition = define(target)
-        eligible = None if workers is None else worker_ids(workers)
+        eligible = None if workers is None else _worker_ids(workers)
         with self._lifecycle:
             if self._state in (WorkerState.CLOSED, WorkerState.FAILED):
                 raise RuntimeError(f"register with a worker that is {self._state.name}")
@@ -294,16 +391,25 @@ class Worker:
             self._state = WorkerState.READY
 
     def _start(self, give_up: float) -> None:
-        # Nothing that its threads refer to refers to it: a worker that is dropped ends its processes.
-        self._started = started = StartedWorker(weak_spec(self.spec), self.callables)
-        self._dropped = end_when_dropped(self, started, CLOSE_GRACE)
+        spec = weakref.WeakMethod(self.spec)
+        last = [self.spec()]
+
+        def describe() -> WorkerSpec:
+            found = spec()
+            if found is not None:
+                last[0] = found()
+            return last[0]
+
+        self._started = started = StartedWorker(describe, self.callables)
+        self._dropped = weakref.finalize(self, _end_dropped, started, os.getpid())
+        self._dropped.atexit = False  # its processes see the end of this one
         for child, _ in self.children:
             child._state = WorkerState.DELEGATED
         try:
-            self._started.start(self._slots, give_up)
+            started.child_processes.start(give_up)
         except BaseException:
             self._dropped.detach()
-            self._started.close(CLOSE_GRACE)
+            started.close(CLOSE_GRACE)
             raise
 
     def close(self) -> None:
@@ -323,7 +429,7 @@ class Worker:
             raise RuntimeError("close within a run: the graph is still being built")
         if self._owner is not threading.current_thread() and self._owner is not None and self._owner.is_alive():
             raise RuntimeError(f"close from another thread than {self._owner.name}, which called init and still lives")
-        if self._state is not WorkerState.CLOSING and not self._started.drain(DRAIN):
+        if self._state is not WorkerState.CLOSING and not self._started.dispatcher.drain(DRAIN):
             raise TimeoutError(f"there are runs that have not ended within {DRAIN:g} s; close can be called again")
         self._state = WorkerState.CLOSING
         if self._dropped is not None:
@@ -339,7 +445,7 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and self._state is WorkerState.READY:
-            self._started.cancel_runs("the worker is closed after an exception")
+            self._started.dispatcher.cancel_runs("the worker is closed after an exception")
         self.close()
 
     # Runs
@@ -392,8 +498,40 @@ class Worker:
         """``submit``, and wait: raises ``TaskError`` when a task has failed."""
         self.submit(orch_fn, args, config, fail_fast=fail_fast).wait()
 
-    @property
-    def session(self) -> Orchestrator:
-        """The run for jobs that stays open for as long as the worker; it delays no other run."""
-        self.init()
-        return self._started.session
+
+def _worker_ids(workers: Iterable[int]) -> frozenset[int]:
+    """The ids that ``register`` was given; raises ``TypeError`` or ``ValueError`` for any other object."""
+    found = listed("workers", workers, "a list of the ids of workers")
+    for worker in found:
+        whole_number("the id of a worker", worker)
+    return frozenset(found)
+
+
+def _check_arguments(
+    level: int,
+    device_ids: Sequence[int],
+    subs: int,
+    ring: int,
+    timeout: float,
+    grace: float,
+    prepare: Callable[[], object] | None,
+) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for arguments of ``Worker`` that make no sense."""
+    expect("level", level, int, "3 (a host) or more")
+    if level < 3:
+        raise ValueError(f"level must be 3 (a host) or more, not {level!r}; slots (level 2) belong to a host")
+    seconds("startup_timeout_s", timeout)
+    seconds("grace", grace, zero=True)
+    numbers = listed("device_ids", device_ids, "a list of numbers from 0")
+    if level != 3 and numbers:
+        raise ValueError(f"device_ids belong to a host (level 3), not to level {level}")
+    for number in numbers:
+        expect("device_ids", number, int, "numbers from 0")
+        if number < 0:
+            raise ValueError(f"device_ids must be numbers from 0, not {number!r}")
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"a device is named twice: {numbers}")
+    for name, value in (("num_sub_workers", subs), ("heap_ring_size", ring)):
+        whole_number(name, value)
+    if prepare is not None and not isinstance(prepare, str):
+        check_function("prepare", prepare, "without arguments")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from option_reading import NO_VARIABLES, option, read, typed
 
 from pytest_aorta.plugin.options import read_selection
-from pytest_aorta.runtime.hosts.specs import without_values
+from pytest_aorta.runtime.host_specs import without_values
 from pytest_aorta.settings import OptionError
 
 SECRET = "hunter2"

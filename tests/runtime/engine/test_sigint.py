@@ -9,27 +9,23 @@ import sys
 import pytest
 from support.processes import PATIENCE, reset_signals
 
-from pytest_aorta.runtime.engine.sigint import SIGINT_GUARD
+from pytest_aorta.runtime.event_loop import SIGINT_HELD
 
 
 @pytest.mark.usefixtures("interruptible")
 def test_the_handler_is_put_back_and_another_one_is_left_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert SIGINT_GUARD.begin()
-        assert not SIGINT_GUARD.begin()
-        SIGINT_GUARD.end(False)
-        assert signal.getsignal(signal.SIGINT) is not before
-        SIGINT_GUARD.end(True)
+        with SIGINT_HELD, SIGINT_HELD:
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is not before
+            with pytest.raises(KeyboardInterrupt), SIGINT_HELD.released():
+                pass
         assert signal.getsignal(signal.SIGINT) is before
 
-        assert SIGINT_GUARD.begin()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        SIGINT_GUARD.end(True)
+        with SIGINT_HELD:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-        assert not SIGINT_GUARD.begin()  # ignored: nothing to put off
-        SIGINT_GUARD.end(False)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -69,7 +65,7 @@ for _ in range(200):
         count += 1
 worker.run(many)
 worker.close()
-print(count, worker._started.dispatcher.graph.live, len(worker._started.dispatcher.graph.map))
+print(count, worker._started.dispatcher.graph.live, len(worker._started.dispatcher.graph.writers))
 """
 
 

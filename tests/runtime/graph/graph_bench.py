@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import product
 
-from pytest_aorta.runtime.graph.args import Tag
-from pytest_aorta.runtime.graph.footprint import Footprint
-from pytest_aorta.runtime.graph.graph import Graph
-from pytest_aorta.runtime.graph.nodes import Node
+from pytest_aorta.runtime.graph import Footprint, Graph, Node, Tag
 
 #: Rows and columns of the matrix, and bytes of an item.
 ROWS, COLUMNS, ITEM = 8, 8, 4
@@ -53,7 +50,7 @@ class GraphBench:
             self.graph.release_scope(node)
 
     def is_empty(self) -> bool:
-        return self.graph.live == 0 and len(self.graph.map) == 0
+        return self.graph.live == 0 and len(self.graph.writers) == 0
 
     def _ready(self, node: Node) -> None:
         self.ready.append(node.label)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_aorta.runtime.graph.args import Tag, TaskArgs
-from pytest_aorta.runtime.graph.footprint import footprint_of
+from pytest_aorta.runtime.arguments import TaskArgs
+from pytest_aorta.runtime.graph import Tag
+from pytest_aorta.runtime.tensors import footprint_of
 
 WRITING = [Tag.OUTPUT, Tag.INOUT, Tag.OUTPUT_EXISTING]
 
@@ -43,7 +44,7 @@ def test_arguments_keep_their_order(shared: torch.Tensor) -> None:
     assert args.tensors[1] is shared
     assert args.tags == (Tag.INPUT, Tag.OUTPUT)
     assert args.scalars == (3, "x", True, 0.5)
-    assert args.accesses() == [(footprint_of(plain), Tag.INPUT), (footprint_of(shared), Tag.OUTPUT)]
+    assert args.check() == [(footprint_of(plain), Tag.INPUT), (footprint_of(shared), Tag.OUTPUT)]
 
 
 @pytest.mark.statement(11)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from graph_bench import COLUMNS, GraphBench, X, Y, changes, reads, tile, writes
 
-from pytest_aorta.runtime.graph.args import Tag
-from pytest_aorta.runtime.graph.footprint import Footprint
-from pytest_aorta.runtime.graph.graph import Graph
-from pytest_aorta.runtime.graph.nodes import Node, State
+from pytest_aorta.runtime.graph import Footprint, Graph, Node, State, Tag
 
 
 @pytest.fixture
@@ -100,7 +97,7 @@ def test_consuming_a_superseded_writer_leaves_the_newer_one(bench: GraphBench) -
     bench.graph.release_scope(older)
 
     assert older.state is State.CONSUMED
-    assert bench.graph.map.writers(1, X) == [newer]
+    assert list(bench.graph.writers.meeting(1, X)) == [newer]
 
 
 @pytest.mark.statement(5)
@@ -108,12 +105,12 @@ def test_what_is_covered_in_part_stays_until_its_writer_is_consumed(bench: Graph
     whole = bench.add("whole", writes(X))
     part = bench.add("part", writes(tile((2, 4))))
 
-    assert bench.graph.map.writers(1, X) == [whole, part]
+    assert list(bench.graph.writers.meeting(1, X)) == [whole, part]
 
     bench.finish(whole)
     bench.graph.release_scope(whole)
 
-    assert bench.graph.map.writers(1, X) == [part]
+    assert list(bench.graph.writers.meeting(1, X)) == [part]
 
 
 @pytest.mark.statement(6)
@@ -185,8 +182,8 @@ def test_what_takes_no_part_leaves_no_trace(bench: GraphBench) -> None:
     reader = bench.add("reader", reads(X))
 
     assert outside.state is reader.state is State.READY
-    assert len(bench.graph.map) == 1
-    assert bench.graph.map.writers(1, X) == []
+    assert len(bench.graph.writers) == 1
+    assert list(bench.graph.writers.meeting(1, X)) == []
 
 
 @pytest.mark.statement(9)
@@ -195,8 +192,8 @@ def test_the_same_memory_in_two_runs_makes_no_dependency(bench: GraphBench) -> N
     reader = bench.add("reader", changes(X), run="two")
 
     assert reader.state is State.READY
-    assert bench.graph.map.writers("one", X) == [writer]
-    assert bench.graph.map.writers("two", X) == [reader]
+    assert list(bench.graph.writers.meeting("one", X)) == [writer]
+    assert list(bench.graph.writers.meeting("two", X)) == [reader]
 
 
 @pytest.mark.statement(10)
@@ -238,7 +235,7 @@ def test_after_what_is_done_means_at_once(bench: GraphBench) -> None:
 
 
 def test_a_node_with_nothing_to_do_is_a_writer_until_it_is_let_go(bench: GraphBench) -> None:
-    slab = bench.graph.add_completed("slab", 1, [writes(X)], "slab")
+    slab = bench.graph.add_memory("slab", 1, X)
     reader = bench.add("reader", reads(X))
 
     assert slab.state is State.COMPLETED
@@ -252,7 +249,7 @@ def test_a_node_with_nothing_to_do_is_a_writer_until_it_is_let_go(bench: GraphBe
     assert bench.told == [
         ("ready", "reader"),
         ("settled", "reader"),
-        ("consumed", "slab"),
+        ("consumed", "memory"),
         ("consumed", "reader"),
     ]
     assert bench.is_empty()
@@ -260,7 +257,7 @@ def test_a_node_with_nothing_to_do_is_a_writer_until_it_is_let_go(bench: GraphBe
 
 @pytest.mark.parametrize("tag", list(Tag))
 def test_memory_stays_for_tasks_that_use_a_part_of_it(bench: GraphBench, tag: Tag) -> None:
-    slab = bench.graph.add_completed("slab", 1, [writes(X)], "slab")
+    slab = bench.graph.add_memory("slab", 1, X)
     bench.add("overwrite", writes(X))
     user = bench.add("user", (tile((2, 4)), tag))
     bench.finish(bench.nodes[0])
@@ -268,16 +265,16 @@ def test_memory_stays_for_tasks_that_use_a_part_of_it(bench: GraphBench, tag: Ta
     bench.graph.release_scope(slab)
 
     assert bench.graph.claim(user)
-    assert "slab" not in bench.consumed
+    assert "memory" not in bench.consumed
 
     bench.graph.complete(user)
 
-    assert "slab" in bench.consumed
+    assert "memory" in bench.consumed
     assert bench.is_empty()
 
 
 def test_memory_makes_no_task_wait(bench: GraphBench) -> None:
-    bench.graph.add_completed("slab", 1, [writes(X)], "slab")
+    bench.graph.add_memory("slab", 1, X)
     bench.add("first", writes(X))
     bench.add("second", (X, Tag.NO_DEP))
 
@@ -286,12 +283,12 @@ def test_memory_makes_no_task_wait(bench: GraphBench) -> None:
 
 @pytest.mark.statement(33)
 def test_a_slab_that_no_task_uses_goes_with_its_scope(bench: GraphBench) -> None:
-    slab = bench.graph.add_completed("slab", 1, [writes(X)], "slab")
+    slab = bench.graph.add_memory("slab", 1, X)
 
     bench.graph.release_scope(slab)
     bench.graph.release_scope(slab)
 
-    assert bench.consumed == ["slab"]
+    assert bench.consumed == ["memory"]
     assert bench.is_empty()
 
 
@@ -336,7 +333,7 @@ def test_reports_may_change_the_graph() -> None:
     graph.add(None, 1, [reads(X)], label="last")
 
     assert done == ["first", "born in a report", "last"]
-    assert (graph.live, len(graph.map)) == (0, 0)
+    assert (graph.live, len(graph.writers)) == (0, 0)
 
 
 def test_a_long_chain_completes_and_goes(bench: GraphBench) -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
 
 import pytest
-from graph_bench import GraphBench, X, Y, changes, reads, tile, writes
+from graph_bench import GraphBench, X, Y, changes, reads, writes
 
-from pytest_aorta.runtime.graph.args import Tag
-from pytest_aorta.runtime.graph.footprint import Footprint
-from pytest_aorta.runtime.graph.graph import Graph
-from pytest_aorta.runtime.graph.nodes import Node, State
+from pytest_aorta.runtime.graph import Footprint, Graph, Node, State, Tag
 
 BROKEN = ValueError("broken")
 
@@ -258,111 +254,3 @@ def test_a_long_chain_is_poisoned_and_goes(bench: GraphBench) -> None:
     assert len(bench.settled) == len(bench.consumed) == length
     assert bench.nodes[-1].poisoned_by is bench.nodes[0]
     assert bench.is_empty()
-
-
-class Unusable:
-    """A footprint, a tag or a node that is none."""
-
-
-@pytest.mark.statement(23)
-@pytest.mark.parametrize("step", ["lookup", "insert", "second insert", "attach", "make ready", "ready", "after", "run"])
-def test_a_submission_that_raises_leaves_nothing_behind(
-    bench: GraphBench, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    slab = bench.graph.add_completed(None, 1, [writes(tile((0, 2)))], "slab")
-    writer = bench.add("writer", writes(tile((2, 8))))
-    bench.finish(writer)
-    graph = bench.graph
-    before = (graph.live, len(graph.map), writer.holds, slab.holds)
-    run: Any = 1
-    after: list[Node] = []
-
-    def explode(*_: object) -> None:
-        raise MemoryError(step)
-
-    if step == "lookup":
-        monkeypatch.setattr(graph.map, "writers", explode)
-    elif step == "insert":
-        monkeypatch.setattr(graph.map, "insert", explode)
-    elif step == "second insert":
-        insert, calls = graph.map.insert, iter([True])
-        monkeypatch.setattr(graph.map, "insert", lambda *a: insert(*a) if next(calls, False) else explode())
-    elif step == "attach":
-        attach = graph._attach
-
-        def attach_and_explode(*a: Any) -> None:
-            attach(*a)
-            explode()
-
-        monkeypatch.setattr(graph, "_attach", attach_and_explode)
-    elif step == "make ready":
-        monkeypatch.setattr(graph, "_make_ready", explode)
-    elif step == "ready":
-        monkeypatch.setattr(bench, "told", Unusable())
-    elif step == "after":
-        after = [writer, cast(Node, Unusable())]
-    else:
-        run = []  # cannot be hashed
-
-    with pytest.raises((MemoryError, AttributeError, TypeError)):
-        graph.add("new", run, [changes(X), writes(Y)], after)
-    monkeypatch.undo()
-
-    assert (graph.live, len(graph.map), writer.holds, slab.holds) == before
-    assert not writer.consumers
-    assert not slab.consumers
-    assert set(graph.map.writers(1, X)) == {slab, writer}
-    assert graph.map.writers(1, Y) == []
-    graph.release_scope(slab)
-    bench.leave_scope()
-    assert bench.consumed == ["slab", "writer"]
-    assert bench.is_empty()
-
-
-@pytest.mark.statement(23)
-def test_a_poisoned_submission_whose_report_raises_leaves_nothing_behind() -> None:
-    def settled(node: Node) -> None:
-        if node.label == "second":
-            raise MemoryError
-
-    graph = Graph(lambda node: None, settled, lambda node: None)
-    first = graph.add(None, 1, [writes(X)], label="first")
-    graph.claim(first)
-    graph.fail(first, BROKEN)
-
-    with pytest.raises(MemoryError):
-        graph.add(None, 1, [changes(X)], label="second")
-
-    assert graph.live == 1
-    assert graph.map.writers(1, X) == [first]
-
-
-@pytest.mark.statement(23)
-def test_a_node_that_was_claimed_by_a_report_that_raised_stays() -> None:
-    claimed: list[Node] = []
-
-    def ready(node: Node) -> None:
-        graph.claim(node)
-        claimed.append(node)
-        raise MemoryError
-
-    graph = Graph(ready, lambda node: None, lambda node: None)
-    with pytest.raises(MemoryError):
-        graph.add(None, 1, [writes(X)])
-
-    assert graph.live == 1
-    graph.complete(claimed[0])
-    graph.release_scope(claimed[0])
-    assert (graph.live, len(graph.map)) == (0, 0)
-
-
-def test_a_report_that_raises_keeps_no_other_back(bench: GraphBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    producer = bench.running("producer", writes(X))
-    consumer = bench.add("consumer", reads(X))
-    monkeypatch.setattr(bench, "settled", Unusable())
-
-    with pytest.raises(AttributeError):
-        bench.graph.complete(producer)
-
-    assert bench.ready == ["producer", "consumer"]
-    assert consumer.state is State.READY

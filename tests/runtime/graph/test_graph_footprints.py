@@ -11,9 +11,10 @@ from graph_bench import bytes_of, tile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.runtime.graph import footprint as module
-from pytest_aorta.runtime.graph.footprint import Footprint, footprint_of
-from pytest_aorta.runtime.memory import torch_storage
+from pytest_aorta.runtime import graph as module
+from pytest_aorta.runtime import tensors as torch_storage
+from pytest_aorta.runtime.graph import Footprint
+from pytest_aorta.runtime.tensors import footprint_of
 
 
 @st.composite

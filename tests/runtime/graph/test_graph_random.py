@@ -6,9 +6,7 @@ from graph_bench import GraphBench, tile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.runtime.graph.args import Tag
-from pytest_aorta.runtime.graph.footprint import Footprint
-from pytest_aorta.runtime.graph.nodes import Node, State
+from pytest_aorta.runtime.graph import Footprint, Node, State, Tag
 
 Access = tuple[Footprint, Tag]
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from support.processes import MARK, PATIENCE, kill_all, marked
 
-from pytest_aorta.runtime.hosts.connection import HostConnection, HostError
+from pytest_aorta.runtime.hosts import HostConnection, HostError
 
 
 class Host:

@@ -12,7 +12,7 @@ import pytest
 from execnet import gateway_base
 from execnet.script import socketserver
 
-from pytest_aorta.runtime.hosts.execnet_compat import InterceptedExecModel, is_connected, make_gateway
+from pytest_aorta.runtime.execnet_compat import InterceptedExecModel, make_gateway
 
 
 class Factory:
@@ -93,17 +93,6 @@ def test_exec_model_socket_connects(factory: Factory) -> None:
 
     assert len(factory.sockets) == 1
     assert factory.processes == []
-
-
-def test_hasreceiver_ends_with_the_connection(factory: Factory) -> None:
-    """Without ``Gateway.hasreceiver``, the end of a connection to a socket server goes unnoticed."""
-    gateway = make_gateway(execnet.XSpec("popen"), factory.popen, factory.make_socket)
-    assert is_connected(gateway)
-
-    factory.processes[0].kill()
-    gateway.join(10)
-
-    assert not is_connected(gateway)
 
 
 def test_a_socket_server_can_be_started_as_a_module() -> None:

@@ -16,8 +16,8 @@ import pytest
 from host_bench import HostBench, host_bench_at
 from support.processes import is_gone, wait_until
 
-from pytest_aorta.runtime.hosts import connection
-from pytest_aorta.runtime.hosts.connection import HostError
+from pytest_aorta.runtime import hosts
+from pytest_aorta.runtime.hosts import HostError
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_sending_to_a_frozen_host_does_not_wait_for_it(bench: HostBench) -> None
 
 
 def test_what_waits_for_a_frozen_host_is_bounded(bench: HostBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_WAITING", 3_000_000)
+    monkeypatch.setattr(hosts, "MAX_WAITING", 3_000_000)
     host = bench.start("echo")
     os.kill(host.next()["pid"], signal.SIGSTOP)
 
@@ -156,7 +156,7 @@ def test_the_death_of_one_host_is_none_of_another(bench: HostBench) -> None:
 
 PARENT = """
     import signal, sys, time
-    from pytest_aorta.runtime.hosts.connection import HostConnection
+    from pytest_aorta.runtime.hosts import HostConnection
 
     def on_message(message):
         print("pid", message.get("pid"), flush=True) if "pid" in message else print(message, flush=True)

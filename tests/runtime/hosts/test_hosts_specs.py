@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.runtime.hosts.specs import expand_specs
+from pytest_aorta.runtime.host_specs import expand_specs, without_values
 
 
 def test_a_number_before_a_star_multiplies() -> None:
@@ -44,7 +44,7 @@ def test_what_execnet_understands_stays_as_it_is(text: str) -> None:
         ("socket=there", "'there' has no port"),
         ("socket=there:1//python=python3", "interpreter of a socket server"),
         ("popen//id=a//id=b", "'id' is there twice"),
-        ("0*popen", "at least 1"),
+        ("0*popen", "expected 1 to 9999"),
         ("x*popen", "'x\\*popen'"),
     ],
 )
@@ -52,7 +52,7 @@ def test_what_cannot_be_a_host_is_named_with_its_problem(text: str, problem: str
     with pytest.raises(ValueError, match=problem) as caught:
         expand_specs(["popen", text])
 
-    assert repr(text) in str(caught.value)
+    assert without_values(text).partition("*")[0] in str(caught.value)
 
 
 def test_what_is_valid_is_said() -> None:

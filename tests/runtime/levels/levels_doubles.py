@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskFailure, TaskRef
-from pytest_aorta.runtime.engine.dispatcher import Dispatcher
-from pytest_aorta.runtime.engine.runs import GraphRun
-from pytest_aorta.runtime.engine.tasks import Dispatch, TaskKind
-from pytest_aorta.runtime.memory.callables import Callables, Definition
-from pytest_aorta.runtime.memory.heap import Heap
+from pytest_aorta.runtime.callables import Callables, Definition
+from pytest_aorta.runtime.dispatcher import Dispatcher
+from pytest_aorta.runtime.heap import Heap
 from pytest_aorta.runtime.records import SUCCEEDED, Completion
+from pytest_aorta.runtime.scheduling import Dispatch, GraphRun, TaskKind
 
 
 class FakeEndpoint:
@@ -23,7 +22,6 @@ class FakeEndpoint:
         self.kind = kind
         self.id = identity
         self.name = f"{kind.name.split('_')[0].lower()} {identity}"
-        self.capacity = 1
         self.busy = 0
         self.gone: TaskFailure | None = None
         self.ready = True
@@ -31,9 +29,6 @@ class FakeEndpoint:
         self.stopped: list[str] = []
         self.refuses: Exception | None = None
         self._started = started
-
-    def assign(self, dispatch: Dispatch) -> None:
-        pass
 
     def start(self, dispatch: Dispatch) -> None:
         if self.refuses is not None:
@@ -64,12 +59,12 @@ class DispatcherBench:
 
     def __init__(self, nexts: int = 0, subs: int = 0, grace: float = 60.0) -> None:
         self.started: list[str] = []
-        self.dispatcher = Dispatcher("bench", 3, grace)
+        self.dispatcher = Dispatcher("bench", grace)
         self.next = [FakeEndpoint(TaskKind.NEXT_LEVEL, number, self.started) for number in range(nexts)]
         self.sub = [FakeEndpoint(TaskKind.SUB, number, self.started) for number in range(subs)]
         for endpoint in (*self.next, *self.sub):
             self.dispatcher.placement.add(endpoint)
-        self.run = self.dispatcher.open_run(GraphRun())
+        self.run = self.dispatcher.open_run(GraphRun(ring_size=2**17))
         self.eligible: dict[str, frozenset[int]] = {}
         self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), _AnyCallables(self.eligible))
 
@@ -109,7 +104,7 @@ class DispatcherBench:
 
 @functools.cache
 def _definition(name: str) -> Definition:
-    return Definition("import", name, name)
+    return Definition(name, name.encode())
 
 
 def _handle(name: str) -> CallableHandle:

@@ -74,7 +74,7 @@ def die(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
 
 
 def unsendable(orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
-    return object()
+    return threading.Lock()
 
 
 def mixed(orch: Orchestrator, args: SlotArgs, config: Any) -> Any:

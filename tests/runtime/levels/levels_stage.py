@@ -13,8 +13,7 @@ import psutil
 import pytest
 from support.processes import PATIENCE, is_gone, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.endpoints import child_processes
+from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker, children
 
 
 def scalars(*values: int | float | bool | str) -> TaskArgs:
@@ -29,7 +28,7 @@ def scalars(*values: int | float | bool | str) -> TaskArgs:
 def no_torch() -> Iterator[None]:
     """For modules that import it: workers start in a tenth of the time, although other tests have imported torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child_processes, "expects_tensors", lambda: False)
+        patch.setattr(children, "expects_tensors", lambda: False)
         yield
 
 

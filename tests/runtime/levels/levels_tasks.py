@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -193,18 +193,10 @@ class Fatal(Exception):
         sys.exit(3)
 
 
-class WithDetails(Exception):
-    """Carries a thing of its own under a name that means something to us."""
-
-    def __init__(self, details: Any) -> None:
-        super().__init__("with details")
-        self.details = details
-
-
 class Liar(dict[str, Any]):
     """Cannot be looked at."""
 
-    def items(self) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise OSError("look away")
 
 
@@ -220,11 +212,6 @@ def raise_interrupt(args: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def raise_with_details(args: Any) -> NoReturn:
-    known = {"object": {"object": object()}, "small": {"text": "x" * 1000}, "large": {"text": "x" * 10**6}}
-    raise WithDetails(known.get(args.scalars[0], args.scalars[0]))
-
-
 def raise_huge(args: Any) -> NoReturn:
     raise ValueError("x" * 5_000_000)
 
@@ -233,36 +220,22 @@ def give(args: Any) -> Any:
     """Something that is hard to send."""
     liar = Liar(a=1)
     things: dict[str, Callable[[], Any]] = {
-        "object": object,
-        "function": lambda: lambda: None,
         "huge": lambda: "x" * 50_000_000,
         "large": lambda: "x" * 500_000,
-        "endless": _endless,
-        "set": lambda: {1, 2},
         "bytes": lambda: {"a": (b"\xff", 1), "b": b""},
-        "many bytes": lambda: [b"x" * 2**20, b"x" * 2**20],
-        "number": lambda: 10**6000,
+        "many bytes": lambda: [b"x" * 2**20, b"y" * 2**20],
+        "set": lambda: {1, (2, 3)},
+        "function": lambda: lambda number: number + 1,
+        "lock": threading.Lock,
         "surrogate": lambda: "\udc80",
         "nan": lambda: float("nan"),
         "liar": lambda: liar,
-        "channel": lambda: json,
     }
     return things[args.scalars[0]]()
 
 
-def _endless() -> list[Any]:
-    made: list[Any] = []
-    made.append(made)
-    return made
-
-
 def use_another_worker(args: Any) -> Any:
     """A worker within a task."""
-    return with_a_worker()
-
-
-def job_with_a_worker(job: Any, payload: Any) -> Any:
-    """A worker within a job."""
     return with_a_worker()
 
 
@@ -274,38 +247,6 @@ def with_a_worker() -> Any:
         handle = worker.register(echo)
         worker.run(lambda orch, args, config: found.append(orch.submit_sub(handle, TaskArgs().add_scalar("within"))))
     return found[0].record.payload["scalars"]
-
-
-def job(job: Any, payload: Any) -> Any:
-    """``payload``: what to do."""
-    if payload == "boom":
-        raise ValueError("job")
-    if payload == "slot":
-        return job.slot.index
-    if payload == "events":
-        job.emit({"number": 1})
-        job.emit({"number": 2})
-        return "emitted"
-    if payload == "service":
-        return job.service.name
-    if payload == "until cancelled":
-        give_up = time.monotonic() + PATIENCE
-        while not job.cancelled and time.monotonic() < give_up:
-            time.sleep(0.005)
-        raise RuntimeError("was cancelled" if job.cancelled else "never cancelled")
-    return payload
-
-
-class Service:
-    """Writes down how often it was closed."""
-
-    def __init__(self, file: str) -> None:
-        self.name = "service"
-        self._file = Path(file)
-
-    def close(self) -> None:
-        with self._file.open("a") as file:
-            file.write("closed\n")
 
 
 def bad_preparation() -> NoReturn:

@@ -12,7 +12,7 @@ from levels_stage import host as host
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import Job, Orchestrator, Outcome, RunHandle, TaskError, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, Outcome, RunHandle, TaskError, TaskRecord, TaskRef, Worker
 
 
 def submit_gate(host: Host, gates: Gates, *callbacks: Any) -> tuple[RunHandle, TaskRef]:
@@ -108,23 +108,3 @@ def test_callbacks_that_were_promised_are_made_before_a_worker_has_closed(gates:
     ref.when_settled(seen.append)
     wait_until(lambda: len(seen) == 2, "the call back after the end")
     handle.wait(PATIENCE)
-
-
-def test_an_error_in_what_a_job_reports_to_is_the_failure_of_the_job() -> None:
-    def angry(event: Any) -> None:
-        raise LookupError(f"event {event}")
-
-    with Worker(4, grace=0.2) as top:
-        top.add_worker(Worker(3, slots=1))
-        job = Job("levels_stall_tasks:emit_until_cancelled", {"value": 1}, on_event=angry)
-        record = top.session.submit_job(job).wait(PATIENCE)
-
-        assert record.outcome is Outcome.TASK_FAILURE
-        assert record.failure is not None
-        assert record.failure.message == "child_worker 0 level=3: on_event: LookupError: event {'value': 1}"
-        assert "in angry" in record.failure.traceback
-        calm: list[Any] = []
-        ref = top.session.submit_job(Job("levels_stall_tasks:emit_until_cancelled", {"value": 2}, on_event=calm.append))
-        wait_until(lambda: calm, "the event")
-        ref.cancel()
-        ref.wait(PATIENCE)

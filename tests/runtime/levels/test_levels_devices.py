@@ -16,8 +16,7 @@ from levels_stage import own_leases as own_leases
 from levels_stage import run_next
 from support.processes import wait_until
 
-from pytest_aorta.runtime import StartupError, Worker
-from pytest_aorta.runtime.endpoints import device_leases
+from pytest_aorta.runtime import StartupError, Worker, children
 from pytest_aorta.runtime.resources.leases import Leases
 
 #: A program whose worker has device 5, until its input ends.
@@ -34,7 +33,7 @@ with Worker(3, device_ids=[5]) as worker:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that are not free are not waited for."""
-    monkeypatch.setattr(device_leases, "PATIENCE", 0.01)
+    monkeypatch.setattr(children, "PATIENCE", 0.01)
 
 
 @pytest.fixture
@@ -103,16 +102,16 @@ def test_a_slot_keeps_its_device_until_it_has_ended(impatient: None) -> None:
         assert [run_next(worker, handle, 1, worker=slot).payload for slot in (0, 1)] == ["started", "refused"]
         locks = worker.register(_locks)
         assert run_next(worker, locks, worker=1).payload == ["device-2.lock"]
-        leases = worker._started.child_processes._leases
-        assert leases is not None
-        leases.release()  # as if only this process had died
+        lease = worker._started.child_processes._lease
+        assert lease is not None
+        lease.release()  # as if only this process had died
         assert sorted(Leases([1, 2]).holders()) == [1, 2]
     wait_until(lambda: not Leases([1, 2]).holders(), "the end of the slots")
 
 
 def _worker_on_device(args: Any) -> str:
     """A slot that starts a worker on its own device has it already."""
-    device_leases.PATIENCE = 0.01
+    children.PATIENCE = 0.01
     return "started" if starts(args.scalars[0]) else "refused"
 
 

@@ -18,9 +18,8 @@ from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker, WorkerClosed
 from pytest_aorta.runtime import worker as worker_module
-from pytest_aorta.runtime.engine.dispatcher import WorkerClosed
 
 
 class Host:

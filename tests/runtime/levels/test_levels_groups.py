@@ -17,7 +17,7 @@ from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
-from pytest_aorta.runtime.graph.nodes import State
+from pytest_aorta.runtime.graph import State
 
 
 class Gang:

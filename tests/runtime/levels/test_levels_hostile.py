@@ -15,7 +15,7 @@ from levels_stage import no_torch as no_torch
 from support.processes import is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Outcome, TaskRecord, Worker
-from pytest_aorta.runtime.records import MAX_DETAILS, MAX_MESSAGE, MAX_TRACEBACK
+from pytest_aorta.runtime.records import MAX_MESSAGE, MAX_TRACEBACK
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +149,10 @@ def test_tasks_may_use_a_worker_of_their_own(worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("what", "kind", "why"),
     [
-        ("object", "TypeError", "has a builtins.object in it"),
-        ("function", "TypeError", "has a builtins.function in it"),
-        ("huge", "ValueError", "has 50000002 bytes or more"),
-        ("endless", "TypeError", "cannot be read: ValueError: Circular reference"),
-        ("set", "TypeError", "has a builtins.set in it"),
-        ("many bytes", "ValueError", "has 2097152 bytes or more"),
-        ("number", "TypeError", "cannot be read: ValueError"),
-        ("liar", "TypeError", "cannot be read: OSError: look away"),
-        ("channel", "TypeError", "has a builtins.module in it"),
+        ("huge", "ValueError", "has 50000"),
+        ("many bytes", "ValueError", "has 2097"),
+        ("liar", "TypeError", "cannot be pickled: OSError: look away"),
+        ("lock", "TypeError", "cannot be pickled: TypeError: cannot pickle '_thread.lock' object"),
     ],
 )
 def test_what_cannot_be_returned_is_a_failure_that_says_what_can(
@@ -171,8 +166,10 @@ def test_what_cannot_be_returned_is_a_failure_that_says_what_can(
 
 def test_what_can_be_told_is(worker: Worker) -> None:
     assert do(worker, levels_tasks.give, "large").payload == "x" * 500_000
-    assert do(worker, levels_tasks.give, "bytes").payload == {"a": [b"\xff", 1], "b": b""}
+    assert do(worker, levels_tasks.give, "bytes").payload == {"a": (b"\xff", 1), "b": b""}
     assert do(worker, levels_tasks.give, "surrogate").payload == "\udc80"
+    assert do(worker, levels_tasks.give, "set").payload == {1, (2, 3)}
+    assert do(worker, levels_tasks.give, "function").payload(3) == 4
     nan = do(worker, levels_tasks.give, "nan").payload
     assert nan != nan
 
@@ -198,34 +195,18 @@ def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
     assert len(record.failure.traceback) <= MAX_TRACEBACK + 10
 
 
-def test_details_of_exceptions_are_bounded(worker: Worker) -> None:
-    small = do(worker, levels_tasks.raise_with_details, "small").failure
-    large = do(worker, levels_tasks.raise_with_details, "large").failure
-    assert small is not None
-    assert large is not None
-    assert small.details == {"text": "x" * 1000}
-    assert large.details == {"left_out": f"1000012 characters; at most {MAX_DETAILS} fit"}
-
-
-@pytest.mark.parametrize("details", ["object", "text", 7, 0.5])
-def test_attributes_of_exceptions_that_mean_nothing_to_us_are_left_out(worker: Worker, details: Any) -> None:
-    record = do(worker, levels_tasks.raise_with_details, details)
-
-    assert failure_of(record)[1] == "WithDetails"
-    assert record.failure is not None
-    assert record.failure.details == {}
-
-
 def test_a_slot_whose_worker_ends_during_a_task_prints_nothing() -> None:
     program = """
-from pytest_aorta.runtime.children.main import serve
-from pytest_aorta.runtime.memory.callables import define
-from pytest_aorta.runtime.channel import Channel
-ours, theirs = Channel.pair()
+import os
+from pytest_aorta.runtime.callables import define
+from pytest_aorta.runtime.endpoint import MessageSocket, framed, socket_pair
+from pytest_aorta.runtime.leaf import SlotProcess
+from pytest_aorta.runtime.tensors import MappedStorages
+ours, theirs = socket_pair()
 pause = define("time:sleep")
-ours.send({"op": "task", "id": 0, "digest": pause.digest, "args": {"config": None, "scalars": []}})
+ours.sendall(framed(("task", 0, pause.digest)))
 ours.close()
-serve({"role": "slot", "output": [], "variables": {}, "callables": [], "prepare": None}, theirs)
+SlotProcess(MessageSocket(theirs.detach()), MappedStorages(os.getppid())).serve([pause], None)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

@@ -23,9 +23,9 @@ from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, Worker
-from pytest_aorta.runtime.engine.tasks import TaskKind
 from pytest_aorta.runtime.process_tree import VARIABLE
 from pytest_aorta.runtime.resources.devices import device_variables, find_devices
+from pytest_aorta.runtime.scheduling import TaskKind
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -40,7 +40,7 @@ def one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
 def zygote_pids(worker: Worker) -> list[int]:
     """Of the zygotes that live."""
     entries = worker._started.child_processes._pool._entries.values()
-    return [entry.root._process.pid for entry in entries if entry.root is not None and entry.root.alive()]
+    return [entry.zygote()._process.pid for entry in entries if entry.root is not None and entry.root.alive()]
 
 
 @pytest.mark.usefixtures("one_zygote")

@@ -70,7 +70,7 @@ def test_what_a_graph_returns_is_refused_or_arrives(pod: Pod) -> None:
     assert refused.outcome is Outcome.TASK_FAILURE
     assert refused.failure is not None
     assert refused.failure.message.startswith(
-        "child_worker 0 level=3: TypeError: the return value has a builtins.object"
+        "child_worker 0 level=3: TypeError: the return value cannot be pickled: TypeError: cannot pickle"
     )
     assert run_next(pod.top, mixed).payload == {"bytes": b"\xff", "number": -(2**40)}
     assert run_next(pod.top, chained, 7).payload == [{"scalars": [7], "config": None}]

@@ -18,9 +18,9 @@ from levels_tensor_tasks import Onward, share
 from support.processes import wait_until
 
 from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, Worker
-from pytest_aorta.runtime.engine.tasks import GraphTask, Member
-from pytest_aorta.runtime.graph.nodes import Node
-from pytest_aorta.runtime.memory.sender import MAX_DEAD
+from pytest_aorta.runtime.graph import Node
+from pytest_aorta.runtime.scheduling import GraphTask, Member
+from pytest_aorta.runtime.tensors import MAX_DEAD
 
 #: Bytes of a tensor; four of them are unmapped at once, fewer with the next task.
 SIZE = MAX_DEAD // 4

@@ -13,19 +13,18 @@ import pytest
 from levels_stage import no_torch as no_torch
 from levels_stage import run_sub
 
-from pytest_aorta.runtime import Worker
-from pytest_aorta.runtime.children import orphans
+from pytest_aorta.runtime import Worker, leaf
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many are few."""
-    monkeypatch.setattr(orphans, "MANY", 4)
+    monkeypatch.setattr(leaf, "MANY", 4)
 
 
 def leave(args: Any) -> int:
     """Leave a process behind that is about to end; how many children of this one have ended and were not collected."""
-    orphans.MANY = 4  # here as well
+    leaf.MANY = 4  # here as well
     subprocess.run(["sh", "-c", "sleep 0.05 &"], check=True)
     children = psutil.Process().children()
     return sum(child.status() == psutil.STATUS_ZOMBIE for child in children)
@@ -55,6 +54,6 @@ def test_fewer_than_many_are_left_alone() -> None:
     for pid in spawned:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
-    orphans.collect_orphans()
+    leaf.collect_orphans()
     assert [os.waitpid(pid, 0)[0] for pid in spawned] == spawned
     assert process.wait() == 3

@@ -14,8 +14,8 @@ from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
-from pytest_aorta.runtime.graph.nodes import State
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRef, Worker
+from pytest_aorta.runtime.graph import State
 
 MakeBench = Callable[..., DispatcherBench]
 
@@ -332,29 +332,6 @@ def test_a_slot_finds_the_configuration_of_the_task(host: Host) -> None:
     record = run_one(lambda orch: orch.submit_next_level(host.echo, None, {"seed": [1, 2]}), host.worker)
 
     assert record.payload == {"scalars": [], "config": {"seed": [1, 2]}}
-
-
-def test_a_configuration_that_cannot_be_sent_fails_its_task_only(host: Host, gates: Gates) -> None:
-    record = run_one(lambda orch: orch.submit_next_level(host.echo, None, (n for n in [1])), host.worker)
-
-    assert record.outcome is Outcome.TASK_FAILURE
-    assert record.failure is not None
-    assert record.failure.type == "TypeError"
-    assert "generator" in record.failure.message
-    assert run_next(host.worker, host.echo, 1).ok
-
-
-@pytest.mark.statement(22)
-def test_a_member_that_cannot_be_sent_fails_its_group_and_frees_it(host: Host) -> None:
-    bad = TaskArgs().add_scalar(10**6000)  # more digits than Python writes
-
-    record = run_one(lambda orch: orch.submit_next_level_group(host.nothing, [bad, None], workers=[0, 1]), host.worker)
-
-    assert record.outcome is Outcome.TASK_FAILURE
-    assert [member.outcome for member in record.members] == [Outcome.TASK_FAILURE, Outcome.SKIPPED]
-    assert record.members[1].started is None
-    for worker in (0, 1):
-        assert run_next(host.worker, host.nothing, worker=worker).ok
 
 
 @pytest.mark.statement(22)

@@ -13,8 +13,7 @@ from levels_stage import nothing_left, scalars
 from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker
-from pytest_aorta.runtime.endpoints import life_cycle
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskRef, Worker, endpoint
 
 #: What tasks do, how they end, and how often.
 DEEDS = {
@@ -31,7 +30,7 @@ DEEDS = {
 @pytest.mark.statement(29)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life_cycle, "MAX_DEATHS", 1_000)
+    monkeypatch.setattr(endpoint, "MAX_DEATHS", 1_000)
     dice = random.Random(seed)
     deeds: list[str] = []
     before: list[list[int]] = []

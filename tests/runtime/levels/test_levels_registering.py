@@ -28,7 +28,7 @@ from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskRef, Worker
 @pytest.mark.statement(42)
 def test_a_callable_that_no_process_could_run_fails_before_anything_starts() -> None:
     before = threading.active_count()
-    for idle in (Worker(3), Worker(4), Worker(3, slots=2)):
+    for idle in (Worker(3), Worker(4)):
         idle.register(levels_tasks.nothing)
         with pytest.raises(RuntimeError, match="there is no process that could run a callable"):
             idle.init()
@@ -218,24 +218,6 @@ def test_a_callable_that_is_dropped_during_a_submission_is_refused_there(worker:
     assert list(handle.records) == []
     assert run_sub(worker, echo).ok
     worker.unregister(echo)
-
-
-def test_no_task_is_submitted_between_the_check_for_tasks_and_the_drop(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = worker.register(levels_tasks.nothing)
-    worker.init()
-    lock, remove, taken = worker._started.dispatcher.lock, worker.callables.remove, []
-
-    def watched(handle: CallableHandle) -> str | None:
-        other = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
-        other.start()
-        other.join()
-        return remove(handle)
-
-    monkeypatch.setattr(worker.callables, "remove", watched)
-    worker.unregister(nothing)
-    assert taken == [False]
 
 
 def test_a_callable_that_tasks_wait_for_is_not_dropped(worker: Worker, gates: Gates) -> None:

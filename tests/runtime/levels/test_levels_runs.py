@@ -20,7 +20,7 @@ from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.graph.nodes import State
+from pytest_aorta.runtime.graph import State
 
 
 def test_a_record_says_all_that_is_known_of_a_task(host: Host) -> None:

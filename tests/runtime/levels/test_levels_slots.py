@@ -17,9 +17,9 @@ from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.endpoints.life_cycle import MAX_DEATHS
-from pytest_aorta.runtime.engine.tasks import TaskKind
+from pytest_aorta.runtime.endpoint import MAX_DEATHS
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
+from pytest_aorta.runtime.scheduling import TaskKind
 
 
 class Host:
@@ -158,7 +158,7 @@ def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> 
 
 def test_a_slot_outlives_the_zygote_it_was_forked_from(host: Host) -> None:
     host.worker.init()
-    zygotes = [entry.root for entry in host.worker._started.child_processes._pool._entries.values()]
+    zygotes = [entry.zygote() for entry in host.worker._started.child_processes._pool._entries.values()]
     assert zygotes
     for zygote in zygotes:
         assert zygote is not None
@@ -221,7 +221,7 @@ def test_the_environment_of_a_successor_is_that_of_its_predecessor(
     monkeypatch.chdir(tmp_path)
 
     run_next(host.worker, host.die)
-    assert run_next(host.worker, look).payload == before == [None, before[1]]
+    assert run_next(host.worker, look).payload == before == (None, before[1])
     assert set(host.worker._started.child_processes._pool._entries) == zygotes  # it was forked, not started anew
 
 

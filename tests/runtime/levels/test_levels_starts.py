@@ -15,7 +15,7 @@ from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from support.processes import wait_until
 
-from pytest_aorta.runtime import Slot, StartupError, Worker
+from pytest_aorta.runtime import StartupError, Worker
 from pytest_aorta.runtime import worker as worker_module
 
 
@@ -43,12 +43,10 @@ def test_a_start_has_a_finite_deadline(timeout: Any) -> None:
     ("arguments", "message"),
     [
         ({"level": 4, "device_ids": [0]}, "belong to a host"),
-        ({"level": 4, "slots": 1}, "belong to a host"),
         ({"level": 3, "device_ids": [0, 0]}, "a device is named twice"),
         ({"level": 3, "device_ids": [-1]}, "device_ids must be numbers from 0"),
         ({"level": 3, "num_sub_workers": -1}, "num_sub_workers must be a whole number"),
         ({"level": 3, "grace": -1}, "grace must be a number of seconds from 0, not -1"),
-        ({"level": 3, "slots": -1}, "slots must be a whole number"),
     ],
 )
 def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: str) -> None:
@@ -64,7 +62,6 @@ def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: st
         ({"device_ids": 2}, r"device_ids must be a list of numbers from 0, not 2 \(int\)"),
         ({"num_sub_workers": 1.0}, r"num_sub_workers must be a whole number from 0, not 1.0 \(float\)"),
         ({"heap_ring_size": True}, r"heap_ring_size must be a whole number from 0, not True \(bool\)"),
-        ({"slots": ["0"]}, r"slots must be a whole number, or a list of Slot, not '0' \(str\)"),
         ({"grace": None}, r"grace must be a number of seconds from 0, not None \(NoneType\)"),
         ({"prepare": 3}, r"prepare must be a function without arguments, not 3 \(int\)"),
     ],
@@ -221,26 +218,6 @@ def test_the_first_failure_ends_the_start_although_others_hang() -> None:
     assert "bad_preparation" in str(raised.value)
 
 
-@pytest.mark.statement(36)
-def test_siblings_that_were_ready_are_closed_in_order(tmp_path: Path) -> None:
-    file = tmp_path / "service"
-    top = Worker(4)
-    top.add_worker(Worker(3, slots=1, service="levels_tasks:Service", service_argument=str(file)))
-    top.add_worker(Worker(3, num_sub_workers=1, prepare=levels_tasks.bad_preparation))
-
-    with pytest.raises(StartupError, match="there is no such data set"):
-        top.init()
-
-    assert file.read_text() == "closed\n"
-
-
-def test_a_service_that_cannot_be_made_fails_the_start() -> None:
-    worker = Worker(3, slots=1, service="levels_tasks:nowhere")
-    with pytest.raises(AttributeError, match="nowhere"):
-        worker.init()
-    worker.close()
-
-
 def test_a_worker_can_be_started_where_another_has_failed() -> None:
     for _ in range(2):
         with pytest.raises(StartupError):
@@ -254,21 +231,18 @@ def test_a_spec_is_all_that_another_process_needs() -> None:
     child = Worker(3, device_ids=[2, 3], heap_ring_size=4096, startup_timeout_s=7, prepare=levels_tasks.prepare_by_hand)
     handle = child.register(levels_tasks.nothing, workers=[1])
     top.add_worker(child)
-    top.add_worker(Worker(3, slots=[Slot(0), Slot(1)], service="a:b", service_argument={"c": (1, 2)}))
 
     spec = top.spec()
 
     again = Worker.from_spec(pickle.loads(pickle.dumps(spec)))
 
     assert again.spec() == spec
-    same, jobs = (worker for worker, _ in again.children)
+    ((same, _),) = again.children
     assert same.spec().device_ids == (2, 3)
     assert same.spec().prepare == child.spec().prepare
-    assert same.callables.resolve(handle)[0].content == "levels_tasks:nothing"
+    assert same.callables.resolve(handle)[0].load() is levels_tasks.nothing
     with pytest.raises(ValueError, match=r"registered for workers \[1\], not for 0"):
         same.callables.resolve(handle, [0])
-    assert jobs.spec().service_argument == {"c": (1, 2)}
-    assert again.spec().total_slots == 2
 
 
 def test_processes_start_at_the_same_time(tmp_path: Path) -> None:

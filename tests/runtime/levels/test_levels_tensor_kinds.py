@@ -14,7 +14,7 @@ from levels_stage import run_one
 from levels_tensor_tasks import as_bytes, share
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, SlotArgs, Tag, TaskArgs, TaskRef, Worker
-from pytest_aorta.runtime.memory.torch_storage import descriptor_of
+from pytest_aorta.runtime.tensors import descriptor_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -14,7 +14,7 @@ from levels_tensor_tasks import share
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, Tag, TaskArgs, TaskError, TaskRef, Worker
-from pytest_aorta.runtime.graph.nodes import State
+from pytest_aorta.runtime.graph import State
 
 
 class Host:

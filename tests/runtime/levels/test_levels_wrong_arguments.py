@@ -34,7 +34,6 @@ MakeArgs: Any = TaskArgs
         ),
         (lambda orch, h: orch.submit_sub_group(h, TaskArgs()), r"args_list must be a list of TaskArgs, one per member"),
         (lambda orch, h: orch.submit_next_level_group(h, [None], workers=0), r"workers must be a list of ids, not 0"),
-        (lambda orch, h: orch.submit_job("m:f"), r"job must be a Job, not 'm:f' \(str\)"),
         (lambda orch, h: orch.alloc(3), r"shape must be a list of whole numbers, not 3 \(int\)"),
         (lambda orch, h: orch.alloc([2.5]), r"a size of the shape must be a whole number from 0, not 2.5 \(float\)"),
         (lambda orch, h: orch.alloc([2], "float32"), r"dtype must be a torch.dtype or None, not 'float32' \(str\)"),

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from pytest_aorta.runtime.memory.tensor_bytes import share
-from pytest_aorta.runtime.memory.torch_storage import StorageIds, descriptor_of, map_storage, storage_id
+from pytest_aorta.runtime.tensors import StorageIds, descriptor_of, map_storage, share, storage_id
 
 
 def test_new_shared_fd_cpu_maps_a_file_that_can_then_be_closed() -> None:
@@ -83,7 +82,7 @@ def test_references_end_before_the_modules_of_torch() -> None:
 import atexit
 atexit.register(lambda: print("kept:", len(torch_storage._ids)))
 import torch
-from pytest_aorta.runtime.memory import torch_storage
+from pytest_aorta.runtime import tensors as torch_storage
 tensor = torch.zeros(1)
 torch_storage.storage_id(tensor)
 print("known:", len(torch_storage._ids))

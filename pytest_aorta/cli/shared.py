@@ -1,0 +1,190 @@
+"""What several commands share: the recipe around the working directory, choices of what is shown, columns of text."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.cells import cell_len
+
+from pytest_aorta.common.texts import one_line
+from pytest_aorta.settings import RequestError
+
+if TYPE_CHECKING:
+    from pytest_aorta.common.conditions import TypedCondition
+    from pytest_aorta.workflow.project import Project
+    from pytest_aorta.workflow.recipe import Action, Recipe
+
+
+#: Where pytest looks for registry files that the command line does not name.
+_REGISTRY_VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def registry_option(command: _Command) -> _Command:
+    """The option ``--registry-file``, as ``files``."""
+    return click.option(
+        "--registry-file",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help=f"Registry file with more names, as pytest's --aorta-registry-file; repeat for several (or "
+        f"${_REGISTRY_VARIABLE}).",
+    )(command)
+
+
+def registry_files(files: Sequence[str]) -> tuple[str, ...]:
+    """The registry files of the command line, or else those of the variable."""
+    return tuple(files) or tuple(filter(None, os.environ.get(_REGISTRY_VARIABLE, "").split(";")))
+
+
+def open_recipe(file: Path | None = None) -> Recipe:
+    """The recipe in a file, or that of the working directory or the nearest one above; raises ``RecipeError``."""
+    from pytest_aorta.workflow.finding import find_recipe
+
+    file = find_recipe(Path.cwd()) if file is None else file.absolute()  # before the models are imported
+    from pytest_aorta.workflow.recipe import read_recipe
+
+    return read_recipe(file)
+
+
+def open_project(files: Sequence[str] = ()) -> Project:
+    """The project of the working directory; what may be out of date in it is warned of.
+
+    Raises:
+        RequestError: there is none, its recipe is not valid, or asks for what is not registered.
+    """
+    recipe = open_recipe()
+    from pytest_aorta.workflow.project import Project
+
+    project = Project.opened(recipe, registry_files(files))
+    warn_of(project.problems)
+    return project
+
+
+def warn_of(problems: Sequence[str]) -> None:
+    """Each is a line on stderr."""
+    for problem in problems:
+        click.echo(f"warning: {one_line(problem)}", err=True)
+
+
+#: The states, in the order of columns, and their colors.
+COLORS = {
+    "completed": "green",
+    "failed": "red",
+    "stale": "magenta",
+    "submitted": "yellow",
+    "eligible": "blue",
+    "waiting": "cyan",
+}
+
+
+def state_options(what: str) -> Callable[[_Command], _Command]:
+    """A flag for each state; ``what``: for the help, with the state's name in braces."""
+
+    def add(command: _Command) -> _Command:
+        for name in reversed(COLORS):
+            command = click.option(f"--{name}", is_flag=True, help=what.format(name))(command)
+        return command
+
+    return add
+
+
+def chosen_states(flags: dict[str, bool]) -> list[str]:
+    """The states whose flags are set; all where none is."""
+    return [name for name in COLORS if flags[name]] or list(COLORS)
+
+
+def chosen_units(names: tuple[str, ...], project: Project) -> set[str] | None:
+    """The units with these names, or in them; ``-`` stands for the lines of stdin. ``None`` where no name is given.
+
+    A name that nothing has is warned of.
+    """
+    if not names:
+        return None
+    found: set[str] = set()
+    for name in names:
+        found.update(line.rstrip("\n") for line in sys.stdin) if name == "-" else found.add(name.rstrip("/"))
+    known = set(project.directories)
+    for request in project.requests.values():
+        known.update(request)
+    for name in sorted(found):
+        if name not in known and name.rpartition("/")[0] not in known:
+            click.echo(f"warning: {one_line(name)!r} not found in the workspace", err=True)
+    return found
+
+
+def where_option(command: _Command) -> _Command:
+    """The option ``--where``, as ``where``."""
+    return click.option(
+        "--where",
+        multiple=True,
+        metavar="CONDITION",
+        help="Only what meets it, such as '/config/lr<0.1' or /environment==local; repeat for several.",
+    )(command)
+
+
+def typed_conditions(texts: Sequence[str]) -> list[TypedCondition]:
+    """The conditions of ``--where``.
+
+    Raises:
+        RequestError: one of them is none.
+    """
+    if not texts:
+        return []
+    from pytest_aorta.common.conditions import parse_condition
+
+    found = []
+    for text in texts:
+        try:
+            found.append(parse_condition(text))
+        except ValueError as error:
+            raise RequestError(f"--where: {text!r} is not valid; expected {error}") from None
+    return found
+
+
+def units_where(
+    project: Project, actions: Sequence[Action], only: set[str] | None, conditions: Sequence[TypedCondition]
+) -> dict[str, set[str]] | None:
+    """By action, the units that meet all conditions, among those with the names ``only``; ``None`` without conditions.
+
+    Raises:
+        RequestError: no unit of any action has an element that a condition is about.
+    """
+    if not conditions:
+        return None
+    from pytest_aorta.common.conditions import selected
+    from pytest_aorta.workflow.states import containing
+
+    units = [
+        (action, unit)
+        for action in actions
+        for unit in project.units(action)
+        if only is None or any(outer in only for outer in containing(unit))
+    ]
+    found: dict[str, set[str]] = {action.name: set() for action in actions}
+    for action, unit in selected(units, lambda each: project.value_of(each[0])(each[1]), conditions, "--where"):
+        found[action.name].add(unit)
+    return found
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Lines with aligned columns, two spaces between them; columns that are empty in all rows are left out.
+
+    Not rich's Table, which wraps lines and takes seconds for ten thousand trials. Texts are made printable, and are one
+    line each. ``right``: columns that are aligned to the right.
+    """
+    shown = [[one_line(text) for text in row] for row in rows]
+    kept = [index for index, column in enumerate(zip(*shown, strict=True)) if any(column)]
+    widths = {index: max(cell_len(row[index]) for row in shown) for index in kept}
+
+    def padded(text: str, index: int) -> str:
+        padding = " " * (widths[index] - cell_len(text))
+        return padding + text if index in right else text + padding
+
+    return ["  ".join(padded(row[index], index) for index in kept).rstrip() for row in shown]

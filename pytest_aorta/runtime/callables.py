@@ -1,0 +1,340 @@
+"""Callables that tasks run, identified by a digest, and all that travels between processes as a pickle.
+
+Callables, configurations and results go by cloudpickle: what can be imported on the other side goes by name, functions
+within functions, lambdas and those of ``__main__`` go by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.machinery
+import inspect
+import io
+import itertools
+import math
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pytest_aorta.common.import_target import import_target
+
+#: Callables that one worker may have registered at a time.
+MAX_CALLABLES = 64
+
+#: Bytes that a task's return value may have, pickled.
+MAX_RESULT = 2**20
+
+_FITS = (
+    f"what can be pickled fits into a record, {MAX_RESULT} bytes in all; write other results to a tensor in shared"
+    " memory (Tag.OUTPUT), or to a file, and return its name"
+)
+
+#: Begins the data of a callable that is given as a text ``module:qualname``; no pickle begins so.
+_IMPORT = b"import "
+
+loads = pickle.loads
+
+
+@dataclass(frozen=True)
+class CallableHandle:
+    """A registered callable. Valid at the worker that gave it and at all workers below that one.
+
+    Attributes:
+        digest: ``sha256:`` and 64 lower-case hexadecimal digits; equal callables have equal digests.
+        owner: the worker that gave it.
+        serial: of the handle; two handles of one callable are dropped one by one.
+        name: for messages.
+    """
+
+    digest: str
+    owner: str
+    serial: int
+    name: str
+
+    def __repr__(self) -> str:
+        return f"<CallableHandle {self.name} {self.digest[:15]}>"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """How another process gets hold of a callable."""
+
+    name: str
+    data: bytes
+
+    @cached_property
+    def digest(self) -> str:
+        return "sha256:" + hashlib.sha256(self.data).hexdigest()
+
+    def load(self) -> Any:
+        """The callable itself, in this process."""
+        if self.data.startswith(_IMPORT):
+            return import_target(self.data.removeprefix(_IMPORT).decode())
+        return loads(self.data)
+
+    def load_task(self) -> Callable[[Any], Any]:
+        """The callable as a slot calls it, with one argument; one that takes none is called without."""
+        function = self.load()
+        try:
+            takes_nothing = not inspect.signature(function).parameters
+        except (TypeError, ValueError):  # some functions written in C do not say
+            takes_nothing = False
+        return (lambda args: function()) if takes_nothing else function
+
+
+def define(target: Callable[..., Any] | str) -> Definition:
+    """How to send a callable, or ``module:qualname``, to another process.
+
+    Raises:
+        TypeError: not a callable, or one that cannot be pickled.
+    """
+    if isinstance(target, str):
+        if ":" not in target:
+            raise TypeError(f"{target!r} is not a callable; a text must be 'module:qualname'")
+        return Definition(target, _IMPORT + target.encode())
+    if not callable(target):
+        raise TypeError(f"{target!r} is not a callable")
+    name = getattr(target, "__qualname__", type(target).__qualname__)
+    with _modules_by_value(getattr(target, "__module__", None)):
+        return Definition(name, dumps(target, f"{name} cannot be sent to another process"))
+
+
+@contextlib.contextmanager
+def _modules_by_value(module: str | None) -> Iterator[None]:
+    """Have what is in a module go by value if a fresh process with our ``sys.path`` would not find the same file."""
+    import cloudpickle
+
+    found = sys.modules.get(module or "")
+    named = found is not None and module != "__main__" and sys.modules.get(found.__name__) is found
+    if found is None or not named or _is_on_path(found.__name__, getattr(found, "__file__", None)):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(found)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(found)
+
+
+def _is_on_path(module: str, file: str | None) -> bool:
+    path = None
+    spec = None
+    for part in itertools.accumulate(module.split("."), lambda left, right: f"{left}.{right}"):
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        if spec is None:
+            return module in sys.builtin_module_names
+        path = list(spec.submodule_search_locations or ())
+    return spec is not None and spec.origin == file
+
+
+# Pickles
+
+
+def dumps(value: Any, refusal: str) -> bytes:
+    """Pickle for another process; raises ``TypeError`` that begins with ``refusal``."""
+    import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # its own methods may raise anything
+        raise TypeError(f"{refusal}: {_text_of(error)}") from error
+    return data
+
+
+def dump_result(value: Any) -> bytes | None:
+    """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned.
+
+    Raises:
+        TypeError: it does not fit into a record, because of what it is.
+        ValueError: because it is too large.
+    """
+    if value is None:
+        return None
+    import cloudpickle
+
+    class ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        def reducer_override(self, found: Any) -> Any:
+            reduced = _reduce_result(found)
+            return super().reducer_override(found) if reduced is None else reduced
+
+    file = io.BytesIO()
+    try:
+        ResultPickler(file).dump(value)
+    except _DoesNotFit as error:
+        raise error.reason from None
+    except Exception as error:
+        raise TypeError(f"the return value cannot be pickled: {_text_of(error)}; {_FITS}") from error
+    if file.tell() > MAX_RESULT:
+        raise _too_large(file.tell()).reason
+    return file.getvalue()
+
+
+class _DoesNotFit(Exception):
+    def __init__(self, reason: Exception) -> None:
+        self.reason = reason
+
+
+def _too_large(size: int) -> _DoesNotFit:
+    return _DoesNotFit(ValueError(f"the return value has {size} bytes or more: {_FITS}"))
+
+
+def _reduce_result(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    handles = sys.modules.get("pytest_aorta.runtime.handles")
+    if handles is not None and isinstance(value, handles.TaskRef) and value.record is not None:
+        return _itself, (value.record.payload,)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return None
+    if value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized or value.is_nested:
+        raise _DoesNotFit(
+            TypeError(
+                f"the return value has a tensor on {value.device} of layout {value.layout} and type {value.dtype},"
+                f" but only a dense one on the CPU can be sent; call .cpu(), .to_dense() or .dequantize(). {_FITS}"
+            )
+        )
+    if value.numel() * value.element_size() > MAX_RESULT:  # before it is copied
+        raise _too_large(value.numel() * value.element_size())
+    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return _tensor, (tuple(value.shape), value.dtype, bytes(flat.numpy()))
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _tensor(shape: tuple[int, ...], dtype: Any, content: bytes) -> Any:
+    import torch
+
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+# What is registered
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a handle stands for: a callable, and the ids of the workers that may run it; all, if ``None``."""
+
+    digest: str
+    eligible: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class CallableTable:
+    """What a ``Callables`` holds, at one moment, for another process.
+
+    Attributes:
+        owner: the worker whose callables they are.
+        owners: that worker and those above it.
+        definitions: of all callables that are known to it.
+        handles: by serial, the handles that ``owner`` gave.
+    """
+
+    owner: str
+    owners: frozenset[str]
+    definitions: tuple[Definition, ...]
+    handles: Mapping[int, Registration]
+
+
+class Callables:
+    """The callables of one worker: definitions by digest, counted by the handles that are valid."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        #: Owners whose handles are valid here: this worker and those above it.
+        self.owners = {owner}
+        self.definitions: dict[str, Definition] = {}
+        self._handles: dict[int, Registration] = {}
+        self._serials = itertools.count()
+
+    def add(self, definition: Definition, eligible: frozenset[int] | None = None) -> CallableHandle:
+        """Register a callable; every call gives another handle. ``RuntimeError``: there is no room for one more."""
+        if definition.digest not in self.definitions and len(self.definitions) >= MAX_CALLABLES:
+            raise RuntimeError(f"at most {MAX_CALLABLES} callables can be registered at a time")
+        self.definitions[definition.digest] = definition
+        handle = CallableHandle(definition.digest, self.owner, next(self._serials), definition.name)
+        self._handles[handle.serial] = Registration(handle.digest, eligible)
+        return handle
+
+    def remove(self, handle: CallableHandle) -> str | None:
+        """Drop a handle; the digest, when the callable is forgotten with it."""
+        self.resolve(handle)
+        if handle.owner == self.owner:
+            del self._handles[handle.serial]
+        return handle.digest if self.forget(handle.digest) else None
+
+    def is_last(self, handle: CallableHandle) -> bool:
+        """Whether the callable is forgotten with this handle; raises as ``resolve``."""
+        self.resolve(handle)
+        return not any(
+            registration.digest == handle.digest and serial != handle.serial
+            for serial, registration in self._handles.items()
+        )
+
+    def accept(self, definition: Definition) -> bool:
+        """Take in what a worker above has registered; whether it is new here."""
+        new = definition.digest not in self.definitions
+        self.definitions[definition.digest] = definition
+        return new
+
+    def forget(self, digest: str) -> bool:
+        """Forget a callable, unless one of its handles is valid; whether it is forgotten."""
+        if any(registration.digest == digest for registration in self._handles.values()):
+            return False
+        self.definitions.pop(digest, None)
+        return True
+
+    def table(self, above: CallableTable | None = None) -> CallableTable:
+        """For the process of this worker, which also knows what the worker ``above`` knows."""
+        inherited = () if above is None else above.definitions
+        definitions = {**self.definitions, **{definition.digest: definition for definition in inherited}}
+        owners = frozenset(self.owners if above is None else self.owners | above.owners)
+        return CallableTable(self.owner, owners, tuple(definitions.values()), dict(self._handles))
+
+    @classmethod
+    def from_table(cls, table: CallableTable) -> Callables:
+        """The reverse of ``table``."""
+        made = cls(table.owner)
+        made.owners.update(table.owners)
+        made.definitions = {definition.digest: definition for definition in table.definitions}
+        made._handles = dict(table.handles)
+        made._serials = itertools.count(1 + max(table.handles, default=-1))
+        return made
+
+    def restrictions(self) -> list[frozenset[int]]:
+        """The ids of workers that handles were registered for."""
+        return [found.eligible for found in self._handles.values() if found.eligible is not None]
+
+    def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:
+        """The definition of a handle, and the ids of the workers that may run it; all, if ``None``.
+
+        Raises:
+            TypeError: something else than a handle.
+            ValueError: a handle that was dropped, is another worker's, or was tampered with; or one of ``workers``
+                may not run it.
+        """
+        if not isinstance(handle, CallableHandle):
+            raise TypeError(f"expected a handle from Worker.register, not {handle!r}")
+        registration = self._handles.get(handle.serial) if handle.owner == self.owner else Registration(handle.digest)
+        valid = registration is not None and registration.digest == handle.digest and handle.owner in self.owners
+        if registration is None or not valid or handle.digest not in self.definitions:
+            raise ValueError(f"the handle of {handle.name} is not (or no longer) one of this worker")
+        eligible = registration.eligible
+        if eligible is not None:
+            for worker in workers:
+                if worker not in eligible:
+                    raise ValueError(f"{handle.name} is registered for workers {sorted(eligible)}, not for {worker}")
+        return self.definitions[handle.digest], eligible

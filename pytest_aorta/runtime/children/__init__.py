@@ -1,1 +1,0 @@
-"""What runs inside the child processes of a worker."""

@@ -1,0 +1,439 @@
+"""Dispatch of tasks to endpoints, the same at every level: a graph, the runs that are open, endpoints. No processes.
+
+One lock guards all of them. A change is made in a ``turn``. At its end, every task that can start is started, on the
+thread that made the change: waking a scheduler thread would cost more than a short task.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.runtime.event_loop import SIGINT_HELD, CallbackThread, EventLoop
+from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, Tag
+from pytest_aorta.runtime.heap import COPIES, Slab
+from pytest_aorta.runtime.records import (
+    Completion,
+    Outcome,
+    TaskError,
+    TaskFailure,
+    TaskRecord,
+    WorkerClosed,
+    failure_of,
+)
+from pytest_aorta.runtime.scheduling import Dispatch, Endpoint, GraphRun, GraphTask, Placement, may_start, record_of
+
+#: Runs of one thread that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
+DEPTH = 2
+
+
+class _Lock:
+    """A reentrant condition in which SIGINT is deferred: raised within its own code, it would leave the lock held."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
+        self.notify_all = self._condition.notify_all
+
+    def acquire(self) -> None:
+        SIGINT_HELD.__enter__()
+        self._mutex.acquire()
+
+    def release(self) -> None:
+        self._mutex.release()
+        SIGINT_HELD.__exit__()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def wait(self, timeout: float) -> None:
+        """Wait to be notified, for at most ``PIECE``: an interrupt is raised afterwards."""
+        self._condition.wait(min(timeout, PIECE))
+        with SIGINT_HELD.released():
+            pass
+
+
+class _Turn:
+    """Takes a lock, and calls ``finish`` before the outermost turn releases it. One object serves for all turns."""
+
+    def __init__(self, lock: _Lock, finish: Callable[[], None]) -> None:
+        self._lock = lock
+        self._finish = finish
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None and self._depth == 1:
+                self._finish()
+        finally:
+            self._depth -= 1
+            self._lock.release()
+
+
+class Dispatcher:
+    """Thread-safe.
+
+    Args:
+        name: for messages.
+        grace: seconds that the peers of a failed group member have to end.
+    """
+
+    def __init__(self, name: str, grace: float) -> None:
+        self.name = name
+        self.grace = grace
+        #: Notified when a run ends, a ring has room, or the worker closes.
+        self.lock = _Lock()
+        self.placement = Placement()
+        self.loop = EventLoop(f"aorta-{name}")
+        self.callbacks = CallbackThread(f"aorta-{name}-callbacks")
+        self.graph = Graph(self._ready, self._settled, self._consumed)
+        self.runs: deque[GraphRun] = deque()
+        self.closing = False
+        #: Memory of copies, of which no two tasks use the same bytes; runs that use some of it share nothing.
+        self._copies: set[Hashable] = set()
+        self.release_slab: Callable[[Slab], None] = lambda slab: None
+        #: Called within the turn in which a run has ended.
+        self.run_ended: Callable[[], None] = lambda: None
+        self._ids = itertools.count()
+        self._turn = _Turn(self.lock, self._start_ready)
+
+    def turn(self) -> _Turn:
+        """The context manager within which changes are made."""
+        return self._turn
+
+    def _start_ready(self) -> None:
+        """Start every task that can start."""
+        for run in may_start(self.runs):
+            while run.queues:
+                match = self.placement.match(run.queues)
+                if match is not None:
+                    if self.graph.claim(match[0]):
+                        self._dispatch(*match)
+                    continue
+                hopeless = list(self.placement.take_hopeless(run.queues))
+                if not hopeless:
+                    break
+                for node, endpoint in hopeless:
+                    assert endpoint.gone is not None
+                    self._cancel_unstarted(node, Outcome.ENDPOINT_FAILURE, endpoint.gone.at(endpoint.name))
+
+    # Runs
+
+    def open_run(self, run: GraphRun) -> GraphRun:
+        """Begin a run; blocks while two others of this thread are open."""
+        with self.lock:
+            while sum(other.thread is run.thread for other in self.runs) >= DEPTH and not self.closing:
+                self.lock.wait(PIECE)
+            if self.closing:
+                raise WorkerClosed(f"{self.name} is closed")
+            self.runs.append(run)
+            return run
+
+    def close_run(self, run: GraphRun) -> None:
+        """Its graph is complete."""
+        with self.turn():
+            run.closed = True
+            self._end_if_over(run)
+
+    def _end_if_over(self, run: GraphRun) -> None:
+        if not run.closed or run.unsettled or run.ended.is_set():
+            return
+        self.runs.remove(run)
+        for other in run.shares_with:
+            other.shares_with.discard(run)
+        run.shares_with, run.memory = set(), set()
+        run.keeps = None
+        self.run_ended()
+        run.ended.set()
+        if not run.calling_back:
+            run.called_back.set()
+        self.lock.notify_all()
+
+    def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
+        """Cancel the tasks that have not started, and with ``running`` those that have."""
+        with self.turn():
+            run.cancelled = run.cancelled or why
+            for node in [node for node in run.nodes if not node.payload.has_settled]:
+                self.cancel(node, why, running)
+
+    def cancel_runs(self, why: str) -> None:
+        """End the tasks of all runs."""
+        with self.turn():
+            for run in tuple(self.runs):
+                self.cancel_run(run, why, running=True)
+
+    def unsettled_with(self, digest: str) -> int:
+        """How many tasks of a callable have not ended."""
+        with self.lock:
+            return sum(
+                member.definition is not None and member.definition.digest == digest
+                for run in self.runs
+                for node in run.nodes
+                if not node.payload.has_settled
+                for member in node.payload.members
+            )
+
+    def wait_until_settled(self, digest: str) -> None:
+        """Block until all tasks of a callable have ended, or the dispatcher closes."""
+        with self.lock:
+            while not self.closing and self.unsettled_with(digest):
+                self.lock.wait(PIECE)
+
+    def drain(self, timeout: float) -> bool:
+        """Accept no run any more, and wait for the open ones; whether they have ended in time."""
+        give_up = time.monotonic() + timeout
+        with self.lock:
+            self.closing = True
+            self.lock.notify_all()
+            while self.runs:
+                left = give_up - time.monotonic()
+                if left <= 0:
+                    return False
+                self.lock.wait(left)
+        return True
+
+    # Tasks
+
+    def submit(
+        self,
+        run: GraphRun,
+        task: GraphTask,
+        label: str,
+        accesses: Sequence[tuple[Footprint, Tag]] = (),
+        after: Sequence[Node] = (),
+    ) -> Node:
+        """Add a task to the graph of a run, within a turn, at whose end it may start.
+
+        Raises:
+            TaskError: an earlier task of a run with ``fail_fast`` has failed.
+            RingFull: the run has as many tasks that have not ended as its ring has slots.
+            RuntimeError: the run is closed or cancelled.
+        """
+        self._check_accepts(run)
+        run.take_slot()
+        for footprint, _ in accesses:
+            if footprint.backing not in self._copies:
+                run.note_use(footprint.backing, self.runs)
+        node = self.graph.add(task, run, accesses, after, label)
+        run.nodes[node] = None
+        return node
+
+    def wait_for_room(self, run: GraphRun, timeout: float | None) -> None:
+        """Block until a run's ring has room, the run accepts no task any more, or ``timeout`` has passed."""
+        give_up = None if timeout is None else time.monotonic() + timeout
+        with self.lock:
+            while not run.closed and run.cancelled is None and run.unsettled >= run.ring_size:
+                left = PIECE if give_up is None else min(PIECE, give_up - time.monotonic())
+                if left <= 0:
+                    return
+                self.lock.wait(left)  # in pieces: one free slot is enough, though it is not worth to be woken for
+
+    def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
+        """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
+        with self.turn():
+            self._check_accepts(run)
+            if slab.ring == COPIES:
+                self._copies.add(footprint.backing)
+            else:
+                run.note_use(footprint.backing, self.runs)
+            return self.graph.add_memory(slab, run, footprint)
+
+    @staticmethod
+    def _check_accepts(run: GraphRun) -> None:
+        if run.closed:
+            raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
+        if run.cancelled is not None:
+            raise RuntimeError(f"the run is cancelled: {run.cancelled}")
+        if run.fail_fast and run.first_failure is not None:
+            raise TaskError(run.first_failure)
+
+    def release_scope(self, nodes: Iterable[Node]) -> None:
+        """The scope in which they were submitted has ended."""
+        with self.turn():
+            for node in nodes:
+                self.graph.release_scope(node)
+
+    def cancel(self, node: Node, why: str, running: bool = True) -> None:
+        """Do not start a task; with ``running``, end one that has started."""
+        with self.turn():
+            failure = TaskFailure("Cancelled", why)
+            if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
+                self._stop(node.payload, Completion(Outcome.CANCELLED, None, failure), why)
+
+    def _cancel_unstarted(self, node: Node, outcome: Outcome, failure: TaskFailure) -> bool:
+        """Settle a task that has not started; False if it has."""
+        if node.state not in UNSTARTED:
+            return False
+        task: GraphTask = node.payload
+        task.outcome, task.failure = outcome, failure
+        return self.graph.cancel(node, TaskError(record_of(node)))
+
+    # Reports of the graph
+
+    def _ready(self, node: Node) -> None:
+        node.run.queues.push(node)
+
+    def _settled(self, node: Node) -> None:
+        task: GraphTask = node.payload
+        if task.outcome is None:
+            if node.poisoned_by is not None:
+                task.outcome, task.failure = Outcome.SKIPPED, node.poisoned_by.payload.failure
+            else:
+                task.outcome = Outcome.SUCCESS
+        task.has_settled = True
+        run: GraphRun = node.run
+        for member in task.members:  # what only its tensors have kept is free from now on
+            member.args = member.config = member.definition = None
+        if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
+            run.first_failure = record_of(node)
+        run.unsettled -= 1
+        if run.unsettled == run.low_water:
+            self.lock.notify_all()
+        if task.settled is not None:
+            task.settled.set()
+            task.settled = None
+        for callback in task.callbacks or ():
+            self._call_back(node, callback)
+        task.callbacks = None
+        if run.closed:
+            self._end_if_over(run)
+
+    def _consumed(self, node: Node) -> None:
+        if isinstance(node.payload, Slab):
+            self.release_slab(node.payload)
+            return
+        # In an open run there may be very many: of those that nothing refers to, only the record is kept.
+        run: GraphRun = node.run
+        if run.nodes.pop(node, self) is None:
+            run.records[node.id] = record_of(node)
+
+    # Callbacks
+
+    def when_settled(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        """Call with the record of a task once there is one. A run has ended for those who wait when such calls have."""
+        task: GraphTask = node.payload
+        with self.lock:
+            if task.has_settled:
+                self._call_back(node, callback)
+            else:
+                task.callbacks = [*(task.callbacks or ()), callback]
+
+    def _call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        node.run.calling_back += 1
+        self.callbacks.add(partial(self._run_callback, node, callback))
+
+    def _run_callback(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
+        record, raised = record_of(node), None
+        try:
+            callback(record)
+        except BaseException as error:
+            raised = error
+        run: GraphRun = node.run
+        with self.lock:
+            run.calling_back -= 1
+            if raised is not None and not run.called_back.is_set():
+                failure = failure_of(raised).at(f"when_settled of task {record.id} ({record.label})")
+                failed = replace(record, outcome=Outcome.TASK_FAILURE, payload=None, failure=failure)
+                run.callback_failure = run.callback_failure or failed
+                raised = None
+            if run.ended.is_set() and not run.calling_back:
+                run.called_back.set()
+        if raised is not None:  # there is no ``RunHandle.wait`` to raise it
+            hook = (type(raised), raised, raised.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hook))
+
+    # Dispatches
+
+    def _dispatch(self, node: Node, endpoints: list[Endpoint]) -> None:
+        task: GraphTask = node.payload
+        pairs = zip(task.members, endpoints, strict=True)
+        task.running = tuple([Dispatch(next(self._ids), node, member, endpoint) for member, endpoint in pairs])
+        for dispatch in task.running:
+            dispatch.endpoint.busy += 1
+        for dispatch in task.running:
+            if task.failure is not None:  # another member could not be started
+                self.ended(dispatch, Completion(Outcome.SKIPPED, None, task.failure))
+            elif not dispatch.over:  # its endpoint has not died meanwhile
+                self._start(dispatch, task)
+
+    def _start(self, dispatch: Dispatch, task: GraphTask) -> None:
+        dispatch.member.started = time.time()
+        dispatch.member.ran_on = dispatch.endpoint.name
+        if task.timeout is not None:
+            dispatch.deadline = self.loop.call_at(time.monotonic() + task.timeout, partial(self._overdue, dispatch))
+        try:
+            dispatch.endpoint.start(dispatch)
+        except Exception as error:  # its arguments cannot be sent
+            failure = failure_of(error).at(dispatch.endpoint.name)
+            self.ended(dispatch, Completion(Outcome.TASK_FAILURE, None, failure))
+
+    def ended(self, dispatch: Dispatch, completion: Completion) -> None:
+        """An endpoint reports how a task ended."""
+        with self._turn:
+            self._end(dispatch, completion)
+
+    def _end(self, dispatch: Dispatch, completion: Completion) -> None:
+        if dispatch.over:
+            return
+        dispatch.over = True
+        dispatch.endpoint.busy -= 1
+        if dispatch.deadline is not None:
+            dispatch.deadline.cancel()
+        if dispatch.stopping is not None and completion.outcome is not Outcome.SUCCESS:
+            completion = dispatch.stopping
+        task: GraphTask = dispatch.node.payload
+        member = dispatch.member
+        member.completion = completion
+        if member.started is not None:
+            member.ended = time.time()
+        task.running = tuple([other for other in task.running if other is not dispatch])
+        if completion.outcome is not Outcome.SUCCESS and task.failure is None:
+            task.outcome = completion.outcome
+            task.failure = completion.failure or TaskFailure(completion.outcome.name, completion.outcome.value)
+            if task.running:
+                self.loop.call_at(time.monotonic() + self.grace, lambda: self._stop_peers(task))
+        if task.running:
+            return
+        if task.failure is None:
+            self.graph.complete(dispatch.node)
+        else:
+            self.graph.fail(dispatch.node, TaskError(record_of(dispatch.node)))
+
+    def _stop_peers(self, task: GraphTask) -> None:
+        """End the other members of a group: most likely, they hang in a collective with the one that has failed."""
+        with self.turn():
+            why = f"a member of its group failed {self.grace:g} s ago"
+            self._stop(task, Completion(Outcome.CANCELLED, None, TaskFailure("Cancelled", why)), why)
+
+    def _overdue(self, dispatch: Dispatch) -> None:
+        with self.turn():
+            why = f"not finished within {dispatch.node.payload.timeout:g} s"
+            failure = TaskFailure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
+            self._stop_one(dispatch, Completion(Outcome.TIMEOUT, None, failure), why)
+
+    def _stop(self, task: GraphTask, completion: Completion, why: str) -> None:
+        for dispatch in task.running:
+            self._stop_one(dispatch, completion, why)
+
+    @staticmethod
+    def _stop_one(dispatch: Dispatch, completion: Completion, why: str) -> None:
+        if not dispatch.over and dispatch.stopping is None:
+            dispatch.stopping = completion
+            try:
+                dispatch.endpoint.stop(dispatch, why)
+            except Exception:
+                traceback.print_exc()  # an error of this package, which must not end the turn

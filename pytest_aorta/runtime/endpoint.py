@@ -1,0 +1,630 @@
+"""A place that runs tasks, one at a time: a slot, a worker of the level below, or one on another host.
+
+Behind it is a process, which a ``Link`` leads to. When the process dies, its task fails and another process takes its
+place. Everything here happens within turns of the dispatcher; nothing sends or receives in a way that could block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import pickle
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.runtime.arguments import TaskArgs
+from pytest_aorta.runtime.callables import loads
+from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of
+from pytest_aorta.runtime.tensors import SharedViews, from_bytes, overwrite
+from pytest_aorta.runtime.zygote import Task, TaskEnded, ZygoteError, exit_text
+
+if TYPE_CHECKING:
+    from pytest_aorta.runtime.callables import Definition
+    from pytest_aorta.runtime.dispatcher import Dispatcher
+    from pytest_aorta.runtime.event_loop import EventLoop
+    from pytest_aorta.runtime.scheduling import Dispatch, TaskKind
+
+#: What goes to a process, and what comes back: a word, and what follows it. See ``leaf``, which is the other side.
+Message = tuple[Any, ...]
+
+#: Deaths in a row, without a task that succeeded in between, after which an endpoint is out of service.
+MAX_DEATHS = 3
+
+#: Seconds that a process has to get ready when it takes the place of one that has died.
+RESTART = 300.0
+
+#: Seconds that an idle process has to load or forget a callable; it may have to import a library for that.
+ANSWER = 30.0
+
+#: Bytes that may wait for a process. A message is taken as long as fewer do; one alone may have more.
+MAX_WAITING = 64 * 2**20
+
+#: Bytes of a message that a process may send.
+MAX_MESSAGE = 2**30
+
+#: Seconds that a process may live on after it has closed its socket; usually it is just about to end.
+MUTE = 2.0
+
+#: Bytes of the length that precedes every message.
+HEADER = 8
+
+#: Bytes that are received at a time.
+_CHUNK = 2**15
+
+
+_NO_ARGUMENTS = TaskArgs()
+
+
+class Link(Protocol):
+    """Sends messages to a process, and ends it. Its messages and its death go to the endpoint."""
+
+    def start(self) -> None:
+        """Begin to deliver messages; raises ``OSError`` where the process cannot be reached."""
+
+    def send(self, message: Message) -> None:
+        """Send soon; does not block. A process that is gone, or does not read, is reported to the endpoint."""
+
+    def tensors(self, args: TaskArgs) -> Sequence[Any]:
+        """The tensors of a task as this process is sent them; raises what is wrong with them."""
+
+    def forgotten(self, everything: bool) -> Sequence[int]:
+        """Numbers of storages that the process should unmap: those that are gone here, or all."""
+
+    def kill(self, grace: float) -> None:
+        """End the process and all its descendants, within ``grace`` seconds; does not wait."""
+
+    def close(self, grace: float) -> None:
+        """Ask it to end, wait for ``grace`` seconds, then end it."""
+
+
+class ProcessState(enum.Enum):
+    """Where the process of an endpoint stands."""
+
+    #: There is none yet, or it is not ready.
+    STARTING = enum.auto()
+    #: It takes tasks.
+    READY = enum.auto()
+    #: It is being ended from here, because of its task; another one takes its place.
+    CONDEMNED = enum.auto()
+    #: It is dead, and no other one takes its place; ``gone`` says why.
+    GONE = enum.auto()
+    #: The worker is closed: it ends, and no other one takes its place.
+    CLOSED = enum.auto()
+
+
+class ProcessEndpoint:
+    """The endpoint of a process, and of those that take its place.
+
+    Args:
+        dispatcher: of the worker above; its lock guards everything here, and is notified of every change.
+        kind: of the tasks that it takes.
+        identity: its number among those of its kind.
+        name: for messages.
+        launch: starts a process; raises ``StartupError``.
+        respawn: whether another process takes the place of one that has died.
+        cancels: whether it can end a task and live on.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        kind: TaskKind,
+        identity: int,
+        name: str,
+        launch: Callable[[ProcessEndpoint], Link],
+        *,
+        respawn: bool = True,
+        cancels: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.id = identity
+        self.name = name
+        self.busy = 0
+        #: Whether a task can be sent there.
+        self.ready = False
+        self.gone: TaskFailure | None = None
+        self._dispatcher = dispatcher
+        self._lock = dispatcher.lock
+        self._launch = launch
+        self._respawn = respawn
+        self._cancels = cancels
+        self._state = ProcessState.STARTING
+        #: Of the last process that was started; ``None`` also where that was given up before it was ready.
+        self._link: Link | None = None
+        #: The task that it runs.
+        self._current: Dispatch | None = None
+        #: Why the process that starts, or has just died, did not become ready.
+        self._refused: TaskFailure | None = None
+        self._deaths = 0
+        self._successor: threading.Thread | None = None
+        #: Answers to ``register`` and ``unregister``, by word and digest.
+        self._answers: dict[tuple[str, str], TaskFailure | None] = {}
+
+    def _enter(self, state: ProcessState) -> None:
+        """Change the state; that of a closed one stays."""
+        if self._state is not ProcessState.CLOSED:
+            self._state = state
+            self.ready = state is ProcessState.READY
+        self._lock.notify_all()
+
+    # Starting
+
+    def spawn(self) -> None:
+        """Start the process; ``wait_ready`` waits for it. Raises ``StartupError``."""
+        self._check_open()
+        link = self._launch(self)
+        with self._lock:
+            self._link, self._refused = link, None
+        try:
+            link.start()
+        except OSError as error:
+            raise StartupError(f"{self.name}: {error}") from error
+        if self._state is ProcessState.CLOSED:  # meanwhile
+            link.close(0.0)
+            self._check_open()
+
+    def wait_ready(self, give_up: float) -> None:
+        """Block until it takes tasks, at most until that moment of ``time.monotonic()``.
+
+        Raises:
+            StartupError: it failed, died, or took too long.
+        """
+        with self._lock:
+            while self._refused is None:
+                self._check_open()
+                left = give_up - time.monotonic()
+                if self.ready and left > 0:
+                    return
+                if left <= 0:
+                    raise StartupError(f"{self.name}: not ready in time; it hangs, or startup_timeout_s is too short")
+                self._lock.wait(min(left, PIECE))
+            raise StartupError(f"{self.name}: {self._refused.message}\n{self._refused.traceback}".rstrip())
+
+    def _check_open(self) -> None:
+        if self._state is ProcessState.CLOSED:
+            raise StartupError(f"{self.name}: not wanted any more")
+
+    # Tasks
+
+    def start(self, dispatch: Dispatch) -> None:
+        """Send a task."""
+        link, member = self._link, dispatch.member
+        assert link is not None
+        assert member.definition is not None
+        message: Message = ("task", dispatch.id, member.definition.digest)
+        if member.args is not None or member.config is not None:
+            args = member.args or _NO_ARGUMENTS
+            tensors, gone = link.tensors(args), link.forgotten(False)
+            message = (*message, tensors, args.scalars, member.config, member.first_item, args.written, gone)
+        self._current = dispatch
+        link.send(message)
+
+    def stop(self, dispatch: Dispatch, why: str) -> None:
+        """Ask, where the other side understands; end the process, where not, or when it does not help."""
+        if dispatch is not self._current:
+            return
+        if self._cancels:
+            assert self._link is not None
+            self._link.send(("cancel", dispatch.id, why))
+            moment = time.monotonic() + 2 * self._dispatcher.grace + 1
+            self._dispatcher.loop.call_at(moment, partial(self._end_with, dispatch, 0.0))
+        else:
+            self._end_with(dispatch, self._dispatcher.grace)
+
+    def _end_with(self, dispatch: Dispatch, grace: float) -> None:
+        """End the process because of a task, unless that task is over: then the process may be another one."""
+        with self._dispatcher.turn():
+            if not dispatch.over:
+                self._condemn(grace)
+
+    def _condemn(self, grace: float) -> None:
+        """Send nothing there any more, even if its task is quicker, and end it."""
+        if self._state is ProcessState.READY:
+            self._enter(ProcessState.CONDEMNED)
+        if self._link is not None:
+            self._link.kill(grace)
+
+    # Messages from the process, on the thread of the link
+
+    def received(self, message: Message, link: Link) -> None:
+        """The process behind a link has sent something; never raises."""
+        word, *rest = message
+        if word == "ended":
+            number, completion, written = rest[0], *_completion(self.name, *rest[1:])
+            with self._dispatcher.turn():
+                dispatch = self._current
+                if link is self._link and dispatch is not None and dispatch.id == number:
+                    self._ended(dispatch, completion, written)
+            return
+        with self._dispatcher.turn():
+            if link is not self._link:
+                return
+            if word == "ready":
+                if self._state is ProcessState.STARTING:
+                    self._enter(ProcessState.READY)
+            elif word == "failed":
+                self._refused = rest[0]
+                self._lock.notify_all()
+            else:
+                answer, digest, failure = rest
+                self._answers[answer, digest] = failure
+                self._lock.notify_all()
+
+    def _ended(self, dispatch: Dispatch, completion: Completion, written: Sequence[Any]) -> None:
+        self._current = None
+        if completion.outcome is Outcome.SUCCESS:
+            self._deaths = 0
+            args = dispatch.member.args
+            for number, by_value in written:
+                assert args is not None
+                overwrite(args.tensors[number], from_bytes(*by_value))
+        self._dispatcher.ended(dispatch, completion)
+
+    def misbehaved(self, how: str) -> None:
+        """Nothing can be expected of the process any more: its task fails, and it is ended."""
+        with self._dispatcher.turn():
+            self._condemn(0.0)
+            self._lose_task(TaskFailure("ProcessDied", how))
+
+    def _lose_task(self, failure: TaskFailure) -> None:
+        dispatch, self._current = self._current, None
+        if dispatch is not None:
+            self._dispatcher.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
+
+    # Deaths
+
+    def died(self, how: str, link: Link) -> None:
+        """The process behind a link is gone."""
+        failure = TaskFailure("ProcessDied", how)
+        with self._dispatcher.turn():
+            if link is not self._link:
+                return
+            was_ready = self._state in (ProcessState.READY, ProcessState.CONDEMNED)
+            if self._state is not ProcessState.CONDEMNED:
+                self._deaths += 1
+            if not was_ready and self._refused is None:
+                self._refused = failure
+            if not self._respawn or self._deaths >= MAX_DEATHS:
+                last = f"; the last of {self._deaths} deaths in a row" if self._respawn else ""
+                self.gone = TaskFailure(failure.type, f"out of service: {how}{last}")
+            self._enter(ProcessState.STARTING if self.gone is None else ProcessState.GONE)
+            self._lose_task(failure)
+            if was_ready and self._state is ProcessState.STARTING:
+                # On a thread: its zygote may have to be started again, too.
+                name = f"aorta-respawn-{self.name}"
+                self._successor = threading.Thread(target=self._start_again, name=name, daemon=True)
+                self._successor.start()
+
+    def _start_again(self) -> None:
+        for _ in range(MAX_DEATHS):
+            try:
+                self.spawn()
+                self.wait_ready(time.monotonic() + RESTART)
+                return
+            except Exception as error:
+                reason = TaskFailure(type(error).__name__, f"out of service: {error}")
+            with self._dispatcher.turn():
+                if self.ready or self._successor is not threading.current_thread():
+                    return  # at the last moment; or it was, and has died, and another thread starts the next one
+                # Its death, which follows, says nothing about the next one.
+                link, self._link = self._link, None
+            if link is not None:
+                link.kill(0.0)
+            if self._state in (ProcessState.GONE, ProcessState.CLOSED):
+                break
+        with self._dispatcher.turn():
+            self.gone = self.gone or reason
+            self._enter(ProcessState.GONE)
+
+    # Callables
+
+    def register(self, definition: Definition) -> TaskFailure | None:
+        """Have it load a callable; why it could not, or ``None``. Blocks while it runs a task, or starts again."""
+        return self._ask(("register", definition), "registered", definition.digest)
+
+    def unregister(self, digest: str) -> None:
+        """Have it forget a callable."""
+        self._ask(("unregister", digest), "unregistered", digest)
+
+    def _ask(self, message: Message, answer: str, digest: str) -> TaskFailure | None:
+        idle = 0.0
+        with self._lock:
+            while self._state in (ProcessState.STARTING, ProcessState.CONDEMNED):
+                self._lock.wait(PIECE)
+            link = self._link
+            if link is not None and self.ready:
+                self._answers.pop((answer, digest), None)
+                link.send(message)
+            while self.ready and self._link is link:
+                if (answer, digest) in self._answers:
+                    failure = self._answers.pop((answer, digest))
+                    return None if failure is None else failure.at(self.name)
+                before = time.monotonic()
+                self._lock.wait(PIECE)
+                # Time in which it runs a task does not count, nor does more than a piece in which this one was stopped.
+                idle += 0.0 if self._current is not None else min(time.monotonic() - before, PIECE)
+                if idle > ANSWER:
+                    self.misbehaved(f"its process has not answered for {ANSWER:g} s although it runs no task")
+        return TaskFailure("ProcessDied", f"{self.name} died")
+
+    # Memory and the end
+
+    def unmap(self, everything: bool = False) -> None:
+        """Let go of memory whose last tensor is gone; of all, unless a task runs, when a run has ended."""
+        link = self._link
+        if link is not None and self.ready and not (everything and self._current is not None):
+            numbers = link.forgotten(everything)
+            if numbers:
+                link.send(("unmap", numbers))
+
+    def close(self, grace: float) -> None:
+        """End it in order; never raises."""
+        with self._lock:
+            self._enter(ProcessState.CLOSED)
+            link = self._link
+        if link is not None:
+            link.close(grace)
+
+    def join(self, timeout: float) -> None:
+        """After ``close``, and once nothing can start any more: wait for a successor that was about to start."""
+        if self._successor is not None:
+            self._successor.join(timeout)
+
+
+def _completion(
+    name: str, outcome: Outcome, payload: bytes | None, failure: TaskFailure | None, written: Sequence[Any]
+) -> tuple[Completion, Sequence[Any]]:
+    """How a task has ended, from what its process says of it."""
+    if outcome is Outcome.SUCCESS:
+        if payload is None:
+            return SUCCEEDED, written
+        try:
+            return Completion(outcome, loads(payload)), written
+        except Exception as error:
+            failure = failure_of(error).at("its return value could not be read")
+    assert failure is not None
+    return Completion(Outcome.TASK_FAILURE, None, failure.at(name)), ()
+
+
+def framed(message: Message) -> bytes:
+    """A message as bytes, with its length."""
+    data = pickle.dumps(message, 5)
+    return len(data).to_bytes(HEADER, "little") + data
+
+
+class ProcessLink:
+    """The link to a process of this host, which was forked from a zygote: a socket, and the zygote's word of its end.
+
+    A process that is stopped, or busy with something else, does not read; what its socket does not take waits here.
+
+    Args:
+        endpoint: of the process.
+        loop: delivers its messages.
+        task: the process, as a task of its zygote.
+        sock: connected with it.
+    """
+
+    def __init__(self, endpoint: ProcessEndpoint, loop: EventLoop, task: Task, sock: socket.socket) -> None:
+        self._endpoint = endpoint
+        self._loop = loop
+        self._task = task
+        self._socket = sock
+        self._incoming = bytearray()
+        self._sending = threading.Lock()
+        self._backlog: deque[memoryview] = deque()
+        self._waiting = 0
+        self._closed = False
+        self._watched: list[int] = []
+        self._problem = ""
+        self._ended = threading.Event()
+        self._views = SharedViews(lambda: loop.call_soon(self._many_dead))
+
+    def start(self) -> None:
+        """Begin to listen."""
+        with self._sending:
+            self._loop.watch(self._socket.fileno(), self._event, writable=bool(self._backlog))
+        self._watch_task(self._task.filenos())
+
+    # Sending
+
+    def send(self, message: Message) -> None:
+        """Send, as far as the socket has room; the rest when it has room again."""
+        data = framed(message)
+        with self._sending:
+            if self._closed:
+                return
+            full = self._waiting >= MAX_WAITING
+            if not full:
+                self._backlog.append(memoryview(data))
+                self._waiting += len(data)
+                if len(self._backlog) == 1 and not self._flush():
+                    self._loop.watch(self._socket.fileno(), self._event, writable=True)
+        if full:
+            self._endpoint.misbehaved(f"the process does not read: {self._waiting} bytes wait for it")
+
+    def _flush(self) -> bool:
+        """Send what the socket takes; whether that was all, or it is closed: its end is about to be reported."""
+        while self._backlog:
+            data = self._backlog[0]
+            try:
+                sent = self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._backlog.clear()
+                self._waiting = 0
+                return True
+            self._waiting -= sent
+            if sent < len(data):
+                self._backlog[0] = data[sent:]
+            else:
+                self._backlog.popleft()
+        return True
+
+    def tensors(self, args: TaskArgs) -> Sequence[Any]:
+        """Views of shared memory."""
+        return [self._views.view(tensor) for tensor in args.tensors]
+
+    def forgotten(self, everything: bool) -> Sequence[int]:
+        """See ``Link``."""
+        return self._views.forget() if everything else self._views.dead()
+
+    def _many_dead(self) -> None:
+        with self._endpoint._dispatcher.turn():
+            self._endpoint.unmap()
+
+    # Receiving, on the loop
+
+    def _event(self) -> None:
+        with self._sending:
+            if self._closed:
+                return
+            if self._backlog and self._flush():
+                self._loop.watch(self._socket.fileno(), self._event)
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            while data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
+                self._incoming += data
+                self._deliver()
+                if len(data) < _CHUNK:
+                    return
+        except BlockingIOError:
+            return
+        except OSError:  # it is gone without having read all that it was sent
+            pass
+        except Exception as error:  # nothing after that can be trusted
+            self._problem = f"has sent a message that cannot be read ({type(error).__name__}: {error})"
+        self._hang_up(0.0 if self._problem else MUTE)
+
+    def _deliver(self) -> None:
+        while len(self._incoming) >= HEADER:
+            length = int.from_bytes(self._incoming[:HEADER], "little")
+            if length > MAX_MESSAGE:
+                raise ValueError(f"a message of {length} bytes")
+            if len(self._incoming) < HEADER + length:
+                return
+            message = pickle.loads(memoryview(self._incoming)[HEADER : HEADER + length].tobytes())
+            del self._incoming[: HEADER + length]
+            self._endpoint.received(message, self)
+
+    def _hang_up(self, patience: float) -> None:
+        """Close the socket. A process that lives on is ended."""
+        with self._sending:
+            if self._closed:
+                return
+            self._closed = True
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._backlog.clear()
+        if not self._ended.is_set():
+            self._loop.call_at(time.monotonic() + patience, self._end_mute)
+
+    def _end_mute(self) -> None:
+        if not self._ended.is_set():
+            self._problem = self._problem or "has closed its channel"
+            self.kill(0.0)
+
+    # The end
+
+    def _watch_task(self, descriptors: list[int]) -> None:
+        for fd in self._watched:
+            self._loop.unwatch(fd)
+        self._watched = descriptors
+        for fd in descriptors:
+            self._loop.watch(fd, self._look)
+
+    def _look(self) -> None:
+        """Something has happened to the process. On a thread: to find out may take as long as to end its family."""
+        self._watch_task([])
+        threading.Thread(target=self._find_out, name="aorta-look", daemon=True).start()
+
+    def _find_out(self) -> None:
+        try:
+            while self._task.poll_message() is not None:
+                pass
+        except TaskEnded:
+            assert self._task.ended is not None
+            code = self._task.ended.returncode
+            how = "outlived SIGKILL" if code is None else f"died with {exit_text(code)}"
+            self._loop.call_soon(partial(self._end, how))
+        except ZygoteError as error:
+            self._problem = str(error)
+            self._loop.call_soon(partial(self._end, ""))
+        else:
+            self._loop.call_soon(lambda: self._watch_task(self._task.filenos()))
+
+    def _end(self, how: str) -> None:
+        """All that it had sent is read, then its death is reported."""
+        self._ended.set()
+        if not self._closed:
+            self._read()
+        self._hang_up(0.0)
+        self._task.close()
+        self._views.forget()
+        said = ", and ".join(part for part in (self._problem, how) if part)
+        self._endpoint.died(f"its process {said}" if how else said, self)
+
+    def kill(self, grace: float) -> None:
+        """SIGTERM, ``grace`` seconds, SIGKILL; to all its descendants, too."""
+        self._task.kill(grace)
+
+    def close(self, grace: float) -> None:
+        """Ask it to end; when it has not after ``grace`` seconds, end it."""
+        self.send(("close",))
+        if not self._ended.wait(0.0 if self._closed else grace):
+            self._task.kill(0.0)
+            self._ended.wait(grace or 5.0)
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends for messages."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+class MessageSocket:
+    """The side of the process: blocking, and any thread may send."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
+        self._sending = threading.RLock()  # a task may send from a signal handler
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._sending = threading.RLock()
+
+    def send(self, message: Message) -> None:
+        """Send a message; nothing happens when the other side is gone, which ``receive`` tells."""
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(framed(message))
+
+    def receive(self) -> Message | None:
+        """The next message; ``None`` when the other side is gone."""
+        header = self._exactly(HEADER)
+        data = header and self._exactly(int.from_bytes(header, "little"))
+        if not data:
+            return None
+        message: Message = pickle.loads(data)
+        return message
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            try:
+                part = self._socket.recv(min(count, 2**20))
+            except OSError:  # it was closed by the task, or the other side is gone
+                return b""
+            if not part:
+                return b""
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)

@@ -1,1 +1,0 @@
-"""What the dispatcher sends tasks to: child processes, hosts, functions that run jobs."""

@@ -1,1 +1,0 @@
-"""Dispatch of tasks to endpoints. Starts no process."""

@@ -1,0 +1,539 @@
+"""The graph of tasks: which wait for which, which are ready, which are poisoned, which can be forgotten. No processes.
+
+What a task waits for follows from the bytes that it reads: of every run and storage, the graph knows which task writes
+which interval of bytes. Two views whose intervals meet are then compared exactly, so that columns and tiles of one
+matrix do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+#: Positions looked at before a question about two views is given up; views of one layout need a handful.
+_EFFORT = 512
+
+#: Writes of nodes that have completed, of one run and one storage, that are still found.
+MAX_COMPLETED = 64
+
+
+class Tag(enum.Enum):
+    """What a task does to a tensor.
+
+    ``INPUT`` and ``INOUT`` wait for earlier writers; ``INOUT``, ``OUTPUT`` and ``OUTPUT_EXISTING`` make the task the
+    one that later readers wait for. An ``OUTPUT`` is overwritten as it is, without waiting. ``NO_DEP`` takes
+    no part in dependencies.
+    """
+
+    INPUT = "input"
+    OUTPUT = "output"
+    INOUT = "inout"
+    OUTPUT_EXISTING = "output_existing"
+    NO_DEP = "no_dep"
+
+    @property
+    def reads(self) -> bool:
+        """Whether earlier writers must be done first."""
+        return self in (Tag.INPUT, Tag.INOUT)
+
+    @property
+    def writes(self) -> bool:
+        """Whether later readers wait for the task."""
+        return self in (Tag.INOUT, Tag.OUTPUT, Tag.OUTPUT_EXISTING)
+
+
+# Bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the bytes of a view lie, from its first one on; ``strides`` and ``itemsize`` in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.strides):
+            raise ValueError(f"{len(self.shape)} dimensions but {len(self.strides)} strides")
+        if self.itemsize < 1 or min((*self.shape, *self.strides), default=0) < 0:
+            raise ValueError(f"no view has negative numbers or empty items: {self}")
+
+    @cached_property
+    def empty(self) -> bool:
+        return 0 in self.shape
+
+    @cached_property
+    def nbytes(self) -> int:
+        """From the first byte to the last one."""
+        return 0 if self.empty else self.itemsize + sum(s * n for s, n in self.steps.items())
+
+    @cached_property
+    def steps(self) -> dict[int, int]:
+        """Stride to the most steps along it. Axes of one stride are one, and an axis of size 1 is none."""
+        steps: dict[int, int] = {}
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            if size > 1 and stride:
+                steps[stride] = steps.get(stride, 0) + size - 1
+        return steps
+
+    @cached_property
+    def solid(self) -> bool:
+        """Whether every byte from the first to the last one is touched."""
+        return _Sums([(s, 0, n) for s, n in self.steps.items()] + [(1, 0, self.itemsize - 1)]).solid
+
+
+class _Sums:
+    """The sums of one multiple each of some strides. A term is ``(stride, least factor <= 0, greatest factor >= 0)``.
+
+    One of the terms must have stride 1.
+    """
+
+    def __init__(self, terms: Iterable[tuple[int, int, int]]) -> None:
+        self._terms = sorted(terms, reverse=True)
+        # Of the terms from each one on: the least and greatest sum, and whether all numbers between are sums, too.
+        self._least, self._greatest, self._dense = [0], [0], [True]
+        for stride, low, high in reversed(self._terms):
+            dense = self._dense[-1] and (low == high or stride <= self._greatest[-1] - self._least[-1] + 1)
+            self._dense.append(dense)
+            self._least.append(self._least[-1] + stride * low)
+            self._greatest.append(self._greatest[-1] + stride * high)
+        for suffixes in (self._least, self._greatest, self._dense):
+            suffixes.reverse()
+
+    @property
+    def solid(self) -> bool:
+        """Whether every number from the least to the greatest sum is one."""
+        return self._dense[0]
+
+    def hit(self, target: int) -> bool | None:
+        """Whether ``target`` is a sum; None when that takes too long to find out."""
+        if not self._least[0] <= target <= self._greatest[0]:
+            return False
+        effort = _EFFORT
+        open_ends = [(0, target)]
+        while open_ends:
+            at, rest = open_ends.pop()
+            if self._dense[at]:
+                return True  # only sums within reach are opened
+            stride, low, high = self._terms[at]
+            low = max(low, -((self._greatest[at + 1] - rest) // stride))
+            high = min(high, (rest - self._least[at + 1]) // stride)
+            effort -= max(1, high - low + 1)
+            if effort < 0:
+                return None
+            open_ends += [(at + 1, rest - k * stride) for k in range(low, high + 1)]
+        return False
+
+
+#: Very many views, the rows of a matrix say, have one layout.
+_layout = lru_cache(maxsize=1024)(Layout)
+
+
+@lru_cache(maxsize=1024)
+def _distances(own: Layout, its: Layout) -> _Sums:
+    """The distances between a byte of one view and a byte of another one that both begin at 0."""
+    terms = [(stride, -its.steps.get(stride, 0), own.steps.get(stride, 0)) for stride in {**own.steps, **its.steps}]
+    return _Sums([*terms, (1, 1 - its.itemsize, own.itemsize - 1)])
+
+
+class Footprint:
+    """The bytes of the storage ``backing`` that a view touches; ``offset``, ``strides``, ``itemsize`` in bytes."""
+
+    __slots__ = ("backing", "layout", "offset", "stop")
+
+    def __init__(
+        self, backing: Hashable, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
+        self.backing = backing
+        self.offset = offset
+        self.layout = _layout(shape, strides, itemsize)
+        #: One past the last byte.
+        self.stop = offset + self.layout.nbytes
+        if offset < 0:
+            raise ValueError(f"no view has negative numbers or empty items: it begins at {offset}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Footprint):
+            return NotImplemented
+        return (self.backing, self.offset, self.layout) == (other.backing, other.offset, other.layout)
+
+    def __hash__(self) -> int:
+        return hash((self.backing, self.offset, self.layout))
+
+    @property
+    def empty(self) -> bool:
+        return self.layout.empty
+
+    def overlaps(self, other: Footprint) -> bool:
+        """Whether a byte is touched by both.
+
+        Exact for views of one layout (rows, columns, tiles, steps of a matrix, transposed or not). A pair of layouts
+        too unlike to decide in a few steps counts as overlapping when the ranges of their bytes meet.
+        """
+        if self.backing != other.backing or self.empty or other.empty:
+            return False
+        if self.stop <= other.offset or other.stop <= self.offset:
+            return False
+        own, its = self.layout, other.layout
+        if own.solid and (its.solid or self.offset <= other.offset):
+            return True
+        if its.solid and other.offset <= self.offset:
+            return True
+        return _distances(own, its).hit(other.offset - self.offset) is not False
+
+    def covers(self, other: Footprint) -> bool:
+        """Whether every byte of ``other`` is touched by this one; False where that is hard to find out."""
+        if self.backing != other.backing:
+            return False
+        if other.empty:
+            return True
+        if other.offset < self.offset or self.stop < other.stop:
+            return False
+        own, its = self.layout, other.layout
+        if own.solid:
+            return True
+        # The other one, as a box of indices, fits into this one at some position.
+        if own.itemsize < its.itemsize or any(own.steps.get(s, 0) < n for s, n in its.steps.items()):
+            return False
+        terms = [(stride, 0, steps - its.steps.get(stride, 0)) for stride, steps in own.steps.items()]
+        return _Sums([*terms, (1, 0, own.itemsize - its.itemsize)]).hit(other.offset - self.offset) is True
+
+
+Accesses = Iterable[tuple[Footprint, Tag]]
+
+# Nodes
+
+
+class State(enum.Enum):
+    """The state of a node. Unstarted ones may become ``FAILED`` directly; ``CONSUMED`` once nothing holds it."""
+
+    BUILDING = "building"
+    PENDING = "pending"
+    READY = "ready"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CONSUMED = "consumed"
+
+
+UNSTARTED = frozenset({State.BUILDING, State.PENDING, State.READY})
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One task, or one group of tasks. Only its graph changes anything but ``payload``.
+
+    The garbage collector walks every container of every node that is alive, time and again: what is empty is none.
+    """
+
+    id: int
+    run: Any
+    label: str = ""
+    state: State = State.BUILDING
+    #: Producers that are not done.
+    fan_in: int = 0
+    #: Nodes that are held until this one has settled, and those that hold this one: an ordered set, or ``None``.
+    producers: tuple[Node, ...] = field(default=(), repr=False)
+    consumers: dict[Node, None] | None = field(default=None, repr=False)
+    #: Holds on it: of its scope, of itself until it has settled, of every consumer.
+    holds: int = 2
+    in_scope: bool = True
+    error: BaseException | None = None
+    #: The node whose failure is the reason for this one's; None if it has failed itself.
+    poisoned_by: Node | None = field(default=None, repr=False)
+    payload: Any = field(default=None, repr=False)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed, consumed or not."""
+        return self.error is not None
+
+
+@dataclass(eq=False, slots=True)
+class _Write:
+    node: Node
+    footprint: Footprint
+
+
+class _StorageWrites:
+    """The writes to one storage in one run, found by their intervals of bytes.
+
+    Intervals of about one length, up to ``2**level``, are in cells of that length by where they begin: one that meets
+    a given interval begins in a cell that this interval meets, or in the one before.
+    """
+
+    def __init__(self) -> None:
+        self.levels: dict[int, dict[int, dict[_Write, None]]] = {}
+        #: Those whose nodes have completed, and some that are not here any more, the oldest one first.
+        self.done: deque[_Write] = deque()
+
+    def add(self, write: _Write) -> None:
+        level, cell = _place(write.footprint)
+        self.levels.setdefault(level, {}).setdefault(cell, {})[write] = None
+
+    def remove(self, write: _Write) -> None:
+        level, cell = _place(write.footprint)
+        cells = self.levels[level]
+        del cells[cell][write]
+        if not cells[cell]:
+            del cells[cell]
+            if not cells:
+                del self.levels[level]
+
+    def meeting(self, wanted: Footprint) -> Iterator[_Write]:
+        for level, cells in self.levels.items():
+            first, last = (wanted.offset - (1 << level) + 1) >> level, (wanted.stop - 1) >> level
+            near: Iterable[int] = cells if last - first > len(cells) else range(first, last + 1)
+            for cell in near:
+                for write in cells.get(cell, ()):
+                    if write.footprint.overlaps(wanted):
+                        yield write
+
+
+def _place(footprint: Footprint) -> tuple[int, int]:
+    level = (footprint.layout.nbytes - 1).bit_length()
+    return level, footprint.offset >> level
+
+
+class Writers:
+    """For every run and storage, which node writes which bytes. Runs do not see each other's."""
+
+    def __init__(self) -> None:
+        self._storages: dict[tuple[Hashable, Hashable], _StorageWrites] = {}
+        self._of_node: dict[Node, list[_Write]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of_node.values()))
+
+    def meeting(self, run: Hashable, footprint: Footprint) -> dict[Node, None]:
+        """The nodes that write a byte of ``footprint``, each once, in order."""
+        writes = self._storages.get((run, footprint.backing))
+        if writes is None or footprint.empty:
+            return {}
+        return {write.node: None for write in writes.meeting(footprint)}
+
+    def add(self, run: Hashable, footprint: Footprint, node: Node) -> None:
+        """Add a write. Those that it covers wholly are forgotten; those that it covers in part stay."""
+        if footprint.empty:
+            return
+        writes = self._storages.setdefault((run, footprint.backing), _StorageWrites())
+        for write in [old for old in writes.meeting(footprint) if footprint.covers(old.footprint)]:
+            writes.remove(write)
+            self._of_node[write.node].remove(write)
+        write = _Write(node, footprint)
+        writes.add(write)
+        self._of_node.setdefault(node, []).append(write)
+
+    def completed(self, node: Node) -> None:
+        """A node is done: nothing waits for its writes any more. A reader that comes soon still finds, and holds, it.
+
+        Of completed writes, the newest ones stay. However many tasks a run has had, a reader of all of a storage then
+        meets those that are not done, and a bounded number of others.
+        """
+        for write in self._of_node.get(node, ()):
+            writes = self._storages[node.run, write.footprint.backing]
+            writes.done.append(write)
+            if len(writes.done) > MAX_COMPLETED:
+                oldest = writes.done.popleft()
+                others = self._of_node.get(oldest.node, [])
+                if oldest in others:
+                    others.remove(oldest)
+                    writes.remove(oldest)
+
+    def forget(self, node: Node) -> None:
+        """Remove what is left of a node's writes; those that have replaced some of them stay."""
+        for write in self._of_node.pop(node, ()):
+            key = node.run, write.footprint.backing
+            self._storages[key].remove(write)
+            if not self._storages[key].levels:
+                del self._storages[key]
+
+
+class _Change(enum.Enum):
+    READY = enum.auto()
+    SETTLED = enum.auto()
+    CONSUMED = enum.auto()
+
+
+Report = Callable[[Node], None]
+
+
+class Graph:
+    """The nodes of all runs of one dispatcher. It takes no lock: callers hold the dispatcher's.
+
+    ``on_ready`` is called once for every node that becomes ready, ``on_settled`` once for every node that completes or
+    fails (not for those that are added as completed), ``on_consumed`` once for every node that nothing holds any more,
+    in this order for one node. They are called when the change is over, and may change the graph in turn; what follows
+    from that is reported after they have returned.
+    """
+
+    def __init__(self, on_ready: Report, on_settled: Report, on_consumed: Report) -> None:
+        self._on_ready = on_ready
+        self._on_settled = on_settled
+        self._on_consumed = on_consumed
+        self._ids = itertools.count()
+        self._changes: deque[tuple[_Change, Node]] = deque()
+        self._reporting = False
+        #: Writes of the nodes that are live.
+        self.writers = Writers()
+        #: Memory that lives as long as its node, which is a producer in no other way.
+        self._memory = Writers()
+        #: Nodes that are not consumed.
+        self.live = 0
+
+    def add(self, payload: Any, run: Hashable, accesses: Accesses, after: Sequence[Node] = (), label: str = "") -> Node:
+        """Add a node that waits for ``after``, of any run, and for the writers of what it reads, of the same run.
+
+        It is ready at once if all of them are done, and failed at once if one of them has failed.
+        """
+        accesses = list(accesses)
+        wanted = dict.fromkeys(after)
+        for footprint, tag in accesses:
+            # A node that uses a part of a slab holds it, whatever its tag: nothing else would hold it for an overwrite.
+            wanted.update(self._memory.meeting(run, footprint))
+            if tag.reads:
+                wanted.update(self.writers.meeting(run, footprint))
+        node = Node(next(self._ids), run, label, payload=payload)
+        self.live += 1
+        # Even a failed node is the writer of its outputs: nodes that read them must fail as well.
+        for footprint, tag in accesses:
+            if tag.writes:
+                self.writers.add(run, footprint, node)
+        bad = next((producer for producer in wanted if producer.failed), None)
+        if bad is not None:
+            assert bad.error is not None
+            self._fail(node, bad.error, bad.poisoned_by or bad)
+        else:
+            node.producers = tuple([producer for producer in wanted if producer.state is not State.CONSUMED])
+            for producer in node.producers:
+                if producer.consumers is None:
+                    producer.consumers = {}
+                producer.consumers[node] = None
+                producer.holds += 1
+                node.fan_in += producer.state is not State.COMPLETED
+            if node.fan_in:
+                node.state = State.PENDING
+            else:
+                self._make_ready(node)
+        self._report()
+        return node
+
+    def add_memory(self, payload: Any, run: Hashable, footprint: Footprint) -> Node:
+        """Add a node that stands for memory. It stays until its scope has ended and all nodes of its run that use a
+        part of that memory have settled, whatever their tags.
+        """
+        node = Node(next(self._ids), run, "memory", State.COMPLETED, payload=payload, holds=1)
+        self.live += 1
+        self.writers.add(run, footprint, node)
+        self._memory.add(run, footprint, node)
+        return node
+
+    def claim(self, node: Node) -> bool:
+        """Take a ready node to run it. False when it has been taken, or cancelled."""
+        if node.state is not State.READY:
+            return False
+        node.state = State.RUNNING
+        return True
+
+    def complete(self, node: Node) -> None:
+        """A running node is done; nodes that waited for nothing else become ready."""
+        self._expect_running(node)
+        node.state = State.COMPLETED
+        self._changes.append((_Change.SETTLED, node))
+        self.writers.completed(node)
+        for consumer in node.consumers or ():
+            consumer.fan_in -= 1
+            if not consumer.fan_in:
+                self._make_ready(consumer)
+        self._release(node)
+        self._report()
+
+    def fail(self, node: Node, error: BaseException) -> None:
+        """A running node has failed, and with it every node that waits for it, directly or not."""
+        self._expect_running(node)
+        self._fail(node, error)
+        self._report()
+
+    def cancel(self, node: Node, error: BaseException) -> bool:
+        """Fail a node that has not started. False, and nothing is changed, if it has."""
+        if node.state not in UNSTARTED:
+            return False
+        self._fail(node, error)
+        self._report()
+        return True
+
+    def release_scope(self, node: Node) -> None:
+        """The scope that the node was added in has ended; further calls do nothing."""
+        if node.in_scope:
+            node.in_scope = False
+            self._drop(node)
+            self._report()
+
+    def _make_ready(self, node: Node) -> None:
+        node.state = State.READY
+        self._changes.append((_Change.READY, node))
+
+    def _fail(self, node: Node, error: BaseException, root: Node | None = None) -> None:
+        """Fail an unsettled node and all that wait for it; without recursion, for chains may be long."""
+        doomed = deque([node])
+        node.poisoned_by = root
+        while doomed:
+            node = doomed.popleft()
+            node.state = State.FAILED
+            node.error = error
+            self._changes.append((_Change.SETTLED, node))
+            for consumer in node.consumers or ():
+                if consumer.state is not State.FAILED:  # of two failed producers, the first is the reason
+                    consumer.state = State.FAILED
+                    consumer.poisoned_by = root or node
+                    doomed.append(consumer)
+            root = root or node
+            self._release(node)
+
+    def _release(self, node: Node) -> None:
+        """Drop the holds of a node that has settled: on its producers, and on itself."""
+        producers, node.producers = node.producers, ()
+        for producer in producers:
+            assert producer.consumers is not None
+            del producer.consumers[node]
+            if not producer.consumers:
+                producer.consumers = None
+            self._drop(producer)
+        self._drop(node)
+
+    def _drop(self, node: Node) -> None:
+        node.holds -= 1
+        if not node.holds:
+            node.state = State.CONSUMED
+            self.live -= 1
+            self.writers.forget(node)
+            self._memory.forget(node)
+            self._changes.append((_Change.CONSUMED, node))
+
+    def _report(self) -> None:
+        """Report all changes in order, also those made meanwhile."""
+        if self._reporting:
+            return
+        self._reporting = True
+        try:
+            while self._changes:
+                change, node = self._changes.popleft()
+                if change is _Change.SETTLED:
+                    self._on_settled(node)
+                elif change is _Change.CONSUMED:
+                    self._on_consumed(node)
+                elif node.state is State.READY:  # not taken or cancelled in an earlier report
+                    self._on_ready(node)
+        finally:
+            self._reporting = False
+
+    @staticmethod
+    def _expect_running(node: Node) -> None:
+        if node.state is not State.RUNNING:
+            raise RuntimeError(f"node {node.id} ({node.label}) is {node.state.value}, not running")

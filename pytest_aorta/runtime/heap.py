@@ -1,0 +1,215 @@
+"""Memory that tasks share and that the runtime owns: tensors in rings, reclaimed when no task uses them."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_aorta.runtime.tensors import contiguous_strides, from_storage, map_storage, overwrite
+
+if TYPE_CHECKING:
+    import torch
+
+#: Rings; tasks of a scope use the one of its depth, so that inner scopes can be reclaimed while outer ones live.
+RINGS = 4
+
+#: The ring of copies, which live from the submission of a task to its end: memory that lives longer does not delay the
+#: return of theirs, nor they that of other memory.
+COPIES = RINGS
+
+#: Bytes of a ring that keep their pages although they are released.
+MAX_STALE = 2**26
+
+_ALIGN = 1024
+
+
+@dataclass(eq=False)
+class Slab:
+    """``nbytes`` bytes from ``offset`` of a ring, up to the position ``stop``."""
+
+    ring: int
+    offset: int
+    nbytes: int
+    stop: int
+    released: bool = False
+
+
+class _Ring:
+    """Handed out in order, and taken back in order: a slab that is released before older ones comes back with those.
+
+    Positions grow for ever; position modulo size is the offset. What is in use lies between tail and head.
+    """
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self._slabs: deque[Slab] = deque()
+        self._head = 0
+        self._tail = 0
+        #: Up to this position, the pages of what was released have been given back.
+        self._clean = 0
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that cannot be allocated now: slabs, rounded up, and released ones behind older ones."""
+        return self._head - self._tail
+
+    def take(self, nbytes: int) -> Slab | None:
+        """The next slab, if there is room for it."""
+        # A slab of no bytes takes room as well, so that no two slabs have one offset.
+        rounded = max(1, -(-nbytes // _ALIGN)) * _ALIGN
+        start = self._head
+        if start % self.size + rounded > self.size:  # nothing straddles the end; what is left there goes with it
+            start += self.size - start % self.size
+        if start + rounded - self._tail > self.size:
+            return None
+        self._head = start + rounded
+        slab = Slab(self.number, start % self.size, nbytes, self._head)
+        self._slabs.append(slab)
+        return slab
+
+    def reclaim(self) -> list[tuple[int, int]]:
+        """Take back what is released; offsets and sizes of what was, since the last time, if that is much."""
+        while self._slabs and self._slabs[0].released:
+            self._tail = self._slabs.popleft().stop
+        stale = self._stale()
+        if not self._slabs:  # an empty ring has room for its whole size
+            self._head = self._tail = self._clean = 0
+        return stale
+
+    def _stale(self) -> list[tuple[int, int]]:
+        first = max(self._clean, self._head - self.size)  # before that, it is in use again
+        # An empty ring begins anew, so that nothing would come back to what lies far from its beginning.
+        high = not self._slabs and self._tail > MAX_STALE
+        if self._tail - first < MAX_STALE and not high:
+            return []
+        self._clean = self._tail
+        offset, nbytes = first % self.size, self._tail - first
+        until_end = min(nbytes, self.size - offset)
+        return [(offset, until_end), (0, nbytes - until_end)]
+
+
+class Heap:
+    """``RINGS`` rings of ``size`` bytes, and one for copies. Mapped with the first tensor, used page by page.
+
+    Thread-safe. ``allocate`` may block, hence it must be called without any lock that ``release`` needs.
+    """
+
+    def __init__(self, size: int, patience: float = 10.0) -> None:
+        if size < _ALIGN:
+            raise ValueError(f"heap_ring_size must be at least {_ALIGN} bytes, not {size}")
+        self._size = size - size % _ALIGN
+        self._patience = patience
+        self._changed = threading.Condition()
+        self._rings = [_Ring(number, self._size) for number in range(RINGS + 1)]
+        #: Calls of ``allocate`` that are blocked at this moment.
+        self.waiting = 0
+        self._closed = False
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        #: The same memory once more: torch's mapping has no way to give pages back.
+        self._mappings: dict[int, mmap.mmap] = {}
+
+    def in_use(self, ring: int) -> int:
+        """Bytes of a ring that cannot be allocated now."""
+        return self._rings[ring].in_use
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype | None, depth: int) -> tuple[torch.Tensor, Slab]:
+        """A tensor whose content is undefined (default: float32); waits while its ring is full.
+
+        Raises:
+            ValueError: it is larger than a ring.
+            RuntimeError: nothing has been released in time, or the heap is closed.
+        """
+        import torch
+
+        dtype = dtype or torch.float32
+        slab = self._take(min(depth, RINGS - 1), math.prod(shape) * dtype.itemsize, self._patience)
+        return self._tensor(slab, shape, contiguous_strides(shape), dtype), slab
+
+    def copy(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Slab] | None:
+        """A copy of a tensor that is not empty; ``None`` where it is large, or there is no room for it now."""
+        if 8 * tensor.nbytes > self._size:
+            return None
+        try:
+            content = tensor.detach().contiguous()
+            slab = self._take(COPIES, content.nbytes, 0.0)
+        except (RuntimeError, NotImplementedError):  # no room; or torch cannot copy every type of its own
+            return None
+        made = self._tensor(slab, content.shape, content.stride(), content.dtype)
+        overwrite(made, content)
+        return made, slab
+
+    def _take(self, ring: int, nbytes: int, patience: float) -> Slab:
+        room = self._rings[ring]
+        if nbytes > room.size:
+            raise ValueError(
+                f"{nbytes} bytes are more than a whole ring of {room.size}; raise heap_ring_size, or ask for less"
+            )
+        give_up = time.monotonic() + patience
+        with self._changed:
+            self.waiting += 1
+            try:
+                while True:
+                    if self._closed:
+                        raise RuntimeError("the heap rings are closed")
+                    slab = room.take(nbytes)
+                    if slab is not None:
+                        return slab
+                    left = give_up - time.monotonic()
+                    if left <= 0:
+                        raise RuntimeError(
+                            f"ring {ring} is full: waited {patience:g} s for {nbytes} bytes, but"
+                            f" {room.size - room.in_use} of {room.size} are free and those not always in one piece;"
+                            " raise heap_ring_size, or release older allocations with orch.scope()"
+                        )
+                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            finally:
+                self.waiting -= 1
+
+    def _tensor(self, slab: Slab, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        try:
+            return from_storage(self._storage(slab.ring), slab.offset // dtype.itemsize, shape, strides, dtype)
+        except BaseException:
+            self.release(slab)
+            raise
+
+    def _storage(self, ring: int) -> torch.UntypedStorage:
+        with self._changed:
+            if ring not in self._storages:
+                fd = os.memfd_create(f"aorta-ring-{ring}")
+                try:
+                    os.ftruncate(fd, self._size)
+                    self._mappings[ring] = mmap.mmap(fd, self._size)
+                    self._storages[ring] = map_storage(fd, self._size)
+                finally:
+                    os.close(fd)
+            return self._storages[ring]
+
+    def release(self, slab: Slab) -> None:
+        """No task uses it any more."""
+        with self._changed:
+            slab.released = True
+            mapping = self._mappings.get(slab.ring)
+            for offset, nbytes in self._rings[slab.ring].reclaim():
+                # Give pages back to the kernel; where they are used again, they are zero.
+                first, last = -(-offset // mmap.PAGESIZE), (offset + nbytes) // mmap.PAGESIZE
+                if mapping is not None and first < last:
+                    mapping.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the waits for memory."""
+        with self._changed:
+            self._closed = True
+            self._storages.clear()
+            mappings, self._mappings = self._mappings, {}
+            self._changed.notify_all()
+        for mapping in mappings.values():
+            mapping.close()

@@ -1,1 +1,0 @@
-"""Memory that tasks share, and what travels between processes: storages, arguments, callables."""

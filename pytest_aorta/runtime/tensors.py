@@ -1,0 +1,356 @@
+"""Tensors in memory that several processes share: which can be passed, what names their memory, how others map it.
+
+Towards a process of this host, a tensor goes as a view of shared memory: that process opens the memory by the
+descriptor that torch keeps here. Towards another host it goes by value. The private parts of torch that this needs are
+all in this file, and have contract tests: torch has no public way to name a storage or to map one by a descriptor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import math
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_aorta.runtime.graph import Footprint
+
+if TYPE_CHECKING:
+    import torch
+
+#: Bytes whose last tensor is gone from which on other processes unmap them at once, and not with their next task.
+MAX_DEAD = 2**24
+
+#: Shape, strides, type and content of a tensor that goes by value.
+ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", bytes]
+
+
+class TensorUnavailable(RuntimeError):
+    """The memory of a tensor that was sent could not be mapped."""
+
+
+# Which tensors can be passed
+
+
+def check_kind(tensor: object) -> torch.Tensor:
+    """The tensor; the task will see the same values, as a plain tensor without autograd.
+
+    Raises:
+        TypeError: not a tensor, or one that is more, or less, than a dense view of CPU memory.
+        ValueError: its memory has been let go, or it reaches beyond it.
+    """
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor, not {tensor!r}")
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        raise TypeError(
+            f"a tensor of class {type(tensor).__module__}.{type(tensor).__qualname__} cannot be passed: what the class"
+            " adds would be lost; pass the plain tensors that it is made of"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} cannot be passed: slots share dense memory only")
+    if tensor.is_nested:
+        raise TypeError("a nested tensor cannot be passed: slots share dense memory only; pass its parts (.unbind())")
+    if tensor.device.type != "cpu":
+        raise TypeError(f"a tensor on {tensor.device} cannot be passed: slots share CPU memory only")
+    if tensor.is_quantized:
+        raise TypeError(
+            "a quantized tensor cannot be passed: its scale is not in its memory; pass .int_repr(), or .dequantize()"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise TypeError(
+            "a tensor that is conjugated or negated lazily cannot be passed; call .resolve_conj() or .resolve_neg()"
+        )
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError) as error:
+        raise TypeError(
+            "a tensor without memory of its own cannot be passed, such as those within torch.func transforms"
+        ) from error
+    if tensor.numel():
+        needed = tensor.storage_offset() * tensor.element_size() + _span(tensor)
+        if needed > held:
+            raise ValueError(f"the tensor needs {needed} bytes of its storage, which has {held}: was it resized?")
+    return tensor
+
+
+def check_writable(tensor: torch.Tensor, what: str) -> None:
+    """Raise ``ValueError`` for a tensor that a task could not write for others to see; ``what`` names the tag."""
+    if not tensor.numel():
+        return
+    if not tensor.untyped_storage().is_shared():
+        raise ValueError(
+            f"a tensor that is not in shared memory cannot be {what}, since what a task writes to it is lost;"
+            " call .share_memory_() on it, or use orch.alloc"
+        )
+    if is_private(tensor):
+        raise ValueError(
+            f"a tensor that maps a file (torch.from_file) cannot be {what}: the mapping cannot be handed to another"
+            " process; copy it, and call .share_memory_() on the copy, or use orch.alloc"
+        )
+    # Whether two items are, or may be, at one place. Sure for all that slicing, transposing and reshaping make.
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                raise ValueError(
+                    f"a tensor of which several items are the same memory (shape {tuple(tensor.shape)}, strides"
+                    f" {tensor.stride()}, as of .expand()) cannot be {what}: nothing says which of them wins; pass the"
+                    " tensor that it is a view of"
+                )
+            reach += stride * (size - 1)
+
+
+def is_private(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has bytes that only this process sees: private memory, or a file that torch has closed."""
+    if not tensor.numel():
+        return False
+    storage = tensor.untyped_storage()
+    return not storage.is_shared() or descriptor_of(storage)[0] < 0
+
+
+# Storages
+
+
+def map_storage(fd: int, size: int) -> torch.UntypedStorage:
+    """The first ``size`` bytes of a file as a storage in shared memory; ``fd`` can be closed afterwards."""
+    import torch
+
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared_fd_cpu(fd, size)  # type: ignore[attr-defined]
+    return storage
+
+
+def descriptor_of(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """The file of a storage in shared memory, which the storage keeps open (or -1), and its size in bytes."""
+    fd, size = storage._share_fd_cpu_()
+    return fd, size
+
+
+class StorageIds:
+    """A number for every storage that is alive. Numbers are never used again, although addresses are. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._limit = 128
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def id_of(self, storage: torch.UntypedStorage) -> int:
+        """The same for all storage objects of one memory."""
+        from torch.multiprocessing import reductions
+
+        with self._lock:
+            # The weak reference keeps the address from being used again: what is found is the same storage.
+            found = self._known.get(storage._cdata)
+            if found is None:
+                make_reference: Any = reductions.StorageWeakRef
+                found = self._known[storage._cdata] = make_reference(storage), next(self._numbers)
+                if len(self._known) > self._limit:
+                    self._known = {at: known for at, known in self._known.items() if not known[0].expired()}
+                    self._limit = max(128, 2 * len(self._known))
+            return found[1]
+
+    def forget(self) -> None:
+        """Let go of all references, whose end needs torch."""
+        with self._lock:
+            self._known.clear()
+
+
+_ids = StorageIds()
+# Before the interpreter takes torch's modules to pieces.
+atexit.register(_ids.forget)
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number of the memory that a tensor is a view of; no other memory of this process ever has it."""
+    return _ids.id_of(tensor.untyped_storage())
+
+
+def footprint_of(tensor: torch.Tensor) -> Footprint:
+    """The bytes that a dense tensor touches. Views share a backing when they share a storage. Thread-safe."""
+    itemsize = tensor.element_size()
+    strides: Sequence[int] = tensor.stride()
+    return Footprint(
+        backing=("storage", storage_id(tensor)),
+        offset=int(tensor.storage_offset()) * itemsize,
+        shape=tuple(tensor.shape),
+        strides=tuple(stride * itemsize for stride in strides),
+        itemsize=itemsize,
+    )
+
+
+# Bytes: torch does not copy, or even print, every one of its types.
+
+
+def from_storage(
+    storage: torch.UntypedStorage, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A view of a storage; offset and strides in items."""
+    import torch
+
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, tuple(shape), tuple(strides))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor without gaps, in items."""
+    return tuple(math.prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor as ``uint8``, with one more axis for the bytes of an item; free of autograd."""
+    import torch
+
+    size = tensor.element_size()
+    strides = (*(stride * size for stride in tensor.stride()), 1)
+    view = torch.empty(0, dtype=torch.uint8, device="cpu")
+    return view.set_(tensor.untyped_storage(), tensor.storage_offset() * size, (*tensor.shape, size), strides)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first one to the last one that a tensor, which is not empty, touches."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """All bytes of a tensor as ``uint8``, flat, and the strides that it has there: its own, where few are left out.
+
+    So an expanded tensor stays as small as it is, and a column does not take the whole matrix along.
+    """
+    length = _span(tensor)
+    if length <= tensor.nbytes:
+        return _byte_view(tensor).as_strided((length,), (1,)), tuple(tensor.stride())
+    return _byte_view(tensor).reshape(-1), contiguous_strides(tensor.shape)
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in shared memory, without autograd; of an empty tensor, any copy."""
+    if not tensor.numel():
+        return tensor.detach().clone()
+    flat, strides = _packed(tensor)
+    copy: Any = flat.clone()
+    return from_storage(copy.share_memory_().untyped_storage(), 0, tensor.shape, strides, tensor.dtype)
+
+
+def to_bytes(tensor: torch.Tensor) -> ByValue:
+    """A tensor by value."""
+    if not tensor.numel():
+        return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, b""
+    flat, strides = _packed(tensor)
+    return tuple(tensor.shape), strides, tensor.dtype, bytes(flat.contiguous().numpy())
+
+
+def from_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, content: bytes) -> torch.Tensor:
+    """The reverse of ``to_bytes``: a tensor in shared memory."""
+    import torch
+
+    if not content:
+        return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="cpu")
+    flat: Any = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return from_storage(flat.share_memory_().untyped_storage(), 0, shape, strides, dtype)
+
+
+def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:
+    """Give a tensor the content of another one of its shape and type, whatever autograd says of it."""
+    if tensor.numel():
+        _byte_view(tensor).copy_(_byte_view(content))
+
+
+# Between processes of one host
+
+#: Number, descriptor and size of the storage (or ``None`` without items), and offset, shape, strides, type of a view.
+View = tuple["tuple[int, int, int] | None", int, tuple[int, ...], tuple[int, ...], "torch.dtype"]
+
+
+class SharedViews:
+    """The submitting side: which storages one process may have mapped. It keeps none of them alive.
+
+    ``many_dead`` is called when ``dead`` should be asked for at once; by any thread, in the middle of anything.
+    """
+
+    def __init__(self, many_dead: Callable[[], object]) -> None:
+        self._many_dead = many_dead
+        self._known: dict[int, weakref.ref[Any]] = {}
+        self._dead: deque[int] = deque()
+        self._dead_bytes = 0
+
+    def view(self, tensor: torch.Tensor) -> View:
+        """What the other process needs to make the same view, as long as this process has the tensor."""
+        layout = int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+        if not tensor.numel():
+            return (None, *layout)
+        storage, number = tensor.untyped_storage(), storage_id(tensor)
+        fd, size = descriptor_of(storage)
+        if number not in self._known:
+            try:
+                os.fstat(fd)
+            except OSError as error:
+                why = f"shared memory of {size} bytes cannot be handed over: its file is closed"
+                raise RuntimeError(why) from error
+            self._known[number] = weakref.ref(storage, lambda _: self._died(number, size))
+        return ((number, fd, size), *layout)
+
+    def _died(self, number: int, size: int) -> None:
+        """The last tensor of a storage is gone. Called by the interpreter, in the middle of anything."""
+        self._dead.append(number)
+        self._dead_bytes += size
+        if self._dead_bytes >= MAX_DEAD:
+            self._many_dead()
+
+    def dead(self) -> list[int]:
+        """Numbers of storages that are gone since the last call, and that the other process should unmap."""
+        numbers = [self._dead.popleft() for _ in range(len(self._dead))]
+        self._dead_bytes = 0
+        return [number for number in numbers if self._known.pop(number, None) is not None]
+
+    def forget(self) -> list[int]:
+        """Numbers of all storages: the other process should unmap them."""
+        numbers = list(self._known)
+        self._known.clear()
+        self._dead.clear()
+        return numbers
+
+
+class MappedStorages:
+    """The other side: storages of the process ``owner`` by their numbers."""
+
+    def __init__(self, owner: int) -> None:
+        self._owner = owner
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def tensor(self, view: View) -> torch.Tensor:
+        """The tensor; raises ``TensorUnavailable``."""
+        import torch
+
+        where, offset, shape, strides, dtype = view
+        if where is None:
+            return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+        number, fd, size = where
+        if number not in self._storages:
+            self._storages[number] = self._map(fd, size)
+        return from_storage(self._storages[number], offset, shape, strides, dtype)
+
+    def _map(self, fd: int, size: int) -> torch.UntypedStorage:
+        try:
+            own = os.open(f"/proc/{self._owner}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise TensorUnavailable(f"memory of {size} bytes could not be mapped: {error}") from error
+        try:
+            return map_storage(own, size)
+        except Exception as error:
+            raise TensorUnavailable(f"memory of {size} bytes could not be mapped: {error}") from error
+        finally:
+            os.close(own)
+
+    def unmap(self, numbers: Sequence[int]) -> None:
+        """Unmap storages; the memory stays for as long as a task has a view of it."""
+        for number in numbers:
+            self._storages.pop(number, None)

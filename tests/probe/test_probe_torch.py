@@ -1,0 +1,406 @@
+"""What is recorded of torch, of loaded libraries and of imported modules: at the start, and after run()."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.loaded import count_modules, imported_modules, mapped_objects
+from pytest_aorta.probe.packages import Installed, Owner, installed_distributions
+from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
+from pytest_aorta.probe.torch_facts import torch_build, torch_state
+
+
+def test_torch_is_never_imported_only_its_version_is_looked_up() -> None:
+    code = (
+        "print(json.dumps([collect_static().sections['torch'], 'torch' in sys.modules, collect_env().partial_reasons]))"
+    )
+    facts, imported, reasons = in_a_fresh_process(code)
+    assert facts == {"imported": False, "version": metadata.version("torch")}
+    assert not imported
+    assert reasons == []
+
+
+def test_a_real_build_is_described() -> None:
+    code = "import torch\ns = collect_static()\nprint(json.dumps([s.sections, s.reasons, collect_env(s).process]))"
+    sections, reasons, process = in_a_fresh_process(code, OMP_NUM_THREADS="1")
+    facts = sections["torch"]
+    assert reasons == []
+    assert facts["imported"] is True
+    assert facts["version"].partition("+")[0] == metadata.version("torch").partition("+")[0]
+    assert len(facts["git_version"]) == 40
+    assert "openmp" in facts["backends"]
+    assert "gloo" in facts["distributed_backends"]
+    assert facts["intraop_threads"] == process["torch_threads"]["intraop"] == 1
+    assert any("ATen parallel backend" in line for line in facts["parallel_info"])
+    assert any(Path(path).name.startswith("libtorch_cpu") for path in sections["libraries"])
+
+
+def test_describing_a_process_does_not_change_it() -> None:
+    """The zygote forks after this: no new thread, no child, and a torch that is as untouched as before."""
+    code = """
+import psutil, torch
+me = psutil.Process()
+before = me.num_threads()
+static = collect_static()
+collect_env(static)
+after = me.num_threads()
+torch.set_num_interop_threads(3)  # refused once the pool is there
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, at the first query
+print(json.dumps([before, after, len(me.children()), torch.get_num_interop_threads(), torch.cuda.is_initialized(),
+                  torch.backends.cpu.get_cpu_capability()]))
+"""
+    before, after, children, interop, initialised, capability = in_a_fresh_process(code, OMP_NUM_THREADS="4")
+    assert after == before
+    assert (children, interop, initialised, capability) == (0, 3, False, "DEFAULT")
+
+
+def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: str | None) -> SimpleNamespace:
+    """A double of a GPU build of torch, in the place of the real one."""
+    nccl = ModuleType("torch.cuda.nccl")
+    nccl.__dict__["version"] = lambda: (2, 26, 6)
+    true, false = (lambda: True), (lambda: False)
+    torch = SimpleNamespace(
+        __version__="2.9.0+gpu",
+        __file__="/site/torch/__init__.py",
+        __config__=SimpleNamespace(parallel_info=lambda: "ATen/Parallel:\n", show=Forbidden()),
+        version=SimpleNamespace(git_version="0" * 40, debug=False, cuda=cuda, hip=hip),
+        compiled_with_cxx11_abi=true,
+        cuda=SimpleNamespace(is_available=Forbidden(), get_arch_list=Forbidden(), nccl=nccl),
+        backends=SimpleNamespace(
+            cudnn=SimpleNamespace(is_available=true, version=lambda: 90100),
+            mkl=SimpleNamespace(is_available=false),
+            openmp=SimpleNamespace(is_available=true),
+        ),
+        get_num_threads=lambda: 8,
+        get_num_interop_threads=lambda: 4,
+        _C=SimpleNamespace(_nccl_version=lambda: 0, _cuda_getArchFlags=lambda: "gfx90a gfx942"),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.cuda.nccl", nccl)
+    monkeypatch.setitem(
+        sys.modules,
+        "torch.distributed",
+        SimpleNamespace(is_available=true, is_nccl_available=true, is_mpi_available=false),
+    )
+    return torch
+
+
+def described() -> Facts:
+    guard = Guard()
+    facts = torch_build(guard)
+    assert guard.reasons == []
+    return facts
+
+
+def test_a_cuda_build_is_described_without_waking_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    double_of_torch(monkeypatch, cuda="12.8", hip=None)
+    facts = described()
+    assert (facts["cuda"], facts["cudnn_version"], facts["nccl_version"]) == ("12.8", 90100, "2.26.6")
+    assert facts["backends"] == ["cudnn", "openmp"]
+    assert facts["distributed_backends"] == ["nccl"]
+
+
+def test_a_rocm_build_has_the_libraries_of_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
+    double_of_torch(monkeypatch, cuda=None, hip="7.0.1")
+    facts = described()
+    assert (facts["hip"], facts["miopen_version"], facts["rccl_version"]) == ("7.0.1", 90100, "2.26.6")
+    assert facts["arch_list"] == ["gfx90a", "gfx942"]
+
+
+def test_a_torch_that_is_half_imported_costs_only_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = double_of_torch(monkeypatch, cuda="12.8", hip=None)
+    del torch.version
+    guard = Guard()
+    facts = torch_build(guard)
+    assert facts["version"] == "2.9.0+gpu"
+    assert facts["cuda"] is None
+    assert "torch.cuda: AttributeError: 'types.SimpleNamespace' object has no attribute 'version'" in guard.reasons
+
+
+def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> Any:
+    """What ``code`` prints, as JSON."""
+    setup = "import json, os, sys\nfrom pytest_aorta.probe.collect import collect_end, collect_env, collect_static\n"
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    environ.pop("MKL_NUM_THREADS", None)
+    command = [sys.executable, "-c", setup + code]
+    done = subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+TELL = "\nend = collect_end(static)\nprint(json.dumps([end.to_dict(), extra]))"
+
+
+def end_of(code: str, cwd: Path | None = None, **variables: str) -> tuple[Facts, Any]:
+    """The snapshot after ``code``, and what it has put into ``extra``; nothing may be missing from the snapshot."""
+    found, extra = in_a_fresh_process("extra = None\n" + code + TELL, cwd, **variables)
+    assert found["partial_reasons"] == []
+    return found, extra
+
+
+def test_a_torch_that_is_imported_in_run_is_described() -> None:
+    found, extra = end_of("static = collect_static()\nextra = static.sections['torch']\nimport torch")
+    assert extra["imported"] is False
+    assert found["torch"]["default_dtype"] == "torch.float32"
+    assert found["modules"]["by_distribution"]["torch"]["version"] == metadata.version("torch")
+    assert any(path.endswith("libtorch_cpu.so") for path in found["libraries"]["relevant"])
+
+
+def test_a_torch_that_was_never_imported_stays_so() -> None:
+    found, extra = end_of("static = collect_static()\ncollect_end(static)\nextra = 'torch' in sys.modules")
+    assert (found["torch"], extra) == (None, False)
+
+
+def test_what_run_has_set_is_seen() -> None:
+    code = """
+import torch
+static = collect_static()
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, not before now
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+torch.set_float32_matmul_precision("high")
+torch.backends.cudnn.deterministic = True
+torch.backends.cuda.enable_flash_sdp(False)
+torch.set_grad_enabled(False)
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+"""
+    torch = end_of(code)[0]["torch"]
+    assert torch["cpu_capability"] == "DEFAULT"
+    assert torch["deterministic"] == {"algorithms": True, "warn_only": True, "fill_uninitialized_memory": True}
+    assert torch["default_dtype"] == "torch.float64"
+    assert torch["threads"]["intraop"] == 1
+    assert torch["float32_matmul_precision"] == "high"
+    assert torch["cudnn"]["deterministic"] is True
+    assert "flash" not in torch["sdpa"]
+    assert torch["grad_enabled"] is False
+    assert torch["process_group"] == {"backend": "gloo", "world_size": 1, "rank": 0}
+
+
+def test_settings_that_torch_cannot_tell_or_start_are_no_reason() -> None:
+    """Old and new settings of precision together, which torch refuses to read, and a GPU that is not there."""
+    code = """
+import torch
+static = collect_static()
+torch.backends.cuda.matmul.allow_tf32 = True
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.set_default_device("cuda")
+extra = [hasattr(torch._C, f"_{name}") for name in ("accelerator_getAllocatorSettings", "cuda_getAllocatorBackend")]
+"""
+    end, (has_settings, is_for_gpus) = end_of(code, PYTORCH_ALLOC_CONF="max_split_size_mb:64")
+    torch = end["torch"]
+    # A private name of torch; without it the settings are only those among the recorded variables.
+    settings, backend = "max_split_size_mb:64" if has_settings else None, "native" if is_for_gpus else None
+    assert torch["allocator"] == {"settings": settings, "backend": backend}
+    assert torch["matmul"]["fp32_precision"] == "tf32"
+    assert (torch["default_device"], torch["devices"], torch["process_group"]) == ("cuda", {}, None)
+
+
+def test_describing_the_end_changes_nothing() -> None:
+    code = """
+import psutil, torch
+static = collect_static()
+before = [psutil.Process().num_threads(), len(sys.modules)]
+collect_end(static)
+extra = [before, [psutil.Process().num_threads(), len(sys.modules)], torch.cuda.is_initialized()]
+"""
+    _, (before, after, initialised) = end_of(code)
+    assert (after, initialised) == (before, False)
+
+
+class Forbidden:
+    """Stands for a function that starts a GPU, and must not be called."""
+
+    def __call__(self, *arguments: object) -> NoReturn:
+        raise AssertionError("this would start a GPU")
+
+
+def devices_of_a_double(monkeypatch: pytest.MonkeyPatch, *, initialised: bool) -> object:
+    """The devices that are recorded with a double of torch.cuda, which has one, in the place of the real one."""
+    stats = {"allocated_bytes.all.peak": 1024, "reserved_bytes.all.peak": 2048, "num_ooms": 1, "num_alloc_retries": 0}
+    cuda = SimpleNamespace(
+        is_initialized=lambda: initialised,
+        device_count=(lambda: 1) if initialised else Forbidden(),
+        current_device=(lambda: 0) if initialised else Forbidden(),
+        memory_stats=(lambda index: stats) if initialised else Forbidden(),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    monkeypatch.delitem(sys.modules, "torch.xpu", raising=False)
+    found = torch_state(Guard())
+    assert found is not None
+    return found["devices"]
+
+
+def test_a_gpu_that_the_workload_has_used_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = {"peak_allocated_bytes": 1024, "peak_reserved_bytes": 2048, "out_of_memory": 1, "retried_allocations": 0}
+    assert devices_of_a_double(monkeypatch, initialised=True) == {
+        "cuda": {"count": 1, "current": 0, "memory": [memory]},
+    }
+
+
+def test_a_gpu_that_the_workload_has_not_used_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices_of_a_double(monkeypatch, initialised=False) == {}
+
+
+def test_modules_are_counted_by_what_installed_them(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "part.py").write_text("")
+    found, _ = end_of("static = collect_static()\nimport numpy, mine.part", tmp_path)
+    modules = found["modules"]
+    assert modules["by_distribution"]["numpy"]["version"] == metadata.version("numpy")
+    assert modules["other"]["mine"] == {"modules": 2, "path": str(tmp_path / "mine" / "__init__.py")}
+    rest = [*modules["by_distribution"].values(), *modules["other"].values()]
+    assert modules["count"] == modules["stdlib"] + sum(entry["modules"] for entry in rest)
+
+
+def test_a_file_that_hides_a_distribution_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("")
+    modules = end_of("static = collect_static()\nimport numpy", tmp_path)[0]["modules"]
+    assert "numpy" not in modules["by_distribution"]
+    assert modules["other"]["numpy"] == {
+        "modules": 1,
+        "path": str(tmp_path / "numpy.py"),
+        "distributions": ["numpy"],
+    }
+
+
+def test_a_namespace_of_several_distributions_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace = ModuleType("shared_namespace")
+    namespace.__path__ = ["/site/shared_namespace"]
+    monkeypatch.setitem(sys.modules, "shared_namespace", namespace)
+    monkeypatch.setattr("pytest_aorta.probe.loaded._MOST_OTHERS", 10**6)  # this process runs many tests
+    owners: dict[str, tuple[Owner, ...]] = {"shared_namespace": (Owner("one", "/site"), Owner("two", "/site"))}
+    assert imported_modules(Installed({}, owners))["other"]["shared_namespace"] == {
+        "modules": 1,
+        "path": "/site/shared_namespace",
+        "distributions": ["one", "two"],
+    }
+
+
+def test_a_lazy_module_is_not_loaded_by_the_question(tmp_path: Path) -> None:
+    (tmp_path / "later.py").write_text("import sys; sys.loaded = True")
+    code = """
+import importlib.util
+static = collect_static()
+spec = importlib.util.find_spec("later")
+spec.loader = importlib.util.LazyLoader(spec.loader)
+sys.modules["later"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["later"])
+collect_end(static)
+extra = hasattr(sys, "loaded")
+"""
+    found, loaded = end_of(code, tmp_path)
+    assert not loaded
+    assert found["modules"]["other"]["later"]["path"] == str(tmp_path / "later.py")
+
+
+def test_the_mapped_objects_of_a_double(tmp_path: Path) -> None:
+    paths = [
+        "/opt/rocm/lib/librccl.so.1.0.70001",
+        "/usr/lib/libc.so.6",
+        "/usr/lib/libc.so.6",
+        "/site/torch/_C.cpython-311-x86_64-linux-gnu.so",
+        "/site/with space/libgomp-a34b3233.so.1.0.0 (deleted)",
+        "/usr/bin/python3",
+        "/data/weights.source",
+        "[heap]",
+    ]
+    maps = tmp_path / "maps"
+    maps.write_text("".join(f"7f0-7f1 r-xp 00000000 fe:00 42          {path}\n" for path in paths))
+    lines = "\n".join(
+        [
+            "/opt/rocm/lib/librccl.so.1.0.70001",
+            "/site/torch/_C.cpython-311-x86_64-linux-gnu.so",
+            "/site/with space/libgomp-a34b3233.so.1.0.0",
+            "/usr/lib/libc.so.6",
+            "",
+        ]
+    )
+    assert mapped_objects(maps) == {
+        "count": 4,
+        "digest": "sha256:" + hashlib.sha256(lines.encode()).hexdigest(),
+        "names": ["libc.so.6", "libgomp-a34b3233.so.1.0.0", "librccl.so.1.0.70001"],
+        "relevant": ["/opt/rocm/lib/librccl.so.1.0.70001", "/site/with space/libgomp-a34b3233.so.1.0.0"],
+        "replaced": ["/site/with space/libgomp-a34b3233.so.1.0.0"],
+    }
+
+
+def test_a_library_that_is_loaded_in_run_changes_the_digest() -> None:
+    code = """
+import ctypes
+static = collect_static()
+extra = collect_end(static).libraries
+ctypes.CDLL("libutil.so.1")
+"""
+    found, before = end_of(code)
+    assert found["libraries"]["digest"] != before["digest"]
+    assert set(found["libraries"]["names"]) - set(before["names"]) == {"libutil.so.1"}
+
+
+def test_a_library_that_is_replaced_during_run_is_named(tmp_path: Path) -> None:
+    code = f"""
+import ctypes, shutil
+path = {str(tmp_path / "libown.so.1")!r}
+ctypes.CDLL("libutil.so.1")
+source = next(line.split()[-1] for line in open("/proc/self/maps") if "libutil" in line)
+shutil.copy(source, path)
+shutil.copy(source, path + ".new")
+ctypes.CDLL(path)
+static = collect_static()
+extra = collect_end(static).libraries
+os.replace(path + ".new", path)
+"""
+    found, before = end_of(code)
+    assert before["replaced"] == []
+    assert found["libraries"] == {**before, "replaced": [str(tmp_path / "libown.so.1")]}
+
+
+def test_the_end_belongs_into_the_snapshot_of_the_start() -> None:
+    static = collect_static()
+    start, end = collect_env(static), collect_end(static)
+    data = {**start.to_dict(), "end": end.to_dict()}
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    snapshot = EnvSnapshot.from_dict(data)
+    assert snapshot.end == end
+    assert snapshot.to_dict() == data
+    assert EndSnapshot.model_validate(end.model_dump(), strict=True) == end
+
+
+def test_every_part_has_its_time() -> None:
+    static = collect_static(Path(__file__))
+    parts = collect_env(static).parts_ms
+    assert {name.removeprefix("static.") for name in parts if name.startswith("static.")} == set(static.sections)
+    trial = {"trial.process", "trial.env_vars"} | ({"trial.git"} if static.git is not None else set())
+    assert {name for name in parts if name.startswith("trial.")} == trial
+    assert set(collect_end(static).parts_ms) == {"torch", "libraries", "modules"}
+    assert all(milliseconds >= 0 for milliseconds in parts.values())
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["only new ones", "one has gone as well"])
+def test_counting_from_an_earlier_count_gives_what_counting_all_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr("pytest_aorta.probe.loaded._MOST_OTHERS", 10**6)  # this process runs many tests
+    monkeypatch.setitem(sys.modules, "gone_later", ModuleType("gone_later"))
+    installed = installed_distributions(Guard())
+    before = count_modules(installed)
+    for name in ("first_new", "first_new.inner", "second_new"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    if gone:
+        monkeypatch.delitem(sys.modules, "gone_later")
+    assert imported_modules(installed, before) == imported_modules(installed)
+    assert imported_modules(installed, before)["other"]["first_new"]["modules"] == 2
