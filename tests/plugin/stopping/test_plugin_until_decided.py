@@ -77,6 +77,7 @@ def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, 
     assert int(saved[1]) == 400 - sum(found.values())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_a_decided_triage_runs_nothing(flaky: Stage) -> None:
     flaky.run(*UNTIL_DECIDED)
     before = flaky.trials()
@@ -101,12 +102,6 @@ def test_a_cell_that_never_runs_is_given_up(flaky: Stage) -> None:
     done = flaky.run(*arguments, "-rs")
     assert per_cell(flaky) == {"local-none": 3, "local-fixed": 3}
     assert "SKIPPED [197] aorta::missing[local-fixed]: decided: did not run (3 of 3 trials)" in done.stdout.str()
-
-
-@pytest.mark.slow
-def test_cells_that_are_deselected_are_not_waited_for(flaky: Stage) -> None:
-    flaky.run(*UNTIL_DECIDED, "--aorta-mitigations", "late", "-k", "none or fixed")
-    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
 
 
 @pytest.mark.slow
