@@ -6,7 +6,6 @@ import functools
 import json
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
