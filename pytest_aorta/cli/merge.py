@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import registry_files, registry_option
+from pytest_aorta.cli.shared import registry_files, registry_option
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
@@ -154,9 +154,12 @@ def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -
     search = Scan(project, recipe.actions)
     for source in sources:  # that a command has failed is in the index only
         try:
-            known = Workspace.from_cache(read_recipe(find_recipe(source))).known
+            file = find_recipe(source)
         except RecipeError:
+            continue
+        if file.parent != source.absolute():
             continue  # a results directory
+        known = Workspace.from_cache(read_recipe(file)).known
         for action, units in known.completed.items():
             failed = {unit: each for unit, each in units.items() if each is not None and each[0] == "failed"}
             search.found.completed.setdefault(action, {}).update(failed)

@@ -13,12 +13,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.place import Place, clear_place, make_place
-from pytest_aorta.launch.host.temporary import TemporaryFolders
+from pytest_aorta.launch.host.place import Place, TemporaryFolders, clear_place, make_place
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, is_command, resolve_launch
-from pytest_aorta.launch.record import build_record
-from pytest_aorta.launch.request import request_of
-from pytest_aorta.launch.verification import check_claims, warning_of
+from pytest_aorta.launch.record import build_record, check_claims, request_of, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.probe.named_variables import Watch

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialOrder
+from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialJob, TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.pool import Job, Slot
 from pytest_aorta.launch.workload_info import PreparedCell
@@ -29,7 +29,6 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.slot_trial import SlotTrial
     from pytest_aorta.runtime.host_main import HostChannel
 
 _SERVICE = "pytest_aorta.launch.remote_host:serve"
@@ -99,12 +98,15 @@ class RemoteHost:
         if problem is not None:
             raise EngineUnusable(f"host {self.name}: {problem}")
 
-    def prepare(self, order: TrialOrder, slot: int, job: Job) -> PreparedCell:
+    def importing(self, order: TrialOrder) -> None:
+        """As of ``TrialHost``; nothing is known of it here."""
+
+    def prepare(self, order: TrialOrder, slot: int, job: TrialJob) -> PreparedCell:
         """As of ``TrialHost``."""
         cell: PreparedCell = self._ask("prepare", (replace(order, folder=Path()), slot), job)
         return cell
 
-    def run(self, order: TrialOrder, slot: int, job: SlotTrial) -> TrialResult:
+    def run(self, order: TrialOrder, slot: int, job: TrialJob) -> TrialResult:
         """As of ``TrialHost``; the files of the trial are written into its folder here."""
         record: TrialResult = self._ask("run", (order, slot), job)
         return record
@@ -127,7 +129,7 @@ class RemoteHost:
                 if "error" in answer:
                     raise answer["error"]
                 if "file" in answer:
-                    _append(job.folder, answer["file"], answer["bytes"])
+                    _append(argument[0].folder, answer["file"], answer["bytes"])
                 else:
                     getattr(job, answer["call"])(*answer["arguments"])
             return answer["value"]
@@ -270,7 +272,7 @@ class _RemoteJob(Job):
             if order.folder == Path():
                 answer: dict[str, Any] = {"value": slot.host.prepare(order, slot.index, self)}
             else:
-                answer = {"value": slot.host.run(order, slot.index, self)}  # type: ignore[arg-type]  # has its methods
+                answer = {"value": slot.host.run(order, slot.index, self)}
                 self._send_files(order.folder)
         except BaseException as error:
             answer = {"error": error}
@@ -288,9 +290,9 @@ class _RemoteJob(Job):
         """As of ``SlotTrial``."""
         self._answer({"call": "warn", "arguments": (text,)})
 
-    def on_packages(self, listing: dict[str, Any]) -> None:
+    def packages_listed(self, listing: dict[str, Any]) -> None:
         """As of ``SlotTrial``."""
-        self._answer({"call": "on_packages", "arguments": (listing,)})
+        self._answer({"call": "packages_listed", "arguments": (listing,)})
 
     def _send_files(self, folder: Path) -> None:
         for path in sorted(folder.rglob("*")):

@@ -184,7 +184,6 @@ class Workspace:
     Attributes:
         known: see ``Known``.
         damaged: files of the index that could not be read, with the reason; what they had said is missing.
-        looked_at: whether ``save`` has something to write.
     """
 
     def __init__(self, recipe: Recipe, *, fresh: bool = False) -> None:
@@ -242,7 +241,7 @@ class Workspace:
         self.known.folded = [path.name for path in ended]
         if ended and not self.damaged:  # else they stay until a scan has found what is missing
             with contextlib.suppress(OSError):
-                write_text(self._index / _STATE, self.known.text())
+                self._write(self.known)
                 for path in ended:
                     path.unlink(missing_ok=True)
         return [path for path in found if path not in ended]
@@ -270,6 +269,14 @@ class Workspace:
                 lines = f"{bad:,} line{'s' * (bad > 1)}"
                 self.damaged[f"{_JOURNALS}/{journal.name}"] = f"has {lines} that cannot be read"
 
+    def _write(self, looked_up: Known) -> None:
+        """Write the cache, with what was looked up on disk; hold the lock meanwhile. Raises ``OSError``."""
+        names = ("workspace", "names", "value_file", "values", "files")
+        self.known = self.known.model_copy(update={name: getattr(looked_up, name) for name in names})
+        used = {each[1] for units in self.known.completed.values() for each in units.values() if each is not None}
+        self.known.requests = {key: each for key, each in self.known.requests.items() if key in used}
+        write_text(self._index / _STATE, self.known.text())
+
     def save(self) -> None:
         """Keep what was looked up, for the next process; what others have completed in the meantime stays."""
         if not self._is_new or self._fresh:
@@ -277,15 +284,11 @@ class Workspace:
         with contextlib.suppress(OSError):
             self._index.mkdir(exist_ok=True)
             with locked(self._index):
-                own, self.known = self.known, Known()
-                before, self.damaged = self.damaged, {}
-                self._load()
-                looked_up = ("workspace", "names", "value_file", "values", "files")
-                self.known = self.known.model_copy(update={name: getattr(own, name) for name in looked_up})
-                if not self.damaged:
-                    write_text(self._index / _STATE, self.known.text())
+                latest = Workspace(self._recipe)
+                latest._load()
+                if not latest.damaged:
+                    latest._write(self.known)
                     self._is_new = False
-                self.known, self.damaged = own, before
 
     def record(self, new: Known, is_gone: Callable[[str, str], bool] = lambda action, unit: False) -> tuple[int, int]:
         """Note what was found on disk, and forget what is gone; how many of each.
@@ -318,9 +321,7 @@ class Workspace:
                         changes.completed.setdefault(action, {})[unit] = None
                         removed += 1
             self.known.add(changes)
-            looked_up = ("workspace", "names", "value_file", "values", "files")
-            self.known = self.known.model_copy(update={name: getattr(own, name) for name in looked_up})
-            write_text(self._index / _STATE, self.known.text())
+            self._write(own)
         self.damaged, self._is_new = {}, False
         return changed, removed
 

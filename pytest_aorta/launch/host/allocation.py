@@ -17,7 +17,7 @@ from pytest_aorta.trials.fingerprint import Impositions
 from pytest_aorta.trials.result import Imposed, SideBySide
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.pool import Job
+    from pytest_aorta.launch.host.service import Cancellable
 
 #: The first is the one that torch goes by.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -103,7 +103,7 @@ class Allocator:
             )
 
     @contextlib.contextmanager
-    def allocate(self, job: Job, slot: int, need: int) -> Iterator[Allocation]:
+    def allocate(self, job: Cancellable, slot: int, need: int) -> Iterator[Allocation]:
         """The cores of slot ``slot``, and ``need`` devices if devices are leased; waits until so many are free.
 
         ``need`` is the number of the trial's processes.
@@ -147,7 +147,7 @@ class Allocator:
             return None
         return self._shares[(self._resources.worker * self._resources.slots + slot) % len(self._shares)]
 
-    def _lease(self, leases: Leases, job: Job, need: int) -> Lease:
+    def _lease(self, leases: Leases, job: Cancellable, need: int) -> Lease:
         def too_few() -> bool:
             return need > len(set(leases.devices) - set(self._quarantined))
 

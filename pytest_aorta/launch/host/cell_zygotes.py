@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pytest_aorta.launch.environment import Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
-from pytest_aorta.launch.launch_mode import resolve_launch
-from pytest_aorta.launch.trial_payload import Extension
+from pytest_aorta.launch.launch_mode import Extension, resolve_launch
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.runtime.zygote import (
     EXTENSION_TIMEOUT,
