@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import fisher_exact
 
+from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.e_process import Bets
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.rates import Interval, difference_interval, difference_p, holm
-from pytest_aorta.triage.verdicts import DECIDED, LEVEL, MARGIN, Comparison, Method, VerdictKind, verdict_of
+from pytest_aorta.triage.verdicts import DECIDED, LEVEL, Comparison, Method, VerdictKind, verdict_of
 
 Outcomes = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import open_project, registry_option
-from pytest_aorta.cli.tables import columns
+from pytest_aorta.cli.shared import columns, open_project, registry_option
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:

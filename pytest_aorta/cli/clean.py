@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pytest_aorta.cli.project import open_recipe
+from pytest_aorta.cli.shared import open_recipe
 from pytest_aorta.settings import RequestError
 
 

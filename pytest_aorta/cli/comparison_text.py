@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from pytest_aorta.cli.tables import columns
+from pytest_aorta.cli.shared import columns
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import counted, p_value

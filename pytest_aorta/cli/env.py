@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.tables import columns
+from pytest_aorta.cli.shared import columns
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import open_recipe, registry_files, registry_option, warn_of
-from pytest_aorta.cli.tables import columns
+from pytest_aorta.cli.shared import columns, open_recipe, registry_files, registry_option, warn_of
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:

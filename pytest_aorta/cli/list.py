@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.tables import columns
+from pytest_aorta.cli.shared import columns, registry_files, registry_option
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 KINDS = ("workloads", "mitigations", "environments", "collectors")
 OPTIONS = "options"
 
-#: Where pytest looks for registry files that the command line does not name.
-_VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
-
 Entry = dict[str, Any]
 """A name as plain data: ``source`` package, and what it stands for, or its ``problem``."""
 
@@ -41,14 +37,8 @@ Entry = dict[str, Any]
     metavar="NAME",
     help="The options of this workload, by name or as FILE.py:CLASS; it is imported for that.",
 )
-@click.option(
-    "--registry-file",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help=f"Registry file with more names, as pytest's --aorta-registry-file; repeat for several (or ${_VARIABLE}).",
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list for each kind.")
+@registry_option
 def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[str, ...], as_json: bool) -> None:
     """Registered workloads, mitigations, environments and collectors, and the options of pytest.
 
@@ -59,8 +49,7 @@ def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[s
 
     if workload is not None and set(kinds) - {OPTIONS}:
         raise click.UsageError(f"--workload lists the options of one workload, and no {', '.join(kinds)}")
-    files = files or tuple(filter(None, os.environ.get(_VARIABLE, "").split(";")))
-    registry = Registry.load([Path(file) for file in files], tolerant=True)
+    registry = Registry.load([Path(file) for file in registry_files(files)], tolerant=True)
     found: dict[str, list[Entry]] = {}
     for kind in kinds or (KINDS if workload is None else (OPTIONS,)):
         if kind != OPTIONS:

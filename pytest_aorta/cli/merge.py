@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import registry_files, registry_option
+from pytest_aorta.cli.shared import registry_files, registry_option
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 

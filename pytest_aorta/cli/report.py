@@ -28,9 +28,9 @@ def report(results: Path, output: Path, against: Path | None, baseline: str | No
 
     Without --baseline and --margin, cells are judged as in the run itself.
     """
+    from pytest_aorta.triage import TriageSettings
     from pytest_aorta.triage.matrix import EarlierMatrix
     from pytest_aorta.triage.report import write_report
-    from pytest_aorta.triage.verdicts import TriageSettings
 
     settings = EarlierMatrix(results).settings or TriageSettings()
     if baseline is not None:

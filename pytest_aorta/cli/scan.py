@@ -6,8 +6,7 @@ import sys
 
 import click
 
-from pytest_aorta.cli.project import open_recipe, registry_files, registry_option, warn_of
-from pytest_aorta.cli.selections import chosen_units
+from pytest_aorta.cli.shared import chosen_units, open_recipe, registry_files, registry_option, warn_of
 from pytest_aorta.settings import RequestError
 
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import open_project, registry_option
-from pytest_aorta.cli.selections import (
+from pytest_aorta.cli.shared import (
     COLORS,
     chosen_states,
     chosen_units,
+    columns,
+    open_project,
+    registry_option,
     state_options,
     typed_conditions,
     units_where,
     where_option,
 )
-from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pytest_aorta.workflow.clusters import Configuration
     from pytest_aorta.workflow.project import Project
     from pytest_aorta.workflow.recipe import Action
+    from pytest_aorta.workflow.states import State
 
 
 @click.group("show")
@@ -40,16 +42,9 @@ def show() -> None:
 
 @dataclass(frozen=True)
 class _Row:
-    """One line.
+    """A directory, a cell or a trial, with the ``state`` that ``action`` has on it.
 
-    Attributes:
-        name: of a directory, a cell, or a trial.
-        action: for which it has its state; ``None`` for a directory by itself.
-        state: of the action on it.
-        counts: of a cell, trials in each state.
-        job: that it is part of.
-        values: the elements that were asked for.
-        group: number of the job that it is, or would be, part of.
+    ``counts`` are a cell's trials in each state; ``group`` is the number of the job that it is, or would be, part of.
     """
 
     name: str
@@ -68,16 +63,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Query:
-    """What is asked for.
-
-    Attributes:
-        project: in which.
-        only: these directories, cells and trials; ``None`` for all.
-        action: pattern of the actions, if there is one.
-        pointers: of the elements of the values to show.
-        where: conditions.
-        flags: whether a state is asked for, by its name.
-    """
+    """What a listing is asked for; ``only``: names of units, ``pointers``: elements to show, ``flags``: states."""
 
     project: Project
     only: set[str] | None
@@ -86,16 +72,52 @@ class _Query:
     where: Sequence[TypedCondition]
     flags: dict[str, bool]
 
-    def only_of(self, actions: Sequence[Action]) -> Callable[[Action], set[str] | None]:
-        """Gives of each action the names of its units, or of what contains them; ``None`` for all."""
+    def states_of(self, actions: Sequence[Action]) -> Iterator[tuple[Action, dict[str, State]]]:
+        """Of each action, the units that are asked for, with their states."""
         met = units_where(self.project, actions, self.only, self.where)
-        return lambda action: self.only if met is None else met[action.name]
+        for action in actions:
+            yield action, self.project.states(action, self.only if met is None else met[action.name])
+
+    def matrices(self) -> list[Action]:
+        assert self.action is not None
+        found = [each for each in self.project.actions(self.action) if each.is_matrix]
+        if not found:
+            there_is = "the recipe has" if self.action == "*" else f"{self.action!r} matches"
+            raise RequestError(f"{there_is} no action with a workload; for commands: show directories")
+        return found
+
+    def elements(self, value_of: Callable[[str], Any], name: str) -> dict[str, Any]:
+        if not self.pointers:
+            return {}
+        from pytest_aorta.common.conditions import element
+
+        value = value_of(name)
+        return {pointer: element(value, pointer, name) for pointer in self.pointers}
 
 
 def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Iterator[_Row]]], Callable[..., None]]:
     """A command with the arguments that all listings have; ``pattern`` of the actions without ``--action``."""
+    shown = "cells with trials" if what == "cells" else what
 
     def add(rows_of: Callable[[_Query], Iterator[_Row]]) -> Callable[..., None]:
+        @show.command(what)
+        @click.argument("names", nargs=-1, metavar="[NAME | -]...")
+        @click.option(
+            "-a", "--action", default=pattern, metavar="PATTERN", help="Of these actions; * and ? are wildcards."
+        )
+        @state_options(f"Only {shown} with the state {{}}; several of these flags add up.")
+        @click.option(
+            "--value",
+            "pointers",
+            multiple=True,
+            metavar="POINTER",
+            help="Show an element of the values, such as /config/lr; repeat for several.",
+        )
+        @click.option("--short", is_flag=True, help="Names only, one a line.")
+        @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+        @click.option("--no-header", is_flag=True, help="A table without its heading.")
+        @where_option
+        @registry_option
         @functools.wraps(rows_of)
         def command(
             names: tuple[str, ...],
@@ -112,28 +134,31 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Ite
             project = open_project(files)
             only = chosen_units(names, project)
             query = _Query(project, only, action, pointers, typed_conditions(where), flags)
-            _write(what, project, rows_of(query), short, as_json, no_header)
+            rows = list(rows_of(query))
+            project.save()
+            if as_json:
+                click.echo(json.dumps({what: [row.plain() for row in rows]}, indent=1))
+            elif short:
+                for name in dict.fromkeys(row.name for row in rows):
+                    click.echo(one_line(name))
+            elif not rows:
+                click.echo(f"There are no such {what}.")
+            else:
+                _write_table(what, rows, not no_header)
 
-        command = where_option(registry_option(command))
-        command = click.option("--no-header", is_flag=True, help="A table without its heading.")(command)
-        command = click.option("--json", "as_json", is_flag=True, help="One JSON object.")(command)
-        command = click.option("--short", is_flag=True, help="Names only, one a line.")(command)
-        command = click.option(
-            "--value",
-            "pointers",
-            multiple=True,
-            metavar="POINTER",
-            help="Show an element of the values, such as /config/lr; repeat for several.",
-        )(command)
-        shown = "cells with trials" if what == "cells" else what
-        command = state_options(f"Only {shown} with the state {{}}; several of these flags add up.")(command)
-        command = click.option(
-            "-a", "--action", default=pattern, metavar="PATTERN", help="Of these actions; * and ? are wildcards."
-        )(command)
-        command = click.argument("names", nargs=-1, metavar="[NAME | -]...")(command)
-        return show.command(what)(command)
+        return command
 
     return add
+
+
+def _check_pointers(pointers: Sequence[str]) -> None:
+    from pytest_aorta.common.conditions import check_pointer
+
+    for pointer in pointers:
+        try:
+            check_pointer(pointer)
+        except ValueError as error:
+            raise RequestError(f"--value {error}") from None
 
 
 @_listing("directories", None)
@@ -155,43 +180,22 @@ def directories(query: _Query) -> Iterator[_Row]:
 @_listing("trials", "*")
 def trials(query: _Query) -> Iterator[_Row]:
     """Trials of the actions with a workload; with names of cells or trials, only these (-: names from stdin)."""
-    return _units(query, _matrices(query))
+    return _units(query, query.matrices())
 
 
 @_listing("cells", "*")
 def cells(query: _Query) -> Iterator[_Row]:
     """Cells of the actions with a workload, with the number of trials in each state."""
     states = chosen_states(query.flags)
-    matrices = _matrices(query)
-    only_of = query.only_of(matrices)
-    for action in matrices:
+    for action, units in query.states_of(query.matrices()):
         counts: dict[str, Counter[str]] = {}
-        for unit, state in query.project.states(action, only_of(action)).items():
+        for unit, state in units.items():
             counts.setdefault(unit.rpartition("/")[0], Counter())[state.value] += 1
         value_of = query.project.value_of(action)
         for cell, found in counts.items():
             if any(found[state] for state in states):
                 of_all = {state: found[state] for state in COLORS}
-                yield _Row(cell, action.name, counts=of_all, values=_elements(value_of, cell, query.pointers))
-
-
-def _check_pointers(pointers: Sequence[str]) -> None:
-    from pytest_aorta.common.conditions import check_pointer
-
-    for pointer in pointers:
-        try:
-            check_pointer(pointer)
-        except ValueError as error:
-            raise RequestError(f"--value {error}") from None
-
-
-def _matrices(query: _Query) -> list[Action]:
-    assert query.action is not None
-    found = [each for each in query.project.actions(query.action) if each.is_matrix]
-    if not found:
-        there_is = "the recipe has" if query.action == "*" else f"{query.action!r} matches"
-        raise RequestError(f"{there_is} no action with a workload; for commands: show directories")
-    return found
+                yield _Row(cell, action.name, counts=of_all, values=query.elements(value_of, cell))
 
 
 def _plain_directories(query: _Query) -> Iterator[_Row]:
@@ -202,46 +206,21 @@ def _plain_directories(query: _Query) -> Iterator[_Row]:
 
         names = selected(names, project.workspace.value_of, query.where, "--where")
     for name in names:
-        yield _Row(name, values=_elements(project.workspace.value_of, name, query.pointers))
+        yield _Row(name, values=query.elements(project.workspace.value_of, name))
 
 
 def _units(query: _Query, actions: Sequence[Action]) -> Iterator[_Row]:
     project, states = query.project, chosen_states(query.flags)
-    only_of = query.only_of(actions)
     number = 0
-    for action in actions:
-        found = project.states(action, only_of(action))
+    for action, found in query.states_of(actions):
         jobs = project.submitted.get(action.name, {})
         value_of = project.value_of(action)
         shown = [unit for unit, state in found.items() if state.value in states]
         for group in [shown] if action.is_matrix else project.groups(action, shown):
             number += 1
             for unit in group:
-                values = _elements(value_of, unit, query.pointers)
+                values = query.elements(value_of, unit)
                 yield _Row(unit, action.name, found[unit].value, job=jobs.get(unit), values=values, group=number)
-
-
-def _elements(value_of: Callable[[str], Any], name: str, pointers: Sequence[str]) -> dict[str, Any]:
-    if not pointers:
-        return {}
-    from pytest_aorta.common.conditions import element
-
-    value = value_of(name)
-    return {pointer: element(value, pointer, name) for pointer in pointers}
-
-
-def _write(what: str, project: Project, rows: Iterator[_Row], short: bool, as_json: bool, no_header: bool) -> None:
-    found = list(rows)
-    project.save()
-    if as_json:
-        click.echo(json.dumps({what: [row.plain() for row in found]}, indent=1))
-    elif short:
-        for name in dict.fromkeys(row.name for row in found):
-            click.echo(one_line(name))
-    elif not found:
-        click.echo(f"There are no such {what}.")
-    else:
-        _write_table(what, found, not no_header)
 
 
 _HEADINGS = {"directories": "Directory", "cells": "Cell", "trials": "Trial"}
@@ -278,13 +257,13 @@ def _write_table(what: str, rows: Sequence[_Row], has_heading: bool) -> None:
 @click.option("--short", is_flag=True, help="Names only, one a line.")
 def show_cluster(name: str | None, everything: bool, short: bool) -> None:
     """The cluster that this host is part of, or that of this name, as clusters.toml has it."""
+    import tomlkit
+
     configuration = _configuration()
     found = configuration.clusters if everything else (configuration.cluster(name),)
     for cluster in found:
-        if short:
-            click.echo(cluster.name)
-        else:
-            click.echo("\n".join(_table("cluster", cluster.model_dump(exclude_defaults=True, mode="json"))) + "\n")
+        plain = cluster.model_dump(exclude_defaults=True, exclude_none=True, mode="json")
+        click.echo(cluster.name if short else tomlkit.dumps({"cluster": [plain]}))
 
 
 @click.command("launchers")
@@ -293,6 +272,8 @@ def show_cluster(name: str | None, everything: bool, short: bool) -> None:
 @click.option("--short", is_flag=True, help="Names only, one a line.")
 def show_launchers(cluster: str | None, everything: bool, short: bool) -> None:
     """What commands begin with on this cluster, or that of this name, as launchers.toml has it."""
+    import tomlkit
+
     configuration = _configuration()
     where = configuration.cluster(cluster).name
     for name, by_cluster in sorted(configuration.launchers.items()):
@@ -300,9 +281,8 @@ def show_launchers(cluster: str | None, everything: bool, short: bool) -> None:
         if short:
             click.echo(name)
             continue
-        for each, launcher in chosen.items():
-            click.echo(f"[{name}.{each}]")
-            click.echo("\n".join(_values(launcher.model_dump(exclude_none=True))) + "\n")
+        plain = {each: launcher.model_dump(exclude_none=True) for each, launcher in chosen.items()}
+        click.echo(tomlkit.dumps({name: plain}))
 
 
 def _configuration() -> Configuration:
@@ -315,26 +295,3 @@ def _configuration() -> Configuration:
     except RequestError:
         root = Path.cwd()
     return Configuration.of_project(root)
-
-
-def _table(name: str, content: Mapping[str, Any]) -> Iterator[str]:
-    """An element of an array of tables, with those in it."""
-    yield f"[[{name}]]"
-    plain = {key: value for key, value in content.items() if not _is_tables(value)}
-    yield from _values(plain)
-    for key, value in content.items():
-        for each in value if _is_tables(value) else ():
-            yield from _table(f"{name}.{key}", each)
-
-
-def _values(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _values(value, f"{prefix}{key}.")
-        elif value is not None:
-            # What JSON and TOML have in common: texts of printable characters, numbers, true and false, arrays.
-            yield f"{prefix}{key} = {json.dumps(value, ensure_ascii=False)}"
-
-
-def _is_tables(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)

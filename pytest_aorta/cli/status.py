@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.project import open_project, registry_option
-from pytest_aorta.cli.selections import (
+from pytest_aorta.cli.shared import (
     COLORS,
     chosen_states,
     chosen_units,
+    columns,
+    open_project,
+    registry_option,
     state_options,
     typed_conditions,
     units_where,
     where_option,
 )
-from pytest_aorta.cli.tables import columns
 from pytest_aorta.common.texts import one_line
 
 if TYPE_CHECKING:

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_aorta.cli.project import open_recipe, registry_files, registry_option, warn_of
-from pytest_aorta.cli.selections import chosen_units, typed_conditions, units_where, where_option
+from pytest_aorta.cli.shared import (
+    chosen_units,
+    open_recipe,
+    registry_files,
+    registry_option,
+    typed_conditions,
+    units_where,
+    warn_of,
+    where_option,
+)
 from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
 

@@ -1,7 +1,4 @@
-"""The private parts of pytest and pytest-timeout that the plugin needs, each in one place.
-
-``tests/plugin/test_compat.py`` has a test for each, which says what breaks when it goes.
-"""
+"""The private parts of pytest and pytest-timeout that the plugin needs, each in one place."""
 
 from __future__ import annotations
 

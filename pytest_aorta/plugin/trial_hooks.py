@@ -156,7 +156,9 @@ def pytest_runtest_makereport(
         report.longrepr = longrepr_of_skip(item, call.excinfo.value)  # type: ignore[assignment]
     payload = item.stash.get(PAYLOAD, None)
     if payload is not None:
-        with_records = report.when == "teardown" and is_worker(item.config)
+        # Within one process, the writer has them already; pytest-reportlog writes what a report has.
+        is_sent = is_worker(item.config) or item.config.getoption("report_log", None) is not None
+        with_records = report.when == "teardown" and is_sent
         report.aorta = payload.to_plain(with_records=with_records)  # type: ignore[attr-defined]
         if report.when == "teardown" and item.config.getoption("htmlpath", None):
             from pytest_aorta.plugin.failures import links_of

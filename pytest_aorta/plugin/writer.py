@@ -36,9 +36,10 @@ from pytest_aorta.workspace.paths import TrialPaths
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
+    from pytest_aorta.triage import TriageSettings
     from pytest_aorta.triage.facts import Outcome, TrialFacts
     from pytest_aorta.triage.gates import Gate, GateResult
-    from pytest_aorta.triage.verdicts import Table, TriageSettings
+    from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.trial_store import TrialStore

@@ -1,4 +1,28 @@
 """What a run has shown: from the records of its trials to the table of verdicts.
 
-Pure functions over records; nothing here imports pytest, starts a process or needs torch.
+Pure functions over records; nothing here imports pytest, starts a process or needs torch. In the order of imports:
+``signatures``, ``facts`` of a trial, ``rates`` and ``sequential`` for statistics, ``cells``, ``checks``, ``verdicts``,
+``columns`` with all that is said of a cell, and the formats: ``matrix``, ``report``, ``compare``, the terminal's table.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Differences of the failure rate that are no effect.
+MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class TriageSettings:
+    """What a user may set of the verdicts. It is here because plans have it, and need none of the rest.
+
+    Attributes:
+        baseline: cell or mitigation set that others are compared with; ``None`` for the rule of ``choose_baselines``.
+        margin: differences of the failure rate that are no effect.
+        sequential: whether the number of trials depends on what was seen of them.
+    """
+
+    baseline: str | None = None
+    margin: float = MARGIN
+    sequential: bool = False

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from statistics import fmean, median
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_aorta.common.texts import first_names
 from pytest_aorta.probe.variables import REDACTED
@@ -38,7 +37,15 @@ class InertVariable:
 
 @dataclass(frozen=True)
 class MitigationEffect:
-    """Whether the variables of a cell's mitigation set can have done anything."""
+    """Whether the variables of a cell's mitigation set can have done anything.
+
+    Attributes:
+        inert: the variables that probably did nothing, in alphabetical order.
+        active: the others that the set changes, in the same order.
+        same_as: another cell of the same workload and environment whose trials had the same values of all watched
+            variables; the baseline, if it is one of them.
+        is_second_baseline: whether ``same_as`` is the baseline that the cell is compared with.
+    """
 
     mitigations: tuple[str, ...]
     inert: tuple[InertVariable, ...] = ()
@@ -132,40 +139,83 @@ def _are_equal(one: CellStatistics, other: CellStatistics) -> bool:
     return one.variables.resolved == other.variables.resolved and len(one.variables.resolved) == len(watched)
 
 
+#: Part of the tables without any change that are warned of, at most.
+DRIFT_LEVEL = 0.01
+
+#: Trials that there have to be on each side; fewer tell nothing at this level.
+_FEWEST = 8
+
+#: More trials than these have no exact test of their failures' positions.
+_MOST_EXACT = 200
+
+#: Cells ran by turns with the baseline if their parts of trials after a change differ by no more than this.
+_BY_TURNS = 0.2
+
 #: Seconds without any trial after which the host is as if none had run before.
 _IDLE = 60.0
 
+#: Cells that a warning names.
+_NAMED = 5
+
 
 @dataclass(frozen=True)
-class Condition:
-    """One of the facts about a host.
+class _Quantity:
+    """What may drift: a number of each trial.
 
     Attributes:
-        name: in words.
+        name, text: in words, and of a value.
         value: of a trial; ``None`` where it is not known.
-        text: of a value.
         least: the smallest change that matters: a difference, or where ``relative`` a part of the smaller value.
+        of_host: whether it is a condition of the host.
         settles_sec: how long trials have to run until they themselves change it no more.
+        is_rate: whether a value is 1 or 0, so that their mean counts, not their median.
     """
 
     name: str
-    value: Callable[[HostConditions], float | None]
+    value: Callable[[TrialFacts], float | None]
     text: Callable[[float], str]
     least: float
     relative: bool = False
+    of_host: bool = False
     settles_sec: float = 0.0
+    is_rate: bool = False
 
     def matters(self, one: float, other: float) -> bool:
         return abs(one - other) >= self.least * (min(abs(one), abs(other)) if self.relative else 1.0)
 
+    def center(self, values: Sequence[float]) -> float:
+        return statistics.fmean(values) if self.is_rate else statistics.median(values)
 
-CONDITIONS = (
+
+def _of_host(
+    name: str, value: Callable[[HostConditions], float | None], text: Callable[[float], str], least: float, **more: Any
+) -> _Quantity:
+    return _Quantity(name, lambda facts: value(facts.host), text, least, of_host=True, **more)
+
+
+_OF_TRIALS = (
+    _Quantity(
+        "failure rate",
+        lambda facts: float(facts.is_failure) if facts.is_counted else None,
+        "{:.0%}".format,
+        0.1,
+        is_rate=True,
+    ),
+    _Quantity(
+        "step times",
+        lambda facts: None if facts.steps is None else facts.steps.median_ms,
+        "{:.4g} ms".format,
+        0.05,
+        relative=True,
+    ),
+)
+_OF_HOSTS = (
     # An average of one minute comes within 5 % of its end in three.
-    Condition("load of the host, per CPU", lambda host: host.load, "{:.1f}".format, 0.5, settles_sec=180),
-    Condition("time waiting for a CPU", lambda host: host.cpu_pressure, "{:.0f}%".format, 25, settles_sec=30),
-    Condition("time waiting for memory", lambda host: host.memory_pressure, "{:.0f}%".format, 10, settles_sec=30),
-    Condition("clock of the processor", lambda host: host.clock_mhz, "{:.0f} MHz".format, 0.1, relative=True),
-    Condition(
+    _of_host("load of the host, per CPU", lambda host: host.load, "{:.1f}".format, 0.5, settles_sec=180),
+    _of_host("time waiting for a CPU", lambda host: host.cpu_pressure, "{:.0f}%".format, 25, settles_sec=30),
+    _of_host("time waiting for memory", lambda host: host.memory_pressure, "{:.0f}%".format, 10, settles_sec=30),
+    _of_host("clock of the processor", lambda host: host.clock_mhz, "{:.0f} MHz".format, 0.1, relative=True),
+    _of_host(
         "memory available on the host",
         lambda host: host.memory_available_bytes,
         lambda number: f"{number / 2**30:.1f} GiB",
@@ -174,17 +224,53 @@ CONDITIONS = (
     ),
 )
 
+#: A number of each trial that has one, in the order in which they began.
+_Series = list[tuple[TrialFacts, float]]
 
-def started(facts: TrialFacts) -> float | None:
-    """When a trial began, in seconds of ``time.time()``; ``None`` where its record does not say."""
+
+def drift_warnings(cells: Sequence[CellTrials], families: Mapping[CellKey, Sequence[CellKey]]) -> tuple[str, ...]:
+    """What has changed while the trials ran, in the baselines, and between them and the cells compared with them.
+
+    All tests are of ranks, so that they assume no distribution; they do assume that trials are independent of each
+    other. Of tables in which nothing changes, at most the part ``DRIFT_LEVEL`` is warned of, whatever the number of
+    cells (Bonferroni): half of it is shared by the tests of failures and step times, half by those of the hosts.
+
+    Args:
+        cells: all of a table, with all of their trials.
+        families: of each baseline, the cells that are compared with it.
+    """
+    trials = {cell.key: sorted(cell.finished, key=lambda facts: (facts.started_at, facts.index)) for cell in cells}
+    if not families:
+        return ()
+    since = _busy_since([facts for found in trials.values() for facts in found])
+    of_trials = DRIFT_LEVEL / 2 / (len(_OF_TRIALS) * len(families))
+    of_hosts = DRIFT_LEVEL / 2 / (len(_OF_HOSTS) * (len(families) + sum(map(len, families.values()))))
+    warnings: list[str] = []
+    for baseline, keys in families.items():
+        ours, others = trials[baseline], {key.cell: trials[key] for key in keys}
+        names = Counter(facts.host.name for facts in ours)
+        host = names.most_common(1)[0][0] if names else None
+        for quantity in (*_OF_TRIALS, *_OF_HOSTS):
+            series = _series(quantity, ours, host, since)
+            if found := _drift(quantity, series, of_hosts if quantity.of_host else of_trials, others):
+                warnings.append(f"{baseline.workload} {baseline.cell} drifts: {found}")
+        for quantity in _OF_HOSTS:
+            theirs = {name: _series(quantity, found, host, since) for name, found in others.items()}
+            if unlike := _unlike(quantity, _series(quantity, ours, host, since), theirs, of_hosts):
+                warnings.append(f"{baseline.workload}: {unlike} in its baseline {baseline.cell}")
+    return tuple(warnings)
+
+
+def _started(facts: TrialFacts) -> float | None:
     try:
         return datetime.fromisoformat(facts.started_at).timestamp()
     except ValueError:
         return None
 
 
-def busy_since(trials: Sequence[TrialFacts]) -> dict[str, float]:
-    times = sorted((at, at + (facts.wall_sec or 0.0), facts.file) for facts in trials if (at := started(facts)))
+def _busy_since(trials: Sequence[TrialFacts]) -> dict[str, float]:
+    """For each file of a trial, when the first one began since when trials have run without a pause."""
+    times = sorted((at, at + (facts.wall_sec or 0.0), facts.file) for facts in trials if (at := _started(facts)))
     found: dict[str, float] = {}
     begin = end = float("-inf")
     for at, until, file in times:
@@ -195,165 +281,38 @@ def busy_since(trials: Sequence[TrialFacts]) -> dict[str, float]:
     return found
 
 
-def main_host(trials: Sequence[TrialFacts]) -> str | None:
-    names = Counter(facts.host.name for facts in trials)
-    return names.most_common(1)[0][0] if names else None
+def _series(quantity: _Quantity, trials: Sequence[TrialFacts], host: str | None, since: Mapping[str, float]) -> _Series:
+    """Conditions of one host only, and without the time in which the trials themselves change them."""
+    found = []
+    for facts in trials:
+        value = quantity.value(facts)
+        if value is not None and quantity.of_host:
+            at = _started(facts)
+            if facts.host.name != host or at is None or at - since[facts.file] < quantity.settles_sec:
+                continue
+        if value is not None:
+            found.append((facts, float(value)))
+    return found
 
 
-# Fewer cannot give a p value that would mean anything: three values have six orders, two of them monotone.
-_FEWEST = 6
-_MOST_EXACT = 200
-
-
-@dataclass(frozen=True)
-class Trend:
-    """A change over run order.
-
-    ``tau`` is from -1 (always falling) over 0 (no order) to 1 (always rising), ``p`` the two-sided p value of "no
-    trend"; ``first`` and ``last`` are the median (of failures: the rate) of the first and of the last third of the
-    run.
-    """
-
-    tau: float
-    p: float
-    first: float
-    last: float
-
-
-def trend(values: Sequence[float]) -> Trend | None:
-    """Mann-Kendall test of numbers in run order (Mann 1945, Kendall's tau-b); None of fewer than six or of equal ones.
-
-    Independent of the shape of the distribution, and of a monotone change of scale; single outliers hardly count.
-    """
-    if len(values) < _FEWEST or min(values) == max(values):
+def _drift(
+    quantity: _Quantity, series: _Series, level: float, others: Mapping[str, Sequence[TrialFacts]]
+) -> str | None:
+    """A change over the trials of a baseline in words, and what it means for ``others`` that are compared with it."""
+    values = [value for _, value in series]
+    if len(values) < _FEWEST:
         return None
-    from scipy.stats import kendalltau
-
-    result = kendalltau(range(len(values)), values)
     third = len(values) // 3
-    return Trend(float(result.statistic), float(result.pvalue), median(values[:third]), median(values[-third:]))
-
-
-def failure_trend(failed: Sequence[bool]) -> Trend | None:
-    """Whether failures gather at one end of the run; None of fewer than six trials, or where all ended alike.
-
-    Mann-Whitney test (1947) of the positions of the failures against those of the others: exact up to 200 trials.
-    ``tau`` is the rank-biserial correlation, 1 where all failures come after all others.
-    """
-    late = [index for index, one in enumerate(failed) if one]
-    early = [index for index, one in enumerate(failed) if not one]
-    if len(failed) < _FEWEST or not late or not early:
+    first, last = quantity.center(values[:third]), quantity.center(values[-third:])
+    # Looked at first, because importing scipy takes longer than all of this.
+    if not quantity.matters(first, last) or (failure_trend_p(values) if quantity.is_rate else trend_p(values)) >= level:
         return None
-    from scipy.stats import mannwhitneyu
-
-    result = mannwhitneyu(late, early, method="exact" if len(failed) <= _MOST_EXACT else "asymptotic")
-    tau = 2 * float(result.statistic) / (len(late) * len(early)) - 1
-    third = len(failed) // 3
-    return Trend(tau, min(1.0, float(result.pvalue)), fmean(failed[:third]), fmean(failed[-third:]))
-
-
-#: Part of the tables without any change that are warned of, at most.
-DRIFT_LEVEL = 0.01
-
-#: Trials that there have to be on each side; fewer tell nothing at this level.
-_FEWEST_drift = 8
-
-#: The smallest changes that matter: of the failure rate, and of the step time as a part of itself.
-_LEAST_RATE = 0.1
-_LEAST_STEPS = 0.05
-
-#: Cells ran by turns with the baseline if their parts of trials after a change differ by no more than this.
-_BY_TURNS = 0.2
-
-#: Cells that a warning names.
-_NAMED = 5
-
-
-@dataclass(frozen=True)
-class _Series:
-    """A value per trial, in the order in which they began."""
-
-    name: str
-    trials: list[TrialFacts]
-    values: list[float]
-    text: Callable[[float], str]
-    matters: Callable[[float, float], bool]
-    kind: Literal["failures", "times", "host"]
-
-
-def drift_warnings(cells: Sequence[CellTrials], families: Mapping[CellKey, Sequence[CellKey]]) -> tuple[str, ...]:
-    """What has changed while the trials ran, in the baselines, and between them and the cells compared with them.
-
-    ``cells``: all of a table, with all of their trials. One sentence per change.
-    """
-    trials = {cell.key: sorted(cell.finished, key=lambda facts: (facts.started_at, facts.index)) for cell in cells}
-    compared = {base: keys for base, keys in families.items() if base in trials}
-    if not compared:
-        return ()
-    since = busy_since([facts for found in trials.values() for facts in found])
-    of_trials = DRIFT_LEVEL / 2 / (2 * len(compared))
-    of_hosts = DRIFT_LEVEL / 2 / (len(CONDITIONS) * (len(compared) + sum(map(len, compared.values()))))
-    warnings: list[str] = []
-    for baseline, keys in compared.items():
-        ours, others = trials[baseline], {key.cell: trials[key] for key in keys}
-        hosts = [(condition, _of_host(condition, ours, main_host(ours), since)) for condition in CONDITIONS]
-        for series in (_failures(ours), _steps(ours), *(series for _, series in hosts)):
-            found = _drift(series, of_hosts if series.kind == "host" else of_trials, others)
-            warnings += [f"{baseline.workload} {baseline.cell} drifts: {found}"] if found else []
-        for condition, series in hosts:
-            theirs = {name: _of_host(condition, found, main_host(ours), since) for name, found in others.items()}
-            found = _unlike(series, theirs, of_hosts)
-            warnings += [f"{baseline.workload}: {found} in its baseline {baseline.cell}"] if found else []
-    return tuple(warnings)
-
-
-def _failures(trials: Sequence[TrialFacts]) -> _Series:
-    counted = [facts for facts in trials if facts.is_counted]
-    values = [float(facts.is_failure) for facts in counted]
-    return _Series("failure rate", counted, values, "{:.0%}".format, _differ_by(_LEAST_RATE), "failures")
-
-
-def _steps(trials: Sequence[TrialFacts]) -> _Series:
-    measured = [(facts, facts.steps.median_ms) for facts in trials if facts.steps is not None]
-    least = _differ_by(_LEAST_STEPS, relative=True)
-    return _Series(
-        "step times", [f for f, _ in measured], [ms for _, ms in measured], "{:.4g} ms".format, least, "times"
-    )
-
-
-def _of_host(
-    condition: Condition, trials: Sequence[TrialFacts], host: str | None, since: Mapping[str, float]
-) -> _Series:
-    known = [
-        (facts, value)
-        for facts in trials
-        if facts.host.name == host
-        and (value := condition.value(facts.host)) is not None
-        and (at := started(facts)) is not None
-        and at - since[facts.file] >= condition.settles_sec
-    ]
-    values = [float(value) for _, value in known]
-    return _Series(condition.name, [f for f, _ in known], values, condition.text, condition.matters, "host")
-
-
-def _differ_by(least: float, *, relative: bool = False) -> Callable[[float, float], bool]:
-    return lambda one, other: abs(one - other) >= least * (min(one, other) if relative else 1.0)
-
-
-def _drift(series: _Series, level: float, others: Mapping[str, Sequence[TrialFacts]]) -> str | None:
-    if len(series.values) < _FEWEST_drift or not series.matters(*_thirds(series)):
-        return None  # before scipy is imported, which takes longer than all of this
-    failures = series.kind == "failures"
-    found = failure_trend([value > 0 for value in series.values]) if failures else trend(series.values)
-    if found is None or found.p >= level:
-        return None
-    first, last = map(series.text, _thirds(series))
-    begin = series.trials[_change_point(series.values)]
+    begin = series[_change_point(values)][0]
     text = (
-        f"{series.name} {first} in the first third of {len(series.values)} trials, {last} in the last, "
-        f"since about trial {begin.index} ({begin.started_at[:19].replace('T', ' ')} UTC)"
+        f"{quantity.name} {quantity.text(first)} in the first third of {len(values)} trials, {quantity.text(last)} in "
+        f"the last, since about trial {begin.index} ({begin.started_at[:19].replace('T', ' ')} UTC)"
     )
-    ours = _part_after(begin, series.trials)
+    ours = _part_after(begin, [facts for facts, _ in series])
     unlike = [name for name, trials in others.items() if trials and abs(_part_after(begin, trials) - ours) > _BY_TURNS]
     if unlike:
         return (
@@ -363,32 +322,44 @@ def _drift(series: _Series, level: float, others: Mapping[str, Sequence[TrialFac
     return f"{text}; {fair}no number holds for the whole run"
 
 
-def _thirds(series: _Series) -> tuple[float, float]:
-    center = statistics.fmean if series.kind == "failures" else statistics.median
-    third = len(series.values) // 3
-    return center(series.values[:third]), center(series.values[-third:])
-
-
 def _part_after(begin: TrialFacts, trials: Sequence[TrialFacts]) -> float:
     return sum(facts.started_at >= begin.started_at for facts in trials) / len(trials)
 
 
-def _unlike(series: _Series, others: Mapping[str, _Series], level: float) -> str | None:
-    if len(series.values) < _FEWEST_drift:
+def _unlike(quantity: _Quantity, series: _Series, others: Mapping[str, _Series], level: float) -> str | None:
+    """The cells that ran under other conditions than their baseline, in words (Mann-Whitney test)."""
+    if len(series) < _FEWEST:
         return None
-    ours = statistics.median(series.values)
-    unlike = {}
+    values = [value for _, value in series]
+    ours = quantity.center(values)
+    unlike = []
     for name, other in others.items():
-        if len(other.values) < _FEWEST_drift or not series.matters(ours, theirs := statistics.median(other.values)):
-            continue
-        from scipy.stats import mannwhitneyu
+        theirs = [value for _, value in other]
+        if len(theirs) >= _FEWEST and quantity.matters(ours, quantity.center(theirs)):
+            from scipy.stats import mannwhitneyu
 
-        if mannwhitneyu(other.values, series.values).pvalue < level:
-            unlike[name] = theirs
-    if not unlike:
-        return None
-    named = _names([f"{series.text(value)} in {name}" for name, value in unlike.items()])
-    return f"{series.name} {named}, but {series.text(ours)}"
+            if mannwhitneyu(theirs, values).pvalue < level:
+                unlike.append(f"{quantity.text(quantity.center(theirs))} in {name}")
+    return f"{quantity.name} {_names(unlike)}, but {quantity.text(ours)}" if unlike else None
+
+
+def trend_p(values: Sequence[float]) -> float:
+    """Of "no trend": Mann-Kendall test of numbers in run order (Mann 1945, Kendall's tau-b)."""
+    from scipy.stats import kendalltau
+
+    return 1.0 if min(values) == max(values) else float(kendalltau(range(len(values)), values).pvalue)
+
+
+def failure_trend_p(failed: Sequence[float]) -> float:
+    """Of "failures gather at no end of the run": Mann-Whitney test (1947) of the positions of the failures."""
+    late = [index for index, one in enumerate(failed) if one]
+    early = [index for index, one in enumerate(failed) if not one]
+    if not late or not early:
+        return 1.0
+    from scipy.stats import mannwhitneyu
+
+    found = mannwhitneyu(late, early, method="exact" if len(failed) <= _MOST_EXACT else "asymptotic")
+    return min(1.0, float(found.pvalue))
 
 
 def _change_point(values: Sequence[float]) -> int:
@@ -396,16 +367,11 @@ def _change_point(values: Sequence[float]) -> int:
 
     Pettitt 1979, "A Non-Parametric Approach to the Change-Point Problem".
     """
+    import numpy as np
     from scipy.stats import rankdata
 
-    ranks = [float(rank) for rank in rankdata(values)]
-    mean = (len(values) + 1) / 2
-    distance, farthest, at = 0.0, -1.0, 1
-    for index, rank in enumerate(ranks[:-1], start=1):
-        distance += rank - mean
-        if abs(distance) > farthest:
-            farthest, at = abs(distance), index
-    return at
+    distances = np.cumsum(rankdata(values) - (len(values) + 1) / 2)[:-1]
+    return int(np.argmax(np.abs(distances))) + 1
 
 
 def _names(names: Sequence[str]) -> str:

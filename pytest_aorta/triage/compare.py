@@ -9,23 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import Column, difference_with_interval, p_value, plain
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.reading import Results, triage_in_order
-from pytest_aorta.triage.verdicts import (
-    LEVEL,
-    MARGIN,
-    SLOWER,
-    Comparison,
-    Pair,
-    Verdict,
-    VerdictKind,
-    judge,
-    step_ratio,
-)
+from pytest_aorta.triage.verdicts import LEVEL, SLOWER, Comparison, Pair, Verdict, VerdictKind, judge, step_ratio
 from pytest_aorta.workspace.paths import HISTORY
 
 #: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin.

@@ -28,7 +28,6 @@ class TrialSteps:
 
     @cached_property
     def median_ms(self) -> float:
-        """Of the steps that count."""
         return statistics.median(self.sorted_ms)
 
     @cached_property
@@ -37,13 +36,19 @@ class TrialSteps:
 
     @cached_property
     def squares(self) -> float:
+        """Sum of the squared deviations from the mean."""
         mean = self.mean_ms
         return math.fsum((each - mean) ** 2 for each in self.sorted_ms)
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """The steps of all trials of a cell together, in ms."""
+    """The steps of all trials of a cell together, in ms.
+
+    A percentile is the smallest step time that at least 90 % (99 %) of the steps do not exceed (nearest rank: numpy's
+    ``inverted_cdf``), so that it is always one that was measured. ``trial_medians_ms``: the steps of one trial are not
+    independent of each other, its trials are.
+    """
 
     mean_ms: float
     std_ms: float
@@ -107,7 +112,17 @@ Values = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True)
 class WatchedVariables:
-    """Of one trial, or of all trials of a cell, as far as they agree."""
+    """Variables that any cell of the plan sets: of one trial, or of all trials of a cell, as far as they agree.
+
+    Attributes:
+        watched: their names.
+        overlay: those that were set for the trial, by environment, mitigation set and extra variables.
+        ambient: what the watched ones would be without; empty for a trial in a container, which starts from others.
+            Secrets are missing.
+        resolved: what the trial's own process had. Secrets are missing.
+        unnamed: those that nothing names which the process had loaded and imported at the end of ``run()``; ``None``
+            where that is not known, or another program may have read them.
+    """
 
     watched: tuple[str, ...] = ()
     overlay: Overlay = ()
@@ -120,11 +135,8 @@ class WatchedVariables:
 NOT_WATCHED = WatchedVariables()
 
 
-@lru_cache(maxsize=1024)
-def _shared(
-    watched: tuple[str, ...], overlay: Overlay, ambient: Values, resolved: Values, unnamed: frozenset[str] | None
-) -> WatchedVariables:
-    return WatchedVariables(watched, overlay, ambient, resolved, unnamed)
+#: One object for all trials that agree, which are most of a cell's.
+_shared = lru_cache(maxsize=1024)(WatchedVariables)
 
 
 def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
@@ -147,6 +159,7 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
 
 
 def _known(values: Mapping[str, str | None]) -> Values:
+    """A redacted value equals no other one, as far as one can see."""
     return tuple(sorted((name, value) for name, value in values.items() if value != REDACTED))
 
 
@@ -219,7 +232,11 @@ class CellKey:
 
 @dataclass(frozen=True)
 class HostConditions:
-    """The host when the trial began; ``None`` for not known."""
+    """The host when the trial began; ``None`` for not known.
+
+    ``load`` is the average of one minute per CPU; a pressure the percent of the ten seconds before in which tasks have
+    waited.
+    """
 
     name: str | None = None
     load: float | None = None
@@ -234,23 +251,13 @@ class TrialFacts:
     """One trial.
 
     Attributes:
-        key: of its cell.
-        environment, mitigations: names.
-        trial_id: unique in its plan.
-        index: 0..N-1.
         file: of the record, relative to the results directory.
-        outcome: of the trial, for statistics.
+        outcome: for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         iterations: that it has made; ``None`` where the workload does not say.
-        first_failure_iteration: as the workload gave it.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
-        wall_sec: from start to end.
-        host: when it began.
-        warnings: of the record.
-        exit_status: of the record.
-        variables: that any cell of the plan sets.
     """
 
     key: CellKey
@@ -312,6 +319,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
 
 
 def key_of(record: Mapping[str, Any]) -> CellKey:
+    """In a plan, the name of the cell says all; trials of a test may differ in all that a test can choose."""
     cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
     test = record.get("test")
     if not test:
@@ -320,6 +328,7 @@ def key_of(record: Mapping[str, Any]) -> CellKey:
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
+    """For statistics: as the exit status, but that what never began its main work is no failure of the workload."""
     status = record["exit_status"]
     if status == "timeout":
         return "timeout"

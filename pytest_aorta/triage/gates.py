@@ -34,9 +34,6 @@ _EXAMPLES = "failure_rate<=0.02 or verdict(omp_1)==fixes"
 Bound = Literal["upper", "lower"]
 
 
-class GateError(RequestError): ...
-
-
 @dataclass(frozen=True)
 class Gate:
     """One condition.
@@ -165,12 +162,12 @@ def check_gates(
     """Refuse gates on cells that no cell (label, mitigation set) of a plan is; ``source`` is where they were given.
 
     Raises:
-        GateError: naming the gate, the cell, and the cells that there are.
+        RequestError: naming the gate, the cell, and the cells that there are.
     """
     for gate in gates:
         if gate.cell is not None and not any(is_named(gate.cell, label, names) for label, names in cells):
             known = ", ".join(dict.fromkeys(label for label, _ in cells))
-            raise GateError(f"{source} {gate.text!r}: there is no cell {gate.cell!r}; there are {known}")
+            raise RequestError(f"{source} {gate.text!r}: there is no cell {gate.cell!r}; there are {known}")
 
 
 def judge(gates: Iterable[Gate], table: Table) -> list[GateResult]:

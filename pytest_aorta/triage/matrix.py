@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from pytest_aorta._version import __version__
+from pytest_aorta.triage import MARGIN, TriageSettings
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, keys, p_value, plain, properties
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.reading import Results, triage_in_order
-from pytest_aorta.triage.verdicts import LEVEL, MARGIN, SLOWER, Row, Table, TriageSettings
+from pytest_aorta.triage.verdicts import LEVEL, SLOWER, Row, Table
 from pytest_aorta.workspace.atomic import write_text
 
 MATRIX_JSON, MATRIX_MD = "matrix.json", "matrix.md"

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar
 
+from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import LEVEL, MARGIN
+from pytest_aorta.triage.verdicts import LEVEL
 
 Element = TypeVar("Element")
 
@@ -76,6 +77,11 @@ class Wanted:
 
 @dataclass
 class Tried:
+    """What was found out of some of the variables; ``level`` is the share of that of the whole search.
+
+    ``trials`` and ``failures`` are of those that count; ``undecided`` counts as not fixing.
+    """
+
     variables: tuple[str, ...]
     level: float
     trials: int = 0
@@ -86,17 +92,20 @@ class Tried:
 
 @dataclass
 class Minimized:
+    """What is known at the end.
+
+    Attributes:
+        left: the variables that are needed; ``None`` where the whole set was not seen to fix anything.
+        tried: in order, the whole set first.
+        is_complete: whether the search has come to its end, so that leaving out any one of ``left`` was tried.
+    """
+
     variables: tuple[str, ...]
     left: tuple[str, ...] | None = None
     tried: list[Tried] = field(default_factory=list)
     baseline_trials: int = 0
     baseline_failures: int = 0
     is_complete: bool = False
-
-    @property
-    def trials(self) -> int:
-        """All that count."""
-        return self.baseline_trials + sum(each.trials for each in self.tried)
 
 
 class Search:

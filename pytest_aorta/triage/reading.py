@@ -13,8 +13,9 @@ from typing import Any
 
 from pytest_aorta.probe.packages import read_package_list
 from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts, facts_of
-from pytest_aorta.triage.verdicts import Triage, TriageSettings
+from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.paths import HISTORY
 
 _FILE = re.compile(r"trial_(\d+)\.json")
@@ -59,6 +60,8 @@ _DEEPEST = 2
 
 @dataclass(frozen=True)
 class RecordedTrial:
+    """What a trial file holds. ``record`` is as it was written: a NaN is the text ``NaN``."""
+
     file: str
     record: Mapping[str, Any]
     facts: TrialFacts
@@ -97,7 +100,7 @@ class Results:
         for path in [str(self.path)] if self.path.is_file() else self._files(str(self.path)):
             file = os.path.relpath(path, self.folder)
             try:
-                record = _load(path)
+                record = json.loads(Path(path).read_bytes())
                 problem = _problem(record)
                 facts = facts_of(record, file) if problem is None else None
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -115,6 +118,7 @@ class Results:
         return self.path.is_file() or "replay" in (os.path.basename(os.path.abspath(self.path)), *below.parts)
 
     def _files(self, folder: str, depth: int = 0) -> Iterator[str]:
+        """All trial files below a folder; no links to folders are followed, which could lead in circles."""
         try:
             with os.scandir(folder) as entries:
                 found = list(entries)
@@ -188,12 +192,8 @@ def _results_directory(path: Path) -> Path:
     return next((place for place in places if any(place.glob("packages-*.json"))), folder)
 
 
-def _load(path: str | Path) -> Any:
-    with open(path, "rb") as file:
-        return json.loads(file.read())
-
-
 def _problem(record: Any) -> str | None:
+    """Why the content of a file is no record that this version reads, in words."""
     if not isinstance(record, dict) or "schema_version" not in record:
         return "it is not the record of a trial"
     if record["schema_version"] != _SCHEMA_VERSION:

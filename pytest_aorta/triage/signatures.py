@@ -157,6 +157,7 @@ def first_traceback(text: str) -> tuple[list[Frame], str] | None:
 
 
 def native_function(text: str) -> str:
+    """The innermost function in C of a crash, as far as it is known: empty where not."""
     names = (found["name"] for found in _NATIVE.finditer(text))
     return next((name for name in names if not _NOT_AT_FAULT.match(name)), "")
 
@@ -209,7 +210,7 @@ _HUNG = re.compile(
 )
 
 #: Characters at its end that are searched for that.
-_LOOKED_AT_signatures = 500
+_END = 500
 
 #: What a process has said as it aborted; each has one group, the reason.
 _ABORTED = [
@@ -362,7 +363,7 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
         if (theirs := rank.get("failure") or {}).get("kind") in ("timeout", "stall") and blamed in (None, rank["rank"])
     ]
     message = hung[0] if hung else failure.get("message") or ""
-    found = _HUNG.search(message[-_LOOKED_AT_signatures:])
+    found = _HUNG.search(message[-_END:])
     if found is None:
         return "", ""
     place = Frame(found["file"], int(found["line"]), found["name"] or "").text

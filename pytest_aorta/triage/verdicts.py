@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, drift_warnings, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
@@ -28,9 +29,6 @@ from pytest_aorta.triage.sequential import (
 )
 from pytest_aorta.triage.signatures import Signature
 
-#: Differences of the failure rate that are no effect.
-MARGIN = 0.1
-
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
 
@@ -39,21 +37,6 @@ SLOWER = 1.15
 
 #: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
 _WAYS = 5
-
-
-@dataclass(frozen=True)
-class TriageSettings:
-    """What a user may set of the verdicts.
-
-    Attributes:
-        baseline: cell or mitigation set that others are compared with; ``None`` for the rule of ``choose_baselines``.
-        margin: differences of the failure rate that are no effect.
-        sequential: whether the number of trials depends on what was seen of them.
-    """
-
-    baseline: str | None = None
-    margin: float = MARGIN
-    sequential: bool = False
 
 
 VerdictKind = Literal[
@@ -121,10 +104,6 @@ def verdict_of(comparison: Comparison, failures: int, margin: float) -> VerdictK
     return "no effect" if comparison.interval.within(-margin, margin) else "undecided"
 
 
-class BaselineError(RequestError):
-    """A baseline that is no cell."""
-
-
 @dataclass(frozen=True)
 class Baselines:
     """``of``: the baseline of each cell that is compared with one. ``cells``: the baselines themselves."""
@@ -186,11 +165,11 @@ def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]], sour
     """Refuse a baseline that no cell (label, mitigation set) has; ``source`` is where it was asked for.
 
     Raises:
-        BaselineError: naming the cells that there are.
+        RequestError: naming the cells that there are.
     """
     if not any(is_named(wanted, label, mitigations) for label, mitigations in cells):
         known = ", ".join(dict.fromkeys(label for label, _ in cells))
-        raise BaselineError(f"{source}: there is no cell {wanted!r}; there are {known}")
+        raise RequestError(f"{source}: there is no cell {wanted!r}; there are {known}")
 
 
 def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:

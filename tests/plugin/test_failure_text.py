@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_aorta.plugin.failures import failure_text, short_reason, tail_of
+from pytest_aorta.plugin.failures import failure_text, tail_of
 from pytest_aorta.trials.result import ExecutionEnv, Failure, ResultRecord, TrialResult
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
@@ -91,14 +91,6 @@ def test_a_failing_cleanup_of_a_trial_that_is_ok_is_called_so(tmp_path: Path) ->
     assert text_of(record("ok", failure=failure), tmp_path)[0] == "cleanup failed: OSError: busy"
 
 
-def test_details_are_shown_up_to_a_number_and_without_tracebacks(tmp_path: Path) -> None:
-    details = [{"step": step, "error": 0.5, "traceback": "long"} for step in range(20)]
-
-    lines = text_of(record(result=ResultRecord(passed=False, failure_details=details)), tmp_path)
-
-    assert [line for line in lines if line.startswith("- ")] == [f"- step: {step}, error: 0.5" for step in range(5)]
-
-
 def test_the_cause_of_a_failed_rank_is_shown_once(tmp_path: Path) -> None:
     failure = Failure(phase="run", kind="exception", type="ValueError", rank=1, message="rank 1: boom")
     details = [{"rank": rank, "kind": "exception", "message": "boom"} for rank in (1, 2)]
@@ -139,47 +131,11 @@ def test_show_capture_decides_which_logs_are_shown(tmp_path: Path, wanted: str, 
     assert wanted == "all" or f"end of {wanted}" in text or not shown
 
 
-@pytest.mark.parametrize(
-    ("failure", "reason"),
-    [
-        ({"kind": "signal", "message": "ended by SIGSEGV in run()"}, "ended by SIGSEGV in run()"),
-        ({"kind": "exception", "type": "E", "message": "one\ntwo"}, "E: one"),
-        ({"kind": "exception", "type": "AssertionError", "message": ""}, "AssertionError"),
-        ({"kind": "exception", "type": "E", "message": "\x1b[2J"}, "E: \N{REPLACEMENT CHARACTER}[2J"),
-    ],
-)
-def test_the_short_summary_begins_with_what_has_failed(failure: dict[str, str], reason: str) -> None:
-    assert short_reason(record(failure={"phase": "run", **failure})) == f"{reason} (workload_failed in run)"
-
-
-def test_of_a_long_log_only_the_end_is_read_and_shown(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("".join(f"line {number}\n" for number in range(100_000)))
-
-    assert tail_of(log) == [f"line {number}" for number in range(100_000 - 15, 100_000)]
-
-
-def test_one_line_without_end_is_cut_as_well(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("x" * 10_000_000)
-
-    assert len("".join(tail_of(log))) <= 16_384
-
-
 def test_a_log_of_bytes_is_shown_as_printable_text(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"ok \xff\x00\x1b[31mred\ttab\n" + "größe\n".encode())
 
     assert tail_of(log) == ["ok \ufffd\ufffd\ufffd[31mred\ttab", "größe"]
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\n \n\t\n"])
-def test_where_there_is_nothing_to_show_nothing_is_shown(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "log").write_bytes(content)
-
-    assert tail_of(tmp_path / "log") == []
-    assert tail_of(tmp_path) == []
 
 
 def test_a_stack_dump_ends_where_the_runner_begins(tmp_path: Path) -> None:

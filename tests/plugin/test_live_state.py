@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from pytest_aorta.plugin.live_state import CellName, LiveState, RunningTrial
 from pytest_aorta.triage.facts import Outcome
 
@@ -94,12 +88,6 @@ def test_a_trial_is_slow_that_takes_twice_its_cells_median() -> None:
     assert state.left_of(trial, now=18.0) is None
 
 
-def test_a_trial_of_milliseconds_is_not_slow_for_a_hiccup() -> None:
-    state = expecting(NONE, NONE)
-    finish(state, 0, NONE, 0.01)
-    assert not state.is_slow(start(state, 1, NONE, begun=0.0), now=0.5)
-
-
 def test_what_ends_ahead_of_its_item_is_not_waited_for() -> None:
     state = expecting(NONE, NONE, NONE)
     finish(state, 0, NONE, 10.0)
@@ -131,12 +119,3 @@ def test_failures_are_those_of_the_workload() -> None:
     for number, outcome in enumerate(outcomes):
         finish(state, number, NONE, 1.0, outcome)
     assert (state.cells[NONE].failed, state.cells[NONE].counted) == (2, 3)
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1))
-def test_the_median_is_one_of_the_times_and_in_their_middle(seconds: list[float]) -> None:
-    state = expecting()
-    for number, each in enumerate(seconds):
-        state.finished(number, NONE, each, "ok")
-    assert state.cells[NONE].median == statistics.median_high(seconds)
-    assert state.usual(OMP) == pytest.approx(statistics.median_high(seconds))

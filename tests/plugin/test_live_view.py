@@ -110,6 +110,7 @@ def test_a_small_screen_that_scrolls(held: Stage) -> None:
     terminal.close()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_of_it(held: Stage, terminal: Terminal) -> None:
     process = start_pytest(held, terminal, "held.py", "--aorta-trials", "3", "--aorta-slots", "2")
     terminal.wait_for("step 3/10")

@@ -63,13 +63,6 @@ def test_what_is_said_for_trials_wins_and_what_pytest_has_does_not(
     assert [metrics(devices)[0][name] for name in VARIABLES] == ["7", "7", "7"]
 
 
-def test_none(devices: Stage) -> None:
-    result = devices.run(*workloads("tells"), "--aorta-trials", "2", "--aorta-devices", "none", "--aorta-slots", "2")
-    result.assert_outcomes(passed=2)
-    assert [metrics(devices)[0][name] for name in VARIABLES] == [None] * 3  # there is nothing to be hidden
-    assert not (devices.path / "leases").exists()
-
-
 def test_two_pytest_processes_never_hold_one_device_together(devices: Stage) -> None:
     devices.write(conftest=BEGIN_TOGETHER.format(number=2))
     options = (*workloads("holds"), "--aorta-trials", "8", "--aorta-devices", "0-1", "--aorta-slots", "2")
@@ -83,11 +76,13 @@ def test_two_pytest_processes_never_hold_one_device_together(devices: Stage) -> 
     assert devices.left_running() == []
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_share(devices: Stage) -> None:
     devices.run(*workloads("holds"), "--aorta-trials", "6", "-n", "2", "--aorta-devices", "5").assert_outcomes(passed=6)
     assert {seen["CUDA_VISIBLE_DEVICES"] for seen in metrics(devices)} == {"5"}
 
 
+@pytest.mark.slow
 def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
     options = ("--aorta-trials", "2", "--aorta-devices", "0-1", "--aorta-slots", "2")
     first = devices.start(*workloads("keeps"), *options)
@@ -105,6 +100,7 @@ def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
     devices.wait_until(lambda: not devices.left_running())
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_waits_for_devices(devices: Stage) -> None:
     first = devices.start(*workloads("keeps"), "--aorta-devices", "0")
     devices.wait_until(lambda: notes(devices, "keeps") == 1)
@@ -115,48 +111,6 @@ def test_ctrl_c_while_it_waits_for_devices(devices: Stage) -> None:
     assert not (devices.path / "second" / "holds").exists()
     devices.press_ctrl_c(first)
     assert devices.left_running() == []
-
-
-IMPORTS_SLOWLY = """
-import os
-import time
-
-import neighbours
-
-if os.environ["CUDA_VISIBLE_DEVICES"] == "1":
-    neighbours.note("importing")
-    time.sleep(neighbours.FOREVER)
-
-class Slow(neighbours.Stays):
-    def setup(self): pass
-    def run(self): return super().run()
-"""
-
-
-def test_ctrl_c_while_a_workload_is_imported_for_another_device(devices: Stage) -> None:
-    """Variables of a device have to be there before the import, so each has its own."""
-    devices.write(slow=IMPORTS_SLOWLY)
-    run = devices.start("slow.py", "--aorta-trials", "4", "--aorta-devices", "0-1", "--aorta-slots", "2")
-    devices.wait_until(lambda: notes(devices, "importing") and notes(devices, "stays"))
-    devices.press_ctrl_c(run)
-    assert run.returncode == pytest.ExitCode.INTERRUPTED
-    assert devices.statuses() == {f"Slow/trial_{index}.json": "infrastructure_failed" for index in range(2)}
-    assert {trial["failure"]["message"] for trial in devices.trials().values()} == {"interrupted: KeyboardInterrupt"}
-    assert devices.left_running() == []
-
-
-@pytest.mark.slow
-def test_small_trials_pass_a_big_one_that_waits(devices: Stage) -> None:
-    first = devices.start(*workloads("keeps"), "--aorta-devices", "0", "--aorta-results-dir", "first")
-    devices.wait_until(lambda: notes(devices, "keeps") == 1)
-    options = ("--aorta-devices", "0-1", "--aorta-slots", "2")
-    second = devices.start(*workloads("pair", "tells"), *options)
-    devices.wait_until(lambda: notes(devices, "started-Tells") == 1)
-    assert notes(devices, "started-Pair") == 0
-    devices.press_ctrl_c(first)
-    output = second.communicate(timeout=60)[0].decode()
-    assert second.returncode == pytest.ExitCode.OK, output
-    assert devices.statuses() == {"pair/trial_0.json": "ok", "tells/trial_0.json": "ok"}
 
 
 @pytest.mark.parametrize("others", [(), ("--aorta-slots", "2"), ("-n", "2"), ("--aorta-host", "popen")], ids=" ".join)
@@ -172,39 +126,7 @@ def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Sta
     assert devices.left_running() == []
 
 
-#: Arguments, and what the one line of the error says.
-BAD = {
-    "x": (("--aorta-devices", "x"), "--aorta-devices: 'x' is not valid; expected a list such as 0-3 or 0,2-4, or none"),
-    "backwards": (("--aorta-devices", "3-1"), "--aorta-devices: '3-1' is not valid; expected a list such as 0-3"),
-    "twice": (("--aorta-devices", "0-2,1"), "--aorta-devices: '0-2,1' is not valid; expected a list such as 0-3"),
-    "without isolation": (
-        ("--aorta-devices", "0", "--aorta-isolation", "none"),
-        "--aorta-devices 0 and --aorta-isolation none: a trial in pytest's own process has that process's devices",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_values(devices: Stage, name: str) -> None:
-    arguments, message = BAD[name]
-    result = devices.run_here(*workloads("tells"), *arguments)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert result.errlines[0].startswith(f"ERROR: {message}")
-    assert devices.files() == []
-
-
 @pytest.mark.slow
-def test_leases_that_cannot_be_kept(devices: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where only tests start trials."""
-    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", "/proc/nowhere")
-    devices.write(test_it="def test_it(aorta_run): aorta_run('tells')")
-    for arguments in (workloads("tells"), (*workloads("tells"), "-n", "2"), ("test_it.py",)):
-        result = devices.run(*arguments, "--aorta-devices", "0")
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["ERROR: --aorta-devices 0: *'/proc/nowhere'*"])
-        assert devices.files() == []
-
-
 def test_a_rank_of_an_outer_launcher_has_its_devices_from_there(
     devices: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

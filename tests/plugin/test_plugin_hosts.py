@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.neighbourhood import leave, metrics, notes, settle, workloads
+from support.neighbourhood import leave, notes, settle, workloads
 from support.stage import Stage
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
@@ -58,11 +57,6 @@ def test_trials_run_on_all_hosts(hosts: Stage) -> None:
     assert hosts.left_running() == []
 
 
-def test_several_slots_of_one_host(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_AORTA_HOST", "popen")
-    hosts.run(*workloads("meets"), "--aorta-trials", "2", "--aorta-slots", "2").assert_outcomes(passed=2)
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_files_are_those_of_a_run_without_hosts(hosts: Stage) -> None:
@@ -89,6 +83,7 @@ def test_files_are_those_of_a_run_without_hosts(hosts: Stage) -> None:
     assert not [path for path in hosts.everything() if "pytest-aorta-" in path]
 
 
+@pytest.mark.slow
 def test_trials_of_tests(hosts: Stage) -> None:
     hosts.write(
         test_it="""
@@ -106,13 +101,6 @@ def test_trials_of_tests(hosts: Stage) -> None:
     )
     hosts.run("test_it.py", *ONE).assert_outcomes(passed=3)
     assert [list(trial["artifacts"]) for trial in hosts.trials().values()] == [["stderr", "stdout"]] * 4
-
-
-@pytest.mark.slow
-def test_devices_of_a_host(hosts: Stage) -> None:
-    """Names only, on a machine without a GPU."""
-    hosts.run(*workloads("tells", "pair"), *ONE, "--aorta-devices", "0-1").assert_outcomes(passed=2)
-    assert [seen["HIP_VISIBLE_DEVICES"] for seen in metrics(hosts)] == ["0,1", "0"]
 
 
 def test_cell_that_cannot_be_imported(hosts: Stage) -> None:
@@ -144,6 +132,7 @@ def test_death_of_one_host_loses_no_trial(hosts: Stage) -> None:
     hosts.wait_until(lambda: not hosts.left_running())
 
 
+@pytest.mark.slow
 def test_death_of_all_hosts_ends_the_run(hosts: Stage) -> None:
     run = hosts.start(*workloads("waits"), "--aorta-trials", "6", *TWO)
     hosts.wait_until(lambda: notes(hosts, "waits") == 2)
@@ -166,6 +155,7 @@ def test_death_of_all_hosts_ends_the_run(hosts: Stage) -> None:
 # The ends of pytest
 
 
+@pytest.mark.slow
 def test_ctrl_c(hosts: Stage) -> None:
     run = hosts.start(*workloads("stays"), "--aorta-trials", "5", *TWO)
     hosts.wait_until(lambda: notes(hosts, "stays") == 2)
@@ -174,46 +164,6 @@ def test_ctrl_c(hosts: Stage) -> None:
     assert hosts.statuses() == {f"stays/trial_{index}.json": "infrastructure_failed" for index in range(2)}
     assert {trial["failure"]["message"] for trial in hosts.trials().values()} == {"interrupted: KeyboardInterrupt"}
     assert notes(hosts, "started-Stays") == 2
-    assert hosts.left_running() == []
-
-
-def test_ctrl_c_while_it_connects(hosts: Stage) -> None:
-    silent = hosts.path / "silent"
-    silent.write_text(f"#!/bin/sh\ntouch {hosts.path}/notes/silent_\nsleep 1000\n")
-    silent.chmod(0o755)
-    run = hosts.start(*workloads("tells"), *ONE, "--aorta-host", f"popen//python={silent}")
-    hosts.wait_until(lambda: notes(hosts, "silent"))
-    hosts.press_ctrl_c(run)
-    assert run.returncode == pytest.ExitCode.INTERRUPTED
-    assert hosts.left_running() == []
-
-
-def test_ctrl_c_while_a_host_imports_the_workload(hosts: Stage) -> None:
-    hosts.write(slow="import neighbours, time\nneighbours.note('importing')\ntime.sleep(1000)")
-    hosts.register(slow="slow:Slow")
-    run = hosts.start(*workloads("slow"), *ONE)
-    hosts.wait_until(lambda: notes(hosts, "importing"))
-    output = hosts.press_ctrl_c(run)
-    assert run.returncode == pytest.ExitCode.INTERRUPTED
-    assert "Traceback" not in output
-    assert hosts.files() == []
-    assert hosts.left_running() == []
-
-
-def test_nothing_survives_pytest(hosts: Stage) -> None:
-    run = hosts.start(*workloads("stays"), "--aorta-trials", "5", *TWO)
-    hosts.wait_until(lambda: notes(hosts, "stays") == 2)
-    run.send_signal(signal.SIGKILL)
-    run.communicate(timeout=60)
-    hosts.wait_until(lambda: not hosts.left_running())
-
-
-def test_first_failure_ends_what_runs(hosts: Stage) -> None:
-    result = hosts.run(*workloads("fails", "stays"), "--aorta-trials", "2", *TWO, "--aorta-slots", "2", "-x")
-    result.assert_outcomes(failed=1)
-    statuses = hosts.statuses()
-    assert statuses["fails/trial_0.json"] == "workload_failed"
-    assert statuses["stays/trial_0.json"] == "infrastructure_failed"
     assert hosts.left_running() == []
 
 
@@ -246,6 +196,7 @@ def test_bad_host_is_one_message_before_anything_starts(hosts: Stage, name: str)
     assert hosts.left_running() == []
 
 
+@pytest.mark.slow
 def test_other_code_is_refused_by_the_name_of_its_file(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, value in (("here", 1), ("there", 2)):
         package = hosts.path / place / "twofaced"
@@ -265,34 +216,4 @@ def test_other_code_is_refused_by_the_name_of_its_file(hosts: Stage, monkeypatch
         ["ERROR: host popen//python=*it would run other code: twofaced/numbers.py differs from *"]
     )
     assert not (hosts.path / "away" / "twofaced").exists()
-    assert hosts.left_running() == []
-
-
-def test_devices_that_a_host_cannot_lease(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", "/proc/nowhere")
-    result = hosts.run(*workloads("tells"), *ONE, "--aorta-devices", "0")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = [line for line in result.errlines if line]
-    assert line.startswith("ERROR: host popen: --aorta-devices 0: ")
-
-
-@pytest.mark.slow
-def test_beside_other_ways_to_run_several(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = hosts.run(*workloads("tells"), *ONE, "-n", "2")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert result.errlines[0] == "ERROR: --aorta-host and -n both run trials side by side; use one of them"
-
-
-def test_run_trials(hosts: Stage) -> None:
-    hosts.write(
-        script="""
-        from pytest_aorta import Resources, RunRequest, run_trials
-
-        first, second = run_trials(RunRequest("meets", 2, resources=Resources(hosts=("2*popen",))))
-        assert first.exit_status == second.exit_status == "ok"
-        assert (first.trial_index, second.trial_index) == (0, 1)
-        """
-    )
-    assert hosts.command(sys.executable, "script.py").ret == 0
-    assert len([path for path in hosts.everything() if path.endswith("stdout.log")]) == 2
     assert hosts.left_running() == []

@@ -30,6 +30,7 @@ def test_interrupt_keeps_what_is_finished_and_records_what_was_running(
     assert waits.left_running() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown"])
 def test_interrupt_between_two_phases(waits: Stage, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
     monkeypatch.setenv("WAIT_IN", "run" if hook == "pytest_runtest_call" else "nothing")
@@ -86,6 +87,7 @@ def test_interrupt_with_dist_each_is_recorded_for_the_worker_that_waits(
     waits.wait_until(lambda: not waits.left_running())
 
 
+@pytest.mark.slow
 def test_interrupt_in_a_trial_of_a_test(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAIT_IN", "run")
     waits.write(
@@ -105,6 +107,7 @@ def test_interrupt_in_a_trial_of_a_test(waits: Stage, monkeypatch: pytest.Monkey
     assert waits.left_running() == []
 
 
+@pytest.mark.slow
 def test_exit_in_a_fixture_ends_the_run(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAIT_IN", "nothing")
     waits.write(

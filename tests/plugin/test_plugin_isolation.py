@@ -132,6 +132,7 @@ def test_forks_share_what_was_imported_but_not_their_random_numbers(stage: Stage
     assert len({found["roll"] for found in metrics}) == 4
 
 
+@pytest.mark.slow
 def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage) -> None:
     stage.write(
         reader="""
@@ -157,6 +158,7 @@ def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage)
     assert stage.trial("Reader/trial_0.json")["result"]["metrics"] == {"session": True}
 
 
+@pytest.mark.slow
 def test_pdb_alone_says_how_to_debug_inside(stage: Stage) -> None:
     stage.write(
         repro="""

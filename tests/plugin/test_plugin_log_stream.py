@@ -22,6 +22,7 @@ class Talks:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
 def test_the_output_of_a_trial_is_shown_once_and_no_earlier_one(stage: Stage, isolation: str) -> None:
     stage.write(talks=TALKS)
@@ -33,11 +34,6 @@ def test_the_output_of_a_trial_is_shown_once_and_no_earlier_one(stage: Stage, is
     assert shown == [2, 2, 2, 0]
     if isolation != "none":  # where the workload itself writes to the terminal
         assert "\x1b[2J" not in text
-
-
-def test_without_it_nothing_of_a_trial_that_passes_is_shown(stage: Stage) -> None:
-    stage.write(talks=TALKS)
-    assert "in setup" not in stage.run("talks.py").stdout.str()
 
 
 def test_a_log_is_followed_across_pieces_of_characters_and_cuts(

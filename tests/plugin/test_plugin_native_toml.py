@@ -28,14 +28,3 @@ def test_numbers_and_switches_are_taken_as_texts_are(stage: Stage) -> None:
     result = stage.run()
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["0 of 2 trials had a result already (--aorta-resume)"])
-
-
-@pytest.mark.parametrize(("line", "value"), [("aorta_trials = [2]", "['2']"), ("aorta_trials = {n = 2}", "{'n': 2}")])
-def test_what_is_no_value_is_refused(stage: Stage, line: str, value: str) -> None:
-    stage.write_file("pytest.toml", f"[pytest]\n{line}\n")
-    result = stage.run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    expected = (
-        f"aorta_trials in {stage.path / 'pytest.toml'}: {value} is not valid; expected a text, a number, true or false"
-    )
-    assert result.errlines[0] == f"ERROR: {expected}"

@@ -123,14 +123,7 @@ def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) 
     done.stdout.fnmatch_lines([f"its temporary files (kept for 3 days): {kept}"])
 
 
-def test_a_tmpdir_that_the_user_sets_stays_what_it_is(places: Stage) -> None:
-    mine = places.path / "mine"
-    mine.mkdir()
-    places.run_here("places.py", "--aorta-extra-env", f"TMPDIR={mine}").assert_outcomes(passed=1)
-    assert metrics(places)[0]["folders"][:2] == [str(mine), str(mine)]
-    assert os.listdir(mine) == ["checkpoint_0"]
-
-
+@pytest.mark.slow
 def test_what_a_killed_run_has_left_is_removed_with_its_processes(places: Stage) -> None:
     places.write(
         waits="""
@@ -169,6 +162,7 @@ def one_place(stage: Stage, trials: int) -> None:
     assert list((stage.path / "t").glob("aorta-tmp-*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_the_ranks_of_a_trial_share_its_place(places: Stage, launcher: str) -> None:
     places.run("ranks.py", "--aorta-trials", "2", "--aorta-launcher", launcher).assert_outcomes(passed=2)

@@ -141,6 +141,7 @@ def test_a_module_that_is_named_and_not_there_is_an_error_that_says_so(lazy: Sta
     assert lazy.statuses() == {"Lazy/trial_0.json": "infrastructure_failed"}
 
 
+@pytest.mark.slow
 def test_an_interpreter_of_its_own_imports_for_itself(lazy: Stage) -> None:
     for preload in ("auto", "slow"):
         records = run(lazy, "--aorta-isolation", "spawn", "--aorta-preload", preload, trials=2)
@@ -173,6 +174,7 @@ def drawn(records: list[dict[str, Any]]) -> list[list[int]]:
     return [record["result"]["metrics"]["drawn"] for record in records]
 
 
+@pytest.mark.slow
 def test_torch_is_there_and_every_trial_has_seeds_of_its_own(stage: Stage) -> None:
     stage.write(lazy=TORCH)
     records = run(stage, trials=3)

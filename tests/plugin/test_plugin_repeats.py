@@ -89,14 +89,7 @@ def test_a_rerun_replaces_no_failure(second: Stage) -> None:
         assert [each.get("name") for each in case.iter("property")].count("aorta_exit_status") == 1
 
 
-def test_a_resumed_failure_is_shown_again_and_its_rerun_runs(second: Stage) -> None:
-    second.write(conftest=AGAIN)
-    second.run("second.py")
-    second.run("second.py", "--aorta-resume")
-    assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 3})
-    assert second.earlier() == ["Second/trial_0.repeat_1.json"]
-
-
+@pytest.mark.slow
 def test_a_repeat_that_a_later_run_does_not_have_moves_to_the_history(second: Stage) -> None:
     second.write(conftest=AGAIN)
     second.run("second.py")
@@ -107,6 +100,7 @@ def test_a_repeat_that_a_later_run_does_not_have_moves_to_the_history(second: St
     assert (history / "Second/trial_0.repeat_1/files/mine").read_text() == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [(), pytest.param(("--aorta-slots", "2"), marks=pytest.mark.slow), ("-n", "2")])
 def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> None:
     second.write(conftest=COPIES)
@@ -118,6 +112,7 @@ def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> 
     assert counted == 2
 
 
+@pytest.mark.slow
 def test_every_worker_has_its_own_with_dist_each(second: Stage) -> None:
     assert outcomes(second.run("second.py", "-n", "2", "--dist", "each")) == {"failed": 1, "passed": 1}
     assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
@@ -143,11 +138,6 @@ def test_with_dist_each_a_crashed_worker_loses_its_own_repeat_and_no_other(secon
     assert statuses["Second/trial_0.json"] == "workload_failed"
     lost = second.trial("Second/trial_0.repeat_1.json")
     assert lost["failure"]["message"] == "the xdist worker that ran this trial died"
-
-
-def test_a_file_that_is_given_twice_runs_twice_where_pytest_is_asked_to(second: Stage) -> None:
-    assert outcomes(second.run("second.py", "second.py", "--keep-duplicates")) == {"failed": 1, "passed": 1}
-    assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
 
 
 def test_trials_of_a_test_that_runs_again_are_kept_and_counted_once(second: Stage) -> None:

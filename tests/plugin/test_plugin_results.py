@@ -102,17 +102,6 @@ def test_complete_run_clears_away_what_the_plan_no_longer_holds(echo: Stage) -> 
     assert sorted(path.name for path in (echo.results / "other").iterdir()) == ["trial_0", "trial_0.json"]
 
 
-def test_what_others_put_into_the_results_directory_stays(echo: Stage) -> None:
-    (echo.results / "echo").mkdir(parents=True)
-    (echo.results / "echo" / "notes.txt").write_text("mine")
-    (echo.results / "echo" / "trial_7.json").write_text("{}")
-    (echo.results / "report.md").write_text("mine")
-    echo.run_here("--aorta-workload", "echo").assert_outcomes(passed=1)
-    assert (echo.results / "echo" / "notes.txt").read_text() == "mine"
-    assert (echo.results / "report.md").read_text() == "mine"
-    assert echo.earlier() == ["echo/trial_7.json"]
-
-
 def test_logs_hold_what_python_and_native_code_wrote(stage: Stage) -> None:
     stage.write(
         noisy="""
@@ -223,6 +212,7 @@ def test_directory_that_cannot_be_written_is_refused_before_the_first_trial(echo
     result.stderr.fnmatch_lines(["ERROR: --aorta-results-dir */file/results: cannot write there: Not a directory"])
 
 
+@pytest.mark.slow
 def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Stage) -> None:
     echo.write(
         conftest="""
@@ -248,6 +238,7 @@ def test_file_that_cannot_be_written_is_told_and_the_run_goes_on(echo: Stage) ->
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n", "2"), ("--aorta-replay", "there")], ids=["pytest", "xdist", "replay"])
 def test_tasks_of_a_step_of_slurm_that_would_share_a_results_directory_are_refused(
     simple: Stage, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

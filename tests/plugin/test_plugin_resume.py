@@ -70,14 +70,6 @@ def test_nothing_runs_twice(counts: Stage, way: str) -> None:
     assert counts.left_running() == []
 
 
-def test_without_the_option_everything_does(counts: Stage) -> None:
-    run(counts)
-    again = run(counts)
-    again.stdout.no_fnmatch_line("*--aorta-resume*")
-    assert runs(counts) == 8
-    assert len(counts.earlier()) == 4
-
-
 @pytest.mark.parametrize("way", SOME_WAYS)
 def test_what_is_missing_runs(counts: Stage, way: str) -> None:
     run(counts)
@@ -205,22 +197,6 @@ def test_so_does_another_request(counts: Stage, other: tuple[str, str]) -> None:
     assert runs(counts) == 8
 
 
-def test_so_does_another_variable_of_a_fixture(counts: Stage) -> None:
-    counts.write(
-        conftest="""
-        import os, pytest
-
-        @pytest.fixture
-        def aorta_extra_env(): return {"SHADE": os.environ["SHADE_OF_FIXTURE"]}
-        """
-    )
-    for shade, so_far in (("red", 4), ("red", 4), ("blue", 8), ("blue", 8)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SHADE_OF_FIXTURE", shade)
-            run(counts, "--aorta-resume").assert_outcomes(passed=4)
-        assert runs(counts) == so_far
-
-
 def test_what_says_nothing_about_the_workload_runs_again(stage: Stage) -> None:
     stage.write(
         shaky="""
@@ -240,17 +216,7 @@ def test_what_says_nothing_about_the_workload_runs_again(stage: Stage) -> None:
     assert stage.earlier() == ["shaky/trial_0.json"]
 
 
-def test_so_does_a_torn_file(counts: Stage) -> None:
-    run(counts)
-    file = counts.results / "counts" / "trial_2.json"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    run(counts, "--aorta-resume").assert_outcomes(passed=4)
-    assert runs(counts) == 5
-    assert counts.earlier() == ["counts/trial_2.json"]
-    assert set(counts.statuses().values()) == {"ok"}
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SOME_WAYS)
 def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage, way: str) -> None:
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
@@ -271,31 +237,6 @@ def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage, way: str) 
         assert (counts.results / "counts" / "local-none" / f"trial_{index}" / "stdout.log").exists()
     run(counts, "--aorta-resume", "--aorta-registry-file", "registry.json", *cells, *WAYS[way])
     assert contents(counts) == after
-
-
-@pytest.mark.parametrize("way", SOME_WAYS)
-def test_so_does_one_of_a_file(counts: Stage, way: str) -> None:
-    counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
-    counts.run("counts.py", *WAYS[way]).assert_outcomes(passed=1)
-    cells = ("--aorta-mitigations", "blue", "--aorta-mitigations", "none")
-    again = counts.run("counts.py", "--aorta-resume", "--aorta-registry-file", "registry.json", *cells, *WAYS[way])
-    again.assert_outcomes(passed=2)
-    assert runs(counts) == 2
-    assert counts.files() == ["Counts/local-blue/trial_0.json", "Counts/local-none/trial_0.json"]
-    assert counts.earlier() == []
-
-
-def test_what_the_plan_no_longer_holds_stays(counts: Stage) -> None:
-    run(counts)
-    run(counts, "--aorta-resume", trials=2).assert_outcomes(passed=2)
-    assert len(counts.files()) == 4
-    assert counts.earlier() == []
-
-
-def test_in_pytest_s_own_process(counts: Stage) -> None:
-    for _ in range(2):
-        run(counts, "--aorta-resume", "--aorta-isolation", "none").assert_outcomes(passed=4)
-    assert runs(counts) == 4
 
 
 def test_trials_of_tests(counts: Stage) -> None:
@@ -361,25 +302,7 @@ def test_a_result_gives_way_only_to_a_trial_that_has_started(counts: Stage) -> N
     assert runs(counts) == 4
 
 
-def test_what_a_killed_writer_has_left_is_removed(counts: Stage) -> None:
-    run(counts, trials=2)
-    (counts.results / "counts" / "trial_1.json").unlink()
-    left = [counts.results / "counts" / f".trial_{index}.json.abc.tmp" for index in range(3)]
-    for path in left:
-        path.write_text("{")
-    run(counts, "--aorta-resume", trials=2)
-    assert [path.exists() for path in left] == [False, False, True]
-
-
-def test_nothing_is_imported_for_what_has_no_result(counts: Stage) -> None:
-    """The cell is asked once for all its trials, and only when there is a candidate."""
-    counts.write(counts="open('imports', 'a').write('x')\n" + COUNTS)
-    run(counts, "--aorta-resume")
-    first = (counts.path / "imports").read_text()
-    run(counts, "--aorta-resume")
-    assert len((counts.path / "imports").read_text()) <= 2 * len(first)
-
-
+@pytest.mark.slow
 def test_reruns_run(counts: Stage) -> None:
     """A plugin that runs a failed item again wants to see something new."""
     counts.write(

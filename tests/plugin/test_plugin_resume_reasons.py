@@ -85,22 +85,6 @@ def test_secrets_are_not_shown(reads: Stage) -> None:
     assert resume(reads, "--aorta-extra-env", "MINE=whisper") == ["2 earlier results not kept: MINE changed"]
 
 
-def test_what_says_nothing_about_the_workload_is_named(reads: Stage) -> None:
-    reads.write(reads=READS + "    def setup(self): raise OSError")
-    reads.run_here("--aorta-workload", "reads").assert_outcomes(errors=1)
-    reads.write(reads=READS)
-    assert resume(reads) == ["1 earlier result not kept: infrastructure_failed, which says nothing about the workload"]
-
-
-@pytest.mark.parametrize("isolation", [pytest.param("spawn", marks=pytest.mark.slow), "none"])
-def test_whatever_the_isolation(reads: Stage, isolation: str) -> None:
-    options = ("--aorta-workload", "reads", "--aorta-trials", "2", "--aorta-isolation", isolation, "--aorta-resume")
-    reads.run(*options).assert_outcomes(passed=2)
-    reads.run(*options).stdout.fnmatch_lines(["2 of 2 trials had a result already (--aorta-resume)"])
-    reads.write(helper="VALUE = 1  # still")
-    reads.run(*options).stdout.fnmatch_lines(["2 earlier results not kept: helper.py changed"])
-
-
 @pytest.mark.slow
 def test_xdist_workers_bring_it_to_their_controller(reads: Stage) -> None:
     options = ("--aorta-workload", "reads", "--aorta-trials", "2", "-n", "2", "--aorta-resume")

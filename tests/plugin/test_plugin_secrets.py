@@ -95,6 +95,7 @@ def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Stage, launch
     check(holder, result)
 
 
+@pytest.mark.slow
 def test_in_pytest_s_own_process_only_what_showlocals_is_asked_for_shows_locals(holder: Stage) -> None:
     run = (
         *("spilling_workloads.py", "-k", "Passes or Fails or Raises", "--aorta-isolation", "none"),
@@ -172,6 +173,7 @@ def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
     check(holder, result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment",
     [{"venv": "/no/such/venv"}, {"launcher": ["false"]}, {"launcher": ["/no/such/launcher"]}],

@@ -100,33 +100,3 @@ def test_trials_of_a_selected_name_only_are_run_and_written(stage: Stage) -> Non
     result.assert_outcomes(passed=1)
     assert stage.files() == ["steady/trial_1.json"]
     assert stage.trial("steady/trial_1.json")["trial_id"] == "steady_d0_m0_t1"
-
-
-def test_last_failed_reruns_only_what_failed(stage: Stage) -> None:
-    options = ("--aorta-workload", "shaky", "--aorta-trials", "5")
-    stage.run_here(*options).assert_outcomes(passed=3, failed=2)
-    result = stage.run_here(*options, "--lf", "-v")
-    result.assert_outcomes(passed=2)
-    assert list(stage.words(result)) == ["shaky[local-none-1]", "shaky[local-none-3]"]
-    assert stage.earlier() == ["shaky/trial_1.json", "shaky/trial_3.json"]
-    assert set(stage.statuses().values()) == {"ok"}
-
-
-@pytest.mark.parametrize(("option", "ran", "failed"), [("-x", 2, 1), ("--maxfail=1", 2, 1), ("--maxfail=2", 4, 2)])
-def test_run_stops_after_the_given_number_of_failures(stage: Stage, option: str, ran: int, failed: int) -> None:
-    result = stage.run_here("--aorta-workload", "shaky", "--aorta-trials", "6", option)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(passed=ran - failed, failed=failed)
-    assert stage.files() == [f"shaky/trial_{index}.json" for index in range(ran)]
-    assert stage.left_running() == []
-
-
-def test_registry_file_offers_a_mitigation_that_helps(stage: Stage) -> None:
-    result = stage.run_here(
-        *("--aorta-workload", "shaky", "--aorta-trials", "4", "--aorta-mitigations", "fix"),
-        *("--aorta-registry-file", "registry.json", "--aorta-environment", "local"),
-    )
-    result.assert_outcomes(passed=4)
-    trial = stage.trial("shaky/trial_3.json")
-    assert trial["mitigations_applied"] == ["fix"]
-    assert trial["env"]["env_vars"]["FIXED"] == "1"

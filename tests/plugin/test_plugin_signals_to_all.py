@@ -46,6 +46,7 @@ def test_a_trial_is_interrupted(
     assert waits.left_running() == []
 
 
+@pytest.mark.slow
 def test_an_import_is_interrupted(stage: Stage) -> None:
     stage.write(
         imports="""

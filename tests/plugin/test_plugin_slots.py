@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -25,22 +24,6 @@ def test_trials_run_at_the_same_time(beside: Stage) -> None:
     result = beside.run(*workloads("meets"), "--aorta-trials", "2", *TWO)
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["aorta: plan * 2 trials in 1 cell, 2 slots, results in results"])
-    assert beside.left_running() == []
-
-
-def test_so_do_those_of_run_trials(beside: Stage) -> None:
-    beside.write(
-        script="""
-        from pytest_aorta import Resources, RunRequest, run_trials
-
-        records = run_trials(RunRequest("meets", 4, resources=Resources(slots=2)))
-        assert [record.exit_status for record in records] == ["ok"] * 4
-        assert [record.trial_index for record in records] == [0, 1, 2, 3]
-        """
-    )
-    assert beside.command(sys.executable, "script.py").ret == 0
-    assert set(beside.statuses().values()) == {"ok"}
-    assert len(beside.files()) == 4
     assert beside.left_running() == []
 
 
@@ -159,12 +142,6 @@ def junit(stage: Stage) -> list[tuple[str | None, list[tuple[str, str | None]], 
     ]
 
 
-def test_quiet_run(faulty: Stage) -> None:
-    result = faulty.run(*workloads("passes", "raises"), "--aorta-trials", "2", *TWO, "-q")
-    result.stdout.fnmatch_lines([".F.F *100%*"])
-    result.stdout.no_fnmatch_line("aorta: plan*")
-
-
 def test_isolation(beside: Stage) -> None:
     options = (*workloads("meets"), "--aorta-trials", "2", *TWO)
     beside.run(*options, "--aorta-isolation", "spawn").assert_outcomes(passed=2)
@@ -199,32 +176,6 @@ def test_distributed_trials(stage: Stage) -> None:
 
 
 # Values
-
-
-def test_bad_values(faulty: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = "not valid; expected a whole number of at least 1, or auto"
-    for value in ("0", "x"):
-        result = faulty.run(*workloads("passes"), "--aorta-slots", value)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        assert result.errlines[0] == f"ERROR: --aorta-slots: '{value}' is {expected}"
-    monkeypatch.setenv("PYTEST_AORTA_SLOTS", "-2")
-    result = faulty.run(*workloads("passes"))
-    assert result.errlines[0] == f"ERROR: the environment variable PYTEST_AORTA_SLOTS: '-2' is {expected}"
-    assert faulty.files() == []
-
-
-def test_sources(faulty: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def header(*arguments: str) -> str:
-        result = faulty.run(*workloads("passes"), "--collect-only", *arguments)
-        return next(line for line in result.outlines if line.startswith("aorta: plan"))
-
-    (faulty.path / "pytest.ini").write_text("[pytest]\naorta_slots = 2\naorta_devices = 4-6\n")
-    assert ", 2 slots, devices 4-6" in header()
-    monkeypatch.setenv("PYTEST_AORTA_SLOTS", "3")
-    assert ", 3 slots, " in header()
-    assert ", 5 slots, " in header("--aorta-slots", "5")
-    # One per device.
-    assert ", 3 slots, " in header("--aorta-slots", "auto")
 
 
 @pytest.mark.slow

@@ -39,16 +39,6 @@ def test_first_failure_ends_what_runs_and_starts_nothing(beside: Stage) -> None:
     assert 2 <= notes(beside, "started-Fails") + notes(beside, "started-Stays") <= len(started)
 
 
-@pytest.mark.parametrize("option", ["--maxfail=2", "--stepwise"])
-def test_other_ways_to_stop(faulty: Stage, option: str) -> None:
-    result = faulty.run(*workloads("raises", "hangs"), "--aorta-trials", "20", *TWO, option)
-    assert result.ret in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
-    result.assert_outcomes(failed=2 if option == "--maxfail=2" else 1)
-    assert "raises/trial_19.json" not in faulty.files()
-    assert set(faulty.statuses().values()) <= {"workload_failed", "timeout", "infrastructure_failed"}
-    assert faulty.left_running() == []
-
-
 def test_ctrl_c_records_all_that_runs(beside: Stage) -> None:
     process = beside.start(*workloads("stays"), "--aorta-trials", "6", "--aorta-slots", "3")
     beside.wait_until(lambda: notes(beside, "stays") == 3)
@@ -64,6 +54,7 @@ def test_ctrl_c_records_all_that_runs(beside: Stage) -> None:
     assert beside.left_running() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
     process = beside.start(*workloads("stays"), "--aorta-trials", "6", "--aorta-slots", "3")
@@ -78,6 +69,7 @@ def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
         assert beside.files() == []
 
 
+@pytest.mark.slow
 def test_exit_from_a_test_beside_running_trials(beside: Stage) -> None:
     beside.write(
         first="""

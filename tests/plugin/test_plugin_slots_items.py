@@ -82,6 +82,7 @@ def test_item_that_an_installed_plugin_skips_leaves_nothing(faulty: Stage) -> No
     assert not [path for path in faulty.everything() if "trial_3" in path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["conftest", "helper"])
 def test_trials_with_fixtures_around_them_wait_for_their_items(beside: Stage, where: str) -> None:
     beside.write(
@@ -136,6 +137,7 @@ def test_runs_a_trial_of_its_own(aorta_run, monkeypatch):
 """
 
 
+@pytest.mark.slow
 def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: Stage) -> None:
     beside.write(
         first="""
@@ -163,6 +165,7 @@ def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: St
     assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in found] == [(None, str(beside.path), [])] * 5
 
 
+@pytest.mark.slow
 def test_trials_of_a_test_on_threads_of_its_own(beside: Stage) -> None:
     """Also when the very first one of the run is not started by pytest's own thread."""
     beside.write(

@@ -125,26 +125,6 @@ def test_junit_file(every: tuple[Stage, pytest.RunResult]) -> None:
     assert seen == {name: (tags[row.shown], row.status) for name, row in TABLE.items()}
 
 
-@pytest.mark.slow
-def test_letters_and_totals(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    names = ("Passes", "HangsInRun", "ReturnsFalse", "HangsInSetup", "RaisesInSetup", "RaisesInCleanup")
-    result = stage.run_here(*(f"faulty_workloads.py::{name}" for name in names))
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    # A timeout stays among the failed or the errors: with a category of its own, it would be missing from both.
-    result.assert_outcomes(passed=2, failed=2, errors=3)
-    result.stdout.fnmatch_lines(["faulty_workloads.py .TFTE.E*"])
-    result.stdout.fnmatch_lines(
-        [
-            "TIMEOUT faulty_workloads.py::HangsInRun*",
-            "FAILED faulty_workloads.py::ReturnsFalse*",
-            "TIMEOUT faulty_workloads.py::HangsInSetup*",
-            "ERROR faulty_workloads.py::RaisesInSetup*",
-            "ERROR faulty_workloads.py::RaisesInCleanup*",
-        ]
-    )
-
-
 def test_failure_says_what_where_and_how_to_run_it_again(stage: Stage) -> None:
     stage.copy(FAULTY)
     names = ("ReturnsFalse", "RaisesInRun", "HangsInRun", "FailsInRunAndCleanup", "RaisesInCleanup")

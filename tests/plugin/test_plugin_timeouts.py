@@ -48,22 +48,6 @@ def test_pytest_timeout_limits_the_trial_and_not_pytest(stage: Stage) -> None:
         assert stage.left_running() == []
 
 
-def test_pytest_timeout_still_guards_tests(stage: Stage) -> None:
-    stage.write(
-        hangs=HANGS.format(timeout=None),
-        test_slow="""
-        import time
-
-        def test_slow():
-            time.sleep(1000)
-        """,
-    )
-    result = stage.run("test_slow.py", "hangs.py::Passes", "--timeout", "1", "-v")
-    assert stage.words(result) == {"Passes[local-none-0]": ["PASSED"]}
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*test_slow FAILED*", "*Failed: Timeout*1*"])
-
-
 @pytest.mark.slow
 def test_what_was_meant_for_one_trial_beats_what_was_meant_for_all(stage: Stage) -> None:
     stage.write(
@@ -154,6 +138,7 @@ def test_timeout_shows_where_every_process_of_the_trial_was(stage: Stage) -> Non
     assert stage.left_running() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_deadline_counts_from_the_start_of_the_trial_and_not_of_the_import(stage: Stage, isolation: str) -> None:
     stage.write(
@@ -171,23 +156,3 @@ def test_deadline_counts_from_the_start_of_the_trial_and_not_of_the_import(stage
         """
     )
     stage.run("slow.py", "--aorta-isolation", isolation).assert_outcomes(passed=1)
-
-
-def test_trial_that_has_ended_in_time_is_no_timeout(stage: Stage) -> None:
-    """Also when it leaves a process behind that holds its output open."""
-    stage.write(
-        leaves="""
-        import subprocess
-
-        class Leaves:
-            timeout_sec = 30
-
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self):
-                subprocess.Popen(["sleep", "1000"])
-                return {"passed": True}
-        """
-    )
-    stage.run("leaves.py", "--aorta-trials", "2").assert_outcomes(passed=2)
-    assert stage.left_running() == []

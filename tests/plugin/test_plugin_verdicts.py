@@ -113,10 +113,6 @@ def test_a_result_that_contradicts_its_passed_is_ok_and_named_in_record_table_an
             result.stdout.fnmatch_lines([f"*PytestWarning: {text}", f"warning: {name} local-none: {text} (2 trials)"])
 
 
-def test_without_warnings_the_table_has_none(verdicts: Stage) -> None:
-    verdicts.run_here("verdicts.py::Fine").stdout.no_fnmatch_line("warning: *")
-
-
 def test_a_warning_can_be_turned_into_an_error(verdicts: Stage) -> None:
     result = verdicts.run_here("verdicts.py::Counts", "-W", "error::pytest.PytestWarning")
     result.assert_outcomes(passed=1, errors=1)

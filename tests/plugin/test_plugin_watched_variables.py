@@ -88,14 +88,6 @@ def test_a_plan_that_sets_no_variable_records_and_keeps_nothing(cells: Stage, tm
 
 
 @pytest.mark.slow
-def test_a_home_that_cannot_be_written_disturbs_no_trial(cells: Stage) -> None:
-    variables = {"XDG_CACHE_HOME": "/proc/none", "HOME": "/proc/none"}
-    cells.run("reads.py::Reads", *AXIS, env=variables).assert_outcomes(passed=2)
-    found = evidence(cells, "Reads")
-    assert "by" in found or found["note"].startswith("not searched: there is no folder")
-
-
-@pytest.mark.slow
 def test_a_rank_says_it_of_itself(cells: Stage) -> None:
     cells.write(
         ranks="""

@@ -1,17 +1,21 @@
-"""GPUs and toolkits. No GPU is at hand: the tools are doubles, and file trees stand in for /proc, /sys and /opt."""
+"""GPUs, toolkits and compilers: no GPU is at hand, so tools and file trees are doubles."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from pytest_aorta.probe import accelerator as module
 from pytest_aorta.probe import accelerator as nvidia_module
-from pytest_aorta.probe.accelerator import amd, cuda_toolkit, cuda_toolkit_in_use, gfx_name, nvidia, rocm
+from pytest_aorta.probe.accelerator import amd, compilers, cuda_toolkit, cuda_toolkit_in_use, gfx_name, nvidia, rocm
 from pytest_aorta.probe.guard import Guard
 
 Double = Callable[[str, str], None]
+
 
 DRIVER = {
     "proc/driver/nvidia/version": (
@@ -23,16 +27,22 @@ DRIVER = {
     ),
 }
 
+
 # A double of nvidia-smi on a machine with one H200; the unit of memory.total is MiB.
 ANSWERS_IN_FULL = """
 echo "0, NVIDIA H200, GPU-1111, 00000000:18:00.0, 550.54.15, 143771, 9.0, 96.00.A0, Disabled, [N/A]"
 """
+
+
 # One of a driver that does not know compute_cap, and refuses the whole query for it.
 KNOWS_LESS = """
 case "$*" in *compute_cap*) echo 'Field "compute_cap" is not a valid field to query.' >&2; exit 2;; esac
 echo "0, Tesla V100, GPU-2222, 00000000:00:1E.0, 418.40, 16160"
 """
+
+
 NO_DRIVER = 'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9'
+
 
 MI300X = """\
 cpu_cores_count 0
@@ -311,3 +321,63 @@ def test_an_nvcc_that_is_a_script_elsewhere_does_not_hide_the_toolkit(
     usual = tree(tmp_path / "cuda", {"version.txt": "CUDA Version 10.2.89\n"})
     assert cuda_toolkit_in_use(str(usual)) == {"path": usual, "version": "10.2.89", "found_by": str(usual)}
     assert cuda_toolkit_in_use(str(tmp_path / "none")) is None
+
+
+NVCC = "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 12.4, V12.4.131'"
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def script_in(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+def test_the_compiler_of_this_machine() -> None:
+    guard = Guard()
+    found = compilers(guard)["gcc"]
+    assert found["path"] == shutil.which("gcc")
+    said = subprocess.run(["gcc", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout
+    assert said.strip() in found["version"]
+    assert guard.reasons == []
+
+
+def test_doubles_say_their_version_in_the_line_that_has_it(path: Path) -> None:
+    script_in(path, "nvcc", NVCC)
+    script_in(path, "hipcc", "echo 'HIP version: 6.2.41133'; echo 'AMD clang version 18.0.0git'")
+    script_in(path, "clang", "echo 'clang version 18.1.3'; echo 'Target: x86_64'")
+    guard = Guard()
+    assert compilers(guard) == {
+        "gcc": None,
+        "g++": None,
+        "clang": {"path": str(path / "clang"), "version": "clang version 18.1.3"},
+        "hipcc": {"path": str(path / "hipcc"), "version": "HIP version: 6.2.41133"},
+        "nvcc": {"path": str(path / "nvcc"), "version": "Cuda compilation tools, release 12.4, V12.4.131"},
+    }
+    assert guard.reasons == []
+
+
+def test_one_that_hangs_or_fails_is_a_reason_and_hides_no_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_in(path, "hipcc", "exec /bin/sleep 600")
+    script_in(path, "clang", "exit 0")
+    script_in(path, "g++", "echo 'no licence' >&2; exit 3")
+    (path / "gcc").write_text("not a program")
+    (path / "gcc").chmod(0o755)
+    script_in(path, "nvcc", NVCC)
+    monkeypatch.setattr(module, "_TIMEOUT_SEC", 1.0)
+    guard = Guard()
+    found = compilers(guard)
+    assert found["hipcc"] == {"path": str(path / "hipcc"), "version": None}
+    assert found["nvcc"]["version"].endswith("V12.4.131")
+    assert [reason.split(": ")[:2] for reason in guard.reasons] == [
+        ["compilers.gcc", "OSError"],
+        ["compilers.g++", "ToolFailed"],
+        ["compilers.clang", "ToolFailed"],
+        ["compilers.hipcc", "ToolTimedOut"],
+    ]

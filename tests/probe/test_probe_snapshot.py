@@ -1,19 +1,188 @@
-"""The snapshot as data: frozen, strict JSON, readable by older and newer versions."""
+"""Snapshots are always there: whole, plain, in time, and whatever is broken."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
+import os
+import pickle
+import platform
 import re
-from datetime import datetime, timedelta
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
+import psutil
 import pydantic
 import pytest
 
-from pytest_aorta.probe.collect import collect_env, collect_static
-from pytest_aorta.probe.guard import plain
+from pytest_aorta.probe import collect as collect_module
+from pytest_aorta.probe import collect as static_module
+from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static
+from pytest_aorta.probe.guard import Guard, describe, plain
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
+
+
+@pytest.fixture(scope="module")
+def static() -> StaticEnv:
+    return collect_static()
+
+
+def test_an_intact_machine_gives_a_whole_snapshot(static: StaticEnv) -> None:
+    snapshot = collect_env(static)
+    assert snapshot.partial_reasons == []
+    assert not snapshot.partial
+    assert snapshot.host["hostname"] == platform.node()
+    assert snapshot.host["memory_total_bytes"] > snapshot.process["memory_available_bytes"] > 0
+    assert snapshot.python["executable"] == sys.executable
+    assert snapshot.packages["versions"]["pytest"] == pytest.__version__
+    assert snapshot.process["pid"] == os.getpid()
+    assert snapshot.process["cwd"] == os.getcwd()
+
+
+def test_a_fork_reports_itself_and_the_machine_of_its_zygote(static: StaticEnv) -> None:
+    def child() -> dict[str, Any]:
+        os.environ["MY_SWITCH"] = "on"
+        return collect_env(static, overlay=["MY_SWITCH"]).to_dict()
+
+    seen = in_a_fork(child)
+    assert seen["process"]["ppid"] == os.getpid()
+    assert seen["process"]["pid"] != os.getpid()
+    assert seen["env_vars"]["MY_SWITCH"] == "on"
+    assert {name: seen[name] for name in static.sections} == static.sections
+    assert "MY_SWITCH" not in os.environ
+
+
+def test_a_trial_pays_for_no_import_and_no_process(static: StaticEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    def child() -> dict[str, Any]:
+        monkeypatch.setattr(subprocess, "Popen", broken)
+        monkeypatch.setattr(os, "fork", broken)
+        before = set(sys.modules)
+        snapshot, end = collect_env(static), collect_end(static)
+        return {
+            "reasons": snapshot.partial_reasons + end.partial_reasons,
+            "imported": sorted(set(sys.modules) - before),
+        }
+
+    assert in_a_fork(child) == {"reasons": [], "imported": []}
+
+
+def test_a_zygote_that_only_collected_the_static_part_has_imported_everything() -> None:
+    code = (
+        "import sys; from pytest_aorta.probe.collect import collect_static; s = collect_static();"
+        "before = set(sys.modules);"
+        "from pytest_aorta.probe.collect import collect_end, collect_env; collect_env(s); collect_end(s);"
+        "print(sorted(set(sys.modules) - before))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_static_part_crosses_a_process_boundary(static: StaticEnv) -> None:
+    assert pickle.loads(pickle.dumps(static)) == static
+    assert json.loads(json.dumps(static.sections)) == static.sections
+
+
+def test_what_is_not_there_does_not_make_a_snapshot_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("HOME", raising=False)
+    snapshot = collect_env(collect_static(tmp_path / "no repository" / "workload.py"))
+    assert snapshot.git is None
+    assert snapshot.partial_reasons == []
+
+
+def test_a_deleted_working_directory_costs_only_itself(
+    static: StaticEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    snapshot = collect_env(static)
+    assert snapshot.partial
+    assert snapshot.partial_reasons == ["process.cwd: FileNotFoundError: [Errno 2] No such file or directory"]
+    assert snapshot.process["cwd"] is None
+    assert snapshot.process["pid"] == os.getpid()
+
+
+def broken(*arguments: object, **options: object) -> NoReturn:
+    raise OSError("broken for the test")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "reason"),
+    [
+        (psutil, "virtual_memory", "host.memory_total_bytes: OSError: broken for the test"),
+        (importlib.metadata, "distributions", "packages: OSError: broken for the test"),
+        (subprocess, "Popen", "git.status: OSError: broken for the test"),
+        (static_module, "runtime_context", "runtime_context: OSError: broken for the test"),
+        (static_module, "loaded_libraries", "libraries: OSError: broken for the test"),
+        (static_module, "accelerator", "accelerator: OSError: broken for the test"),
+        (collect_module, "process", "process: OSError: broken for the test"),
+        (collect_module, "recorded_variables", "env_vars: OSError: broken for the test"),
+    ],
+)
+def test_a_broken_probe_is_named_and_never_raises(
+    owner: object, name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(owner, name, broken)
+    snapshot = collect_env(collect_static(tmp_path))
+    monkeypatch.undo()
+    assert snapshot.partial
+    assert reason in snapshot.partial_reasons
+    assert EnvSnapshot.from_dict(snapshot.to_dict()) == snapshot
+
+
+def test_an_interrupt_is_not_a_failed_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "getloadavg", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collect_env(StaticEnv())
+
+
+def test_a_reason_is_one_line_of_bounded_length() -> None:
+    reason = describe("probe", ValueError("two\nlines " + "x" * 1000))
+    assert reason.startswith("probe: ValueError: two lines xxx")
+    assert reason.endswith("...")
+    assert len(reason) < 400
+
+
+def test_an_exception_that_cannot_be_printed_is_still_a_reason() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def mute() -> NoReturn:
+        raise Mute
+
+    guard = Guard()
+    assert guard.fact("probe", mute, None) is None
+    assert guard.reasons == ["probe: Mute: (no message)"]
+
+
+def in_a_fork(child: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``child`` returns in a forked process."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with os.fdopen(write, "w") as pipe:
+                json.dump(child(), pipe)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def test_a_snapshot_survives_json_without_loss() -> None:
@@ -29,20 +198,10 @@ def test_a_collected_snapshot_is_a_valid_one() -> None:
     assert set(snapshot.to_dict()) == set(EnvSnapshot.model_fields)
 
 
-def test_the_moment_is_in_utc() -> None:
-    assert datetime.fromisoformat(collect_env().captured_at).utcoffset() == timedelta(0)
-
-
 def test_a_snapshot_cannot_be_changed() -> None:
     snapshot = EnvSnapshot.unavailable("x")
     with pytest.raises(pydantic.ValidationError):
         snapshot.partial = False
-
-
-def test_the_dictionary_shares_nothing_with_the_snapshot() -> None:
-    snapshot = EnvSnapshot(captured_at="2026-01-01T00:00:00+00:00", host={"os_release": {"id": "debian"}})
-    snapshot.to_dict()["host"]["os_release"]["id"] = "changed"
-    assert snapshot.host == {"os_release": {"id": "debian"}}
 
 
 def test_a_newer_minor_version_is_read_without_what_is_unknown() -> None:

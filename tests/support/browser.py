@@ -28,8 +28,6 @@ FLAGS = (
 
 
 class Browser:
-    """One window."""
-
     def __init__(self, profile: Path) -> None:
         from selenium.webdriver import Chrome, ChromeOptions
         from selenium.webdriver.chrome.service import Service
@@ -72,7 +70,6 @@ class Browser:
         self.driver.find_element("css selector", selector).click()
 
     def press(self, selector: str, keys: str) -> None:
-        """Type into an element."""
         self.driver.find_element("css selector", selector).send_keys(keys)
 
     @property
@@ -85,7 +82,6 @@ class Browser:
         return list(self.driver.get_log(kind))  # type: ignore[no-untyped-call]
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the page."""
         return [str(entry["message"]) for entry in self.logs("browser")]
 
     def requests(self) -> list[str]:

@@ -16,7 +16,6 @@ from support.stage import Stage
 
 @functools.cache
 def _namespaces() -> bool:
-    """Whether this user may make namespaces."""
     try:
         return subprocess.run([*stand_in_engine.UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"]).returncode == 0
     except OSError:
@@ -24,7 +23,6 @@ def _namespaces() -> bool:
 
 
 def install_stand_in(stage: Stage) -> dict[str, str]:
-    """Have a stage find the stand-in as docker; the variables that do so."""
     if not _namespaces():
         pytest.skip("the stand-in of a container engine needs unshare, and the right to make namespaces")
     script = Path(stand_in_engine.__file__)

@@ -17,7 +17,6 @@ EntryPoints = dict[str, dict[str, str]]
 def write_distribution(
     site: Path, name: str, entry_points: EntryPoints, modules: Mapping[str, str] | None = None, version: str = "1.0"
 ) -> None:
-    """Write ``<name>-<version>.dist-info`` and the modules (name -> source) into the folder ``site``."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -30,7 +29,6 @@ def write_distribution(
 
 
 def use_site(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
-    """Put ``site`` on ``sys.path``, in front; its modules are forgotten after the test."""
     monkeypatch.syspath_prepend(site)
     for path in site.rglob("*.py"):
         parts = path.relative_to(site).with_suffix("").parts

@@ -15,13 +15,11 @@ from support.stage import Stage
 
 @pytest.fixture(scope="session")
 def loaded_statistics() -> None:
-    """After each run in this process, pytester unloads what was imported; NumPy cannot be loaded twice."""
     import scipy.stats  # noqa: F401
 
 
 @pytest.fixture
 def stage(loaded_statistics: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    """A fresh stage, which is the current directory."""
     for name in set(os.environ) - set(Stage(pytester.path).environ()):
         monkeypatch.delenv(name)
     stage = Stage(pytester.path, pytester)
@@ -32,7 +30,6 @@ def stage(loaded_statistics: None, pytester: pytest.Pytester, monkeypatch: pytes
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C interrupts this process, even if the suite runs in the background, where SIGINT is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -20,8 +20,7 @@ FILE = "IDE_REPORT"
 _DEPTH = 100
 
 
-class UnreachableFile(Exception):
-    """A file is not below the top of the tree."""
+class UnreachableFile(Exception): ...
 
 
 def _id(node_id: str, path: Path) -> str:
@@ -29,7 +28,6 @@ def _id(node_id: str, path: Path) -> str:
 
 
 def _place(item: pytest.Item, top: Path) -> list[str]:
-    """The ids of what a test is in, from the outside: folders, file, classes."""
     places = []
     parent = item.parent
     while isinstance(parent, pytest.Class):
@@ -47,8 +45,6 @@ def _place(item: pytest.Item, top: Path) -> list[str]:
 
 
 class Reporter:
-    """Reports what is collected, or how tests end."""
-
     def __init__(self) -> None:
         self.report: dict[str, Any] = {}
         self.paths: dict[str, Path] = {}

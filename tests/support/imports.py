@@ -7,7 +7,6 @@ from pathlib import Path
 
 
 def imports_of(path: Path) -> set[str]:
-    """Modules, and names of modules, that a file imports anywhere."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -41,7 +41,6 @@ def take(pool: Leases, count: int, prefer: Sequence[int] = ()) -> Lease:
 
 
 def is_refused(pool: Leases, count: int) -> bool:
-    """Whether several looks do not bring the devices."""
     try:
         pool.acquire(count, cancelled=looks(5)).release()
     except LeaseCancelled:
@@ -102,7 +101,6 @@ def end(process: subprocess.Popen[str]) -> None:
 
 @contextlib.contextmanager
 def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
-    """Run ``work`` beside the block; its error is the test's."""
     errors: list[BaseException] = []
 
     def run() -> None:

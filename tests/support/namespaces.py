@@ -21,7 +21,6 @@ needs_namespaces = pytest.mark.skipif(not _can_use_namespaces(), reason="needs a
 
 
 def in_namespace(folder: Path, files: Mapping[str, str], *command: str) -> list[str]:
-    """The command, with ``files`` in ``folder`` as they are named below /etc."""
     for name, text in files.items():
         (folder / name).write_text(text)
     binds = " && ".join(f"mount --bind {folder}/{name} /etc/{name}" for name in files)

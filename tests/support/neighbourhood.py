@@ -24,7 +24,6 @@ def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def offer_faulty(stage: Stage) -> Stage:
-    """Offer some of the workloads of ``faulty_workloads.py``."""
     stage.copy(_WORKLOADS / "faulty_workloads.py")
     stage.register(
         passes="faulty_workloads:Passes",

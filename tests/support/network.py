@@ -43,8 +43,6 @@ _HOSTS = """
 
 
 class Network:
-    """Hosts ``node0`` (10.213.77.1) and ``node1`` (10.213.77.2); they see the same files and processes."""
-
     def __init__(self, name: str, stage: Stage) -> None:
         self._name = name
         self._stage = stage
@@ -54,7 +52,6 @@ class Network:
         return self.start_command(node, *PYTEST, *arguments, **settings)
 
     def start_command(self, node: int, *command: Argument, **settings: Any) -> subprocess.Popen[bytes]:
-        """Start a command on a node."""
         named = ("unshare", "-u", "sh", "-c", f'hostname node{node}; exec "$@"', "sh")
         return self._stage.start_command("ip", "netns", "exec", self._of(node), *named, *command, **settings)
 
@@ -68,7 +65,6 @@ class Network:
 
 @contextmanager
 def two_nodes(stage: Stage) -> Iterator[Network]:
-    """A network that is removed at the end; the test is skipped, with the reason, where there can be none."""
     for program in ("ip", "unshare", "hostname"):
         if shutil.which(program) is None:
             pytest.skip(f"no `{program}` is installed")
@@ -97,7 +93,6 @@ def _remove(name: str) -> None:
 
 
 def _remove_left_behind() -> None:
-    """Networks of tests that were killed."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     for name, pid in set(re.findall(r"^(aorta-(\d+))-[01]\b", listed, re.MULTILINE)):
         if not psutil.pid_exists(int(pid)):

@@ -35,8 +35,6 @@ def tell(payload, channel):
 
 @dataclass
 class Finished:
-    """A task that is over."""
-
     messages: list[dict[str, Any]]
     ended: dict[str, Any]
     stdout: str
@@ -55,8 +53,6 @@ class Finished:
 
 
 class Nursery:
-    """A folder with modules, and the zygotes that were started from it."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.mark = str(path)
@@ -88,7 +84,6 @@ class Nursery:
         return ZygoteSpec(**given)
 
     def extensible(self, source: str) -> ZygoteSpec:
-        """For a module with ``extend(extension)`` as well."""
         spec = self.spec(source)
         return replace(spec, extend=f"{spec.run.partition(':')[0]}:extend")
 
@@ -97,7 +92,6 @@ class Nursery:
         return self.start_from(self.spec(source, **fields))
 
     def start_from(self, spec: ZygoteSpec) -> Zygote:
-        """A zygote of this very specification."""
         zygote = Zygote(spec)
         self.zygotes.append(zygote)
         return zygote
@@ -138,7 +132,6 @@ def finish(task: Task) -> Finished:
 
 
 def message_of(task: Task) -> Any:
-    """The value of the next message, which has to come."""
     message = task.next_message(deadline())
     assert message is not None
     return message["value"]
@@ -151,7 +144,6 @@ def deadline() -> float:
 
 @contextlib.contextmanager
 def nursery_at(path: Path) -> Iterator[Nursery]:
-    """A nursery that leaves nothing behind; that it does is checked."""
     nursery = Nursery(path)
     try:
         yield nursery
@@ -163,7 +155,6 @@ def nursery_at(path: Path) -> Iterator[Nursery]:
 
 
 def pool_of(limit: int) -> contextlib.closing[ZygotePool]:
-    """A pool that is closed at the end."""
     return contextlib.closing(ZygotePool(limit))
 
 

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def environ_without_this_run() -> dict[str, str]:
-    """Nothing of this very run, and no path on which one side could find what only the other has."""
     ours = ("PYTEST_", "AORTA_", "COV_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     for name in ("PYTHONPATH", "VIRTUAL_ENV"):
@@ -32,7 +31,6 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def copy_of_this_project(folder: Path) -> Path:
-    """What a wheel is built from; a build in place would leave its traces, and take up those of earlier ones."""
     for name in ("pytest_aorta", "workloads"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import psutil
@@ -25,19 +23,6 @@ PATIENCE = 120.0
 T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def no_more_files() -> Iterator[None]:
-    """This process cannot open a descriptor."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def free_port() -> int:
     """A port of TCP that no program of this host has, on any of its addresses."""
     with socket.socket() as probe:
@@ -46,7 +31,6 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], object], what: str = "what it waits for", seconds: float = PATIENCE) -> None:
-    """Poll until ``condition`` holds; fail when it does not."""
     give_up = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up, f"after {seconds:g} s, still not: {what}"
@@ -75,7 +59,6 @@ def is_gone(pid: int) -> bool:
 
 
 def wait_until_gone(pids: Iterable[int]) -> None:
-    """Poll until all these processes have ended."""
     pids = list(pids)
     wait_until(lambda: all(map(is_gone, pids)), f"the end of {pids}")
 
@@ -98,7 +81,6 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """End those that are still there."""
     for process in processes:
         try:
             process.kill()
@@ -115,7 +97,6 @@ def describe(process: psutil.Process) -> str:
 
 
 def reset_signals() -> None:
-    """For a new process: a suite that runs in the background may have these ignored, which is inherited."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 

@@ -102,7 +102,6 @@ def command(*arguments: str | os.PathLike[str], stdin: str | None = None) -> Res
 
 
 def short_status(*arguments: str) -> dict[str, list[int]]:
-    """Action to the numbers of completed, failed, stale, submitted, eligible and waiting units."""
     result = command("status", "--short", *arguments)
     assert result.exit_code == 0, result.output
     rows = [line.split("\t") for line in result.stdout.splitlines()]

@@ -26,15 +26,6 @@ _ESCAPED = {"n": "\n", "r": "\r"}
 
 @dataclass
 class ShownTest:
-    """One test of PyCharm's tree.
-
-    Attributes:
-        name: id of the message.
-        metainfo: the test's own name with its parameters; empty for what has no start of its own.
-        outcome: ``running``, ``passed``, ``failed`` or ``ignored``.
-        text: of a failure, and what the test has printed.
-    """
-
     name: str
     metainfo: str
     outcome: str = "running"
@@ -53,7 +44,6 @@ class ShownTest:
 
 
 def shown_tests(output: str) -> dict[str, ShownTest]:
-    """PyCharm's tests by name, from what pytest has printed."""
     tests: dict[str, ShownTest] = {}
     for kind, rest in _MESSAGE.findall(output):
         attributes = {name: _unescaped(value) for name, value in _ATTRIBUTE.findall(rest)}
@@ -72,7 +62,6 @@ def shown_tests(output: str) -> dict[str, ShownTest]:
 
 
 def _has_element(scope: ast.AST, names: list[str]) -> bool:
-    """Whether there is a class or function with such a name in the one before it."""
     for child in ast.iter_child_nodes(scope):
         if isinstance(child, ast.ClassDef | ast.FunctionDef) and child.name == names[0]:
             return len(names) == 1 or _has_element(child, names[1:])

@@ -33,8 +33,6 @@ def trial_index() -> int:
 
 
 class RankFaults:
-    """Three ranks, or as many as are asked for; one of them, rank 1 if not otherwise said, plays its part."""
-
     launch_mode = "distributed"
     min_world_size = 3
 
@@ -50,7 +48,6 @@ class RankFaults:
         self.attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
     def plays(self, part: str) -> bool:
-        """Whether this rank plays this part now."""
         return self.part == part and self.at_fault
 
     def setup(self) -> None:
@@ -99,7 +96,6 @@ class RankFaults:
         return {"passed": True, "metrics": {"total": float(total[0])}}
 
     def play(self) -> None:
-        """The fault, in ``run()``."""
         part = self.part
         if part == "terminated_by_another" and self.rank == 0:
             os.kill(int(self.pids[1] or 0), signal.SIGTERM)
@@ -137,7 +133,6 @@ class RankFaults:
             self.play_alone(part)
 
     def play_alone(self, part: str) -> None:
-        """What the rank at fault does."""
         if part in ("gives_up", "gives_up_in_a_barrier", "sleeps"):
             time.sleep(FOREVER)
         elif part == "segfaults" or (part == "segfaults_once" and self.attempt == 0):

@@ -15,7 +15,6 @@ command = "echo {directory}"
 
 
 def recipe_of(text: str, file: str = "/project/aorta.toml") -> Recipe:
-    """The recipe in a text."""
     return parse_recipe(text, Path(file))
 
 

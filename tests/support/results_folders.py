@@ -41,7 +41,6 @@ def write_cell(
     workload: str = "train",
     **changes: Any,
 ) -> list[Path]:
-    """One trial per letter, as of ``support.results.write_cell``; the files. ``logs``: of the trials that fail."""
     plain.write_cell(results, outcomes, workload=workload, mitigations=mitigation, place=place)
     files = []
     for index, letter in enumerate(outcomes):
@@ -65,7 +64,6 @@ def write_cell(
 
 
 def write_triage(results: Path) -> Path:
-    """A baseline with two bugs, a fix, a slow fix, and a cell that cannot be imported."""
     logs = {"stderr": "warning: clock is not synchronised\n", "stdout": "step 10 loss 3.1\nstep 11 loss nan\n"}
     write_cell(results, "none", "FF.FSF.FFTF.FSFFFF.F", logs=logs)
     write_cell(results, "omp_1", "." * 20, place=1, overlay={"OMP_NUM_THREADS": "1"})

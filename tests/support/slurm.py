@@ -106,8 +106,6 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class Slurm:
-    """A cluster, in a folder."""
-
     folder: Path
 
     @property
@@ -137,16 +135,10 @@ class Slurm:
         return {int(number): state for number, state in found}
 
     def cancel_all(self) -> None:
-        """End all jobs with SIGKILL."""
         self.command("scancel", "--full", "--signal=KILL", f"--user={os.getuid()}")
         self.command("scancel", f"--user={os.getuid()}")  # those that wait, or have just begun
 
     def wait_for_nodes(self, *states: str, nodes: Iterable[str] = NODES) -> None:
-        """Until each of them is in one of these states.
-
-        Raises:
-            TimeoutError: one is not.
-        """
         give_up = time.monotonic() + PATIENCE
         while True:
             found: dict[str, str] = {}
@@ -166,7 +158,6 @@ class Slurm:
         return [process for process in psutil.process_iter() if _host_of(process.pid) == _host_of(daemon)]
 
     def kill_node(self, node: str) -> None:
-        """End a node with all its processes, as a machine ends that loses its power."""
         (self.folder / f"{node}.off").touch()
         while processes := self.processes(node):
             # The daemon last: its namespace says which processes are the node's.
@@ -176,14 +167,12 @@ class Slurm:
             _signal_all(processes[:-1] or processes, signal.SIGKILL)
 
     def kill_daemon(self, node: str) -> None:
-        """End a node's slurmd with ``kill -9``, and leave its jobs."""
         (self.folder / f"{node}.off").touch()
         daemon = self._daemon(node)
         if daemon is not None:
             os.kill(daemon, signal.SIGKILL)
 
     def start_node(self, node: str) -> None:
-        """Start a node again that was killed, and wait until it takes jobs or has them already."""
         (self.folder / f"{node}.off").unlink(missing_ok=True)
         self.wait_for_nodes("idle", "mixed", "allocated", nodes=[node])
 
@@ -196,8 +185,6 @@ class Slurm:
 
 
 class Daemons:
-    """The processes of a cluster; what they leave behind becomes a child of this process, which so can end it."""
-
     def __init__(self, folder: Path) -> None:
         self.slurm = Slurm(folder)
         self.folder = folder
@@ -230,7 +217,6 @@ class Daemons:
         self.slurm.wait_for_nodes("idle")
 
     def start_nodes(self) -> None:
-        """Start every node that does not run and is not meant to be off."""
         for node in NODES:
             running = node in self._nodes and self._nodes[node].poll() is None
             if not running and not (self.folder / f"{node}.off").exists():
@@ -247,7 +233,6 @@ class Daemons:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _clients(self) -> list[psutil.Process]:
-        """Commands that wait for jobs, and would wait for ever."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -288,15 +273,6 @@ def serve(folder: Path, parent: int | None) -> None:
 
 
 def start_server(folder: Path, *, stays: bool = False) -> subprocess.Popen[str]:
-    """Start a cluster in a process of its own, and wait until its nodes are idle.
-
-    Args:
-        folder: for all of its files; removed when it ends. Paths of sockets are short, so its path must be, too.
-        stays: whether it outlives this process.
-
-    Raises:
-        RuntimeError: it could not be started.
-    """
     command = [sys.executable, __file__, "serve", str(folder), *([] if stays else [f"--parent={os.getpid()}"])]
     server = subprocess.Popen(
         command,
@@ -314,11 +290,6 @@ def start_server(folder: Path, *, stays: bool = False) -> subprocess.Popen[str]:
 
 
 def stop_server(folder: Path) -> None:
-    """End the cluster in a folder, and wait until it has.
-
-    Raises:
-        RuntimeError: there is none.
-    """
     try:
         server = psutil.Process(int((folder / "server.pid").read_text()))
     except (OSError, ValueError, psutil.Error):
@@ -328,7 +299,6 @@ def stop_server(folder: Path) -> None:
 
 
 def _host_of(pid: int) -> str | None:
-    """Which host name a process sees: the name of its namespace."""
     with suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/uts")
     return None

@@ -36,8 +36,6 @@ class Short:
 
 
 class SubmittingStage:
-    """A stage with a recipe, and a cluster that it is submitted to."""
-
     def __init__(self, stage: Stage, slurm: Slurm) -> None:
         self.stage = stage
         self.slurm = slurm

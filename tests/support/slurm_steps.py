@@ -45,7 +45,6 @@ class Steps:
         return [*PYTEST, "rank_faults.py::RankFaults", "--aorta-config", f"script={part}", *TWO_NODES, *options]
 
     def late_command(self, *options: str) -> list[str]:
-        """Of a pytest that never gets through its import on node 1."""
         with (self.stage.path / FAULTS.name).open("a") as workload:
             workload.write(LATE)
         return self.command("nothing", *options)
@@ -67,11 +66,9 @@ class Steps:
         return wait_for(running, "a job that runs")
 
     def wait_for_state(self, job: int, state: str) -> None:
-        """Until a job has ended so."""
         wait_until(lambda: self.slurm.jobs()[job] == state, f"job {job} in state {state}")
 
     def wait_for_file(self, name: str) -> None:
-        """Until a part has written it."""
         self.stage.wait_until((self.stage.path / name).exists)
 
     def trial(self) -> dict[str, Any]:
@@ -80,13 +77,11 @@ class Steps:
         return record
 
     def wait_until_clean(self) -> None:
-        """Until no process is left on either node, and no half-written file."""
         self.stage.close()
 
 
 @pytest.fixture(scope="session")
 def slurm_server() -> Iterator[Slurm]:
-    """SLURM with two nodes, for all tests of this process; without SLURM here, tests that ask for it are skipped."""
     if reason := missing():
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="aorta-slurm-"))
@@ -116,7 +111,6 @@ def hosts_of(trial: dict[str, Any]) -> list[str]:
 
 
 def assert_interrupted(steps: Steps, ended: pytest.RunResult, by: str) -> None:
-    """On both nodes, and nothing of it is left."""
     assert sorted(re.findall(r"error: (n\d): task \d: Exited with exit code (\d+)", text(ended))) == [
         ("n0", "2"),
         ("n1", "2"),

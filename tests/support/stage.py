@@ -47,8 +47,6 @@ _EXPORTED = {
 
 
 class Stage:
-    """A folder, and all processes that were started there: they carry the folder's path as their mark."""
-
     def __init__(self, path: Path, pytester: pytest.Pytester | None = None) -> None:
         self.path = path
         self._pytester = pytester
@@ -62,7 +60,6 @@ class Stage:
             self.write_file(f"{name}.py", source)
 
     def write_file(self, name: str, text: str) -> Path:
-        """Write a file; the text may be indented."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text).strip() + "\n")
@@ -80,7 +77,6 @@ class Stage:
         self.write_file(f"{info}/entry_points.txt", "\n".join(["[aorta.workloads]", *lines]))
 
     def write_registry(self, name: str = "registry.json", **sections: Mapping[str, Any]) -> Path:
-        """Write a registry file with ``mitigations=`` and ``environments=``."""
         return self.write_file(name, json.dumps({"version": 1, **sections}))
 
     def environ(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -92,7 +88,6 @@ class Stage:
     def start_command(
         self, *command: Argument, env: Mapping[str, str] | None = None, **settings: Any
     ) -> subprocess.Popen[bytes]:
-        """Start a command in the folder, in a session of its own; its output is piped."""
         given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **settings}
         words = [os.fspath(word) for word in command]
         return subprocess.Popen(
@@ -135,8 +130,6 @@ class Stage:
         return self.command(*PYTEST, *arguments, env=env)
 
     def run_here(self, *arguments: Argument) -> pytest.RunResult:
-        """Run pytest in this process, which spares its start, where that shows the same; not on stages of modules."""
-
         assert self._pytester is not None
         words = [os.fspath(word) for word in arguments]
         return self._pytester.runpytest_inprocess(*PYTEST[3:], *words, syspathinsert=True)
@@ -146,12 +139,10 @@ class Stage:
         return self.command(*torchrun_command(ranks), *arguments, env=env)
 
     def press_ctrl_c(self, process: subprocess.Popen[bytes]) -> str:
-        """Interrupt what ``start`` has started, workers included, as a terminal does; its output, once it is over."""
         os.killpg(process.pid, signal.SIGINT)
         return self.finish(process).stdout.str()
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait until something has come true; fail when it does not."""
         wait_until(condition)
 
     @staticmethod
@@ -199,11 +190,9 @@ class Stage:
         return marked(self.mark)
 
     def left_running(self) -> list[str]:
-        """Command lines of the processes that a run has left behind."""
         return [describe(process) for process in self.processes()]
 
     def wait_until_alone(self) -> None:
-        """Wait until nothing of this stage runs any more."""
         give_up = time.monotonic() + TO_BE_GONE
         while left := self.processes():
             if time.monotonic() > give_up:
@@ -230,7 +219,6 @@ def text(result: pytest.RunResult) -> str:
 
 
 def torchrun_command(ranks: int) -> list[str]:
-    """Start pytest as ranks; a standalone torchrun takes a free port, others all the same one."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", *PYTEST[1:]]
 
 
@@ -249,7 +237,6 @@ def make_venv(path: Path, *, with_ours: bool) -> Path:
 
 
 def _result(ret: int, stdout: bytes, stderr: bytes, seconds: float) -> pytest.RunResult:
-    """Of a command that has ended. A test that fails shows the output."""
     out, err = (output.decode(errors="replace") for output in (stdout or b"", stderr or b""))
     print(out, end="")
     print(err, end="", file=sys.stderr)

@@ -94,7 +94,6 @@ def kill(name: str) -> int:
 
 
 def pid_file(name: str) -> Path:
-    """Where the client leaves the container's process for another client."""
     return Path(os.environ.get("STAND_IN_FOLDER", tempfile.gettempdir()), f"{name}.pid")
 
 

@@ -76,11 +76,9 @@ class StandInScheduler:
         return [line.split("|") for line in (self.folder / "jobs").read_text().splitlines()]
 
     def set_jobs(self, *jobs: list[str]) -> None:
-        """What the queue knows from now on."""
         (self.folder / "jobs").write_text("".join("|".join(job) + "\n" for job in jobs))
 
     def is_down(self, down: bool) -> None:
-        """Whether squeue fails."""
         if down:
             (self.folder / "squeue-down").touch()
         else:

@@ -20,8 +20,6 @@ pyte = pytest.importorskip("pyte")
 
 
 class Terminal:
-    """A screen of so many columns and lines, and the end of the pseudo-terminal that programs write to."""
-
     def __init__(self, columns: int = 80, lines: int = 24) -> None:
         self._master, self.slave = os.openpty()
         self.screen = pyte.HistoryScreen(columns, lines, history=10_000)
@@ -34,7 +32,6 @@ class Terminal:
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def resize(self, columns: int, lines: int) -> None:
-        """Make the window larger or smaller."""
         self._set_size(columns, lines)
         self.screen.resize(lines, columns)
 
@@ -60,14 +57,12 @@ class Terminal:
         return _without_empty([line.rstrip() for line in self.screen.display])
 
     def transcript(self) -> list[str]:
-        """That, and all that has left the screen at its top."""
         shown = self.lines()
         columns = range(self.screen.columns)
         above = ["".join(line[column].data for column in columns).rstrip() for line in self.screen.history.top]
         return [*above, *shown]
 
     def wait_until(self, condition: Callable[[list[str]], object]) -> list[str]:
-        """Wait until the screen is as it should be; its lines."""
         seen: list[list[str]] = []
 
         def is_so() -> object:
@@ -102,7 +97,6 @@ def _without_empty(lines: list[str]) -> list[str]:
 
 
 def start_pytest(stage: Stage, terminal: Terminal, *arguments: Argument, **env: str) -> subprocess.Popen[bytes]:
-    """Start pytest on a terminal."""
     size = {"COLUMNS": str(terminal.screen.columns), "LINES": str(terminal.screen.lines)}
     variables = {"TERM": "xterm", "CI": "", "BUILD_NUMBER": "", **size, **env}
     output = {"stdout": terminal.slave, "stderr": terminal.slave}

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 from support.triage_facts import trials
 
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.verdicts import BaselineError, Baselines, Triage, check_baseline, choose_baselines
+from pytest_aorta.triage.verdicts import Baselines, Triage, check_baseline, choose_baselines
 
 
 def cells(*of: list[TrialFacts]) -> list[CellStatistics]:
@@ -113,6 +114,6 @@ def test_a_cell_of_the_plan_may_be_asked_for(wanted: str) -> None:
 
 @pytest.mark.parametrize("wanted", ["b,a", "rocm7-none", ""])
 def test_another_one_is_refused_with_the_names_that_there_are(wanted: str) -> None:
-    with pytest.raises(BaselineError) as refusal:
+    with pytest.raises(RequestError) as refusal:
         check_baseline(wanted, [("local-none", ["none"]), ("local-a+b", ["a", "b"])])
     assert str(refusal.value) == (f"--aorta-baseline: there is no cell {wanted!r}; there are local-none, local-a+b")

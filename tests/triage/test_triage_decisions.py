@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.triage_facts import trials
 
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, TrialFacts, WatchedVariables
-from pytest_aorta.triage.verdicts import Triage, TriageSettings, triage_of
+from pytest_aorta.triage.verdicts import Triage, triage_of
 
 SEQUENTIAL = TriageSettings(sequential=True)
 

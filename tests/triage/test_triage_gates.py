@@ -5,9 +5,11 @@ from itertools import chain
 import pytest
 from support.triage_facts import trials
 
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.gates import GateError, check_gates, judge, parse_gate
-from pytest_aorta.triage.verdicts import TriageSettings, triage_of
+from pytest_aorta.triage.gates import check_gates, judge, parse_gate
+from pytest_aorta.triage.verdicts import triage_of
 
 FAILS_OFTEN = trials("none", "F" * 15 + "." * 5)
 FIXES = trials("omp_1", "." * 20)
@@ -118,5 +120,5 @@ def test_what_cannot_be_read_is_named_with_its_position(gate: str, message: str)
 def test_a_cell_that_is_not_there_is_refused_before_the_run() -> None:
     cells = [("local-none", ("none",)), ("local-a+b", ("a", "b"))]
     check_gates([parse_gate(f"verdict({name})==fixes") for name in ("a,b", "a+b", "local-a+b")], cells)
-    with pytest.raises(GateError, match=r"there is no cell 'a'; there are local-none, local-a\+b"):
+    with pytest.raises(RequestError, match=r"there is no cell 'a'; there are local-none, local-a\+b"):
         check_gates([parse_gate("verdict(a)==fixes")], cells)

@@ -5,8 +5,9 @@ from itertools import chain
 import pytest
 from support.triage_facts import CRASH, trials
 
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.verdicts import Row, Triage, TriageSettings, triage_of
+from pytest_aorta.triage.verdicts import Row, Triage, triage_of
 
 
 def rows(*cells: list[TrialFacts], settings: TriageSettings | None = None) -> dict[str, Row]:

@@ -24,8 +24,9 @@ from pytest_aorta.plugin.roles import test_run_everywhere, test_run_of
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
-from pytest_aorta.triage.verdicts import TriageSettings, check_baseline, is_named
+from pytest_aorta.triage.verdicts import check_baseline, is_named
 from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError

@@ -147,13 +147,6 @@ def test_a_script_that_is_not_there_has_not_run(stage: Stage, ranks: tuple[str, 
     assert list(stage.statuses().values()) == ["infrastructure_failed"]
 
 
-@pytest.mark.parametrize("words", ["-m this", "-X dev -c pass", "-uc pass", "{dir}/../../../../given.py", "folder"])
-def test_a_python_command_without_a_missing_script_runs(stage: Stage, words: str) -> None:
-    stage.write(given="pass")
-    stage.write_file("folder/__main__.py", "pass")
-    assert counts(stage.run_here(*command(words))) == {"passed": 1}
-
-
 def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: Stage) -> None:
     stage.write(
         hangs="""

@@ -175,20 +175,6 @@ def test_directory_does_not_collect_workloads(stage: Stage) -> None:
     assert names(stage, ".", "--aorta-trials", "3") == ["test_plain.py::test_plain"]
 
 
-def test_several_files(stage: Stage) -> None:
-    source = """
-    class {}:
-        def __init__(self, config): pass
-        def setup(self): pass
-        def run(self): return {{"passed": True}}
-    """
-    stage.write(one=source.format("One"), two=source.format("Two"), test_plain="def test_plain(): pass")
-    result = stage.run_here("two.py", "test_plain.py", "one.py", "-v")
-    result.assert_outcomes(passed=3)
-    assert stage.files() == ["One/trial_0.json", "Two/trial_0.json"]
-    result.stdout.fnmatch_lines(["two.py::Two*PASSED*", "test_plain.py::test_plain PASSED*", "one.py::One*PASSED*"])
-
-
 def test_two_classes_of_one_name_are_refused(stage: Stage) -> None:
     source = """
     class Same:
@@ -239,54 +225,6 @@ def test_neighbours_of_a_file_can_be_imported(stage: Stage, monkeypatch: pytest.
     (folder / "helper.py").write_text("ANSWER = 43\n")
     stage.run_here(folder / "repro.py").assert_outcomes(passed=1)
     assert stage.trial("Repro/trial_0.json")["request_fingerprint"] != first
-
-
-def test_file_is_read_with_its_own_encoding(stage: Stage) -> None:
-    (stage.path / "latin.py").write_bytes(
-        b"# -*- coding: latin-1 -*-\n"
-        b"class Latin:\n"
-        b"    def __init__(self, config): pass\n"
-        b"    def setup(self): pass\n"
-        b"    def run(self): return {'passed': True, 'metrics': {'text': 'gr\xfc\xdfe'}}\n"
-    )
-    stage.run_here("latin.py").assert_outcomes(passed=1)
-    assert stage.trial("Latin/trial_0.json")["result"]["metrics"] == {"text": "grüße"}
-
-
-def test_dataclass_and_pickle_work_in_a_workload_file(stage: Stage) -> None:
-    stage.write(
-        pickles="""
-        from __future__ import annotations
-
-        import pickle
-        from dataclasses import dataclass
-
-        @dataclass
-        class Point:
-            x: int
-
-        class Pickles:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": pickle.loads(pickle.dumps(Point(3))) == Point(3)}
-        """
-    )
-    stage.run_here("pickles.py").assert_outcomes(passed=1)
-
-
-def test_nothing_but_workloads_in_a_file_that_tests_cannot_be_told_from(stage: Stage) -> None:
-    """A class ``TestX`` with ``setup`` and ``run`` is both; pytest's view of it stays what it is."""
-    stage.write(
-        repro="""
-        class Repro:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": True}
-
-        def helper_test(): raise AssertionError
-        """
-    )
-    assert names(stage, "repro.py") == ["repro.py::Repro[local-none-0]"]
 
 
 @pytest.mark.parametrize(("method", "missing"), [("run", "setup"), ("setup", "run")])

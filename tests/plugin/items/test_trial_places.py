@@ -118,7 +118,7 @@ def test_an_ide_finds_trials_beside_tests_and_runs_them_by_its_own_ids(mine: Sta
     ("argument", "trials"),
     [(".", 4), ("mine", 4), ("tests", 0), ("tests/test_it.py::test_alone", 0), ("aorta::other[local-none-1]", 1)],
 )
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
 def test_workloads_of_the_ini_file_run_where_their_folder_is_given(
     mine: Stage, argument: str, trials: int, workers: tuple[str, ...]
 ) -> None:
@@ -127,6 +127,7 @@ def test_workloads_of_the_ini_file_run_where_their_folder_is_given(
     assert len(mine.files()) == trials
 
 
+@pytest.mark.slow
 def test_an_ide_finds_and_runs_workloads_that_are_installed_elsewhere(stage: Stage) -> None:
     stage.write_file("pytest.ini", "[pytest]\naorta_workload = gemm")
     stage.write_file("test_it.py", TESTS)
@@ -198,6 +199,7 @@ def test_last_failed_alone_asks_for_variables_that_are_not_kept(mine: Stage) -> 
     assert "hunter2" not in "".join(path.read_text() for path in mine.path.glob(".pytest_cache/**/*") if path.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["", "tests"])
 def test_a_node_id_as_pytest_prints_it_runs_again_from_there(
     mine: Stage, folder: str, monkeypatch: pytest.MonkeyPatch

@@ -78,19 +78,6 @@ def test_the_trial_is_shown_below_the_assertion(tested: Stage) -> None:
     assert "- 2 more failed trials -" in many
 
 
-def test_the_short_summary_has_the_reason_of_the_trial(tested: Stage) -> None:
-    result = tested.run("test_them.py", "-k", "crash or own", "--tb=no", env={"COLUMNS": "80"})
-    result.stdout.fnmatch_lines(["FAILED test_them.py::test_crash - ended by SIGSEGV in run() (workload_failed*..."])
-    result.stdout.fnmatch_lines(["FAILED test_them.py::test_of_its_own - *assert True is None*"])
-
-
-@pytest.mark.parametrize("option", ["--tb=line", "--show-capture=no"])
-def test_options_about_what_is_shown_hold_for_it(tested: Stage, option: str) -> None:
-    result = tested.run("test_them.py", "-k", "crash", option)
-    result.stdout.no_fnmatch_line("*about to crash*")
-    result.stdout.fnmatch_lines(["*ended by SIGSEGV in run()*"])
-
-
 def test_a_worker_of_xdist_sends_it_home(tested: Stage) -> None:
     result = tested.run("test_them.py", "-k", "crash", "-n", "1")
     result.stdout.fnmatch_lines(["*- trial of Crashes in local-none -*", "about to crash"])

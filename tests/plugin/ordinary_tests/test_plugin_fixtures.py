@@ -197,64 +197,6 @@ def test_fixture_whose_teardown_fails_does_not_change_the_trial(seer: Stage) -> 
     assert seer.statuses() == {"seer/trial_0.json": "ok"}
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("None", "expected a mapping of variables to texts, not NoneType"),
-        ("{'A': 1234567}", "the value of 'A' must be a text, not int"),
-        ("{'RANK': '1'}", "RANK is set by the launcher of the ranks and cannot be overlaid"),
-    ],
-)
-def test_override_that_makes_no_sense_is_told_without_its_values(seer: Stage, value: str, message: str) -> None:
-    seer.write(
-        conftest=f"""
-        import pytest
-
-        @pytest.fixture
-        def aorta_extra_env():
-            return {value}
-        """
-    )
-    result = seer.run_here(*SEEN)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([f"the fixture aorta_extra_env: {message}"])
-    result.stdout.no_fnmatch_line("*1234567*")
-    assert seer.statuses() == {"seer/trial_0.json": "infrastructure_failed"}
-    assert message in seer.trial("seer/trial_0.json")["failure"]["message"]
-    # It is not looked at where no fixture runs.
-    assert seer.run_here(*SEEN, "--setup-plan").ret == pytest.ExitCode.OK
-
-
-def test_fixtures_of_wider_scopes_are_set_up_once(seer: Stage) -> None:
-    seer.write(
-        conftest="""
-        import pytest
-
-        @pytest.fixture(scope="session", autouse=True)
-        def server(tmp_path_factory):
-            with open("story", "a") as story:
-                story.write("up\\n")
-            yield "here"
-            with open("story", "a") as story:
-                story.write("down\\n")
-
-        @pytest.fixture
-        def aorta_extra_env(server):
-            return {"SEEN_SERVER": server}
-        """
-    )
-    seer.run_here(*SEEN, "--aorta-trials", "2").assert_outcomes(passed=2)
-    assert story(seer) == ["up", "trial", "cleanup", "trial", "cleanup", "down"]
-    assert metrics(seer) == {"SEEN_SERVER": "here"}
-
-
-def test_fixtures_run_around_the_workloads_of_a_file(seer: Stage) -> None:
-    (seer.path / "conftest.py").write_text(TELLER.format(name="around", story=str(seer.path / "story")))
-    seer.run_here("seer.py").assert_outcomes(passed=1)
-    name = "Seer[local-none-0]"
-    assert story(seer) == [f"around before {name}", "trial", "cleanup", f"around after {name}"]
-
-
 def test_hooks_of_a_conftest_see_trials_as_items(seer: Stage) -> None:
     seer.write(
         conftest="""

@@ -272,13 +272,6 @@ def test_unknown_name_in_a_marker_is_an_error_of_the_collection(
     result.stdout.no_fnmatch_line("During handling *")
 
 
-def test_so_is_one_in_an_option_that_a_marked_test_follows(echo: Stage) -> None:
-    with_tests(echo, "\ndef test_follows(aorta_trial):\n    pass\n")
-    result = echo.run_here("test_it.py", "--aorta-mitigations", "tf32of")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: unknown mitigation 'tf32of'; available: *'tf32_off'[?]"])
-
-
 def test_wrong_argument_of_a_trial_is_refused_in_the_words_of_the_options(echo: Stage) -> None:
     with_tests(
         echo,
@@ -310,18 +303,6 @@ def test_one_text(aorta_run):
     assert len(echo.files()) == 1
 
 
-def test_one_text_is_one_mitigation_set(echo: Stage) -> None:
-    with_tests(
-        echo,
-        """
-@pytest.mark.aorta(mitigations="none", environments="local")
-def test_marked(aorta_trial):
-    assert (aorta_trial.environment, aorta_trial.mitigations) == ("local", ("none",))
-""",
-    )
-    echo.run_here("test_it.py::test_marked").assert_outcomes(passed=1)
-
-
 def test_aorta_env_is_the_snapshot_of_pytest_itself(echo: Stage) -> None:
     with_tests(
         echo,
@@ -333,20 +314,3 @@ def test_env(aorta_env):
 """,
     )
     echo.run_here("test_it.py::test_env").assert_outcomes(passed=1)
-
-
-def test_overridden_extra_variables_reach_trials_of_tests(echo: Stage) -> None:
-    with_tests(
-        echo,
-        """
-@pytest.fixture
-def aorta_extra_env():
-    return {"SEEN_C": "3"}
-
-def test_sees(aorta_run, monkeypatch):
-    monkeypatch.setenv("SEEN_D", "4")
-    metrics = aorta_run(Echo).result.metrics
-    assert (metrics["SEEN_C"], metrics["SEEN_D"]) == ("3", "4")
-""",
-    )
-    echo.run_here("test_it.py::test_sees").assert_outcomes(passed=1)

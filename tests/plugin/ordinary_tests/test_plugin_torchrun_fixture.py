@@ -192,21 +192,6 @@ def test_a_rank_that_hangs_is_ended_and_says_where_it_was(scripts: Stage, own: s
     assert scripts.left_running() == []
 
 
-@pytest.mark.slow
-def test_a_rank_that_ignores_sigterm_has_only_the_grace(scripts: Stage) -> None:
-    with_tests(
-        scripts,
-        """
-def test_stubborn(aorta_torchrun):
-    done = aorta_torchrun("train.py", "stubborn_peer", nproc=2, timeout=25)
-    assert (done.exit_status, done.failure.rank) == ("workload_failed", 1)  # torch's own 30 s would be a timeout
-    assert (done.ranks[0].signal, done.ranks[0].collateral) == ("SIGKILL", True)
-""",
-    )
-    scripts.run("test_it.py", "-o", "aorta_grace=1").assert_outcomes(passed=1)
-    assert scripts.left_running() == []
-
-
 TELLS = """
 import os, sys
 with open("told", "w") as file:
@@ -330,6 +315,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_torchrun_that_is_killed_takes_its_ranks_along(stage: Stage) -> None:
     stage.write(train=KILLS_TORCHRUN)
     with_tests(
@@ -344,21 +330,3 @@ def test_it(aorta_torchrun):
     )
     stage.run("test_it.py").assert_outcomes(passed=1)
     assert stage.left_running() == []
-
-
-@pytest.mark.slow
-def test_a_time_limit_for_the_whole_test_ends_the_ranks_too(scripts: Stage) -> None:
-    with_tests(
-        scripts,
-        """
-import pytest
-
-@pytest.mark.timeout(5, method="signal")
-def test_it(aorta_torchrun):
-    aorta_torchrun("train.py", "hang", nproc=2, timeout=50)
-""",
-    )
-    scripts.run("test_it.py").assert_outcomes(failed=1)
-    [record] = scripts.trials().values()
-    assert record["failure"]["message"] == "interrupted: Failed"
-    assert scripts.left_running() == []

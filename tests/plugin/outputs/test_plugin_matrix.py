@@ -155,14 +155,6 @@ def test_an_earlier_matrix_moves_to_the_history_with_its_trials(flaky: Stage) ->
     assert (folder / "flaky" / "local-none" / "trial_0.json").exists()
 
 
-@pytest.mark.slow
-def test_the_history_of_matrices_is_bounded(flaky: Stage) -> None:
-    for _ in range(4):
-        flaky.run_here(*RUN, "-o", "aorta_history=1")
-        flaky.run_here("flaky.py", "-o", "aorta_history=1")
-    assert len(list((flaky.results / ".history").rglob("matrix.json"))) <= 3
-
-
 def test_tests_that_run_trials_have_a_matrix_and_others_write_nothing(flaky: Stage) -> None:
     flaky.write(
         test_it="""
@@ -181,14 +173,6 @@ def test_tests_that_run_trials_have_a_matrix_and_others_write_nothing(flaky: Sta
     [cell] = matrix(flaky)["cells"]
     assert (cell["test"], cell["workload"], cell["seen"]) == ("test_it.py::test_it", "flaky", 3)
     assert len(cell["trial_files"]) == 3
-
-
-def test_a_matrix_that_cannot_be_written_is_said_and_fails_nothing(simple: Stage) -> None:
-    (simple.results / "matrix.json").mkdir(parents=True)
-    result = simple.run_here("--aorta-workload", "simple")
-    assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["not written: *matrix.json: *Is a directory*"])
-    assert simple.files() == ["simple/trial_0.json"]
 
 
 @pytest.mark.slow

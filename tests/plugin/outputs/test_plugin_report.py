@@ -46,6 +46,7 @@ def test_a_run_ends_with_its_report(stage: Stage) -> None:
     assert "--aorta-report" not in next(line for line in result.outlines if line.startswith("run it again:"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_a_report_of_what_is_over(stage: Stage) -> None:
     from support.workloads import WAITS
 
@@ -93,31 +94,6 @@ def test_a_report_that_cannot_be_written_in_the_end_is_said_and_costs_no_result(
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["not written: report */pages/r.html: the folder */pages does not exist*"])
     assert set(stage.statuses().values()) == {"ok"}
-
-
-def test_a_report_that_fails_says_which_command_writes_it(stage: Stage) -> None:
-    stage.write(vanishing=VANISHING)
-    stage.write(
-        conftest="""
-        from pytest_aorta.triage import report
-
-        def fails(*arguments, **keywords):
-            raise RuntimeError("no ink")
-
-        report.write_report = fails
-        """
-    )
-    result = stage.run("vanishing.py", "--aorta-report", "r 1.html")
-    again = f"pytest-aorta report {stage.results} -o '{stage.path}/r 1.html'"
-    result.stdout.fnmatch_lines([f"not written: *RuntimeError: no ink; try again with: {again}"])
-
-
-def test_a_run_without_trials_has_no_report(stage: Stage) -> None:
-    stage.write(vanishing=VANISHING)
-    result = stage.run_here("vanishing.py", "--aorta-report", "r.html", "-k", "nothing")
-    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "not written" not in text(result)
-    assert not (stage.path / "r.html").exists()
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import pytest
 import scipy.special  # noqa: F401  (as numpy)
 from support.stage import Stage, counts
 
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import facts_of
-from pytest_aorta.triage.verdicts import TriageSettings, triage_of
+from pytest_aorta.triage.verdicts import triage_of
 
 #: Fails without the variable of the mitigation ``fixed``; ``FAILS_AT`` are indices that fail with it as well.
 WORKLOAD = """
@@ -76,6 +77,7 @@ def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, 
     assert int(saved[1]) == 400 - sum(found.values())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_a_decided_triage_runs_nothing(flaky: Stage) -> None:
     flaky.run(*UNTIL_DECIDED)
     before = flaky.trials()
@@ -100,12 +102,6 @@ def test_a_cell_that_never_runs_is_given_up(flaky: Stage) -> None:
     done = flaky.run(*arguments, "-rs")
     assert per_cell(flaky) == {"local-none": 3, "local-fixed": 3}
     assert "SKIPPED [197] aorta::missing[local-fixed]: decided: did not run (3 of 3 trials)" in done.stdout.str()
-
-
-@pytest.mark.slow
-def test_cells_that_are_deselected_are_not_waited_for(flaky: Stage) -> None:
-    flaky.run(*UNTIL_DECIDED, "--aorta-mitigations", "late", "-k", "none or fixed")
-    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
 
 
 @pytest.mark.slow

@@ -59,14 +59,6 @@ def test_cells_and_ways_to_fail_are_apart() -> None:
     ]
 
 
-def test_workloads_are_named_where_there_are_several() -> None:
-    _, folds = folded(trials("none", "FFFF"), trials("none", "FFFF", workload="fsdp"))
-    assert [line.partition(":")[0] for line in lines(folds)] == [
-        "... and 2 more like this in gemm local-none",
-        "... and 2 more like this in fsdp local-none",
-    ]
-
-
 def test_of_many_cells_twenty_trials_are_shown_and_of_each_way_to_fail_a_line() -> None:
     shown, folds = folded(*(trials(f"m{n}", "F" * 100 + "C" * 100, signatures={"C": CRASH}) for n in range(50)))
     assert len(shown) == 20
@@ -84,16 +76,6 @@ def test_each_way_to_fail_is_shown_before_the_same_way_in_further_cells() -> Non
     ways = {letter: replace(NAN, message=f"way {letter}") for letter in "ABCDEGHIJ"}
     shown, _ = folded(*(trials(f"m{number}", "".join(ways) * 5, signatures=ways) for number in range(3)))
     assert {name for name in shown if "m0" in name} == {f"aorta::gemm[local-m0-{index}]" for index in range(18)}
-
-
-def test_a_thousand_different_failures_are_not_a_thousand_lines() -> None:
-    ways = {chr(0x4E00 + number): replace(NAN, message=f"way {number}") for number in range(1000)}
-    shown, folds = folded(trials("none", "".join(ways), signatures=ways))
-    found = lines(folds)
-    assert len(shown) == 20
-    assert len(found) == 50
-    assert found[0] == "... and 1 in local-none: way 20: trial 20 (each has its file)"
-    assert found[-1] == "... and 931 in local-none: failed in 931 other ways: trials 69-999 (each has its file)"
 
 
 def test_what_a_trial_has_said_does_nothing_to_the_terminal() -> None:

@@ -109,28 +109,9 @@ def test_options_mean_what_they_mean(
 
 
 @pytest.mark.slow
-def test_a_line_each_is_a_line_each(broken: Stage) -> None:
-    result = broken.run_here(*RUN, "--tb=line", "-rN")
-    assert [line for line in result.outlines if "ValueError: loss" in line or line.startswith("...")] == [
-        "... and 2 more like this in local-none: trials 7-8 (each has its file)",
-        f"{broken.path}/broken.py:3: ValueError: loss is nan at step 0 (workload_failed in run)",
-        "... and 3 more like this in local-none: trials 2-4 (each has its file)",
-        f"{broken.path}/broken.py:3: ValueError: loss is nan at step 1 (workload_failed in run)",
-    ]
-
-
-@pytest.mark.slow
 def test_without_pytests_terminal_plugin_trials_fail_as_ever(broken: Stage) -> None:
     assert broken.run_here(*RUN, "-p", "no:terminal").ret == pytest.ExitCode.TESTS_FAILED
     assert len(broken.files()) == 9
-
-
-@pytest.mark.slow
-def test_under_xdist_it_is_the_same(broken: Stage) -> None:
-    result = broken.run(*RUN, "-n", "2")
-    assert counts(result) == {"failed": 5, "errors": 4}
-    assert len(sections(result.outlines)) == 4
-    assert len([line for line in result.outlines if line.startswith("... and ")]) == 4
 
 
 @pytest.mark.slow

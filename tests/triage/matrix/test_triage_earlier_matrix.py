@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from support.triage_facts import trials
 
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.matrix import EarlierMatrix, RunState, matrix_json
-from pytest_aorta.triage.verdicts import TriageSettings, triage_of
+from pytest_aorta.triage.verdicts import triage_of
 
 NONE = CellKey("gemm", "local-none")
 

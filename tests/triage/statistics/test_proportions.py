@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import boschloo_exact
+from scipy.stats import binomtest, boschloo_exact
 
 from pytest_aorta.triage.rates import Interval, difference_interval, difference_p, upper_bound, wilson
 
@@ -31,6 +31,16 @@ def test_wilson_interval_is_the_published_one(failures: int, trials: int, low: f
 )
 def test_upper_bound_is_the_published_clopper_pearson(failures: int, trials: int, high: float) -> None:
     assert round(upper_bound(failures, trials, 0.975), 4) == high
+
+
+@settings(max_examples=40)
+@given(counts, st.sampled_from([0.8, 0.95, 0.99]))
+def test_intervals_of_a_rate_are_those_of_scipy(count: tuple[int, int], level: float) -> None:
+    """Importing scipy.stats takes a second, so runs have the formulas."""
+    interval, reference = wilson(*count, level), binomtest(*count).proportion_ci(level, method="wilson")
+    assert (interval.low, interval.high) == pytest.approx((reference.low, reference.high), abs=1e-9)
+    one_sided = binomtest(*count, alternative="less").proportion_ci(level, method="exact")
+    assert upper_bound(*count, level) == pytest.approx(one_sided.high, abs=1e-9)
 
 
 def test_upper_bound_without_a_failure_follows_the_rule_of_three() -> None:

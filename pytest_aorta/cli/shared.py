@@ -1,12 +1,15 @@
-"""Options that choose what of a recipe is shown: states, and names of directories."""
+"""What several commands share: the recipe around the working directory, choices of what is shown, columns of text."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich.cells import cell_len
 
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
@@ -14,7 +17,61 @@ from pytest_aorta.settings import RequestError
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import TypedCondition
     from pytest_aorta.workflow.project import Project
-    from pytest_aorta.workflow.recipe import Action
+    from pytest_aorta.workflow.recipe import Action, Recipe
+
+
+#: Where pytest looks for registry files that the command line does not name.
+_REGISTRY_VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def registry_option(command: _Command) -> _Command:
+    """The option ``--registry-file``, as ``files``."""
+    return click.option(
+        "--registry-file",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help=f"Registry file with more names, as pytest's --aorta-registry-file; repeat for several (or "
+        f"${_REGISTRY_VARIABLE}).",
+    )(command)
+
+
+def registry_files(files: Sequence[str]) -> tuple[str, ...]:
+    """The registry files of the command line, or else those of the variable."""
+    return tuple(files) or tuple(filter(None, os.environ.get(_REGISTRY_VARIABLE, "").split(";")))
+
+
+def open_recipe(file: Path | None = None) -> Recipe:
+    """The recipe in a file, or that of the working directory or the nearest one above; raises ``RecipeError``."""
+    from pytest_aorta.workflow.finding import find_recipe
+
+    file = find_recipe(Path.cwd()) if file is None else file.absolute()  # before the models are imported
+    from pytest_aorta.workflow.recipe import read_recipe
+
+    return read_recipe(file)
+
+
+def open_project(files: Sequence[str] = ()) -> Project:
+    """The project of the working directory; what may be out of date in it is warned of.
+
+    Raises:
+        RequestError: there is none, its recipe is not valid, or asks for what is not registered.
+    """
+    recipe = open_recipe()
+    from pytest_aorta.workflow.project import Project
+
+    project = Project.opened(recipe, registry_files(files))
+    warn_of(project.problems)
+    return project
+
+
+def warn_of(problems: Sequence[str]) -> None:
+    """Each is a line on stderr."""
+    for problem in problems:
+        click.echo(f"warning: {one_line(problem)}", err=True)
+
 
 #: The states, in the order of columns, and their colors.
 COLORS = {
@@ -25,8 +82,6 @@ COLORS = {
     "eligible": "blue",
     "waiting": "cyan",
 }
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def state_options(what: str) -> Callable[[_Command], _Command]:
@@ -116,3 +171,20 @@ def units_where(
     for action, unit in selected(units, lambda each: project.value_of(each[0])(each[1]), conditions, "--where"):
         found[action.name].add(unit)
     return found
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Lines with aligned columns, two spaces between them; columns that are empty in all rows are left out.
+
+    Not rich's Table, which wraps lines and takes seconds for ten thousand trials. Texts are made printable, and are one
+    line each. ``right``: columns that are aligned to the right.
+    """
+    shown = [[one_line(text) for text in row] for row in rows]
+    kept = [index for index, column in enumerate(zip(*shown, strict=True)) if any(column)]
+    widths = {index: max(cell_len(row[index]) for row in shown) for index in kept}
+
+    def padded(text: str, index: int) -> str:
+        padding = " " * (widths[index] - cell_len(text))
+        return padding + text if index in right else text + padding
+
+    return ["  ".join(padded(row[index], index) for index in kept).rstrip() for row in shown]

@@ -1,4 +1,4 @@
-"""What run() has left behind: torch as it was set, what was loaded and imported on the way."""
+"""What is recorded of torch, of loaded libraries and of imported modules: at the start, and after run()."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,20 +14,126 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_aorta.probe import collect as collect_module
-from pytest_aorta.probe import loaded as libraries
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.loaded import count_modules, imported_modules, map_before_forks, mapped_now, mapped_objects
+from pytest_aorta.probe.loaded import count_modules, imported_modules, mapped_objects
 from pytest_aorta.probe.packages import Installed, Owner, installed_distributions
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
-from pytest_aorta.probe.torch_facts import torch_state
+from pytest_aorta.probe.torch_facts import torch_build, torch_state
+
+
+def test_torch_is_never_imported_only_its_version_is_looked_up() -> None:
+    code = (
+        "print(json.dumps([collect_static().sections['torch'], 'torch' in sys.modules, collect_env().partial_reasons]))"
+    )
+    facts, imported, reasons = in_a_fresh_process(code)
+    assert facts == {"imported": False, "version": metadata.version("torch")}
+    assert not imported
+    assert reasons == []
+
+
+def test_a_real_build_is_described() -> None:
+    code = "import torch\ns = collect_static()\nprint(json.dumps([s.sections, s.reasons, collect_env(s).process]))"
+    sections, reasons, process = in_a_fresh_process(code, OMP_NUM_THREADS="1")
+    facts = sections["torch"]
+    assert reasons == []
+    assert facts["imported"] is True
+    assert facts["version"].partition("+")[0] == metadata.version("torch").partition("+")[0]
+    assert len(facts["git_version"]) == 40
+    assert "openmp" in facts["backends"]
+    assert "gloo" in facts["distributed_backends"]
+    assert facts["intraop_threads"] == process["torch_threads"]["intraop"] == 1
+    assert any("ATen parallel backend" in line for line in facts["parallel_info"])
+    assert any(Path(path).name.startswith("libtorch_cpu") for path in sections["libraries"])
+
+
+def test_describing_a_process_does_not_change_it() -> None:
+    """The zygote forks after this: no new thread, no child, and a torch that is as untouched as before."""
+    code = """
+import psutil, torch
+me = psutil.Process()
+before = me.num_threads()
+static = collect_static()
+collect_env(static)
+after = me.num_threads()
+torch.set_num_interop_threads(3)  # refused once the pool is there
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, at the first query
+print(json.dumps([before, after, len(me.children()), torch.get_num_interop_threads(), torch.cuda.is_initialized(),
+                  torch.backends.cpu.get_cpu_capability()]))
+"""
+    before, after, children, interop, initialised, capability = in_a_fresh_process(code, OMP_NUM_THREADS="4")
+    assert after == before
+    assert (children, interop, initialised, capability) == (0, 3, False, "DEFAULT")
+
+
+def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: str | None) -> SimpleNamespace:
+    """A double of a GPU build of torch, in the place of the real one."""
+    nccl = ModuleType("torch.cuda.nccl")
+    nccl.__dict__["version"] = lambda: (2, 26, 6)
+    true, false = (lambda: True), (lambda: False)
+    torch = SimpleNamespace(
+        __version__="2.9.0+gpu",
+        __file__="/site/torch/__init__.py",
+        __config__=SimpleNamespace(parallel_info=lambda: "ATen/Parallel:\n", show=Forbidden()),
+        version=SimpleNamespace(git_version="0" * 40, debug=False, cuda=cuda, hip=hip),
+        compiled_with_cxx11_abi=true,
+        cuda=SimpleNamespace(is_available=Forbidden(), get_arch_list=Forbidden(), nccl=nccl),
+        backends=SimpleNamespace(
+            cudnn=SimpleNamespace(is_available=true, version=lambda: 90100),
+            mkl=SimpleNamespace(is_available=false),
+            openmp=SimpleNamespace(is_available=true),
+        ),
+        get_num_threads=lambda: 8,
+        get_num_interop_threads=lambda: 4,
+        _C=SimpleNamespace(_nccl_version=lambda: 0, _cuda_getArchFlags=lambda: "gfx90a gfx942"),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.cuda.nccl", nccl)
+    monkeypatch.setitem(
+        sys.modules,
+        "torch.distributed",
+        SimpleNamespace(is_available=true, is_nccl_available=true, is_mpi_available=false),
+    )
+    return torch
+
+
+def described() -> Facts:
+    guard = Guard()
+    facts = torch_build(guard)
+    assert guard.reasons == []
+    return facts
+
+
+def test_a_cuda_build_is_described_without_waking_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    double_of_torch(monkeypatch, cuda="12.8", hip=None)
+    facts = described()
+    assert (facts["cuda"], facts["cudnn_version"], facts["nccl_version"]) == ("12.8", 90100, "2.26.6")
+    assert facts["backends"] == ["cudnn", "openmp"]
+    assert facts["distributed_backends"] == ["nccl"]
+
+
+def test_a_rocm_build_has_the_libraries_of_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
+    double_of_torch(monkeypatch, cuda=None, hip="7.0.1")
+    facts = described()
+    assert (facts["hip"], facts["miopen_version"], facts["rccl_version"]) == ("7.0.1", 90100, "2.26.6")
+    assert facts["arch_list"] == ["gfx90a", "gfx942"]
+
+
+def test_a_torch_that_is_half_imported_costs_only_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = double_of_torch(monkeypatch, cuda="12.8", hip=None)
+    del torch.version
+    guard = Guard()
+    facts = torch_build(guard)
+    assert facts["version"] == "2.9.0+gpu"
+    assert facts["cuda"] is None
+    assert "torch.cuda: AttributeError: 'types.SimpleNamespace' object has no attribute 'version'" in guard.reasons
 
 
 def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> Any:
     """What ``code`` prints, as JSON."""
-    setup = "import json, os, sys\nfrom pytest_aorta.probe.collect import collect_end, collect_static\n"
+    setup = "import json, os, sys\nfrom pytest_aorta.probe.collect import collect_end, collect_env, collect_static\n"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    environ.pop("MKL_NUM_THREADS", None)
     command = [sys.executable, "-c", setup + code]
     done = subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
@@ -264,16 +369,6 @@ os.replace(path + ".new", path)
     assert found["libraries"] == {**before, "replaced": [str(tmp_path / "libown.so.1")]}
 
 
-def test_what_is_mapped_is_read_again_only_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = map_before_forks()
-    assert before is not None
-    assert before.facts == mapped_objects()
-    monkeypatch.setattr(libraries, "mapped_objects", dict)
-    assert mapped_now(before) == before.facts
-    assert mapped_now(replace(before, loads=(0, 0))) == {}
-    assert mapped_now(replace(before, files={"/no/file": (1,)})) == {}
-
-
 def test_the_end_belongs_into_the_snapshot_of_the_start() -> None:
     static = collect_static()
     start, end = collect_env(static), collect_end(static)
@@ -283,28 +378,6 @@ def test_the_end_belongs_into_the_snapshot_of_the_start() -> None:
     assert snapshot.end == end
     assert snapshot.to_dict() == data
     assert EndSnapshot.model_validate(end.model_dump(), strict=True) == end
-
-
-def broken(*arguments: object) -> NoReturn:
-    raise OSError("broken for the test")
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("torch_state", "torch: OSError: broken for the test"),
-        ("mapped_now", "libraries: OSError: broken for the test"),
-        ("imported_modules", "modules: OSError: broken for the test"),
-        ("Guard", "collect_end: OSError: broken for the test"),
-    ],
-)
-def test_a_broken_probe_of_the_end_is_named_and_never_raises(
-    name: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    static = collect_static()
-    monkeypatch.setattr(collect_module, name, broken)
-    end = collect_end(static)
-    assert (end.partial, end.partial_reasons) == (True, [reason])
 
 
 def test_every_part_has_its_time() -> None:

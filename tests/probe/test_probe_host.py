@@ -1,4 +1,4 @@
-"""Processors, memory and the kernel: this machine's where it has them, file trees as doubles of those it is not."""
+"""The machine and what is wrapped around a process: this one, and file trees as doubles of others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ import pytest
 from pytest_aorta.probe import host
 from pytest_aorta.probe.guard import Guard
 from pytest_aorta.probe.host import (
+    cgroup_limits,
     clock_is_cheap,
     clock_mhz,
+    conda_environment,
+    container,
     cpu_caches,
     cpu_frequency,
     cpu_topology,
@@ -25,11 +28,16 @@ from pytest_aorta.probe.host import (
     memory_state,
     numa_balancing,
     numa_nodes,
+    own_name_lookup_ms,
     transparent_huge_pages,
+    virtual_environment,
 )
 from pytest_aorta.probe.process import memory_policy, process
+from pytest_aorta.probe.tool import ToolTimedOut
 
 CPU = "sys/devices/system/cpu"
+
+
 NODE = "sys/devices/system/node"
 
 
@@ -38,7 +46,7 @@ def tree(root: Path, files: Mapping[str, str]) -> Path:
     for name, text in files.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
+        file.write_text(text.rstrip("\n") + "\n")
     return root
 
 
@@ -54,19 +62,6 @@ def test_sockets_cores_and_threads_of_a_double_with_two_sockets(tmp_path: Path) 
     (tmp_path / CPU / "cpu8").mkdir()  # offline: without a topology
     (tmp_path / CPU / "cpufreq").mkdir()
     assert cpu_topology(tmp_path) == {"sockets": 2, "cores_per_socket": 2, "threads_per_core": 2}
-
-
-def test_a_double_of_a_hybrid_processor_has_the_larger_of_both(tmp_path: Path) -> None:
-    tree(tmp_path, processor(0, 0, "0-1") | processor(1, 0, "0-1") | processor(2, 0, "2"))
-    assert cpu_topology(tmp_path) == {"sockets": 1, "cores_per_socket": 2, "threads_per_core": 2}
-
-
-def test_the_topology_of_this_machine_has_its_cores() -> None:
-    found = cpu_topology()
-    if found["sockets"] is None:
-        pytest.skip("the kernel does not show it the topology")
-    assert found["sockets"] * found["cores_per_socket"] >= (psutil.cpu_count(logical=False) or 0)
-    assert found["sockets"] * found["cores_per_socket"] * found["threads_per_core"] >= len(os.sched_getaffinity(0))
 
 
 def test_the_caches_of_a_double(tmp_path: Path) -> None:
@@ -190,6 +185,8 @@ def test_the_nodes_of_a_double(tmp_path: Path) -> None:
 
 # set_mempolicy, which has no wrapper in libc.
 SYSCALLS = {"x86_64": 238, "aarch64": 237}
+
+
 INTERLEAVE = 3
 
 
@@ -242,11 +239,6 @@ def test_this_process_is_described_by_the_kernel() -> None:
         assert facts["huge_pages"]["total"] >= facts["huge_pages"]["free"]
 
 
-def test_the_command_line_of_this_kernel() -> None:
-    line = kernel_command_line()
-    assert line is None or line.split()[0] in Path("/proc/cmdline").read_text()
-
-
 def test_a_secret_on_the_command_line_of_a_double_is_redacted(tmp_path: Path) -> None:
     line = 'BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds="nocloud;api_token=canary x" mitigations=off'
     found = kernel_command_line(tree(tmp_path, {"proc/cmdline": line}))
@@ -272,3 +264,129 @@ def test_the_pressure_on_the_host_is_that_of_the_last_ten_seconds(
     guard = Guard()
     assert process(guard)["pressure"] == {"cpu": percent, "memory": None}
     assert guard.reasons == []
+
+
+ID = "0123456789abcdef" * 4
+
+
+def kind(root: Path, environ: Mapping[str, str] | None = None) -> str | None:
+    found = container(root, environ or {})
+    return None if found is None else found["kind"]
+
+
+def test_no_container_on_a_plain_host(tmp_path: Path) -> None:
+    assert container(tree(tmp_path, {"proc/self/cgroup": "0::/user.slice/session-1.scope\n"}), {}) is None
+
+
+def test_docker_by_its_file_with_its_id_from_the_mounts(tmp_path: Path) -> None:
+    mount = f"716 715 254:1 /var/lib/docker/containers/{ID}/hostname /etc/hostname rw - ext4 /dev/vda1 rw\n"
+    root = tree(tmp_path, {".dockerenv": "", "proc/self/cgroup": "0::/\n", "proc/self/mountinfo": mount})
+    assert container(root, {}) == {
+        "kind": "docker",
+        "detected_by": ["/.dockerenv"],
+        "id": ID,
+        "image": None,
+        "image_id": None,
+    }
+
+
+def test_docker_by_its_control_group(tmp_path: Path) -> None:
+    found = container(tree(tmp_path, {"proc/self/cgroup": f"12:cpu:/docker/{ID}\n0::/system.slice\n"}), {})
+    assert found == {"kind": "docker", "detected_by": ["cgroup docker"], "id": ID, "image": None, "image_id": None}
+
+
+def test_podman_tells_its_image(tmp_path: Path) -> None:
+    found = container(
+        tree(tmp_path, {"run/.containerenv": 'engine="podman-4"\nimage="quay.io/rocm:7"\nimageid="5ab"\n'}), {}
+    )
+    assert found is not None
+    assert (found["kind"], found["image"], found["image_id"]) == ("podman", "quay.io/rocm:7", "5ab")
+
+
+def test_a_pod_is_kubernetes_although_its_container_is_dockers(tmp_path: Path) -> None:
+    root = tree(tmp_path, {".dockerenv": "", "proc/self/cgroup": f"0::/kubepods.slice/cri-containerd-{ID}.scope\n"})
+    assert kind(root) == "kubernetes"
+    assert kind(tree(tmp_path / "pod", {".dockerenv": ""}), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "kubernetes"
+
+
+def test_apptainer_tells_its_image(tmp_path: Path) -> None:
+    found = container(tmp_path, {"APPTAINER_CONTAINER": "/images/x.sif"})
+    assert found is not None
+    assert found["image"] == "/images/x.sif"
+
+
+def test_the_tightest_limit_of_version_2_counts(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/a/b\n",
+        "sys/fs/cgroup/a/memory.max": "1000\n",
+        "sys/fs/cgroup/a/b/memory.max": "max\n",
+        "sys/fs/cgroup/a/cpu.max": "max 100000\n",
+        "sys/fs/cgroup/a/b/cpu.max": "150000 100000\n",
+    }
+    assert cgroup_limits(tree(tmp_path, files)) == {"memory_limit_bytes": 1000, "cpu_limit": 1.5}
+
+
+def test_the_limits_of_version_1_where_only_the_containers_root_is_mounted(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": f"4:memory:/docker/{ID}\n2:cpu,cpuacct:/docker/{ID}\n1:name=systemd:/x:y\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "2048\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+    }
+    assert cgroup_limits(tree(tmp_path, files)) == {"memory_limit_bytes": 2048, "cpu_limit": 0.5}
+
+
+def test_no_limit_is_none(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "4:memory:/\n2:cpu:/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+    }
+    assert cgroup_limits(tree(tmp_path, files)) == {"memory_limit_bytes": None, "cpu_limit": None}
+    assert cgroup_limits(tmp_path / "nothing") == {"memory_limit_bytes": None, "cpu_limit": None}
+
+
+def test_a_virtual_environment_is_the_interpreters_not_the_shells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree(tmp_path, {"pyvenv.cfg": "home = /usr/bin\ninclude-system-site-packages = true\n"})
+    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere/else")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    assert virtual_environment() == {"path": str(tmp_path), "base_prefix": "/usr", "system_site_packages": True}
+
+
+def test_no_virtual_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert virtual_environment() is None
+
+
+def test_a_conda_environment_is_told_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "envs" / "rocm7"))
+    assert conda_environment() is None
+    (tmp_path / "envs" / "rocm7" / "conda-meta").mkdir(parents=True)
+    assert conda_environment() == {"path": str(tmp_path / "envs" / "rocm7"), "name": "rocm7"}
+
+
+def test_a_name_that_the_file_has_is_not_looked_up(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost # not {os.uname().nodename}\n127.0.1.1\tother {os.uname().nodename}\n")
+    assert own_name_lookup_ms(hosts) == 0
+
+
+def test_any_other_is_and_the_time_is_measured(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost # {os.uname().nodename}\n")
+    assert own_name_lookup_ms(hosts) > 0
+
+
+def test_a_look_up_without_an_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    getent = tmp_path / "getent"
+    getent.write_text("#!/bin/sh\nexec sleep 60\n")
+    getent.chmod(0o755)
+    (tmp_path / "hosts").write_text("")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(host, "_PATIENCE", 0.2)
+    with pytest.raises(ToolTimedOut, match=f"look-up of {os.uname().nodename} takes longer than 0.2 s"):
+        own_name_lookup_ms(tmp_path / "hosts")
