@@ -59,8 +59,7 @@ Files = Mapping[str, tuple[str, tuple[int, ...]]]
 """Label and identity of files, by path."""
 
 
-class OutOfTime(Exception):
-    """The time for a search is over."""
+class OutOfTime(Exception): ...
 
 
 @dataclass
@@ -161,8 +160,6 @@ def _shown(name: str, answers: Iterable[Mapping[str, list[str]]]) -> Facts:
 
 
 class _Search:
-    """Gives by name the labels of the files that contain it; raises ``OutOfTime`` after the deadline."""
-
     def __init__(self, folder: Path, names: list[str], deadline: float) -> None:
         self.names = names
         self._folder = folder
@@ -244,7 +241,6 @@ class _Search:
 
 
 def _content(path: str, identity: tuple[int, ...]) -> bytes | mmap.mmap:
-    """Raises OSError if another file has this path now."""
     if file_identity(path) != identity or not identity:
         raise OSError(f"{path} is another file than the one that was loaded")
     if path.endswith((".py", ".pyc")):
@@ -254,7 +250,6 @@ def _content(path: str, identity: tuple[int, ...]) -> bytes | mmap.mmap:
 
 
 def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
-    """Whether ``word``, whose first bytes are at ``at``, is there: as a whole, an operand, or a vector."""
     # Of two strings of which one is the end of the other, linkers keep only the longer one: anything may precede it.
     if content[at : at + len(word)] == word and _ends(content, at, word):
         return True
@@ -265,7 +260,6 @@ def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
 
 
 def _ends(content: bytes | mmap.mmap, at: int, word: bytes) -> bool:
-    """Whether ``word`` at ``at`` is no beginning of a longer name; in Rust and Go, no zero ends a string."""
     return content[at + len(word) : at + len(word) + 1] not in _IN_NAMES
 
 
@@ -274,7 +268,6 @@ def _key(*parts: object) -> str:
 
 
 def _cache_folder() -> Path | None:
-    """In ``$XDG_CACHE_HOME``, by the XDG Base Directory Specification only if it is absolute, else in ``~/.cache``."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "pytest-aorta", "variable-names")
     try:
