@@ -32,13 +32,13 @@ _SHARE = 0.25
 _MOST_LABELS = 4
 
 #: Bytes of a file from which the answer about it alone is kept.
-_LARGE = 4 * 2**20
+_LARGE = 2**20
 
 #: Answers in the user's cache before the older half of them is removed; one has some hundred bytes.
 _MOST_KEPT = 2000
 
 #: Bytes that are searched between two looks at the clock.
-_CHUNK = 64 * 2**20
+_CHUNK = 16 * 2**20
 
 #: Bytes of a constant that compilers turn into operands: ``movabs`` takes 8, a register of SSE 16.
 _OPERAND, _VECTOR = 8, 16
@@ -164,6 +164,7 @@ class _Search:
         self.names = names
         self._folder = folder
         self._deadline = deadline
+        self._reached = 0
 
     def objects(self, files: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
         labelled = {path: (printable(os.path.basename(path)), identity) for path, identity in files.items()}
@@ -191,19 +192,23 @@ class _Search:
     def _contains(self, content: bytes | mmap.mmap, path: str, identity: tuple[int, ...], name: str) -> bool:
         if len(content) < _LARGE:
             return self._holds(content, os.fsencode(name))
-        # Kept one by one: another cell has other files or names, and a search that is out of time has done a part.
+        # Kept one by one: another cell has other files or names. A search that is out of time keeps how far it came.
         key = _key(path, identity, name)
-        found: bool | None = self._read(key)
-        if found is None:
-            found = self._holds(content, os.fsencode(name))
-            self._write(key, found)
-        return found
+        kept: bool | int | None = self._read(key)
+        if not isinstance(kept, bool):
+            try:
+                kept = self._holds(content, os.fsencode(name), kept or 0)
+            except OutOfTime:
+                self._write(key, self._reached)
+                raise
+            self._write(key, kept)
+        return kept
 
-    def _holds(self, content: bytes | mmap.mmap, word: bytes) -> bool:
+    def _holds(self, content: bytes | mmap.mmap, word: bytes, start: int = 0) -> bool:
         if isinstance(content, bytes):
             found = self._occurrences(content, word)
             return any(content[at - 1 : at] not in _IN_NAMES and _ends(content, at, word) for at in found)
-        if any(_is_stored(content, at, word) for at in self._occurrences(content, word[:_OPERAND])):
+        if any(_is_stored(content, at, word) for at in self._occurrences(content, word[:_OPERAND], start)):
             return True
         # oneDNN puts its names together from such parts as ONEDNN_ and MAX_CPU_ISA.
         if not word.startswith((b"ONEDNN_", b"DNNL_")):
@@ -212,8 +217,9 @@ class _Search:
         parts = (family + b"_\0", rest + b"\0")
         return all(next(self._occurrences(content, part), None) is not None for part in parts)
 
-    def _occurrences(self, content: bytes | mmap.mmap, word: bytes) -> Iterator[int]:
-        for start in range(0, len(content), _CHUNK):
+    def _occurrences(self, content: bytes | mmap.mmap, word: bytes, begin: int = 0) -> Iterator[int]:
+        for start in range(begin, len(content), _CHUNK):
+            self._reached = start
             if time.monotonic() > self._deadline:
                 raise OutOfTime
             end = start + _CHUNK + len(word) - 1
