@@ -15,9 +15,8 @@ from pytest_aorta.workspace import history
 from pytest_aorta.workspace.trial_store import TrialStore
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.engine import TrialEngine
-    from pytest_aorta.launch.host.temporary import TemporaryFolders
-    from pytest_aorta.launch.slot_trial import ResumedTrial, RunningTrial, SlotTrial
+    from pytest_aorta.launch.engine import ResumedTrial, RunningTrial, SlotTrial, TrialEngine
+    from pytest_aorta.launch.host.place import TemporaryFolders
     from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
@@ -119,7 +118,7 @@ class TrialRunner:
         """
         if not self.selection.resume or paths in self._started:
             return None
-        from pytest_aorta.launch.slot_trial import ResumedTrial
+        from pytest_aorta.launch.engine import ResumedTrial
 
         record = self.store.kept(paths, lambda record: self._changes(spec, record, timeout))
         return None if record is None else ResumedTrial(spec, record)
@@ -174,7 +173,7 @@ class TrialRunner:
 
     def _temporary(self) -> TemporaryFolders:
         if self._folders is None:
-            from pytest_aorta.launch.host.temporary import TemporaryFolders
+            from pytest_aorta.launch.host.place import TemporaryFolders
 
             self._folders = TemporaryFolders()
         return self._folders

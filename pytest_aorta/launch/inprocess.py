@@ -13,12 +13,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.place import Place, clear_place, make_place
-from pytest_aorta.launch.host.temporary import TemporaryFolders
+from pytest_aorta.launch.host.place import Place, TemporaryFolders, clear_place, make_place
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, is_command, resolve_launch
-from pytest_aorta.launch.record import build_record
-from pytest_aorta.launch.request import request_of
-from pytest_aorta.launch.verification import check_claims, warning_of
+from pytest_aorta.launch.record import build_record, check_claims, request_of, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.probe.named_variables import Watch
@@ -174,7 +171,6 @@ class InProcessTrial:
                 self.seen.see({"type": "env_end", "end": end, "sources": later})
 
     def _enter(self) -> None:
-        """Give this process the trial's variables, place and arguments, until ``finish``."""
         undo = self._undo
         note_tmp()
         undo.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
@@ -241,7 +237,6 @@ class InProcessTrial:
 
 
 def _restore(environ: Mapping[str, str]) -> None:
-    """Undo what a trial has changed of this process's variables, its workload's own changes included."""
     for name in os.environ.keys() - environ.keys() - {_NOT_RESTORED}:
         del os.environ[name]
     os.environ.update({name: value for name, value in environ.items() if name != _NOT_RESTORED})

@@ -6,10 +6,13 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypedDict
+
+from typing_extensions import NotRequired
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.command_line import COMMAND_TARGET
+from pytest_aorta.trials.config import EnvironmentData
 from pytest_aorta.trials.spec import TrialSpec
 
 #: ``launch_mode`` of a script that takes the place of a workload.
@@ -78,17 +81,7 @@ def under_launcher(environ: Mapping[str, str] = os.environ) -> bool:
 def resolve_launch(
     spec: TrialSpec, launch_mode: str, min_world_size: int, environ: Mapping[str, str] = os.environ
 ) -> LaunchPlan:
-    """Plan the launch of a trial.
-
-    Args:
-        spec: the trial.
-        launch_mode: of its workload.
-        min_world_size: of its workload.
-        environ: pytest's environment, which says whether pytest is a rank.
-
-    Raises:
-        LaunchModeError: the workload cannot be launched this way; the message says what to type instead.
-    """
+    """Plan the launch of a trial."""
     name, execution = spec.workload.name, spec.execution
     size = world_size(environ)
     if launch_mode == SCRIPT:
@@ -138,3 +131,74 @@ def resolve_launch(
         given = f"--aorta-nproc {nproc}" + (f" on {nodes} nodes" if nodes > 1 else "")
         raise LaunchModeError(f"workload {name} requires WORLD_SIZE >= {min_world_size} (got {given})")
     return LaunchPlan("torchrun" if execution.launcher == "torchrun" else "elastic", nproc)
+
+
+class WorkloadArgument(TypedDict):
+    """A workload and its options."""
+
+    target: str
+    overrides: dict[str, Any]
+    steps: int | None
+
+
+class PrepareArgument(WorkloadArgument):
+    """For ``launch.child.trial_main.prepare``. Cells that differ in ``launcher`` share no zygote.
+
+    ``seed`` is that of the trial, where each trial imports the workload in a process of its own. ``preload`` names
+    modules to import before the workload. ``watches``: whether trials that are forked watch variables.
+    """
+
+    launcher: str
+    seed: int | None
+    preload: list[str]
+    watches: bool
+
+
+class Extension(TypedDict):
+    """For ``launch.child.workload_main.extend``: modules to import, in order, on the ``cores`` of a slot."""
+
+    modules: list[str]
+    cores: list[int] | None
+
+
+class Refused(TypedDict, total=False):
+    """The first module of an ``Extension`` that must not be imported in advance, and why. Empty if all can be."""
+
+    module: str
+    why: str
+
+
+class TrialPayload(WorkloadArgument):
+    """For ``launch.child.trial_main.run``.
+
+    ``overlay`` and ``watched`` hold names of variables, those set for this trial and those to record. ``place`` holds
+    variables; in the folder ``sockets``, ranks make sockets for the host, and their agent has its temporary files.
+    ``rank_seed`` takes the place of a seed that derives from ``seed``; ``launcher_pid`` is the process of an outer
+    launcher. ``base_pid`` is added in the trial's process: the process with the variables that the launcher of the
+    ranks starts from, if there is one.
+    ``watch_imports``: report what the workload imports that its zygote could have imported before.
+    ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by; ``source`` is the workload's
+    file.
+    """
+
+    overlay: list[str]
+    watched: list[str]
+    environment: EnvironmentData
+    collect: list[str]
+    place: dict[str, str]
+    sockets: str
+    mode: Mode
+    nproc: int
+    trial_id: str
+    folder: str
+    grace: float
+    memory: int | None
+    elastic: dict[str, Any]
+    seed: int
+    rank_seed: int | None
+    launcher_pid: int | None
+    watch_imports: bool
+    timeout: float | None
+    stall_timeout: float | None
+    source: str | None
+    base_pid: NotRequired[int | None]

@@ -3,37 +3,215 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pytest_aorta.launch.containers import choose_engine
-from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.request import request_of
-from pytest_aorta.launch.verification import check_claims, overall
+from pytest_aorta.launch.environment import Inherited, choose_engine, interpreter
 from pytest_aorta.launch.workload_info import PreparedCell
+from pytest_aorta.probe.guard import printable
 from pytest_aorta.probe.host import image_digest
 from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
+from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
+from pytest_aorta.runtime.host_specs import without_values
+from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.events import FailureData
-from pytest_aorta.trials.execution import FILES
+from pytest_aorta.trials.execution import DEFAULTS, FILES, ElasticOptions, Resources
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.outcome import Observed, conclude, recorded_result, warnings_of
 from pytest_aorta.trials.result import (
+    Claim,
     Elastic,
     ExecutionEnv,
     Failure,
     Imposed,
     RankRecord,
     Request,
+    RequestedEnvironment,
+    RequestedWorkload,
     ResultRecord,
     Seeds,
     SideBySide,
     TrialResult,
 )
 from pytest_aorta.trials.spec import TrialSpec
+
+
+def request_of(
+    spec: TrialSpec, inherited: Inherited, *, seed: int | None = None, timeout: float | None = None
+) -> Request:
+    """The request for a trial, without the values of secrets."""
+    workload, environment, execution = spec.workload, spec.environment, spec.execution
+    return Request(
+        workload=RequestedWorkload(name=workload.name, target=workload.target, source_package=workload.source_package),
+        environment=_requested(environment),
+        environment_index=spec.environment_index,
+        mitigation_index=spec.mitigation_index,
+        overlay={printable(name): shown_value(name, value) for name, value in spec.overlay.items()},
+        ambient={printable(name): _ambient(name, inherited) for name in spec.all_watched},
+        config=to_plain(dict(spec.overrides)),
+        steps=spec.steps,
+        isolation=execution.isolation,
+        launcher=execution.launcher,
+        nproc=execution.nproc,
+        elastic=_changed(execution.elastic),
+        run_seed=execution.seed,
+        seed=spec.given_seed if seed is None else seed,
+        limits=spec.limits if timeout is None else replace(spec.limits, timeout=timeout),
+        resources=_shown(spec.resources),
+        collect=list(spec.collect),
+        interpreter=interpreter(environment),
+        cwd=inherited.cwd,
+        sys_path=[] if environment.venv is not None and not environment.enter else _added(inherited.sys_path),
+    )
+
+
+def _requested(environment: Environment) -> RequestedEnvironment:
+    fields = {name: getattr(environment, name) for name in RequestedEnvironment.model_fields}
+    words = {name: _without_secrets(fields[name]) for name in ("launcher", "engine_options")}
+    return RequestedEnvironment(**{**fields, **words})
+
+
+def _without_secrets(words: tuple[str, ...]) -> list[str]:
+    line = " ".join(words)
+    redacted = redacted_command_line(line)
+    return list(words) if redacted == line else redacted.split(" ")
+
+
+def _ambient(name: str, inherited: Inherited) -> str | None:
+    value = inherited.variables.get(name)
+    return None if value is None else shown_value(name, value)
+
+
+def _changed(elastic: ElasticOptions) -> dict[str, object]:
+    if elastic == DEFAULTS:
+        return {}
+    defaults = DEFAULTS.to_plain()
+    return {name: to_plain(value) for name, value in elastic.to_plain().items() if value != defaults[name]}
+
+
+def _shown(resources: Resources) -> Resources:
+    return replace(resources, hosts=tuple(map(without_values, resources.hosts))) if resources.hosts else resources
+
+
+def _added(sys_path: tuple[str, ...]) -> list[str]:
+    return list(_beyond(sys_path, (sys.prefix, sys.base_prefix)))
+
+
+@lru_cache(maxsize=8)
+def _beyond(sys_path: tuple[str, ...], prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    own = set(map(Path, prefixes))
+    return tuple(path for path in sys_path if own.isdisjoint([Path(path), *Path(path).parents]))
+
+
+#: Whether a claim is true, where that can be checked, and what was found.
+Finding = tuple[bool | None, str]
+
+
+def check_claims(environment: Environment, env: Mapping[str, Any], digest: str | None = None) -> list[Claim]:
+    """Check what an environment claims; empty where it claims nothing."""
+    image, venv, rocm = environment.docker, environment.venv, environment.rocm
+    found: dict[str, Finding] = {}
+    if image is not None:
+        found[f"image {image}"] = _image(image, bool(environment.enter), env.get("runtime_context") or {}, digest)
+    if venv is not None:
+        found[f"venv {venv}"] = _venv(venv, env.get("python") or {})
+    if rocm is not None:
+        found[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
+    return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in found.items()]
+
+
+def overall(claims: Sequence[Claim]) -> bool | None:
+    """False if one is false; true if all are true; ``None`` where there are none, or one is not known."""
+    values = [claim.verified for claim in claims]
+    return False if False in values else None if not values or None in values else True
+
+
+def warning_of(environment: Environment, claims: Sequence[Claim]) -> str | None:
+    """What the user should know, if a claim is false."""
+    wrong = "; ".join(f"{claim.claim}: {claim.found}" for claim in claims if claim.verified is False)
+    name = f"{environment.name!r} ({environment.source_package})"
+    return f"trials of the environment {name} do not run in it: {wrong}" if wrong else None
+
+
+def _image(image: str, entered: bool, context: Mapping[str, Any], digest: str | None) -> Finding:
+    if "container" not in context:
+        return None, "it is not known whether the trial ran in a container"
+    container = context["container"]
+    if container is None:
+        if entered:
+            return None, "entered, but nothing that the trial sees shows a container"
+        return False, "the trial ran in no container"
+    there = f"a {container['kind']} container"
+    shown, shown_id = container.get("image"), container.get("image_id")
+    if digest is not None and shown_id is not None:
+        same = digest.removeprefix("sha256:") == shown_id.removeprefix("sha256:")
+        return same, f"the trial ran in {there} of {'this image' if same else shown or shown_id}"
+    if shown is not None:
+        same = _are_equal(shown, image)
+        return same, f"the trial ran in {there} of {'this image' if same else shown}"
+    if entered:
+        return True, f"entered, and the trial ran in {there}"
+    return None, f"the trial ran in {there}, which does not show its image"
+
+
+def _are_equal(one: str, other: str) -> bool | None:
+    digests = [reference.partition("@")[2] for reference in (one, other)]
+    if any(digests):
+        return digests[0] == digests[1] if all(digests) else None
+    return _reference(one) == _reference(other)
+
+
+def _reference(image: str) -> str:
+    if image.startswith(("/", ".")):
+        return os.path.realpath(image)
+    name = image.removeprefix("docker://")
+    for default in ("docker.io/", "library/", "localhost/"):
+        name = name.removeprefix(default)
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def _venv(venv: str, python: Mapping[str, Any]) -> Finding:
+    prefix = python.get("prefix")
+    if prefix is None:
+        return None, "it is not known which interpreter ran the trial"
+    same = prefix == venv or os.path.realpath(prefix) == os.path.realpath(os.path.expanduser(venv))
+    return same, f"the interpreter's prefix is {'this' if same else prefix}"
+
+
+def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -> Finding:
+    installed = accelerator.get("rocm") or {}
+    if rocm.startswith(("/", "~")):
+        path = installed.get("path")
+        same = path is not None and os.path.realpath(os.path.expanduser(rocm)) == path
+        return same, "" + (f"ROCm is in {path}" if path else "there is no ROCm")
+    # A wheel names its release; of another torch that was not imported, it is not known what it was built for.
+    wheel = re.search(r"\+rocm([\d.]+)", torch.get("version") or "")
+    versions = {
+        "torch was built for HIP": torch.get("hip"),
+        "torch was built for ROCm": wheel[1] if wheel and not torch.get("hip") else None,
+        "installed is ROCm": installed.get("version"),
+    }
+    there = {what: version for what, version in versions.items() if version}
+    text = " and ".join(f"{what} {version}" for what, version in there.items()) or "there is no ROCm"
+    if any(_is_release(version, rocm) for version in there.values()):
+        return True, f"{text}"
+    if "hip" in torch or wheel or ("rocm" in accelerator and not installed):
+        return False, f"{text}"
+    return None, "it is not known what torch was built for"
+
+
+def _is_release(version: str, claimed: str) -> bool:
+    wanted = claimed.lower().removeprefix("rocm").lstrip("-v ").split(".")
+    return version.partition("-")[0].split(".")[: len(wanted)] == wanted
 
 
 def build_record(

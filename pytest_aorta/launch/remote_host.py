@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialOrder
+from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialJob, TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.pool import Job, Slot
 from pytest_aorta.launch.workload_info import PreparedCell
@@ -29,7 +29,6 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.slot_trial import SlotTrial
     from pytest_aorta.runtime.host_main import HostChannel
 
 _SERVICE = "pytest_aorta.launch.remote_host:serve"
@@ -40,8 +39,6 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class _Argument:
-    """What a host is told first."""
-
     resources: Resources
     hosts: int
     node_store: tuple[str, int] | None
@@ -49,16 +46,7 @@ class _Argument:
 
 
 class RemoteHost:
-    """This side of a host; has the methods of a ``TrialHost``.
-
-    Args:
-        spec: an execnet specification.
-        resources: of the run.
-        hosts: number of hosts of the run.
-        node_store: as of ``TrialHost``.
-        identity: source files that have to be the same there, by name, with their digests.
-        on_death: called when the host has died.
-    """
+    """This side of a host; has the methods of a ``TrialHost``."""
 
     def __init__(
         self,
@@ -99,18 +87,20 @@ class RemoteHost:
         if problem is not None:
             raise EngineUnusable(f"host {self.name}: {problem}")
 
-    def prepare(self, order: TrialOrder, slot: int, job: Job) -> PreparedCell:
+    def importing(self, order: TrialOrder) -> None:
+        """As of ``TrialHost``; nothing is known of it here."""
+
+    def prepare(self, order: TrialOrder, slot: int, job: TrialJob) -> PreparedCell:
         """As of ``TrialHost``."""
         cell: PreparedCell = self._ask("prepare", (replace(order, folder=Path()), slot), job)
         return cell
 
-    def run(self, order: TrialOrder, slot: int, job: SlotTrial) -> TrialResult:
+    def run(self, order: TrialOrder, slot: int, job: TrialJob) -> TrialResult:
         """As of ``TrialHost``; the files of the trial are written into its folder here."""
         record: TrialResult = self._ask("run", (order, slot), job)
         return record
 
     def _ask(self, what: str, argument: Any, job: Any) -> Any:
-        """Ask the host for something; what it returns, or raises."""
         answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
         with self._lock:
             number = next(self._numbers)
@@ -127,7 +117,7 @@ class RemoteHost:
                 if "error" in answer:
                     raise answer["error"]
                 if "file" in answer:
-                    _append(job.folder, answer["file"], answer["bytes"])
+                    _append(argument[0].folder, answer["file"], answer["bytes"])
                 else:
                     getattr(job, answer["call"])(*answer["arguments"])
             return answer["value"]
@@ -161,11 +151,7 @@ class RemoteHost:
 
 
 def start_hosts(hosts: Sequence[RemoteHost]) -> None:
-    """Start all hosts at once; the first failure counts, and ends all of them.
-
-    Raises:
-        EngineUnusable: as of ``RemoteHost.start``.
-    """
+    """Start all hosts at once; the first failure counts, and ends all of them."""
     with contextlib.ExitStack() as undo:
         for host in hosts:
             undo.callback(host.close)
@@ -182,7 +168,6 @@ def start_hosts(hosts: Sequence[RemoteHost]) -> None:
 
 
 def _append(folder: Path, name: str, data: bytes) -> None:
-    """Append to a file of a trial's folder; ignores paths outside of it."""
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
         return
@@ -217,8 +202,6 @@ def serve(argument: Mapping[str, Any], channel: HostChannel) -> None:
 
 
 class _Service:
-    """What a host runs for another one."""
-
     def __init__(self, given: _Argument, channel: HostChannel) -> None:
         self.channel = channel
         self.host = TrialHost(given.resources, given.hosts, given.node_store)
@@ -255,8 +238,6 @@ class _Service:
 
 
 class _RemoteJob(Job):
-    """Runs what was asked for, and sends home what comes of it; stands for the ``SlotTrial`` there."""
-
     def __init__(self, number: int, order: TrialOrder, service: _Service) -> None:
         super().__init__()
         self._number = number
@@ -270,7 +251,7 @@ class _RemoteJob(Job):
             if order.folder == Path():
                 answer: dict[str, Any] = {"value": slot.host.prepare(order, slot.index, self)}
             else:
-                answer = {"value": slot.host.run(order, slot.index, self)}  # type: ignore[arg-type]  # has its methods
+                answer = {"value": slot.host.run(order, slot.index, self)}
                 self._send_files(order.folder)
         except BaseException as error:
             answer = {"error": error}
@@ -288,9 +269,9 @@ class _RemoteJob(Job):
         """As of ``SlotTrial``."""
         self._answer({"call": "warn", "arguments": (text,)})
 
-    def on_packages(self, listing: dict[str, Any]) -> None:
+    def packages_listed(self, listing: dict[str, Any]) -> None:
         """As of ``SlotTrial``."""
-        self._answer({"call": "on_packages", "arguments": (listing,)})
+        self._answer({"call": "packages_listed", "arguments": (listing,)})
 
     def _send_files(self, folder: Path) -> None:
         for path in sorted(folder.rglob("*")):

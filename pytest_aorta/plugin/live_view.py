@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.segment import Segment
 
-    from pytest_aorta.launch.slot_trial import SlotTrial
+    from pytest_aorta.launch.engine import SlotTrial
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.spec import TrialSpec

@@ -22,7 +22,7 @@ from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.slot_trial import RunningTrial
+    from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.trials.spec import TrialSpec
 
 

@@ -35,7 +35,7 @@ from pytest_aorta.trials.execution import Execution
 from pytest_aorta.workspace.paths import paths_in_test
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.slot_trial import RunningTrial
+    from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec

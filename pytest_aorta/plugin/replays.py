@@ -20,7 +20,7 @@ from pytest_aorta.replay import REPLAY, Replay, ReplayError, find_replays
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.slot_trial import RunningTrial
+    from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
 

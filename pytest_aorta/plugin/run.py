@@ -30,7 +30,7 @@ from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.slot_trial import RunningTrial, SlotTrial
+    from pytest_aorta.launch.engine import RunningTrial, SlotTrial
     from pytest_aorta.replay import Replay
     from pytest_aorta.triage.facts import CellKey, TrialFacts
     from pytest_aorta.trials.result import TrialResult

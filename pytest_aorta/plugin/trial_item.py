@@ -43,7 +43,7 @@ from pytest_aorta.trials.loading import module_name
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.slot_trial import RunningTrial
+    from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, get_args
 
-from pytest_aorta.registry import payloads as entrypoints
 from pytest_aorta.registry.builtins import BUILTIN_ENVIRONMENTS, BUILTIN_MITIGATIONS
 from pytest_aorta.registry.payloads import (
+    COLLECTORS,
+    ENVIRONMENTS,
+    MITIGATIONS,
+    WORKLOADS,
     PluginEntry,
     Sidecar,
     environment_from,
@@ -169,14 +172,12 @@ class Registry:
     def __init__(
         self, plugins: Mapping[str, Sequence[PluginEntry]], sidecars: Sequence[Sidecar], *, tolerant: bool = False
     ) -> None:
-        self._workloads = Catalog(
-            "workload", map(_workload, plugins[entrypoints.WORKLOADS]), unknown=UnknownWorkloadError
-        )
+        self._workloads = Catalog("workload", map(_workload, plugins[WORKLOADS]), unknown=UnknownWorkloadError)
         self._mitigations = Catalog(
             "mitigation",
             [
                 *(_ready(mitigation.name, mitigation, _BUILT_IN) for mitigation in BUILTIN_MITIGATIONS),
-                *map(_plugin_mitigation, plugins[entrypoints.MITIGATIONS]),
+                *map(_plugin_mitigation, plugins[MITIGATIONS]),
                 *(
                     _ready(mitigation.name, mitigation, sidecar.source, mitigation.source_package)
                     for sidecar in sidecars
@@ -191,7 +192,7 @@ class Registry:
             "environment",
             [
                 *(_ready(environment.name, environment, _BUILT_IN) for environment in BUILTIN_ENVIRONMENTS),
-                *map(_plugin_environment, plugins[entrypoints.ENVIRONMENTS]),
+                *map(_plugin_environment, plugins[ENVIRONMENTS]),
                 *(
                     _ready(environment.name, environment, sidecar.source, environment.source_package)
                     for sidecar in sidecars
@@ -204,10 +205,7 @@ class Registry:
             "collector",
             [
                 *(_ready(name, name, _BUILT_IN) for name in BUILTIN_COLLECTORS),
-                *(
-                    _ready(entry.name, entry.name, entry.source, entry.distribution)
-                    for entry in plugins[entrypoints.COLLECTORS]
-                ),
+                *(_ready(entry.name, entry.name, entry.source, entry.distribution) for entry in plugins[COLLECTORS]),
             ],
             unknown=UnknownCollectorError,
         )
@@ -304,10 +302,6 @@ def _plugin_environment(entry: PluginEntry) -> Offer[Environment]:
         entry,
         lambda: environment_from(entry.payload(), name=entry.name, source_package=entry.distribution, where=where),
     )
-
-
-def _collector(entry: PluginEntry) -> Offer[str]:
-    return _offer(entry, lambda: entry.name)
 
 
 def _offer(entry: PluginEntry, load: Callable[[], T]) -> Offer[T]:

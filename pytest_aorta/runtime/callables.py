@@ -105,7 +105,6 @@ def define(target: Callable[..., Any] | str) -> Definition:
 
 @contextlib.contextmanager
 def _modules_by_value(module: str | None) -> Iterator[None]:
-    """Have what is in a module go by value if a fresh process with our ``sys.path`` would not find the same file."""
     import cloudpickle
 
     found = sys.modules.get(module or "")
@@ -146,12 +145,8 @@ def dumps(value: Any, refusal: str) -> bytes:
 
 
 def dump_result(value: Any) -> bytes | None:
-    """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned.
-
-    Raises:
-        TypeError: it does not fit into a record, because of what it is.
-        ValueError: because it is too large.
-    """
+    """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned."""
+    """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned."""
     if value is None:
         return None
     import cloudpickle
@@ -226,22 +221,15 @@ def _text_of(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Registration:
-    """What a handle stands for: a callable, and the ids of the workers that may run it; all, if ``None``."""
-
     digest: str
     eligible: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
 class CallableTable:
-    """What a ``Callables`` holds, at one moment, for another process.
+    """What a ``Callables`` holds, at one moment, for another process; ``owners``: the worker and those above it."""
 
-    Attributes:
-        owner: the worker whose callables they are.
-        owners: that worker and those above it.
-        definitions: of all callables that are known to it.
-        handles: by serial, the handles that ``owner`` gave.
-    """
+    """What a ``Callables`` holds, at one moment, for another process."""
 
     owner: str
     owners: frozenset[str]

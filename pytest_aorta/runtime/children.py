@@ -41,12 +41,9 @@ PATIENCE = 5.0
 
 
 class ChildProcesses:
-    """All endpoints of a worker.
+    """All endpoints of a worker; ``describe`` gives its specification, with all that is registered at the moment."""
 
-    Args:
-        dispatcher: of the worker.
-        describe: gives the specification of the worker, with all that is registered at the moment.
-    """
+    """All endpoints of a worker."""
 
     def __init__(self, dispatcher: Dispatcher, describe: Callable[[], WorkerSpec]) -> None:
         self._dispatcher = dispatcher
@@ -174,7 +171,6 @@ class ChildProcesses:
         cores: tuple[int, ...] | None = None,
         held: Sequence[int] = (),
     ) -> ProcessLink:
-        """A fork of the zygote that was started with these variables, or is now. One process, however long it lives."""
         output = _own_output()
         ours, theirs = socket_pair()
         try:
@@ -254,14 +250,12 @@ def _bring_up(endpoint: ProcessEndpoint, give_up: float) -> None:
 
 
 def _shares(slots: int, *, named_only: bool) -> Iterator[tuple[int, ...] | None]:
-    """Cores of their own for every slot, as far as there are as many cores as slots, and no GPUs."""
     if not slots or not named_only or slots > len(os.sched_getaffinity(0)):
         return itertools.repeat(None)
     return iter(core_shares(slots))
 
 
 def _own_output() -> list[int]:
-    """Descriptors of stdout and stderr, as far as they are open."""
     found = []
     for fd in (1, 2):
         try:

@@ -64,8 +64,7 @@ class HostError(OSError):
     """A host cannot be reached, runs other code, or died; the message names it and says what to do."""
 
 
-class _Refused(Exception):
-    """The service cannot be started, for a reason that the output of the process says nothing about."""
+class _Refused(Exception): ...
 
 
 class _State(enum.Enum):
@@ -194,7 +193,6 @@ class HostConnection:
         threading.Thread(target=self._send_all, name=f"{self._spec.id}-sender", daemon=True).start()
 
     def _try_to_connect(self, outcome: queue.SimpleQueue[HostError | None]) -> None:
-        """On a thread: whatever blocks here ends when ``start`` waits no longer, and kills."""
         failure = None
         try:
             self._connect()
@@ -235,7 +233,6 @@ class HostConnection:
         channel.setcallback(self._arrived, endmarker=_END)
 
     def _connection_problem(self, error: Exception) -> str:
-        """Why there is no connection, as far as it is known, and what to do."""
         spec = self._spec
         kind = kind_of(spec)
         if kind == "socket":
@@ -262,7 +259,6 @@ class HostConnection:
         return HostError(f"host {self.name}: {text}" + (f"\nits last output:\n{output}" if output else ""))
 
     def _go_down(self, error: HostError) -> None:
-        """The host is gone, for this reason unless it was closed."""
         with self._lock:
             if self._state is not _State.CLOSED:
                 self._error, self._state = error, _State.DOWN
@@ -271,7 +267,6 @@ class HostConnection:
     # The process, as execnet starts it
 
     def _start_process(self, args: list[str], **pipes: Any) -> subprocess.Popen[bytes]:
-        """``subprocess.Popen``, for execnet."""
         with self._lock:
             if self._given_up:
                 raise OSError("given up")
@@ -281,7 +276,6 @@ class HostConnection:
         return self._process
 
     def _make_socket(self, *kind: Any) -> socket.socket:
-        """``socket.socket``, for execnet."""
         with self._lock:
             if self._given_up:
                 raise OSError("given up")
@@ -289,7 +283,6 @@ class HostConnection:
         return self._socket
 
     def _wait_for_process(self, timeout: float) -> None:
-        """Wait for the end of the process, or of the connection where there is none."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout)
@@ -297,12 +290,11 @@ class HostConnection:
             self._gateway.join(timeout)
 
     def _how_ended(self) -> str | None:
-        """``exit code 3`` or ``signal SIGKILL``; ``None`` while it runs, and where it was started elsewhere."""
         code = None if self._process is None else self._process.poll()
         return None if code is None else exit_text(code)
 
     def _hang_up(self) -> None:
-        """Ask the other end to exit. Does not wait: this writes, which blocks when the other end no longer reads."""
+        # On a thread: this writes, which blocks when the other end no longer reads.
         with self._lock:
             gateway = None if self._hung_up else self._gateway
             self._hung_up = self._hung_up or gateway is not None
@@ -310,7 +302,6 @@ class HostConnection:
             threading.Thread(target=gateway.exit, name=f"{gateway.id}-exit", daemon=True).start()
 
     def _leave_nothing(self) -> None:
-        """SIGKILL to the process (which ends a stopped one, too), or the end of the connection."""
         with self._lock:
             self._given_up = True
             process, sock = self._process, self._socket
@@ -332,7 +323,6 @@ class HostConnection:
         self._log.close()
 
     def _output(self) -> str:
-        """The last lines that the process wrote to its standard error, or ``ssh`` to that of ``ssh``."""
         with self._lock:
             if self._log.closed:
                 return self._last_output
@@ -362,7 +352,6 @@ class HostConnection:
         self._outbox.put(data)
 
     def _send_all(self) -> None:
-        """On a thread of its own, which ends with the connection; why it has, ``_deliver`` finds out."""
         assert self._channel is not None
         with contextlib.suppress(OSError):
             while isinstance(data := self._outbox.get(), bytes):
@@ -377,7 +366,7 @@ class HostConnection:
         return self._error or HostError(f"host {self.name} is {self._state.value}")
 
     def _arrived(self, item: Any) -> None:
-        """In execnet's thread, which must not wait: signs of life come through it, too."""
+        # In execnet's thread, which must not wait: signs of life come through it, too.
         self._signs_of_life += 1
         if isinstance(item, bytes):
             whole = self._joiner.add(item)
@@ -387,7 +376,6 @@ class HostConnection:
             self._inbox.put(item)
 
     def _deliver(self) -> None:
-        """Deliver messages until there is an end of any kind; find out why, leave nothing of the host, report it."""
         last: Any = None  # the end of the connection, or what the service has said of its end
         problem: Exception | None = None
         signs, silent = self._signs_of_life, 0.0
@@ -423,7 +411,6 @@ class HostConnection:
             self._on_death(self._error)
 
     def _take(self, data: bytes) -> Exception | None:
-        """Deliver a message; what went wrong."""
         try:
             self._on_message(pickle.loads(data))
         except Exception as error:
@@ -431,7 +418,7 @@ class HostConnection:
         return None
 
     def _take_rest(self) -> None:
-        """What it had sent before its end is still in the pipe."""
+        # What it had sent before its end is still in the pipe.
         give_up = time.monotonic() + _EXIT_LIMIT
         with contextlib.suppress(queue.Empty):
             while (item := self._inbox.get(timeout=max(0.0, give_up - time.monotonic()))) is not _END:
@@ -497,7 +484,6 @@ class HostConnection:
 
 
 def version_problem(facts: Mapping[str, Any]) -> str | None:
-    """Why the interpreter there, or what is installed for it, is of no use."""
     ours, here = __version__, "{}.{}".format(*sys.version_info)
     python, version, problem = facts["executable"], facts["version"], facts["problem"]
     if facts["python"] != here:
@@ -515,7 +501,6 @@ def version_problem(facts: Mapping[str, Any]) -> str | None:
 
 
 def _first_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """A message about the first file, by name, that is not the same on both sides; ``None`` when all are."""
     for name in sorted({*ours, *theirs}):
         if name not in theirs:
             return f"{name} is missing there"

@@ -358,8 +358,8 @@ def failure_trend_p(failed: Sequence[float]) -> float:
         return 1.0
     from scipy.stats import mannwhitneyu
 
-    method = "exact" if len(failed) <= _MOST_EXACT else "asymptotic"
-    return min(1.0, float(mannwhitneyu(late, early, method=method).pvalue))
+    found = mannwhitneyu(late, early, method="exact" if len(failed) <= _MOST_EXACT else "asymptotic")
+    return min(1.0, float(found.pvalue))
 
 
 def _change_point(values: Sequence[float]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.containers import (
+from pytest_aorta.launch.environment import (
     Caller,
     Mount,
     candidates,

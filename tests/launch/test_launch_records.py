@@ -12,8 +12,8 @@ import pytest
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.place import TemporaryFolders
 from pytest_aorta.launch.host.process_trial import ProcessTrial
-from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec

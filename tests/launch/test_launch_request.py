@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from support.specs import SPEC
 
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.request import request_of
+from pytest_aorta.launch.record import request_of
 from pytest_aorta.registry import Environment
 from pytest_aorta.trials.execution import ElasticOptions, Execution, Limits, Resources
 from pytest_aorta.trials.result import Request, RequestedEnvironment

@@ -14,7 +14,6 @@ import torch
 from pytest_aorta import WorkloadResult
 from pytest_aorta.trials import lifecycle
 from pytest_aorta.trials.lifecycle import Lifecycle, read_steps, report_progress_to
-from pytest_aorta.trials.outcome import Observed, conclude
 
 
 def nothing(self: Any) -> None: ...
@@ -47,26 +46,6 @@ def story(events: list[Any]) -> list[str]:
     """``setup ok``, ``run failed``, ... for every phase that has ended."""
     ends = [event for event in events if event["type"] == "end"]
     return [f"{event['phase']} {'failed' if 'failure' in event else 'ok'}" for event in ends]
-
-
-def test_the_phases_follow_each_other_and_each_has_a_beginning_an_end_and_a_duration() -> None:
-    events = live(workload())
-
-    assert [(event["type"], event["phase"]) for event in events] == [
-        *(("begin", "setup"), ("end", "setup")),
-        *(("begin", "run"), ("end", "run")),
-        *(("begin", "cleanup"), ("end", "cleanup")),
-    ]
-    assert all(event["sec"] >= 0 for event in events if event["type"] == "end")
-    assert [event["result"]["passed"] for event in events if "result" in event] == [True]
-
-
-def test_the_constructor_gets_the_config() -> None:
-    received = []
-
-    live(workload(__init__=lambda self, config: received.append(config)), {"steps": 3})
-
-    assert received == [{"steps": 3}]
 
 
 @pytest.mark.parametrize(
@@ -166,12 +145,6 @@ def test_the_local_variables_of_a_traceback_are_not_told() -> None:
     assert "hunter2" not in json.dumps(live(workload(run=run)))
 
 
-def test_a_workload_needs_no_cleanup() -> None:
-    events = live(workload(cleanup=None))
-
-    assert story(events) == ["setup ok", "run ok", "cleanup ok"]
-
-
 def test_for_a_debugger_the_exception_comes_out_after_it_was_told() -> None:
     events: list[Any] = []
     life = Lifecycle(workload(run=raising(RuntimeError("boom"))), None, events.append)
@@ -181,14 +154,6 @@ def test_for_a_debugger_the_exception_comes_out_after_it_was_told() -> None:
         life.run(reraise=True)
 
     assert story(events) == ["setup ok", "run failed"]
-
-
-def test_what_is_told_is_what_the_parent_concludes_from() -> None:
-    seen = Observed()
-    for event in live(workload(run=lambda self: WorkloadResult(False, failure_count=2))):
-        seen.see(event)
-
-    assert conclude(seen)[0] == "workload_failed"
 
 
 # progress
@@ -277,16 +242,6 @@ def test_progress_needs_no_total_and_takes_any_integer(clock: Clock) -> None:
         {"type": "progress", "step": 4, "total": 5},
     ]
     json.dumps(events)
-
-
-def test_progress_is_told_between_the_beginning_and_the_end_of_run() -> None:
-    def run(self: Any) -> WorkloadResult:
-        self.progress(1, 2)
-        return WorkloadResult(True)
-
-    kinds = [event["type"] for event in live(workload(run=run))]
-
-    assert kinds == ["begin", "end", "begin", "progress", "end", "begin", "end"]
 
 
 def test_a_class_with_slots_lives_without_progress() -> None:

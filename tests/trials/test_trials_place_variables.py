@@ -27,11 +27,6 @@ def ambient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     note_tmp()
 
 
-def test_noting_the_folder_for_temporary_files_changes_nothing(ambient: Path) -> None:
-    assert tempfile.tempdir is None
-    assert list(ambient.iterdir()) == []
-
-
 @pytest.mark.parametrize("asked", [False, True], ids=["unused", "used by the import"])
 def test_temporary_files_are_made_in_the_folder_of_the_trial(ambient: Path, tmp_path: Path, asked: bool) -> None:
     if asked:

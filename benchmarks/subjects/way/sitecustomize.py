@@ -7,6 +7,7 @@ import mmap
 import os
 import sys
 import threading
+from types import FrameType
 
 _PACKAGE = f"{os.sep}pytest_aorta{os.sep}"
 _folder = os.environ["WAY_TRACES"]
@@ -24,7 +25,8 @@ def _inside(path: str) -> str | None:
     return _files[path]
 
 
-def _call(frame, event, _):  # type: ignore[no-untyped-def]
+def _call(frame: FrameType | None, event: str, _: object) -> None:
+    assert frame is not None
     code = frame.f_code
     # Bodies of modules and classes are no functions: they are not optimized.
     if event != "call" or not part[0] or not code.co_flags & inspect.CO_OPTIMIZED:
@@ -34,7 +36,7 @@ def _call(frame, event, _):  # type: ignore[no-untyped-def]
     name = getattr(code, "co_qualname", code.co_name)
     if (file, name) not in _functions:
         _functions.add((file, f"{name}:{code.co_firstlineno}"))
-        rooms = []
+        rooms: list[str] = []
         while frame is not None:
             inside = _inside(frame.f_code.co_filename)
             room = inside.split(os.sep)[0] if inside else None

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-import sitecustomize
+import sitecustomize  # type: ignore[import-not-found,unused-ignore]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,4 +1,4 @@
-"""A command as a child process whose output passes through this one, line by line, into its logs."""
+"""A command as a workload: its process and output, the result of what it has printed, and its ranks under torchrun."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from typing import IO, Any, BinaryIO, ClassVar
 from pytest_aorta.launch.child.attempt_files import attempt_folder, find_file
 from pytest_aorta.launch.child.torchrun import RanksOutput, TorchrunStart, follow_torchrun
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
-from pytest_aorta.launch.launch_mode import SCRIPT
-from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
+from pytest_aorta.launch.launch_mode import SCRIPT, PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches

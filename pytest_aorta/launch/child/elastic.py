@@ -32,8 +32,8 @@ from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
 from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_recorder
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
+from pytest_aorta.launch.launch_mode import TrialPayload
 from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
-from pytest_aorta.launch.trial_payload import TrialPayload
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.events import AttemptReason, GroupEvent, Send

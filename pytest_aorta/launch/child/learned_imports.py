@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from pytest_aorta.common.texts import describe_exception
-from pytest_aorta.launch.trial_payload import Refused
+from pytest_aorta.launch.launch_mode import Refused
 from pytest_aorta.probe.packages import Installed
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
 from pytest_aorta.trials.events import Send

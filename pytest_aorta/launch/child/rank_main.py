@@ -31,7 +31,7 @@ from pytest_aorta.trials.lifecycle import failure_of, step_file
 from pytest_aorta.trials.seeding import rank_seed
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.trial_payload import TrialPayload
+    from pytest_aorta.launch.launch_mode import TrialPayload
 
 
 class WorkloadRecorder(AttemptRecorder):

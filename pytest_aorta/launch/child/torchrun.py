@@ -25,8 +25,7 @@ from pytest_aorta.launch.child.attempt_files import (
 from pytest_aorta.launch.child.name_service import LOOPBACK
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
-from pytest_aorta.launch.launch_mode import SCRIPT
-from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
+from pytest_aorta.launch.launch_mode import SCRIPT, PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.events import EndEvent, FailureData, ResultData, Send

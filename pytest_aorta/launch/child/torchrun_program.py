@@ -31,7 +31,7 @@ from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
 from pytest_aorta.trials.events import EndEvent, EnvEvent, GroupEvent, TrialEvent
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.trial_payload import TrialPayload
+    from pytest_aorta.launch.launch_mode import TrialPayload
 
 
 class ScriptRecorder(AttemptRecorder):

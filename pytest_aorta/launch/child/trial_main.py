@@ -10,8 +10,7 @@ from typing import Any
 
 from pytest_aorta.launch.child import command, torchrun, workload_main
 from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log, use_for_agent
-from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
-from pytest_aorta.launch.trial_payload import PrepareArgument, TrialPayload
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, PrepareArgument, TrialPayload, own_rank
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.trials.execution import take_place
 from pytest_aorta.trials.lifecycle import step_file

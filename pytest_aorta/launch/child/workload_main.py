@@ -33,7 +33,7 @@ from pytest_aorta.trials.loading import describe, imported_later, load_class, se
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.trial_payload import Extension, Refused, TrialPayload, WorkloadArgument
+    from pytest_aorta.launch.launch_mode import Extension, Refused, TrialPayload, WorkloadArgument
 
 
 def join_group(cls: type[Any], config: Any) -> None:

@@ -3,33 +3,261 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import os
+import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.common.texts import first_names
 from pytest_aorta.launch.child.attempt_files import (
+    EventLogWriter,
     attempt_evidence,
     attempt_folder,
+    complete_rank,
+    event_log,
+    evidence_file,
     keep_evidence,
     last_attempt,
     pids_of_ranks,
+    read_evidence,
     save_collectives,
 )
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
 from pytest_aorta.launch.diagnosis.traces import locate, read_dump
-from pytest_aorta.launch.host.artifacts import STACKS
-from pytest_aorta.launch.host.external_ranks import gather_evidence, report_exit
-from pytest_aorta.launch.host.node_files import with_other_nodes
-from pytest_aorta.launch.host.rank_results import combined_result
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.nodes.store import NodeStore
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.trials.events import RankData
-from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.events import ExitEvent, FailureData, RankData, ResultData
+from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.lifecycle import read_steps, step_file
 from pytest_aorta.trials.outcome import Observed
 from pytest_aorta.trials.spec import TrialSpec
+
+#: In a trial's folder: the stacks that its process writes when asked to.
+STACKS = "stacks.log"
+
+#: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
+_KEPT = (".log", "error.json", "collectives.json", "evidence.json")
+_EXCHANGED = (".events", ".steps")
+
+
+def collect_artifacts(folder: Path) -> dict[str, str]:
+    """Logs, error files and collectives in a trial's ``folder``: name -> path relative to the trial file's folder.
+
+    Removes empty dumps of stacks and the files that processes of the trial have exchanged.
+    """
+    kept = []
+    exchanged_is_read = own_rank() == 0  # rank 0 has still to read what another rank has written
+    for path in _files_of(folder):
+        with contextlib.suppress(OSError):
+            name = path.name
+            if name.endswith(STACKS) and path.stat().st_size == 0:
+                path.unlink()
+            elif name.endswith(_KEPT):
+                kept.append(path)
+            elif exchanged_is_read and (name.endswith(_EXCHANGED) or path.match("torchrun*.json")):
+                path.unlink()
+    relative = [path.relative_to(folder.parent) for path in sorted(kept)]
+    return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
+
+
+def _files_of(folder: Path) -> list[Path]:
+    found = []
+    for root, folders, files in os.walk(folder):
+        if root == os.fspath(folder) and FILES in folders:
+            folders.remove(FILES)
+        found += [Path(root, name) for name in files]
+    return found
+
+
+def stacks_to_read(seen: Observed, artifacts: dict[str, str]) -> str | None:
+    """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
+    rank = seen.hung_rank if seen.rank_failure is None else seen.rank_failure.get("rank")
+    for record in seen.ranks:
+        if record["rank"] == rank and record["stacks"] is not None:
+            return str(record["stacks"])
+    return artifacts.get("stacks")
+
+
+def stderr_to_read(seen: Observed, folder: Path) -> Path | None:
+    """The log of the process that has failed, in a trial's ``folder``: of the rank that is the cause, if one is."""
+    if seen.rank_failure is None or seen.rank_failure.get("rank") is None:
+        return folder / "stderr.log"
+    logs = (record["stderr"] for record in seen.ranks if record["rank"] == seen.rank_failure["rank"])
+    return next((folder.parent / log for log in logs if log is not None), None)
+
+
+# The ranks of a trial whose pytest is a rank itself (``torchrun -m pytest``).
+#
+# Every rank's pytest runs every trial in a child. Rank 0 alone reports and writes; it reads the event logs of the
+# other ranks of its host.
+
+
+#: Seconds that rank 0 waits for the exits of the other ranks after its own.
+_PATIENCE = 30.0
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    return folder if rank == 0 else folder.with_name(f"{folder.name}.rank_{rank}")
+
+
+def report_exit(
+    folder: Path, rank: int, returncode: int | None, overdue: float | None = None, *, interrupted: bool = False
+) -> None:
+    """Add the exit of this rank's child to its event log in its ``folder``, for rank 0.
+
+    ``overdue``: when its deadline passed, in seconds of ``time.time()``, if it did; ``interrupted``: whether this
+    pytest has ended it.
+    """
+    event = _exit_event(returncode, overdue, interrupted)
+    with event_log(folder, rank).open("a") as file:
+        file.write("\n" + json.dumps(event) + "\n")  # the child may have left a torn line
+
+
+def report_unstarted(folder: Path, rank: int, failure: FailureData) -> None:
+    """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = EventLogWriter(event_log(folder, rank))
+    log.send({"type": "begin", "phase": failure["phase"]})
+    if failure["kind"] == "timeout":
+        report_exit(folder, rank, None, overdue=time.time())
+    else:
+        log.send({"type": "end", "phase": failure["phase"], "sec": 0.0, "failure": {**failure, "at": time.time()}})
+        report_exit(folder, rank, 1)
+
+
+def gather_evidence(
+    folder: Path,
+    returncode: int | None,
+    source: str | None,
+    overdue: float | None = None,
+    stalled: float | None = None,
+    *,
+    interrupted: bool = False,
+    patience: float = _PATIENCE,
+) -> TrialEvidence:
+    """Of all ranks of this host; ``returncode``, ``overdue`` and ``interrupted`` are those of rank 0.
+
+    ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended.
+
+    Ranks of other hosts are not expected; what they break shows in rank 0's collectives.
+    """
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    ends = {0: _exit_event(returncode, overdue, interrupted)}
+    give_up = time.monotonic() + patience
+    while len(ends) < local and time.monotonic() < give_up:
+        for rank in set(range(1, local)) - set(ends):
+            if (end := _read_exit(folder, rank)) is not None:
+                ends[rank] = end
+        time.sleep(0.01)
+
+    trial = TrialEvidence(
+        "external",
+        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        int(os.environ["WORLD_SIZE"]),
+        stalled=stalled,
+    )
+    for number in range(local):
+        end, own = ends.get(number), rank_folder(folder, number)
+        expected = RankEvidence(number, number, exit=None if end is None else _exit_of(end))
+        found = complete_rank(expected, own, functools.partial(_find, own), folder.parent, source)
+        if end is not None or found.events is not None:
+            found.host = socket.gethostname()
+        found.overdue = None if end is None else end["overdue"]
+        trial.ranks.append(found)
+    for rank in ends.keys() - {0}:
+        for file in (event_log, step_file):
+            file(rank_folder(folder, rank), rank).unlink(missing_ok=True)
+    return trial
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return folder / name if name.endswith(".log") and (folder / name).exists() else None
+
+
+def _exit_of(end: ExitEvent) -> RankExit | None:
+    if end["returncode"] is None or end["overdue"] is not None:
+        return None
+    return RankExit(end["returncode"], at=end.get("at"), stopped=end.get("interrupted", False))
+
+
+def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool) -> ExitEvent:
+    return {
+        "type": "over",
+        "returncode": returncode,
+        "overdue": overdue,
+        "interrupted": interrupted,
+        "at": time.time(),
+    }
+
+
+def _read_exit(folder: Path, rank: int) -> ExitEvent | None:
+    try:
+        lines = event_log(rank_folder(folder, rank), rank).read_text().splitlines()
+        last = json.loads(lines[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return last if last.get("type") == "over" else None
+
+
+#: Seconds that another node may be behind with its deadline.
+_NODE_PATIENCE = 5.0
+
+
+def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, grace: float) -> TrialEvidence:
+    if node != 0:
+        return replace(trial, ranks=trial.own_ranks())
+    others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
+    if trial.group is None:  # they have not met
+        others = []
+    found: list[RankEvidence] = []
+    network: list[str] = []
+    give_up = time.monotonic() + grace + _NODE_PATIENCE
+    while others:
+        for other in list(others):
+            read = read_evidence(evidence_file(other, last_attempt(other)))
+            # The file of an earlier run may lie there, where the node has not come.
+            if read is not None and read.group == trial.group:
+                found += read.ranks
+                network += [read.network] if read.network else []
+                others.remove(other)
+        if time.monotonic() > give_up:
+            break
+        time.sleep(0.05)
+    return replace(trial.with_ranks(found), network="; ".join(network) or None)
+
+
+def node_folder(folder: Path, node: int) -> Path:
+    return folder.with_name(f"{folder.name}.node_{node}")
+
+
+def combined_result(records: list[RankData]) -> ResultData | None:
+    """The result of a trial with ``result_scope`` ``rank_local``; ``None`` unless all ranks have returned one.
+
+    Failures are counted together, and their details listed in the order of the ranks, each with its ``rank``; all else
+    is rank 0's.
+    """
+    results = [record["result"] for record in records if record["result"] is not None]
+    if not results or len(results) < len(records):
+        return None
+    firsts = [result.get("first_failure_iteration") for result in results]
+    return {
+        **results[0],
+        "passed": all(result["passed"] for result in results),
+        "failure_count": sum(result.get("failure_count", 0) for result in results),
+        "first_failure_iteration": min((first for first in firsts if first is not None), default=None),
+        "failure_details": [
+            {"rank": record["rank"], **detail}
+            for record, result in zip(records, results, strict=True)
+            for detail in result.get("failure_details", [])
+        ],
+    }
+
 
 #: Nodes that a message names.
 _NAMED = 8
@@ -82,7 +310,6 @@ class Evidence:
             self._read_overdue(overdue)
 
     def _exchange_with_ranks(self, overdue: float | None) -> None:
-        """Where pytest is a rank: report this rank's exit to rank 0; on rank 0, read those of the other ranks."""
         if own_rank() == 0:
             source, stalled = self._cell.info.source, self._seen.stalled
             code, interrupted = self._seen.returncode, self._seen.lost is not None
@@ -93,13 +320,11 @@ class Evidence:
                 report_exit(self._folder, own_rank(), self._seen.returncode, overdue, interrupted=interrupted)
 
     def _read_orphans(self) -> None:
-        """Where the agent was killed, and its ranks with it."""
         code = self._seen.returncode
         if code is not None and code < 0:
             self._judge(self._evidence(AgentEnd("the agent", code)))
 
     def _read_overdue(self, overdue: float) -> None:
-        """Where the agent was ended together with its ranks because of a limit."""
         trial = self._evidence(overdue=overdue)
         elastic = self._spec.execution.elastic
         if is_multi_node(elastic):
@@ -111,7 +336,6 @@ class Evidence:
             self._seen.location = self._not_met(elastic)
 
     def _not_met(self, elastic: ElasticOptions) -> str:
-        """Which nodes have not come."""
         least, most = elastic.nnodes
         come = None if self._node_store is None else self._node_store.nodes_of(self._spec.trial_id, most)
         absent = [f"node {node}" for node in range(least) if come is not None and node not in come]
@@ -124,7 +348,6 @@ class Evidence:
         )
 
     def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
-        """Of the last attempt."""
         mode = self._cell.plan.mode
         launcher: Launcher = "torchrun" if mode == "torchrun" else "elastic"
         if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):

@@ -3,30 +3,158 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
+import os
 import shutil
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+import stat
+import tempfile
+import threading
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import own_rank
-from pytest_aorta.trials.execution import FILES, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.runtime.resources.used_folders import PREFIX, SHORT, UsedFolder, make_own, remove_dangling, sweep
+from pytest_aorta.runtime.resources.used_folders import keep as keep_folder
+from pytest_aorta.trials.execution import FILES, KEPT_DAYS, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.seeding import command_seed
+
+# A private TMPDIR for every trial: ``<TMPDIR>/aorta-tmp-XXXXXXXX/<number>``.
+#
+# The folder of a run holds a lock file that is locked as long as the run lives. What runs that were killed have left
+# is removed by the next run on this host with the same TMPDIR. The TMPDIR of a failed trial stays for some days.
+
+
+#: Folders with sockets that processes leave in TMPDIR when they are killed.
+_OF_MULTIPROCESSING = "pymp-*"
+
+#: Longest path of a run's folder in bytes. A socket's path has at most 107, and libraries append 35 and more to TMPDIR.
+_LIMIT = 40
+
+
+@dataclass
+class _Root:
+    path: Path
+    used: UsedFolder
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+
+class TemporaryFolders:
+    """The private TMPDIRs of the trials of this process. Thread-safe.
+
+    Args:
+        launcher: process that has started this one as a rank among several; they share the TMPDIRs.
+    """
+
+    def __init__(self, launcher: int | None = None) -> None:
+        self._launcher = launcher
+        self._roots: dict[str | None, _Root] = {}
+        self._uses: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def make(self, replaced: str | None, trial: str) -> Path:
+        """An empty folder that no running trial has, on the file system of the TMPDIR that it replaces.
+
+        Args:
+            replaced: that TMPDIR; ``None``, or one that cannot be used, for the default one.
+            trial: name of the trial in this run, the same in all ranks.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with self._lock:
+            root = self._roots.get(replaced)
+            if root is None:
+                root = self._roots[replaced] = self._make_root(_usable(replaced))
+            if self._launcher is None:
+                name = str(next(root.numbers))
+            else:
+                self._uses[trial] = number = self._uses.get(trial, -1) + 1
+                name = hashlib.sha256(f"{trial}/{number}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        path = root.path / name
+        try:
+            path.mkdir(0o700)
+        except FileExistsError:
+            if self._launcher is None:  # else another rank was faster
+                raise
+        return path
+
+    def make_beside(self, tmp: Path) -> Path:
+        path = tmp.with_name(f"{tmp.name}.s")
+        path.mkdir(0o700, exist_ok=True)  # left of a trial whose process could not be ended
+        return path
+
+    def _make_root(self, base: Path) -> _Root:
+        for place in dict.fromkeys((base, SHORT)):  # there are links to the folders that are removed first
+            sweep(place)
+        launcher = self._launcher
+        used = UsedFolder(lambda: make_own(base) if launcher is None else _shared_folder(base, launcher))
+        return _Root(_short_name(used.path), used)
+
+    def remove(self, path: Path, *, keep: bool) -> bool:
+        """After the end of a trial: remove its TMPDIR, or ``keep`` it, unless it is empty; whether it is kept."""
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            return False
+        for left in path.glob(_OF_MULTIPROCESSING):
+            shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            return False
+        if keep and path.is_dir():
+            with contextlib.suppress(OSError):
+                keep_folder(path, KEPT_DAYS * 24 * 3600)
+            return True
+        shutil.rmtree(path, ignore_errors=True)
+        return False
+
+    def close(self) -> None:
+        """Remove what is left; the last one of several ranks does."""
+        with self._lock:
+            for root in self._roots.values():
+                root.used.close()
+                remove_dangling(root.path)
+            self._roots.clear()
+
+
+def _usable(replaced: str | None) -> Path:
+    usable = replaced is not None and os.path.isdir(replaced) and os.access(replaced, os.W_OK | os.X_OK)
+    return Path(replaced if usable and replaced is not None else tempfile.gettempdir()).absolute()
+
+
+def _shared_folder(base: Path, launcher: int) -> Path:
+    try:
+        started = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        started = "0"
+    folder = base / f"{PREFIX}{launcher}-{started}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+def _short_name(folder: Path) -> Path:
+    short = SHORT / folder.name
+    if len(os.fsencode(folder)) <= _LIMIT or short == folder:
+        return folder
+    try:
+        short.symlink_to(folder)
+    except FileExistsError:
+        with contextlib.suppress(OSError):
+            return short if Path(os.readlink(short)) == folder else folder
+        return folder
+    except OSError:
+        return folder
+    return short
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a trial has for itself.
-
-    Attributes:
-        index: of the trial in its cell.
-        files: for files that belong to its record; removed at the end if it is empty.
-        tmp: removed at the end, unless the trial has failed; ``None`` where it could not be made.
-        sockets: for sockets of the ranks and for files of their agent, always removed at the end; ``None`` where there
-            are no ranks, or no ``tmp``.
-        problem: why not.
-        shared: whether it is that of several ranks of an outer launcher; then rank 0 clears it.
-    """
+    """What a trial has for itself."""
 
     index: int
     files: Path
@@ -51,13 +179,10 @@ def make_place(
     """A place for a trial with the artifacts ``folder``, where trials otherwise have the variables ``environ``.
 
     ``ranks``: whether it starts ranks.
-
-    Raises:
-        OSError: the folder cannot be made.
     """
     files = (folder / FILES).absolute()
     with contextlib.suppress(FileExistsError):  # of an earlier trial that no record was written of
-        temporary.spare.make(files)
+        files.mkdir()
     try:
         tmp = temporary.make(environ.get("TMPDIR"), str(files))
         return Place(index, files, tmp, temporary.make_beside(tmp) if ranks else None)
@@ -81,21 +206,16 @@ def share_place(index: int, folder: Path, temporary: TemporaryFolders, environ: 
 
 
 def clear_place(place: Place, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False) -> dict[str, str]:
-    """After the end of a trial: remove what is not kept; the rest as ``artifacts`` of the record.
-
-    Args:
-        place: of the trial.
-        temporary: where its TMPDIR was made.
-        failed: whether the TMPDIR is kept.
-        in_use: whether a process of the trial could not be ended; then nothing is removed.
-    """
+    """After the end of a trial: remove what is not kept; the rest as ``artifacts`` of the record."""
     kept: dict[str, str] = {}
     if place.sockets is not None and not in_use:
         shutil.rmtree(place.sockets, ignore_errors=True)
     if place.shared and own_rank() != 0:
         return kept
-    taken = not in_use and temporary.spare.take_back(place.files)
-    if not taken and place.files.is_dir():
+    if not in_use:
+        with contextlib.suppress(OSError):  # it is not empty
+            place.files.rmdir()
+    if place.files.is_dir():
         kept["files"] = f"{place.files.parent.name}/{place.files.name}"
     if place.tmp is not None and not in_use and temporary.remove(place.tmp, keep=failed):
         kept["tmp"] = str(place.tmp)

@@ -2,40 +2,138 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import itertools
 import os
+import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.diagnosis.traces import crash_text
+from pytest_aorta.launch.diagnosis.traces import ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
-from pytest_aorta.launch.host.allocation import Allocation
-from pytest_aorta.launch.host.artifacts import collect_artifacts, stacks_to_read, stderr_to_read
+from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
-from pytest_aorta.launch.host.evidence import Evidence
-from pytest_aorta.launch.host.log_limit import LogLimit
-from pytest_aorta.launch.host.place import Place, clear_place, make_place, share_place
-from pytest_aorta.launch.host.start_failure import see_start_failure
-from pytest_aorta.launch.host.temporary import TemporaryFolders
-from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, is_command
+from pytest_aorta.launch.host.evidence import Evidence, collect_artifacts, stacks_to_read, stderr_to_read
+from pytest_aorta.launch.host.place import Place, TemporaryFolders, clear_place, make_place, share_place
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.launch.record import build_record
-from pytest_aorta.launch.request import request_of
-from pytest_aorta.launch.trial_payload import TrialPayload
+from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.channel import Message
-from pytest_aorta.runtime.zygote import Server, StartLimits, Task, ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import Server, StartLimits, Task, TaskEnd, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.events import parse_event
+from pytest_aorta.trials.events import GroupEvent, parse_event
 from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.result import Imposed, Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
+
+_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, as fallocate(2) has them
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+class LogLimit:
+    """Keeps ``limit`` bytes of every ``*.log`` below a trial's ``folder``: half from its head, half from its tail."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder = folder
+        self._head = limit // 2
+        self._tail = limit - self._head
+        #: Where the hole of each log ends.
+        self._holes: dict[Path, int] = {}
+
+    def punch(self) -> None:
+        """Free the disk space between head and tail of logs that are still being written.
+
+        A file keeps its size, so its writer is not affected. Without holes in the file system, nothing happens.
+        """
+        for path, size in self._long_ones():
+            start, end = self._holes.get(path, self._head), size - self._tail
+            with contextlib.suppress(OSError), path.open("r+b") as file:
+                _libc.fallocate(file.fileno(), _PUNCH_HOLE, start, end - start)
+                # The next hole begins a little before, because only whole blocks are freed.
+                self._holes[path] = max(self._head, end - 2**20)
+
+    def cut(self) -> list[str]:
+        """Shorten the logs of a trial whose processes are gone; a text for each cut."""
+        return [text for path, size in self._long_ones() if (text := self._cut(path, size))]
+
+    def _long_ones(self) -> Iterator[tuple[Path, int]]:
+        for path in sorted(self._folder.rglob("*.log")):
+            with contextlib.suppress(OSError):
+                facts = path.lstat()
+                if facts.st_size > self._head + self._tail and not path.is_symlink():
+                    yield path, facts.st_size
+
+    def _cut(self, path: Path, size: int) -> str | None:
+        cut = size - self._head - self._tail
+        said = f"{cut} of {size} bytes were cut here; aorta_log_limit keeps {self._head + self._tail}"
+        try:
+            fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with path.open("rb") as old, os.fdopen(fd, "wb") as new:
+                    new.write(old.read(self._head))
+                    new.write(f"\n[... {said} ...]\n".encode())
+                    old.seek(size - self._tail)
+                    shutil.copyfileobj(old, new)
+                    os.fchmod(new.fileno(), 0o644)
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError:
+            return None  # it stays as long as it is
+        return f"{path.relative_to(self._folder).as_posix()}: {said.replace(' here', '')}"
+
+
+#: What prevents every trial of a cell: it is in the record of each.
+START_FAILURES = (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError, DevicesQuarantined)
+
+
+def see_start_failure(seen: Observed, error: Exception, target: str, folder: Path | None) -> None:
+    """Note why a trial of ``target`` could not start; stacks of an import that hung go into its ``folder``."""
+    if isinstance(error, ZygoteTimeout):
+        ImportHang(error.limit, error.stacks, error.output).see(seen, target, folder)
+        return
+    lost = error if isinstance(error, ZygoteError) else ZygoteError(str(error))
+    seen.phase = lost.phase
+    seen.lost = exit_failure(lost.phase, lost.returncode, lost.error or {"message": str(lost)})
+
+
+#: Processes that are named when they outlive their trial.
+_NAMED = 10
+
+
+def leftover_notes(ended: TaskEnd) -> list[str]:
+    notes = []
+    for left, one, many in (
+        (ended.swept, "was left running, and ended", "were left running, and ended"),
+        (ended.unkillable, "could not be ended", "could not be ended"),
+    ):
+        notes += [f"{name} {one}" for name in left[:_NAMED]]
+        more = len(left) - _NAMED
+        if more > 0:
+            notes.append(f"{more} more {one if more == 1 else many}")
+    return notes
+
+
+def membership_notes(states: Sequence[GroupEvent]) -> list[str]:
+    sizes = [(state["attempt"], state["world_size"]) for state in states if state["state"] == "HEALTHY"]
+    return [
+        f"from attempt {attempt} on, {after} ranks instead of {before}"
+        for (_, before), (attempt, after) in itertools.pairwise(sizes)
+        if before != after
+    ]
+
 
 #: Seconds between two looks at the logs of a running trial.
 _LOOK_INTERVAL = 0.5
@@ -91,7 +189,6 @@ class ProcessTrial:
 
     @property
     def _given_seed(self) -> int | None:
-        """The seed for the record: nothing seeds the ranks of a script."""
         return None if self.spec.workload.target == SCRIPT_TARGET else self._seed
 
     def start(self, inherited: Inherited, allocation: Allocation, timeout: float | None = None) -> None:
@@ -192,7 +289,6 @@ class ProcessTrial:
         }
 
     def _is_forked(self) -> bool:
-        """Whether what its zygote has imported is there in the processes that run the workload."""
         if self._cell is None:
             return False
         mode = self._cell.plan.mode
@@ -203,7 +299,6 @@ class ProcessTrial:
         self._deadline = time.monotonic() + seconds
 
     def _start_clock(self, *, waited: bool = False) -> None:
-        """It is about to be set up, and has ``waited`` since its start for the import as well, if there was one."""
         launched = time.monotonic() - self._start - (self.seen.phases_sec["import"] if waited else 0.0)
         self.seen.phases_sec = {"launch": launched, **self.seen.phases_sec}
         self.seen.phase = "setup"
@@ -218,7 +313,6 @@ class ProcessTrial:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
     def _lose(self, error: ZygoteError) -> None:
-        """Its zygote died."""
         self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:
@@ -235,7 +329,6 @@ class ProcessTrial:
             task.kill(grace=min(self.spec.limits.grace, 1.0))
 
     def _has_failed(self) -> bool:
-        """Whether it has failed otherwise than by a signal that has interrupted all that runs."""
         if self._cell is None or is_multi_node(
             self.spec.execution.elastic
         ):  # another node is perhaps interrupted first
@@ -271,12 +364,10 @@ class ProcessTrial:
         return self._record
 
     def _forget_rank_0(self) -> None:
-        """Where a trial was ended before its ranks were judged: its result is not that of the trial."""
         if not self.seen.ranks:
             self.seen.result = None
 
     def _advance(self) -> bool:
-        """Take in one event, or look after the trial; ``False`` once it is over."""
         assert self._task is not None
         limits = [limit for limit in (self._deadline, self._stalls_at) if limit is not None]
         try:
@@ -315,7 +406,6 @@ class ProcessTrial:
             self._evidence.combine_results()
 
     def _follow_import(self, message: Message) -> None:
-        """In a fresh process. What the workload says afterwards is not taken for that."""
         if self._import_limit is None or self.seen.timed_out or self.seen.lost is not None:
             return
         if message["type"] == "prepared":
@@ -327,7 +417,6 @@ class ProcessTrial:
             self._limit_import(self._import_limits.load)
 
     def _end(self, task: Task) -> None:
-        """Its process has ended."""
         assert task.ended is not None
         assert self._evidence is not None
         self.seen.returncode = task.ended.returncode
@@ -338,7 +427,6 @@ class ProcessTrial:
         self._evidence.read(self._overdue)
 
     def _end_overdue(self, *, stalled: bool) -> None:
-        """Its deadline has passed, or it has ``stalled``: have its stacks taken, and end it."""
         assert self._task is not None
         assert self._evidence is not None
         self.seen.timed_out = True

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocator
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.place import TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
-from pytest_aorta.launch.host.temporary import TemporaryFolders
 from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes.store import NodeStore
-from pytest_aorta.launch.verification import check_claims, warning_of
+from pytest_aorta.launch.record import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime import process_tree
@@ -27,26 +27,39 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
-if TYPE_CHECKING:
-    from pytest_aorta.launch.pool import Job
-    from pytest_aorta.launch.slot_trial import SlotTrial
-
 #: Seconds between two looks of a trial that waits for another one's import: whether it was cancelled.
 _LOOK = 0.1
 
 _PHASES: tuple[Literal["setup", "run"], ...] = ("setup", "run")
 
 
+class Cancellable(Protocol):
+    """Something that may be cancelled while it waits or runs."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the trial is not wanted any more."""
+
+    def on_cancel(self, callback: Callable[[str], object]) -> None:
+        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
+
+
+class TrialJob(Cancellable, Protocol):
+    """Hears of a trial."""
+
+    def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
+        """A phase, or the trial during it, has ended."""
+
+    def warn(self, text: str) -> None:
+        """A warning for the user."""
+
+    def packages_listed(self, listing: dict[str, Any]) -> None:
+        """The installed distributions, once for each host and list."""
+
+
 @dataclass(frozen=True)
 class TrialOrder:
-    """What a host is asked to run.
-
-    Attributes:
-        spec: the trial.
-        folder: for its artifacts.
-        inherited: what it has of the process that asks for it.
-        timeout: deadline in seconds that overrides the spec's.
-    """
+    """What a host is asked to run."""
 
     spec: TrialSpec
     folder: Path
@@ -59,13 +72,7 @@ class HostLost(Exception):
 
 
 class TrialHost:
-    """Shared by the slots of a host.
-
-    Args:
-        resources: of the run; its hosts do not matter.
-        hosts: number of hosts of the run.
-        node_store: host and port of the store at which the nodes of trials meet, where this host keeps it.
-    """
+    """Shared by the slots of a host."""
 
     def __init__(self, resources: Resources, hosts: int = 1, node_store: tuple[str, int] | None = None) -> None:
         self.allocator = Allocator(resources, hosts)
@@ -82,7 +89,13 @@ class TrialHost:
         #: Environments that trials were found not to run in.
         self._warned: set[str] = set()
 
-    def prepare(self, order: TrialOrder, slot: int, job: Job) -> PreparedCell:
+    def importing(self, order: TrialOrder) -> Future[PreparedCell] | None:
+        """What ends with the import of a cell that another trial waits for now, if one does."""
+        with self._lock:
+            found = self._cells.get(cell_key(order))
+        return None if found is None or found.done() else found
+
+    def prepare(self, order: TrialOrder, slot: int, job: Cancellable) -> PreparedCell:
         """Import the workload in the zygote of a cell, and plan how its trials start; once for each cell.
 
         Raises:
@@ -102,7 +115,9 @@ class TrialHost:
                 return found.result()
         raise ZygoteUnwanted("its start was cancelled")
 
-    def _prepare_first(self, key: str, found: Future[PreparedCell], order: TrialOrder, slot: int, job: Job) -> None:
+    def _prepare_first(
+        self, key: str, found: Future[PreparedCell], order: TrialOrder, slot: int, job: Cancellable
+    ) -> None:
         try:
             found.set_result(self._prepare(order, slot, job))
         except (LeaseCancelled, ZygoteUnwanted):
@@ -113,7 +128,7 @@ class TrialHost:
         except BaseException as error:
             found.set_exception(error)
 
-    def _prepare(self, order: TrialOrder, slot: int, job: Job) -> PreparedCell:
+    def _prepare(self, order: TrialOrder, slot: int, job: Cancellable) -> PreparedCell:
         spec, inherited = order.spec, order.inherited
         try:
             with self.allocator.allocate(job, slot, 1) as allocation:
@@ -126,7 +141,7 @@ class TrialHost:
         self._ranks[spec.workload.name] = cell.plan.nproc
         return replace(cell, imposes=self.allocator.imposes(cell.plan.nproc))
 
-    def run(self, order: TrialOrder, slot: int, job: SlotTrial) -> TrialResult:
+    def run(self, order: TrialOrder, slot: int, job: TrialJob) -> TrialResult:
         """Run one trial of a prepared cell; ``job`` hears of its phases and warnings."""
         spec = order.spec
         # One device per rank.
@@ -139,7 +154,7 @@ class TrialHost:
             listing = trial.packages
             if listing is not None and listing["digest"] not in self._listed:
                 self._listed.add(listing["digest"])
-                job.on_packages(listing)
+                job.packages_listed(listing)
             for phase in _PHASES:
                 trial.wait(phase)
                 if (warning := self._new_warning(spec.environment, trial.seen.env)) is not None:
@@ -151,7 +166,6 @@ class TrialHost:
         return record
 
     def _new_warning(self, environment: Environment, env: Mapping[str, Any] | None) -> str | None:
-        """That a trial does not run in its environment, by its snapshot; once for each environment."""
         if environment.name in self._warned or env is None:
             return None
         text = warning_of(environment, check_claims(environment, env))
@@ -177,8 +191,7 @@ def cell_key(order: TrialOrder) -> str:
     return f"{key} {order.spec.execution} {limit}"
 
 
-def _wait_for_cancel(job: Job) -> None:
-    """A signal that a batch system sends to all processes of a job ends pytest's trials a moment later."""
+def _wait_for_cancel(job: Cancellable) -> None:
     cancelled = threading.Event()
     job.on_cancel(lambda why: cancelled.set())
     cancelled.wait(BEHIND)

@@ -16,11 +16,6 @@ def core_shares(slots: int, available: Collection[int] | None = None, root: Path
     Shares are disjoint, next to each other, and as equal as they can be; the first ones get what is left over. The
     hyper-threads of a core stay together while there are as many cores as slots; beyond, they are dealt out one by
     one; with more slots than even these, slots take turns in sharing one, and shares are *not* disjoint.
-
-    Args:
-        slots: at least 1.
-        available: the CPUs to deal out; those that this process may run on, when not given.
-        root: where ``/sys`` is looked for.
     """
     cpus = sorted(os.sched_getaffinity(0) if available is None else set(available))
     if slots < 1:
@@ -64,7 +59,6 @@ def threads_of(share: Collection[int], root: Path = Path("/")) -> int:
 
 
 def _cores(cpus: Iterable[int], root: Path) -> list[tuple[int, ...]]:
-    """Those of ``cpus`` that are hyper-threads of one core, together."""
     cores: dict[frozenset[int], list[int]] = {}
     for cpu in cpus:
         cores.setdefault(_siblings(cpu, root), []).append(cpu)

@@ -189,7 +189,6 @@ def _amd(root: Path) -> list[str]:
 
 
 def _pairs(file: Path) -> dict[str, str]:
-    """Names and values of a file with lines ``name: value``; empty when it cannot be read."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -203,13 +202,11 @@ _Filter = tuple[str, list[str]]
 
 
 def _entries(environ: Mapping[str, str], name: str) -> _Filter | None:
-    """``NAME=value`` and the entries of the value; ``None`` for a variable that is not set."""
     text = environ.get(name)
     return None if text is None else (f"{name}={text}", [entry.strip() for entry in text.split(",")])
 
 
 def _masked(vendor: Vendor, uuids: list[str], filters: Sequence[_Filter | None]) -> Devices:
-    """Apply each filter to what the one before it has left. An entry that is not understood ends its list."""
     visible = list(range(len(uuids)))
     unmapped: list[str] = []
     hidden_by: list[str] = []
@@ -231,7 +228,6 @@ def _masked(vendor: Vendor, uuids: list[str], filters: Sequence[_Filter | None])
 
 
 def _device_of(entry: str, visible: Sequence[int], uuids: Sequence[str]) -> int | None:
-    """The device that an entry names by its place in ``visible``, or by a UUID or the unique beginning of one."""
     if re.fullmatch(r"[0-9]{1,9}", entry):
         return visible[int(entry)] if int(entry) < len(visible) else None
     if not entry.startswith("GPU-"):

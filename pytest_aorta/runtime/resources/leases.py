@@ -15,19 +15,147 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import math
 import os
 import platform
 import re
 import stat
 import sys
+import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from uuid import uuid4
 
-from pytest_aorta.runtime.resources.file_locks import RELEASES, Locks, is_locked, table
-from pytest_aorta.runtime.resources.tickets import Ticket
+# Locks on files: ``flock`` on descriptors that no forked child keeps, and the table that decides about them.
+#
+# ``flock`` is called directly, though ``filelock`` is at hand: its release *unlocks* the file, for every process that
+# shares the descriptor, while a lease has to last until the last of them has gone.
+
+
+class Locks:
+    """Descriptors that hold locks. A process that is forked from this one does not keep them."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def add_locked(self, file: Path, flags: int) -> bool:
+        """Open and lock a file; false, and nothing is opened, when another descriptor holds its lock."""
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.numbers.append(descriptor)
+        _all.add(self)
+        return True
+
+    def close(self) -> None:
+        """Close them; never unlock them."""
+        while self.numbers:
+            os.close(self.numbers.pop())
+        _all.discard(self)
+
+
+#: Guards what this process opens; notified when it gives something back. A fork waits for it, so that no descriptor
+#: can slip into a child before ``_all`` knows it.
+RELEASES = threading.Condition()
+_all: set[Locks] = set()
+
+
+def _in_forked_child() -> None:
+    for held in list(_all):
+        held.close()
+    RELEASES.release()
+
+
+os.register_at_fork(before=RELEASES.acquire, after_in_parent=RELEASES.release, after_in_child=_in_forked_child)
+
+
+@contextlib.contextmanager
+def table(folder: Path) -> Iterator[bool]:
+    """Hold the table, unless another process does: then false."""
+    descriptor = os.open(folder / "table.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(file: Path) -> bool:
+    """Whether any descriptor holds a file's lock; tried by taking it for a moment, so the table has to be held."""
+    probe = Locks()
+    try:
+        free = probe.add_locked(file, 0)
+    except FileNotFoundError:
+        return False
+    probe.close()
+    return not free
+
+
+#: A waiter that has not looked for so many seconds (a stopped process) reserves nothing until it looks again.
+_AWAY = 10.0
+
+
+class Ticket:
+    """A request that waits. Its file lies in the folder from the first failed attempt on, locked while it waits.
+
+    The name begins with the time at which patience ends (``CLOCK_MONOTONIC``, the same for all processes), so that
+    sorted names are the order in which tickets are served; the file holds the pool and the time of the last look.
+    """
+
+    def __init__(self, folder: Path, devices: Sequence[int], patience: float) -> None:
+        self._folder = folder
+        self._devices = devices
+        self._file = folder / f"{time.monotonic_ns() + int(patience * 1e9):020d}-{uuid4().hex}.ticket"
+        self._held = Locks()
+
+    def leave(self) -> None:
+        """Note that the request waits, and has just looked; the table is held."""
+        if not self._held.numbers:
+            self._held.add_locked(self._file, os.O_CREAT | os.O_EXCL)
+        # In nanoseconds the time never becomes shorter, so nothing of the last text is left behind the new one.
+        content = json.dumps({"devices": self._devices, "looked": time.monotonic_ns()})
+        os.pwrite(self._held.numbers[0], content.encode(), 0)
+
+    def reserved_by_others(self) -> set[int]:
+        """Devices that earlier tickets have lost patience over; the table is held."""
+        reserved: set[int] = set()
+        now = time.monotonic_ns()
+        for file in sorted(self._folder.glob("*.ticket")):
+            if file.name >= self._file.name or int(file.name.partition("-")[0]) > now:
+                break
+            if not is_locked(file):
+                file.unlink(missing_ok=True)  # its process has died, or was just served
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                ticket = json.loads(file.read_bytes())
+                if now - ticket["looked"] < _AWAY * 1e9:
+                    reserved.update(ticket["devices"])
+        return reserved
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with RELEASES:
+            if self._held.numbers:
+                self._file.unlink(missing_ok=True)
+                self._held.close()
+                RELEASES.notify_all()
+
 
 #: Seconds between two looks at devices that others hold; a release in this process is seen at once.
 _POLL = 0.02

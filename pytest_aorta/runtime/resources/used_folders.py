@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_aorta.runtime.resources.file_locks import Locks
+from pytest_aorta.runtime.resources.leases import Locks
 
 PREFIX = "aorta-tmp-"
 

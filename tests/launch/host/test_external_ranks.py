@@ -10,7 +10,7 @@ from support.rank_events import returned
 
 from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log, read_events
 from pytest_aorta.launch.diagnosis.judge import judge
-from pytest_aorta.launch.host.external_ranks import gather_evidence, rank_folder, report_exit
+from pytest_aorta.launch.host.evidence import gather_evidence, rank_folder, report_exit
 
 
 def test_an_exit_is_read_behind_a_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_aorta.launch.host.log_limit import LogLimit
+from pytest_aorta.launch.host.process_trial import LogLimit
 
 MIB = 2**20
 

@@ -8,13 +8,13 @@ import pytest
 
 from pytest_aorta.launch.child.attempt_files import keep_evidence
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
-from pytest_aorta.launch.host import node_files
-from pytest_aorta.launch.host.node_files import node_folder, with_other_nodes
+from pytest_aorta.launch.host import evidence as node_files
+from pytest_aorta.launch.host.evidence import node_folder, with_other_nodes
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_files, "_PATIENCE", 0.0)
+    monkeypatch.setattr(node_files, "_NODE_PATIENCE", 0.0)
 
 
 def evidence(started: int, group: str | None, network: str | None = None) -> TrialEvidence:

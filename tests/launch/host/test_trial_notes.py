@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_aorta.launch.host.trial_notes import leftover_notes, membership_notes
+from pytest_aorta.launch.host.process_trial import leftover_notes, membership_notes
 from pytest_aorta.runtime.zygote import TaskEnd
 from pytest_aorta.trials.events import GroupEvent, GroupStateName
 

@@ -8,8 +8,9 @@ import re
 import pytest
 from support.stage import Stage, counts, text
 
-from pytest_aorta.plugin.options import OptionError, read_selection
+from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.plugin.run import replay_selection
+from pytest_aorta.settings import OptionError
 
 SEES = """
 import os

@@ -40,7 +40,7 @@ def one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
 def zygote_pids(worker: Worker) -> list[int]:
     """Of the zygotes that live."""
     entries = worker._started.child_processes._pool._entries.values()
-    return [entry.zygote()._process.pid for entry in entries if entry.root is not None and entry.root.alive()]
+    return [entry.zygote()._process.pid for entry in entries if entry.zygote() is not None and entry.zygote().alive()]
 
 
 @pytest.mark.usefixtures("one_zygote")

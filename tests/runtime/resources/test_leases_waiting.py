@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.lease_users import FOR_EVER, HANG, Processes, end, in_thread, is_refused, line_of, looks, take, waiting
 
-from pytest_aorta.runtime.resources import tickets
+from pytest_aorta.runtime.resources import leases as tickets
 from pytest_aorta.runtime.resources.leases import LeaseCancelled, Leases
 
 

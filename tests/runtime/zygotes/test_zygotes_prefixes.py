@@ -279,14 +279,6 @@ class TestInANamespaceOfProcesses:
         assert error.returncode == -signal.SIGABRT
 
 
-def test_more_variables_reach_the_process_behind_any_prefix(nursery: Nursery) -> None:
-    spec = nursery.spec(SAYS, command=(*CLOSING, sys.executable), behind=Behind({"AORTA_TEST": nursery.mark}))
-
-    told = nursery.run(nursery.start_from(spec.with_variables({"MORE": "1"})), ["MORE", "SET"]).told
-
-    assert told == [["1", "by it", str(nursery.path)]]
-
-
 def test_the_tag_is_the_sign_that_variables_are_passed_on(nursery: Nursery) -> None:
     zygote = behind(nursery, SAYS)
 
