@@ -15,6 +15,7 @@ TRIALS = 60
 
 COMPARISONS = (
     Comparison("trial / bare fork", "trial", "fork", at_most=1.5),
+    Comparison("trial / fork server of 30 lines", "trial", "server", at_most=1.3),
     Comparison("fresh process / trial", "import", "trial", at_least=40),
     Comparison("trial / pytest-forked", "trial", "forked", at_most=1.0),
 )
@@ -32,6 +33,10 @@ def subjects(place: Workplace, forked: Path | None) -> dict[str, Subject]:
         times: list[float] = json.loads(place.run(sys.executable, "bare_fork.py", str(TRIALS)))
         return times
 
+    def server() -> Sequence[float]:
+        times: list[float] = json.loads(place.run(sys.executable, "fork_server.py", str(TRIALS)))
+        return times
+
     def fresh() -> Sequence[float]:
         return place.wall(sys.executable, "-c", "import torch")
 
@@ -43,6 +48,7 @@ def subjects(place: Workplace, forked: Path | None) -> dict[str, Subject]:
     # In this order, so that the trial is measured right beside what it is close to.
     found = {
         "fork": Subject("os.fork, os._exit, os.waitpid with torch imported", fork),
+        "server": Subject("a fork server of 30 lines: fork, logs, deadline, a record written and synced", server),
         "trial": Subject("a trial that does nothing, --aorta-isolation fork", trial),
         "forked": Subject("a test that does nothing, pytest-forked", with_forked),
         "import": Subject('python -c "import torch"', fresh),

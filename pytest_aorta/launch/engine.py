@@ -188,13 +188,11 @@ class SlotTrial(Job):
         return self._record
 
     def _phase(self) -> Phase:
-        """The phase of which the last event spoke."""
         if not self.started:
             return "launch"
         return "cleanup" if "run" in self._ended else "run" if "setup" in self._ended else "setup"
 
     def _build_lost(self) -> TrialResult:
-        """The record of a trial that could not start, or was lost with its host."""
         seen, has_logs = Observed(), self.started  # else what lies there is of an earlier run
         error, why = self._error, self.why or "not wanted any more"
         if error is None or isinstance(error, LeaseCancelled | ZygoteUnwanted):
@@ -272,8 +270,6 @@ _PORT = 29400
 
 
 class MultiNodeTrial(SlotTrial):
-    """The job of a trial's first node. Its record holds the ranks of the ``others`` as well."""
-
     def __init__(self, order: TrialOrder, folder: Path, pool: JobPool) -> None:
         super().__init__(order, folder, pool)
         self.others: list[SlotTrial] = []
@@ -296,16 +292,6 @@ class MultiNodeTrial(SlotTrial):
 
 
 class MultiNodePlan:
-    """Which hosts are the nodes of a trial, and the endpoint of their rendezvous.
-
-    Args:
-        options: of the agents.
-        hosts: execnet specifications, in the order of the nodes.
-
-    Raises:
-        LaunchModeError: there are fewer hosts than nodes that have to take part.
-    """
-
     def __init__(self, options: ElasticOptions, hosts: Sequence[str]) -> None:
         if len(hosts) < options.nnodes[0]:
             raise LaunchModeError(
@@ -322,7 +308,6 @@ class MultiNodePlan:
         return host, int(port)
 
     def spec_for(self, spec: TrialSpec, node: int) -> TrialSpec:
-        """A trial as one of its nodes runs it."""
         elastic = spec.execution.elastic
         least = elastic.nnodes[0]
         nnodes = (least, max(least, self.count))
@@ -331,12 +316,10 @@ class MultiNodePlan:
 
 
 def plan_nodes(options: ElasticOptions | None, hosts: Sequence[str]) -> MultiNodePlan | None:
-    """The plan of trials whose nodes are ``hosts``; ``None`` where each trial runs on one host."""
     return MultiNodePlan(options, hosts) if options is not None and hosts and is_multi_node(options) else None
 
 
 def _endpoint_on(host: str) -> str:
-    """An endpoint on the host of an execnet specification."""
     import execnet
 
     spec = execnet.XSpec(host)
@@ -508,8 +491,6 @@ class TrialEngine:
 
 
 class _CellCheck(Job):
-    """Prepares a cell, for whoever wants to know what it needs."""
-
     def __init__(self, order: TrialOrder) -> None:
         super().__init__()
         self._order = order
@@ -539,6 +520,5 @@ class _CellCheck(Job):
 
 
 def _node_store(elastic: ElasticOptions) -> tuple[str, int] | None:
-    """Where this node keeps the run's store; raises ``LaunchModeError`` where that is unknown."""
     at = endpoint(elastic)
     return at if node_rank(elastic) == 0 else None

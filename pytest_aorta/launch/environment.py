@@ -40,8 +40,6 @@ _AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of this host in a container."""
-
     source: str
     target: str
     writable: bool = True
@@ -49,15 +47,6 @@ class Mount:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who starts a container, and what of this host it shall have.
-
-    Attributes:
-        uid, gid: of the user.
-        name: of the user.
-        gpu: the kind of GPU that this host has.
-        gpu_groups: groups that may use it.
-    """
-
     uid: int
     gid: int
     name: str
@@ -104,7 +93,6 @@ def outermost(folders: Iterable[str]) -> list[str]:
 
 
 def mounts(folders: Iterable[str], packages: Mapping[str, str]) -> list[Mount]:
-    """What a trial needs: folders at their own places, and packages (name -> folder)."""
     own = [Mount(folder, folder) for folder in outermost(folders)]
     code = [Mount(folder, f"{PACKAGES}/{name}", writable=False) for name, folder in packages.items()]
     return [*own, *code]
@@ -124,15 +112,6 @@ def run_command(
 
     The container is called by the tag of the zygote. It shares network and shared memory with this host, as ranks and
     loaders need them, and the GPUs. The image has to be here: a download is no part of a trial.
-
-    Args:
-        engine: what starts it.
-        program: the engine's path.
-        image: as the engine calls it.
-        mounts: folders of this host.
-        cwd: working directory.
-        caller: the user, and the host.
-        options: further words for the engine, which win where it lets the last one win.
     """
     if engine in ("docker", "podman"):
         shared = _oci(engine, mounts, cwd, caller)
@@ -151,7 +130,6 @@ def run_command(
 
 
 def _oci(engine: Engine, mounts: Sequence[Mount], cwd: str, caller: Caller) -> list[str]:
-    """What docker and podman have in common, and what not."""
     words = ["run", "--rm", f"--name={container_name()}", "--pull=never", "--network=host", "--ipc=host"]
     words += [f"--user={caller.uid}:{caller.gid}", "--security-opt=label=disable", f"--workdir={cwd}"]
     rootless = engine == "podman" and caller.uid != 0
@@ -173,12 +151,10 @@ def _oci(engine: Engine, mounts: Sequence[Mount], cwd: str, caller: Caller) -> l
 
 
 def container_name() -> str:
-    """The name of a zygote's container."""
     return f"pytest-aorta-{TAG_WORD}"
 
 
 def stop_command(engine: Engine, program: str) -> tuple[str, ...]:
-    """A command that ends the container; empty for an engine whose containers are mere processes of this host."""
     return (program, "kill", container_name()) if engine in ("docker", "podman") else ()
 
 
@@ -199,14 +175,7 @@ _NOT_INHERITED = (
 
 @dataclass(frozen=True)
 class Inherited:
-    """What a trial inherits of the process that asks for it, as of that moment.
-
-    Attributes:
-        variables: environment variables.
-        cwd: working directory.
-        sys_path: what to add to ``sys.path``, where the interpreter is the same.
-        results: the folder that its files are written to.
-    """
+    """What a trial inherits of the process that asks for it, as of that moment."""
 
     variables: Mapping[str, str] = field(repr=False)  # some are secrets
     cwd: str
@@ -277,9 +246,6 @@ def container_command(
     """The command that enters an environment's image, and what to know of it.
 
     The container has its image's variables and the ``imposed`` ones, and nothing else of this process.
-
-    Raises:
-        EnvironmentUnusable: there is no engine for it.
     """
     environment = spec.environment
     found = choose_engine(environment, lambda name: shutil.which(name, path=inherited.variables.get("PATH")))
@@ -315,7 +281,6 @@ def container_command(
 
 
 def _sources(sys_path: Sequence[str]) -> tuple[str, ...]:
-    """The entries of ``sys.path`` that belong to no installation: what a project has put there."""
     installed = [Path(prefix) for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}]
     return tuple(
         path
@@ -328,7 +293,6 @@ def _sources(sys_path: Sequence[str]) -> tuple[str, ...]:
 
 @functools.cache
 def _packages() -> Mapping[str, str]:
-    """The packages of this distribution, and where they are; an editable install may have them anywhere."""
     found = {name: importlib.util.find_spec(name) for name in ("pytest_aorta", "aorta_workloads")}
     return {
         name: spec.submodule_search_locations[0]
@@ -344,18 +308,7 @@ def zygote_spec(
     devices: Mapping[str, str] = MappingProxyType({}),
     fresh_seed: int | None = None,
 ) -> ZygoteSpec:
-    """The zygote that a trial is forked from. Equal for the trials of a cell that have equal devices.
-
-    Args:
-        spec: the trial.
-        inherited: what it has of the process that asks for it.
-        threads: variables with the number of compute threads.
-        devices: variables that select devices.
-        fresh_seed: for a zygote that prepares the workload in its child, the seed of the trial.
-
-    Raises:
-        EnvironmentUnusable: the environment names something that is not there.
-    """
+    """The zygote that a trial is forked from. Equal for the trials of a cell that have equal devices."""
     environment = spec.environment
     argument: PrepareArgument = {
         "target": spec.workload.target,

@@ -171,7 +171,6 @@ class InProcessTrial:
                 self.seen.see({"type": "env_end", "end": end, "sources": later})
 
     def _enter(self) -> None:
-        """Give this process the trial's variables, place and arguments, until ``finish``."""
         undo = self._undo
         note_tmp()
         undo.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
@@ -238,7 +237,6 @@ class InProcessTrial:
 
 
 def _restore(environ: Mapping[str, str]) -> None:
-    """Undo what a trial has changed of this process's variables, its workload's own changes included."""
     for name in os.environ.keys() - environ.keys() - {_NOT_RESTORED}:
         del os.environ[name]
     os.environ.update({name: value for name, value in environ.items() if name != _NOT_RESTORED})

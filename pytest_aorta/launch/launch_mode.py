@@ -81,17 +81,7 @@ def under_launcher(environ: Mapping[str, str] = os.environ) -> bool:
 def resolve_launch(
     spec: TrialSpec, launch_mode: str, min_world_size: int, environ: Mapping[str, str] = os.environ
 ) -> LaunchPlan:
-    """Plan the launch of a trial.
-
-    Args:
-        spec: the trial.
-        launch_mode: of its workload.
-        min_world_size: of its workload.
-        environ: pytest's environment, which says whether pytest is a rank.
-
-    Raises:
-        LaunchModeError: the workload cannot be launched this way; the message says what to type instead.
-    """
+    """Plan the launch of a trial."""
     name, execution = spec.workload.name, spec.execution
     size = world_size(environ)
     if launch_mode == SCRIPT:

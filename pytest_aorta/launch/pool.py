@@ -73,9 +73,6 @@ class JobPool:
     """Runs jobs in the order in which they come; urgent ones first. Thread-safe.
 
     A thread lives as long as its slot has something to do: while nothing runs, there is none that a fork could miss.
-
-    Args:
-        hosts: the slots of each host.
     """
 
     def __init__(self, hosts: Sequence[Sequence[Slot]]) -> None:
@@ -109,7 +106,6 @@ class JobPool:
                 threading.Thread(target=self._work, args=(number, slot, job), name=name, daemon=True).start()
 
     def _next(self, host: int) -> Job | None:
-        """Take the next job that this host may run."""
         if host in self._dead:
             return None
         for queue in (self._urgent, self._waiting):
@@ -150,7 +146,6 @@ class JobPool:
         self._give_up_unrunnable()
 
     def _give_up_unrunnable(self) -> None:
-        """Give up the jobs that no host is left for."""
         with self._changed:
             lost = [
                 job

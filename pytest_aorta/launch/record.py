@@ -48,14 +48,7 @@ from pytest_aorta.trials.spec import TrialSpec
 def request_of(
     spec: TrialSpec, inherited: Inherited, *, seed: int | None = None, timeout: float | None = None
 ) -> Request:
-    """The request for a trial, without the values of secrets.
-
-    Args:
-        spec: the trial.
-        inherited: what it has of the process that asks for it.
-        seed: that it was given, where the spec has none.
-        timeout: deadline in seconds that overrides the spec's.
-    """
+    """The request for a trial, without the values of secrets."""
     workload, environment, execution = spec.workload, spec.environment, spec.execution
     return Request(
         workload=RequestedWorkload(name=workload.name, target=workload.target, source_package=workload.source_package),
@@ -110,7 +103,6 @@ def _shown(resources: Resources) -> Resources:
 
 
 def _added(sys_path: tuple[str, ...]) -> list[str]:
-    """Folders beyond those of the interpreter itself, which another one has elsewhere."""
     return list(_beyond(sys_path, (sys.prefix, sys.base_prefix)))
 
 
@@ -125,13 +117,7 @@ Finding = tuple[bool | None, str]
 
 
 def check_claims(environment: Environment, env: Mapping[str, Any], digest: str | None = None) -> list[Claim]:
-    """Check what an environment claims; empty where it claims nothing.
-
-    Args:
-        environment: of the trial.
-        env: the snapshot that the trial has taken, as plain data.
-        digest: of the claimed image, where it is known.
-    """
+    """Check what an environment claims; empty where it claims nothing."""
     image, venv, rocm = environment.docker, environment.venv, environment.rocm
     found: dict[str, Finding] = {}
     if image is not None:
@@ -178,7 +164,6 @@ def _image(image: str, entered: bool, context: Mapping[str, Any], digest: str | 
 
 
 def _are_equal(one: str, other: str) -> bool | None:
-    """Whether references are of one image; ``None`` where one has a tag and the other a digest."""
     digests = [reference.partition("@")[2] for reference in (one, other)]
     if any(digests):
         return digests[0] == digests[1] if all(digests) else None
@@ -186,7 +171,6 @@ def _are_equal(one: str, other: str) -> bool | None:
 
 
 def _reference(image: str) -> str:
-    """A reference in the form in which equal ones are equal: no default registry, a tag; of a file, its real path."""
     if image.startswith(("/", ".")):
         return os.path.realpath(image)
     name = image.removeprefix("docker://")
@@ -226,7 +210,6 @@ def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -
 
 
 def _is_release(version: str, claimed: str) -> bool:
-    """Whether a version is of a release: 7.0.2-115 and 7.0.51831 are of 7.0, and 7.0.2 is of 7.0.2."""
     wanted = claimed.lower().removeprefix("rocm").lstrip("-v ").split(".")
     return version.partition("-")[0].split(".")[: len(wanted)] == wanted
 

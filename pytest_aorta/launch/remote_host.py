@@ -39,8 +39,6 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class _Argument:
-    """What a host is told first."""
-
     resources: Resources
     hosts: int
     node_store: tuple[str, int] | None
@@ -48,16 +46,7 @@ class _Argument:
 
 
 class RemoteHost:
-    """This side of a host; has the methods of a ``TrialHost``.
-
-    Args:
-        spec: an execnet specification.
-        resources: of the run.
-        hosts: number of hosts of the run.
-        node_store: as of ``TrialHost``.
-        identity: source files that have to be the same there, by name, with their digests.
-        on_death: called when the host has died.
-    """
+    """This side of a host; has the methods of a ``TrialHost``."""
 
     def __init__(
         self,
@@ -112,7 +101,6 @@ class RemoteHost:
         return record
 
     def _ask(self, what: str, argument: Any, job: Any) -> Any:
-        """Ask the host for something; what it returns, or raises."""
         answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
         with self._lock:
             number = next(self._numbers)
@@ -163,11 +151,7 @@ class RemoteHost:
 
 
 def start_hosts(hosts: Sequence[RemoteHost]) -> None:
-    """Start all hosts at once; the first failure counts, and ends all of them.
-
-    Raises:
-        EngineUnusable: as of ``RemoteHost.start``.
-    """
+    """Start all hosts at once; the first failure counts, and ends all of them."""
     with contextlib.ExitStack() as undo:
         for host in hosts:
             undo.callback(host.close)
@@ -184,7 +168,6 @@ def start_hosts(hosts: Sequence[RemoteHost]) -> None:
 
 
 def _append(folder: Path, name: str, data: bytes) -> None:
-    """Append to a file of a trial's folder; ignores paths outside of it."""
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
         return
@@ -219,8 +202,6 @@ def serve(argument: Mapping[str, Any], channel: HostChannel) -> None:
 
 
 class _Service:
-    """What a host runs for another one."""
-
     def __init__(self, given: _Argument, channel: HostChannel) -> None:
         self.channel = channel
         self.host = TrialHost(given.resources, given.hosts, given.node_store)
@@ -257,8 +238,6 @@ class _Service:
 
 
 class _RemoteJob(Job):
-    """Runs what was asked for, and sends home what comes of it; stands for the ``SlotTrial`` there."""
-
     def __init__(self, number: int, order: TrialOrder, service: _Service) -> None:
         super().__init__()
         self._number = number

@@ -71,6 +71,5 @@ class PreparedCell:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> PreparedCell:
-        """The inverse of ``to_plain``."""
         info = WorkloadInfo.model_validate(plain["info"], context=ENCODED)
         return cls(info, LaunchPlan(**plain["plan"]), Impositions(**plain["imposes"]))

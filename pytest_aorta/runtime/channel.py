@@ -92,7 +92,6 @@ class Channel:
         self.send_text(json.dumps(message), descriptors)
 
     def send_text(self, text: str, descriptors: Sequence[int] = ()) -> None:
-        """Send a mapping that is JSON already."""
         data = text.encode()
         with self._sending:
             for packet in (data,) if len(data) <= _PACKET else cut(data, _PACKET - 1):
@@ -137,14 +136,7 @@ class Channel:
         return message
 
     def receive_part(self, flags: int = 0) -> Message | None:
-        """The next mapping, ``None`` if only a part of it has come. Waits for one packet, not for what follows.
-
-        Args:
-            flags: of ``recv``; with ``socket.MSG_DONTWAIT`` it does not wait at all.
-
-        Raises:
-            EOFError: the other end is gone or has sent something else.
-        """
+        """The next mapping, ``None`` if only a part of it has come. Waits for one packet, not for what follows."""
         try:
             data = self._end.recv(_PACKET, flags)
         except BlockingIOError:
@@ -239,7 +231,6 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _read(data: bytes) -> Any:
-    """A message from its JSON."""
     text = data.decode()
     try:
         return _decode(text)[0]

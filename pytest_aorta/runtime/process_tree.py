@@ -128,7 +128,6 @@ def catches(pid: int, number: int) -> bool:
 
 
 def _status(pid: int) -> dict[str, str]:
-    """What the kernel says of a process; empty when it has gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -209,7 +208,6 @@ def new_tag() -> str:
 
 
 def change_tag(tag: str) -> None:
-    """Give this process, and those that will descend from it, another tag."""
     with contextlib.suppress(OSError, ValueError, IndexError):  # no such numbers in an emulated /proc
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)
@@ -230,7 +228,6 @@ def tagged_processes(*tags: str) -> list[int]:
 
 
 def has_tag(pid: int, *tags: str) -> bool:
-    """Whether a process has one of these tags."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

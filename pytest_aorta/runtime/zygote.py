@@ -143,7 +143,6 @@ class ZygoteSpec:
 
     @property
     def has_prefix(self) -> bool:
-        """Whether something stands in front of the interpreter."""
         return len(self.command) > 1
 
     def key(self) -> str:
@@ -229,12 +228,10 @@ def exit_text(code: int) -> str:
 
 
 def code_behind_prefix(code: int) -> int:
-    """The exit status of what ran behind a prefix: by the convention of shells, 128 + N for signal N."""
     return 128 - code if code > 128 and code - 128 in set(signal.Signals) else code
 
 
 def prefix_text(command: Sequence[str]) -> str:
-    """A command as it would be typed, without the values of variables, which may be secrets."""
     return shlex.join(
         re.sub(r"\A(--env=|-e)?([A-Za-z_]\w*)=.*", r"\1\2=...", word, flags=re.DOTALL) for word in command
     )
@@ -310,12 +307,7 @@ class Task:
         return message
 
     def poll_message(self) -> Message | None:
-        """The next message if it is there already; ``None`` if it is not. For a caller that watches ``filenos``.
-
-        Raises:
-            TaskEnded: there will be no more.
-            ZygoteError: as for ``next_message``.
-        """
+        """The next message if it is there already; ``None`` if it is not. For a caller that watches ``filenos``."""
         return self._follow(0.0)
 
     def hear(self) -> Message | None:
@@ -347,7 +339,6 @@ class Task:
         return self.ended is not None or self._lost is not None
 
     def _follow(self, deadline: float | None) -> Message | None:
-        """The next message, or ``None`` when the deadline has passed; the end is an exception."""
         while True:
             # After its end, read what is there, and do not wait for a descendant that still holds the channel.
             over = self._over()
@@ -374,7 +365,6 @@ class Task:
                 self._take_report()
 
     def _take_report(self) -> None:
-        """Read what the zygote says of it. Errors are raised once the child's last messages have been read."""
         report = self._fate.receive()
         if report is None:
             self._lost = self._server.death()
@@ -397,7 +387,6 @@ class Task:
         self.open_channel().send_fd(fd)
 
     def open_channel(self) -> Channel:
-        """The child's channel; raises ``OSError`` when it is closed."""
         channel = self._channel
         if channel is None:
             raise BrokenPipeError("the task's process no longer listens")
@@ -502,16 +491,6 @@ class Server:
 
 
 class PrefixSocket:
-    """Open until the zygote has reported.
-
-    Args:
-        far: the zygote's end of its control channel.
-        tag: of the zygote; what connects has to know it.
-
-    Raises:
-        OSError: there is no place for it in the temporary directory.
-    """
-
     def __init__(self, far: Channel, tag: str) -> None:
         self._far = far
         self._tag = tag
@@ -656,7 +635,6 @@ class Zygote(Server):
             os.close(owner)
 
     def _command(self, fd: int) -> list[str]:
-        """The command of the process, which inherits ``fd``."""
         if self._socket is None:
             return [*self.spec.command, "-c", _BOOTSTRAP, str(fd), str(os.getpid())]
         packages = self.spec.behind.packages
@@ -733,7 +711,6 @@ class Zygote(Server):
         return report
 
     def _poll(self, timeout: float) -> bool:
-        """Whether a report can be read, or none will come. What connects behind a prefix is let in."""
         waiting = self._socket
         if waiting is None or waiting.fileno() < 0:
             return self.control.poll(timeout)
@@ -747,7 +724,6 @@ class Zygote(Server):
         return True
 
     def _end_import(self, grace: float) -> str:
-        """End all processes of an import that hangs; their stacks."""
         family = process_tree.Family(lambda: [self._process.pid, *process_tree.tagged_processes(self.tag)])
         with self._log_lock:
             written = 0 if self._log.closed else os.fstat(self._log.fileno()).st_size
@@ -759,7 +735,6 @@ class Zygote(Server):
 
     @property
     def _name(self) -> str:
-        """The prefix, where there is one, for messages."""
         return "" if self._socket is None else f"`{prefix_text(self._with_tag(self.spec.command))}` "
 
     def _failed_start(self, phase: Literal["launch", "import"]) -> ZygoteError:
@@ -781,7 +756,6 @@ class Zygote(Server):
     # The end
 
     def _wait(self, patience: float | None = None) -> int:
-        """The exit status of the process; one that stays longer than ``patience`` seconds is killed."""
         try:
             code = self._process.wait(_LINGER if patience is None and self.spec.has_prefix else patience)
         except subprocess.TimeoutExpired:
@@ -789,7 +763,6 @@ class Zygote(Server):
         return code_behind_prefix(code) if self.spec.has_prefix else code
 
     def _kill(self) -> int:
-        """End the process at once, with what a prefix has started; its exit status."""
         if self._socket is not None:
             self._socket.kill()
         with contextlib.suppress(PermissionError):  # another user's, by sudo; it ends with what it has started
@@ -830,7 +803,6 @@ class Zygote(Server):
         return os.pread(fd, _OUTPUT, max(0, os.fstat(fd).st_size - _OUTPUT)).decode(errors="replace")
 
     def _sweep(self) -> None:
-        """End every process that was started under this zygote and still runs."""
         process_tree.end_all(lambda: process_tree.tagged_processes(self.tag), lambda: None, grace=0)
 
     def hang_up(self) -> None:
@@ -949,8 +921,6 @@ class Branch(Server):
 
 @dataclass(eq=False)
 class _Entry:
-    """A zygote of a pool, and how many use it or wait for its start."""
-
     started: Future[Zygote] = field(default_factory=Future)
     users: int = 0
     wanted: list[Callable[[], bool]] = field(default_factory=list)

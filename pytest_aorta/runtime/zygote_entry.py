@@ -69,7 +69,6 @@ def _be_first_process() -> None:
 
 
 def _is_inherited(fd: int, inode: int) -> bool:
-    """Whether a descriptor is still the one that this process was to inherit; sockets have numbers of their own."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -78,7 +77,6 @@ def _is_inherited(fd: int, inode: int) -> bool:
 
 
 def _connect(address: str, tag: str) -> int:
-    """Fetch the descriptor."""
     folder, name = os.path.split(address)
     try:
         handle = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -100,7 +98,6 @@ def _give_up(why: str) -> NoReturn:
 
 
 def _complete_environment(parent: str, fd: int, tag: str, packages: list[str]) -> None:
-    """Go to the working directory; where variables are missing, begin again with them."""
     script = os.path.abspath(__file__)  # before the directory changes
     from pytest_aorta.runtime.channel import Channel
     from pytest_aorta.runtime.process_tree import VARIABLE

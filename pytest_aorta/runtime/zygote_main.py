@@ -95,7 +95,6 @@ def prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> An
 
 
 def freeze() -> None:
-    """Keep the collector from touching, and so copying, every page of a forked child."""
     gc.collect()
     gc.freeze()
 
@@ -128,16 +127,6 @@ class RunningTask:
 
 
 class ForkServer:
-    """Carries out the orders of the parent, in a process without threads.
-
-    Args:
-        control: from and to the parent.
-        order: what the zygote was prepared with.
-        run: the function of the tasks; ``None`` where each child prepares itself.
-        parent: the process that has to put away what it leaves; ``None`` where that is not known.
-        owner: a descriptor of the process whose end is also this one's; a branch ends with its zygote instead.
-    """
-
     def __init__(
         self,
         control: Channel,
@@ -180,7 +169,6 @@ class ForkServer:
             os._exit(code)
 
     def put_away(self) -> None:
-        """Where the parent was killed, do what it can do no more."""
         target = self.order["orphaned"]
         if target is not None and self.parent is not None and os.getppid() != self.parent:
             with contextlib.suppress(Exception):
@@ -217,7 +205,6 @@ class ForkServer:
     # The beginning of a task
 
     def fork_task(self) -> None:
-        """Fork a child for a task that will come on a channel which follows the order, as does that of its fate."""
         channel_fd, fate_fd = self.control.receive_fd(), self.control.receive_fd()
         if channel_fd is None or fate_fd is None:
             return  # the parent is gone, as the loop will notice
@@ -249,7 +236,6 @@ class ForkServer:
         return os.fork()
 
     def leave_behind(self) -> None:
-        """In a fork: give up what is the zygote's own."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self.handlers.items():
@@ -279,7 +265,6 @@ class ForkServer:
                 self.begin_end(task)
 
     def fork_dump(self, task: RunningTask) -> None:
-        """Have a child ask the task's processes for their stacks, which takes a while."""
         try:
             task.dumping = self.fork()
         except OSError:
@@ -293,7 +278,6 @@ class ForkServer:
                 os.kill(os.getpid(), signal.SIGKILL)  # not os._exit, which coverage replaces
 
     def begin_end(self, task: RunningTask) -> None:
-        """SIGTERM, unless it was sent; SIGKILL after the grace."""
         if task.kill_at == math.inf:
             task.asked = set(process_tree.tree([task.pid]))
             if task.grace > 0:
@@ -360,7 +344,6 @@ class ForkServer:
         return set(process_tree.children_of_self()) - own - self.stuck
 
     def report_end(self, task: RunningTask, alive: Iterable[int]) -> None:
-        """A task is over; what is still ``alive`` will not be waited for."""
         returncode, usage = task.end or (None, None)
         report = {
             "type": "ended",
@@ -384,7 +367,6 @@ def _report(fate: Channel, report: Message) -> None:
 
 
 def task_main(channel: Channel, zygote: int, order: Message, run: Callable[..., Any] | None) -> None:
-    """Receive a task on ``channel``, run it, end the process. Never returns."""
     process_tree.die_with_parent(zygote)
     os.setsid()
     _reseed()
@@ -405,7 +387,6 @@ def task_main(channel: Channel, zygote: int, order: Message, run: Callable[..., 
 
 
 def _take(channel: Channel) -> Message:
-    """The task and its descriptors; redirects this process to the task's files."""
     task = channel.receive()
     if task is None:
         # Not os._exit, which coverage replaces: it would write a file, and the zygote, which ends as well, would kill
@@ -425,7 +406,6 @@ def _take(channel: Channel) -> Message:
 
 
 def _prepare(channel: Channel, order: Message) -> Callable[..., Any]:
-    """In an interpreter that has prepared nothing yet: do so, and give the function to run."""
     try:
         info = prepare(order, channel.send)
         run: Callable[..., Any] = import_target(order["run"])
@@ -437,7 +417,6 @@ def _prepare(channel: Channel, order: Message) -> Callable[..., Any]:
 
 
 def serve_as_branch(channel: Channel, order: Message, run: Callable[..., Any] | None, extension: Any) -> None:
-    """Be a zygote that has prepared more than the one it was forked from. Never returns."""
     report: dict[str, Any]
     try:
         refused = import_target(order["extend"])(extension)
@@ -453,7 +432,6 @@ def serve_as_branch(channel: Channel, order: Message, run: Callable[..., Any] | 
 
 
 def reasons_against_branching() -> list[str]:
-    """Why this branch must not be forked, as short phrases: threads, a GPU, processes, handlers that fail in a fork."""
     reasons = process_tree.reasons_against_forking()
     if children := process_tree.children_of_self():
         reasons.append(f"started {', '.join(process_tree.describe(pid) for pid in children)}")
@@ -496,7 +474,6 @@ def leave(code: int) -> None:
 
 
 def _reseed() -> None:
-    """Seed the generators that a fork copies, as a fresh interpreter does; ``random`` does so by itself."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:

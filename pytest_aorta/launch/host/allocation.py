@@ -25,17 +25,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Allocation:
-    """The part of a host that a trial may use.
-
-    Attributes:
-        imposes: what this changes for the trial, as numbers that are equal for all trials of a cell.
-        cores: numbers of CPU cores; ``None`` for all.
-        threads: variables with the number of compute threads; those that are set already have precedence.
-        devices: variables that select devices.
-        device_ids: numbers of these devices.
-        descriptors: locks on these devices, inherited by the trial's process.
-        side_by_side: what runs beside it.
-    """
+    """The part of a host that a trial may use."""
 
     imposes: Impositions = field(default_factory=Impositions)
     cores: tuple[int, ...] | None = None
@@ -62,15 +52,7 @@ class DevicesQuarantined(Exception):
 
 
 class Allocator:
-    """Allocates cores and devices of this host.
-
-    Args:
-        resources: of the run; its hosts do not matter.
-        hosts: number of hosts of the run.
-
-    Raises:
-        LaunchModeError: a device does not exist, or cannot be locked.
-    """
+    """Allocates cores and devices of this host."""
 
     def __init__(self, resources: Resources, hosts: int = 1) -> None:
         devices = resources.devices

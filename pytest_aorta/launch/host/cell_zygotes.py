@@ -36,16 +36,6 @@ Wanted = Callable[[], bool]
 
 @dataclass
 class _Learned:
-    """What the trials of a cell import, and what was imported for them in advance.
-
-    Attributes:
-        modules: to be imported in advance, in this order.
-        complete: whether a trial has shown all that it imports.
-        note: what is not among ``modules``, and why.
-        branches: that have imported them, by the cores that they did it on.
-        making: held while a branch is made.
-    """
-
     modules: tuple[str, ...] = ()
     complete: bool = False
     note: str | None = None
@@ -101,7 +91,6 @@ class CellZygotes:
         return PreparedCell(info, plan, allocation.imposes)
 
     def _with_startup(self, spec: TrialSpec, plain: ZygoteSpec) -> ZygoteSpec:
-        """A specification with the variables that the workload declares for the start of its process."""
         missing = self._startup.get(_key(spec, plain)) if self._startup else None
         return plain if missing is None else replace(plain, environ={**missing, **plain.environ})
 
@@ -188,7 +177,6 @@ class CellZygotes:
     def _branch(
         self, zygote: Zygote, learned: _Learned, allocation: Allocation, limit: float, wanted: Wanted
     ) -> Branch | None:
-        """A branch that has imported what the cell's first trial has; it is made anew where it has died."""
         branch = learned.branches.get(allocation.cores)
         if branch is not None and branch.zygote is zygote and branch.alive():
             return branch
@@ -258,10 +246,8 @@ def start_limits(spec: TrialSpec, timeout: float | None) -> StartLimits:
 
 
 def _may_take_longer(limits: StartLimits, error: ZygoteError) -> bool:
-    """Whether a start that has failed had less time than ``limits`` give."""
     return isinstance(error, ZygoteTimeout) and error.limit < min(limits.load or limits.total, limits.total)
 
 
 def _key(spec: TrialSpec, wanted: ZygoteSpec) -> str:
-    """What is known of an import, it is known for trials of the same isolation only: may it be forked?"""
     return f"{spec.execution.isolation} {wanted.key()}"

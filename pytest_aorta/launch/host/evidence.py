@@ -67,7 +67,6 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """All files below ``folder`` but those of the workload; one pass, for this is done after every trial."""
     found = []
     for root, folders, files in os.walk(folder):
         if root == os.fspath(folder) and FILES in folders:
@@ -104,7 +103,6 @@ _PATIENCE = 30.0
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
-    """A rank's artifacts folder: the trial's ``folder`` for rank 0, one beside it for every other rank."""
     return folder if rank == 0 else folder.with_name(f"{folder.name}.rank_{rank}")
 
 
@@ -199,7 +197,6 @@ def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool
 
 
 def _read_exit(folder: Path, rank: int) -> ExitEvent | None:
-    """The exit of another rank, once the last line of its event log has it."""
     try:
         lines = event_log(rank_folder(folder, rank), rank).read_text().splitlines()
         last = json.loads(lines[-1])
@@ -213,15 +210,6 @@ _NODE_PATIENCE = 5.0
 
 
 def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, grace: float) -> TrialEvidence:
-    """The evidence of node 0, completed from the folders of the other nodes; of another node, its own ranks.
-
-    Args:
-        trial: of this node, which a limit has ended.
-        folder: of the trial's artifacts on this node.
-        node: of this one.
-        nodes: how many may have taken part.
-        grace: seconds between SIGTERM and SIGKILL.
-    """
     if node != 0:
         return replace(trial, ranks=trial.own_ranks())
     others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
@@ -245,7 +233,6 @@ def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, 
 
 
 def node_folder(folder: Path, node: int) -> Path:
-    """The folder of a trial's artifacts on another node."""
     return folder.with_name(f"{folder.name}.node_{node}")
 
 
@@ -323,7 +310,6 @@ class Evidence:
             self._read_overdue(overdue)
 
     def _exchange_with_ranks(self, overdue: float | None) -> None:
-        """Where pytest is a rank: report this rank's exit to rank 0; on rank 0, read those of the other ranks."""
         if own_rank() == 0:
             source, stalled = self._cell.info.source, self._seen.stalled
             code, interrupted = self._seen.returncode, self._seen.lost is not None
@@ -334,13 +320,11 @@ class Evidence:
                 report_exit(self._folder, own_rank(), self._seen.returncode, overdue, interrupted=interrupted)
 
     def _read_orphans(self) -> None:
-        """Where the agent was killed, and its ranks with it."""
         code = self._seen.returncode
         if code is not None and code < 0:
             self._judge(self._evidence(AgentEnd("the agent", code)))
 
     def _read_overdue(self, overdue: float) -> None:
-        """Where the agent was ended together with its ranks because of a limit."""
         trial = self._evidence(overdue=overdue)
         elastic = self._spec.execution.elastic
         if is_multi_node(elastic):
@@ -352,7 +336,6 @@ class Evidence:
             self._seen.location = self._not_met(elastic)
 
     def _not_met(self, elastic: ElasticOptions) -> str:
-        """Which nodes have not come."""
         least, most = elastic.nnodes
         come = None if self._node_store is None else self._node_store.nodes_of(self._spec.trial_id, most)
         absent = [f"node {node}" for node in range(least) if come is not None and node not in come]
@@ -365,7 +348,6 @@ class Evidence:
         )
 
     def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
-        """Of the last attempt."""
         mode = self._cell.plan.mode
         launcher: Launcher = "torchrun" if mode == "torchrun" else "elastic"
         if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):

@@ -35,8 +35,6 @@ _LIMIT = 40
 
 @dataclass
 class _Root:
-    """The folder of a run below one TMPDIR; ``path`` is the short name, if it has one."""
-
     path: Path
     used: UsedFolder
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -83,11 +81,6 @@ class TemporaryFolders:
         return path
 
     def make_beside(self, tmp: Path) -> Path:
-        """An empty folder beside a trial's TMPDIR ``tmp``, with a path that is as short.
-
-        Raises:
-            OSError: it cannot be made.
-        """
         path = tmp.with_name(f"{tmp.name}.s")
         path.mkdir(0o700, exist_ok=True)  # left of a trial whose process could not be ended
         return path
@@ -131,11 +124,6 @@ def _usable(replaced: str | None) -> Path:
 
 
 def _shared_folder(base: Path, launcher: int) -> Path:
-    """The same for all processes that ``launcher`` has started.
-
-    Raises:
-        PermissionError: another user has made it.
-    """
     try:
         started = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -150,7 +138,6 @@ def _shared_folder(base: Path, launcher: int) -> Path:
 
 
 def _short_name(folder: Path) -> Path:
-    """``folder``, or a symbolic link to it whose path is shorter."""
     short = SHORT / folder.name
     if len(os.fsencode(folder)) <= _LIMIT or short == folder:
         return folder
@@ -167,17 +154,7 @@ def _short_name(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """What a trial has for itself.
-
-    Attributes:
-        index: of the trial in its cell.
-        files: for files that belong to its record; removed at the end if it is empty.
-        tmp: removed at the end, unless the trial has failed; ``None`` where it could not be made.
-        sockets: for sockets of the ranks and for files of their agent, always removed at the end; ``None`` where there
-            are no ranks, or no ``tmp``.
-        problem: why not.
-        shared: whether it is that of several ranks of an outer launcher; then rank 0 clears it.
-    """
+    """What a trial has for itself."""
 
     index: int
     files: Path
@@ -202,9 +179,6 @@ def make_place(
     """A place for a trial with the artifacts ``folder``, where trials otherwise have the variables ``environ``.
 
     ``ranks``: whether it starts ranks.
-
-    Raises:
-        OSError: the folder cannot be made.
     """
     files = (folder / FILES).absolute()
     with contextlib.suppress(FileExistsError):  # of an earlier trial that no record was written of
@@ -232,14 +206,7 @@ def share_place(index: int, folder: Path, temporary: TemporaryFolders, environ: 
 
 
 def clear_place(place: Place, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False) -> dict[str, str]:
-    """After the end of a trial: remove what is not kept; the rest as ``artifacts`` of the record.
-
-    Args:
-        place: of the trial.
-        temporary: where its TMPDIR was made.
-        failed: whether the TMPDIR is kept.
-        in_use: whether a process of the trial could not be ended; then nothing is removed.
-    """
+    """After the end of a trial: remove what is not kept; the rest as ``artifacts`` of the record."""
     kept: dict[str, str] = {}
     if place.sockets is not None and not in_use:
         shutil.rmtree(place.sockets, ignore_errors=True)

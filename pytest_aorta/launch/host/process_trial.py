@@ -114,7 +114,6 @@ _NAMED = 10
 
 
 def leftover_notes(ended: TaskEnd) -> list[str]:
-    """One for each process that has outlived its trial; of many, the first, and how many more there are."""
     notes = []
     for left, one, many in (
         (ended.swept, "was left running, and ended", "were left running, and ended"),
@@ -128,7 +127,6 @@ def leftover_notes(ended: TaskEnd) -> list[str]:
 
 
 def membership_notes(states: Sequence[GroupEvent]) -> list[str]:
-    """One for each change of the worker group's size."""
     sizes = [(state["attempt"], state["world_size"]) for state in states if state["state"] == "HEALTHY"]
     return [
         f"from attempt {attempt} on, {after} ranks instead of {before}"
@@ -191,7 +189,6 @@ class ProcessTrial:
 
     @property
     def _given_seed(self) -> int | None:
-        """The seed for the record: nothing seeds the ranks of a script."""
         return None if self.spec.workload.target == SCRIPT_TARGET else self._seed
 
     def start(self, inherited: Inherited, allocation: Allocation, timeout: float | None = None) -> None:
@@ -292,7 +289,6 @@ class ProcessTrial:
         }
 
     def _is_forked(self) -> bool:
-        """Whether what its zygote has imported is there in the processes that run the workload."""
         if self._cell is None:
             return False
         mode = self._cell.plan.mode
@@ -303,7 +299,6 @@ class ProcessTrial:
         self._deadline = time.monotonic() + seconds
 
     def _start_clock(self, *, waited: bool = False) -> None:
-        """It is about to be set up, and has ``waited`` since its start for the import as well, if there was one."""
         launched = time.monotonic() - self._start - (self.seen.phases_sec["import"] if waited else 0.0)
         self.seen.phases_sec = {"launch": launched, **self.seen.phases_sec}
         self.seen.phase = "setup"
@@ -318,7 +313,6 @@ class ProcessTrial:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
     def _lose(self, error: ZygoteError) -> None:
-        """Its zygote died."""
         self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
 
     def interrupt(self, why: str) -> None:
@@ -335,7 +329,6 @@ class ProcessTrial:
             task.kill(grace=min(self.spec.limits.grace, 1.0))
 
     def _has_failed(self) -> bool:
-        """Whether it has failed otherwise than by a signal that has interrupted all that runs."""
         if self._cell is None or is_multi_node(
             self.spec.execution.elastic
         ):  # another node is perhaps interrupted first
@@ -371,12 +364,10 @@ class ProcessTrial:
         return self._record
 
     def _forget_rank_0(self) -> None:
-        """Where a trial was ended before its ranks were judged: its result is not that of the trial."""
         if not self.seen.ranks:
             self.seen.result = None
 
     def _advance(self) -> bool:
-        """Take in one event, or look after the trial; ``False`` once it is over."""
         assert self._task is not None
         limits = [limit for limit in (self._deadline, self._stalls_at) if limit is not None]
         try:
@@ -415,7 +406,6 @@ class ProcessTrial:
             self._evidence.combine_results()
 
     def _follow_import(self, message: Message) -> None:
-        """In a fresh process. What the workload says afterwards is not taken for that."""
         if self._import_limit is None or self.seen.timed_out or self.seen.lost is not None:
             return
         if message["type"] == "prepared":
@@ -427,7 +417,6 @@ class ProcessTrial:
             self._limit_import(self._import_limits.load)
 
     def _end(self, task: Task) -> None:
-        """Its process has ended."""
         assert task.ended is not None
         assert self._evidence is not None
         self.seen.returncode = task.ended.returncode
@@ -438,7 +427,6 @@ class ProcessTrial:
         self._evidence.read(self._overdue)
 
     def _end_overdue(self, *, stalled: bool) -> None:
-        """Its deadline has passed, or it has ``stalled``: have its stacks taken, and end it."""
         assert self._task is not None
         assert self._evidence is not None
         self.seen.timed_out = True

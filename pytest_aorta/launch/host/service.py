@@ -59,14 +59,7 @@ class TrialJob(Cancellable, Protocol):
 
 @dataclass(frozen=True)
 class TrialOrder:
-    """What a host is asked to run.
-
-    Attributes:
-        spec: the trial.
-        folder: for its artifacts.
-        inherited: what it has of the process that asks for it.
-        timeout: deadline in seconds that overrides the spec's.
-    """
+    """What a host is asked to run."""
 
     spec: TrialSpec
     folder: Path
@@ -79,13 +72,7 @@ class HostLost(Exception):
 
 
 class TrialHost:
-    """Shared by the slots of a host.
-
-    Args:
-        resources: of the run; its hosts do not matter.
-        hosts: number of hosts of the run.
-        node_store: host and port of the store at which the nodes of trials meet, where this host keeps it.
-    """
+    """Shared by the slots of a host."""
 
     def __init__(self, resources: Resources, hosts: int = 1, node_store: tuple[str, int] | None = None) -> None:
         self.allocator = Allocator(resources, hosts)
@@ -179,7 +166,6 @@ class TrialHost:
         return record
 
     def _new_warning(self, environment: Environment, env: Mapping[str, Any] | None) -> str | None:
-        """That a trial does not run in its environment, by its snapshot; once for each environment."""
         if environment.name in self._warned or env is None:
             return None
         text = warning_of(environment, check_claims(environment, env))
@@ -206,7 +192,6 @@ def cell_key(order: TrialOrder) -> str:
 
 
 def _wait_for_cancel(job: Cancellable) -> None:
-    """A signal that a batch system sends to all processes of a job ends pytest's trials a moment later."""
     cancelled = threading.Event()
     job.on_cancel(lambda why: cancelled.set())
     cancelled.wait(BEHIND)
