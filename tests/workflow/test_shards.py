@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -28,8 +29,8 @@ PLANS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 90_000)), min_size=
 
 @given(PLANS, st.integers(1, 9), st.randoms(use_true_random=False))
 def test_every_part_has_one_shard_and_shards_differ_by_one_part_at_most(
-    parts: list[tuple[str, int]], count: int, random
-) -> None:  # type: ignore[no-untyped-def]
+    parts: list[tuple[str, int]], count: int, random: Random
+) -> None:
     random.shuffle(parts)  # interleaved, grouped, random: any order
     shards = divide(parts, count)
     assert len(shards) == len(parts)
