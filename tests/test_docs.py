@@ -163,6 +163,17 @@ def test_files_that_the_map_of_the_house_names_are_there() -> None:
         assert any((place / name).exists() for place in places), name
 
 
+def test_the_ways_through_the_house_name_what_is_there() -> None:
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    steps = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py): ([\w., ]+)`", text)
+    assert len(steps) > 30
+    places = [DOCS.parent / "pytest_aorta", DOCS.parent / "pytest_aorta" / "launch" / "child"]
+    for file, names in steps:
+        [source] = [(place / file).read_text() for place in places if (place / file).exists()]
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"\b{name}\b", source), f"{file}: {name}"
+
+
 def test_pictures_of_the_columns_are_current() -> None:
     script = runpy.run_path(str(DOCS / "img" / "draw_columns.py"))
     drawn = {path.name: path.read_text() for path in (DOCS / "img" / "columns").iterdir()}

@@ -135,7 +135,6 @@ _Items = Sequence[tuple[str, "Sequence[Hashable]"]]
 
 
 def _of_recipe(results: Sequence[Path], files: Sequence[str]) -> tuple[dict[str, float], _Items, str]:
-    """What is known of durations, the items, and the file."""
     from pytest_aorta.trials.conversion import identifier
     from pytest_aorta.workflow.project import planned_items
 
@@ -152,7 +151,6 @@ def _of_recipe(results: Sequence[Path], files: Sequence[str]) -> tuple[dict[str,
 
 
 def _trials(results: Sequence[Path]) -> Iterator[tuple[str, str, float | None]]:
-    """Workload, cell and seconds of each trial that no test has started."""
     from pytest_aorta.triage.reading import Results
 
     for folder in results:
@@ -163,7 +161,6 @@ def _trials(results: Sequence[Path]) -> Iterator[tuple[str, str, float | None]]:
 
 
 def _seconds(results: Sequence[Path], name: str | None = None) -> dict[str, float]:
-    """The mean duration of the trials of each cell, as a file of durations has it; ``name`` of the action."""
     from pytest_aorta.trials.conversion import identifier
 
     found: dict[str, list[float]] = {}
@@ -174,7 +171,6 @@ def _seconds(results: Sequence[Path], name: str | None = None) -> dict[str, floa
 
 
 def _recorded(results: Sequence[Path]) -> _Items:
-    """The trials that earlier results have."""
     from pytest_aorta.trials.conversion import identifier
 
     counts: dict[str, int] = {}
@@ -184,7 +180,6 @@ def _recorded(results: Sequence[Path]) -> _Items:
 
 
 def _update(file: Path, known: dict[str, float]) -> dict[str, float]:
-    """All that is known: what the file says, or else what is known now; it is written there."""
     from pytest_aorta.workflow.shards import read_durations, write_durations
 
     everything = {**(read_durations(file).seconds if file.exists() else {}), **known}
@@ -198,7 +193,6 @@ def _update(file: Path, known: dict[str, float]) -> dict[str, float]:
 def _jobs(
     arguments: Sequence[str], count: int, items: _Items, known: dict[str, float], file: Path | None, *, is_plan: bool
 ) -> list[Job]:
-    """The jobs; ``is_plan``: whether the items are those that will be run, and not only likely to be."""
     from pytest_aorta.workflow.shards import Durations, joined, read_durations, shards_of
 
     names, keys = [name for name, _ in items], [keys for _, keys in items]

@@ -57,7 +57,6 @@ def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
 
 
 def _echo_table(snapshot: Mapping[str, Any]) -> None:
-    """All facts, section by section."""
     from pytest_aorta.probe.environment_facts import facts_of_section, sections
 
     found = [fact for name, content in sections(snapshot) for fact in facts_of_section(name, content).items()]
@@ -97,7 +96,6 @@ def _value(values: list[dict[str, Any]]) -> Any:
 
 
 def _read(file: Path) -> tuple[Environments, Callable[[str], Mapping[str, str] | None]]:
-    """The environment that a file holds, and what gives the installed packages by their digest."""
     from pytest_aorta.triage.environments import Environments
     from pytest_aorta.triage.reading import Results
 

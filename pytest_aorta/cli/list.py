@@ -107,7 +107,6 @@ def _find_spec(module: str) -> ModuleSpec | None:
 
 
 def _summary(spec: ModuleSpec, cls: str) -> str:
-    """The first line of a class's docstring, read and not imported."""
     if not str(spec.origin).endswith(".py"):
         return ""
     try:
@@ -184,7 +183,6 @@ def _options_of_pytest() -> list[Entry]:
 
 
 def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
-    """What ``--aorta-config`` takes, of a registered name or of ``FILE.py:CLASS``, which is imported."""
     from pytest_aorta.registry import WorkloadEntry
     from pytest_aorta.registry.types import one_line_of
     from pytest_aorta.trials.config import declared_options
@@ -225,7 +223,6 @@ def _section(kind: str, entries: list[Entry]) -> str:
 
 
 def _row(entry: Entry) -> Sequence[str]:
-    """What a name stands for, the longest part of its line last."""
     if "target" in entry:
         return entry["name"], entry["source"], entry["target"], entry["summary"]
     parts = [f"{key}={entry[key]}" for key in ("docker", "venv", "rocm") if key in entry]

@@ -36,11 +36,9 @@ class Commands(click.Group):
     """The subcommands, in the order in which they are added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Not sorted by name."""
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Carry a subcommand out; what it refuses is a message, and no traceback."""
         try:
             return super().invoke(ctx)
         except RequestError as error:

@@ -54,11 +54,7 @@ def open_recipe(file: Path | None = None) -> Recipe:
 
 
 def open_project(files: Sequence[str] = ()) -> Project:
-    """The project of the working directory; what may be out of date in it is warned of.
-
-    Raises:
-        RequestError: there is none, its recipe is not valid, or asks for what is not registered.
-    """
+    """The project of the working directory; what may be out of date in it is warned of."""
     recipe = open_recipe()
     from pytest_aorta.workflow.project import Project
 
@@ -130,11 +126,7 @@ def where_option(command: _Command) -> _Command:
 
 
 def typed_conditions(texts: Sequence[str]) -> list[TypedCondition]:
-    """The conditions of ``--where``.
-
-    Raises:
-        RequestError: one of them is none.
-    """
+    """The conditions of ``--where``."""
     if not texts:
         return []
     from pytest_aorta.common.conditions import parse_condition
@@ -151,11 +143,7 @@ def typed_conditions(texts: Sequence[str]) -> list[TypedCondition]:
 def units_where(
     project: Project, actions: Sequence[Action], only: set[str] | None, conditions: Sequence[TypedCondition]
 ) -> dict[str, set[str]] | None:
-    """By action, the units that meet all conditions, among those with the names ``only``; ``None`` without conditions.
-
-    Raises:
-        RequestError: no unit of any action has an element that a condition is about.
-    """
+    """By action, the units among ``only`` that meet all conditions; ``None`` without conditions."""
     if not conditions:
         return None
     from pytest_aorta.common.conditions import selected

@@ -63,8 +63,6 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Query:
-    """What a listing is asked for; ``only``: names of units, ``pointers``: elements to show, ``flags``: states."""
-
     project: Project
     only: set[str] | None
     action: str | None
@@ -96,7 +94,6 @@ class _Query:
 
 
 def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Iterator[_Row]]], Callable[..., None]]:
-    """A command with the arguments that all listings have; ``pattern`` of the actions without ``--action``."""
     shown = "cells with trials" if what == "cells" else what
 
     def add(rows_of: Callable[[_Query], Iterator[_Row]]) -> Callable[..., None]:
@@ -286,7 +283,6 @@ def show_launchers(cluster: str | None, everything: bool, short: bool) -> None:
 
 
 def _configuration() -> Configuration:
-    """Of the recipe around the working directory, or else of the user."""
     from pytest_aorta.workflow.clusters import Configuration
     from pytest_aorta.workflow.finding import find_recipe
 

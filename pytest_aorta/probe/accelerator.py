@@ -108,7 +108,6 @@ def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
 
 
 def _devices_of_smi(smi: str, expected: bool) -> list[Facts] | None:
-    """The devices; ``None`` when nvidia-smi fails and no driver is ``expected``: then there is no GPU."""
     fields = {**_SMI_FIELDS, **_NEWER_SMI_FIELDS}
     try:
         try:
@@ -143,7 +142,6 @@ def _nvidia_device(row: dict[str, str]) -> Facts:
 
 
 def _devices_of_driver(proc: Path) -> list[Facts]:
-    """The devices in /proc/driver/nvidia/gpus: fewer facts than nvidia-smi has, but there in every container."""
     files = sorted(proc.glob("gpus/*/information"))
     return [
         {_DRIVER_FIELDS[key]: value for key, value in keyed_lines(file).items() if key in _DRIVER_FIELDS}
@@ -185,7 +183,6 @@ def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
 
 
 def _amd_device(node: Path, root: Path) -> Facts | None:
-    """One node of the topology; ``None`` for a CPU."""
     if int((node / "gpu_id").read_text(encoding="utf-8")) == 0:
         return None
     properties = kfd_properties(node)
@@ -219,7 +216,6 @@ def gfx_name(target_version: int) -> str | None:
 
 
 def _amd_tool() -> Facts | None:
-    """What the first installed tool says, as it says it: its keys differ from release to release."""
     for name, *arguments in _AMD_TOOLS:
         path = shutil.which(name)
         if path is not None:

@@ -31,14 +31,10 @@ _COMMIT = 12
 
 @dataclass(frozen=True)
 class Rule:
-    """What the leaves of a snapshot with a path like ``host.kernel`` are called, and how they are shown.
+    """How the leaves of a snapshot whose ``path`` matches (a regular expression) are called and shown.
 
-    Attributes:
-        path: regular expression for the whole of it.
-        name: of the fact, which may have groups of the expression in it; empty for what is not compared.
-        show: of a value that is not ``None``; ``None`` if it says nothing.
-        nothing: shown where there is none.
-        implied_by: a fact that this one is expected to change with.
+    An empty ``name`` is not compared; ``show`` gives ``None`` for a value that says nothing; ``nothing`` stands where
+    there is none; ``implied_by`` is a fact that this one is expected to change with.
     """
 
     path: str
@@ -83,7 +79,6 @@ def _megahertz(value: Any) -> str:
 
 
 def _no_default(default: Any) -> Show:
-    """Says nothing where the value is the usual one."""
     return lambda value: None if value == default else str(value)
 
 
@@ -299,7 +294,6 @@ def facts_of_section(section: str, content: Mapping[str, Any]) -> dict[Fact, Val
 
 @lru_cache(maxsize=10_000)
 def _fact(section: str, path: str) -> tuple[Fact, Show] | None:
-    """By the first rule that matches; ``None`` for what is not compared."""
     for rank, rule in enumerate(RULES):
         match = re.fullmatch(rule.path, path, re.DOTALL)
         if match is not None:
@@ -321,7 +315,6 @@ def _shown_of_gpu(key: str, value: Any) -> str:
 
 
 def _gpus(accelerator: Mapping[str, Any]) -> dict[str, Any]:
-    """``gpus``, such as ``2 NVIDIA H100``, and of what each GPU has the different values, under ``gpu``."""
     names: Counter[str] = Counter()
     values: dict[str, set[str]] = {}
     for vendor in ("nvidia", "amd"):
@@ -389,7 +382,6 @@ def _shown(fact: Fact, value: Value | None) -> str:
 
 
 def _changed_words(one: tuple[str, ...], two: tuple[str, ...]) -> str:
-    """Which words are there on one side only."""
     gone, new = ([word for word in words if word not in others] for words, others in ((one, two), (two, one)))
     parts = [f"{what} {_listed(words)}" for what, words in (("without", gone), ("with", new)) if words]
     return ", ".join(parts) or "in another order"

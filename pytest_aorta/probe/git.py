@@ -34,15 +34,9 @@ MOST_WATCHED = 500
 
 @dataclass(frozen=True)
 class GitWatch:
-    """Signs of a change of a repository since the start of a cell.
+    """Time and size (``seen``) of some ``files`` of a repository, of which ``watched`` are tracked ones."""
 
-    Attributes:
-        root: the repository's folder.
-        files: its HEAD, branch and index, and tracked files of its work tree.
-        seen: time and size of each of ``files``, in their order.
-        watched: how many tracked files are among ``files``: all, or of more than ``MOST_WATCHED`` only the source and
-            the imported modules.
-    """
+    """Signs of a change of a repository since the start of a cell."""
 
     root: str
     files: tuple[str, ...]
@@ -97,13 +91,11 @@ def git_state_now(state: Facts | None, watch: GitWatch | None) -> Facts | None:
 
 
 def _root(source: Path) -> Path | None:
-    """The closest folder at or above ``source`` with a ``.git``, which is a file in worktrees and submodules."""
     folders: Iterable[Path] = (source, *source.parents)
     return next((folder for folder in folders if (folder / ".git").exists()), None)
 
 
 def _status(git: str, root: Path, timeout_sec: float) -> Facts:
-    """``commit``, ``branch``, ``dirty`` and ``changed_files``, from one question."""
     question = ("status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no")
     lines = _output(git, root, timeout_sec, *question).splitlines()
     heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
@@ -122,7 +114,6 @@ def _tracked(git: str, root: Path) -> list[str]:
 
 
 def _holds(tracked: Iterable[str], name: str) -> bool:
-    """Whether the file ``name`` is tracked, or one in the folder ``name``."""
     return any(file == name or file.startswith(f"{name}/") or name == "." for file in tracked)
 
 
@@ -140,7 +131,6 @@ def _watch(root: Path, source: Path, tracked: Sequence[str]) -> GitWatch:
 
 
 def _heads(root: Path) -> list[str]:
-    """The files that say which commit is checked out, and what is staged."""
     folder = root / ".git"
     if folder.is_file():  # "gitdir: /path", in worktrees and submodules
         folder = root / folder.read_text(encoding="utf-8", errors="surrogateescape").partition(":")[2].strip()
@@ -155,7 +145,6 @@ def _heads(root: Path) -> list[str]:
 
 
 def _seen(files: Sequence[str]) -> bytes:
-    """Time and size of each file, -1 for both without the file."""
     # An array, not a list of tuples: comparing one touches no object of the zygote that a fork would have to copy.
     numbers = array("q")
     for file in files:
@@ -169,7 +158,6 @@ def _seen(files: Sequence[str]) -> bytes:
 
 
 def _output(git: str, root: Path, timeout_sec: float, *question: str) -> str:
-    """What git printed."""
     # fsmonitor would leave a daemon behind.
     command = [git, "-C", str(root), "-c", "core.fsmonitor=false", "--literal-pathspecs", *question]
     return ask(command, timeout_sec, _ENVIRON).strip()

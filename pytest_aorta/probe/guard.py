@@ -69,12 +69,7 @@ def describe(probe: str, error: BaseException) -> str:
 
 
 class Guard:
-    """Runs probes and keeps why some of them failed.
-
-    Attributes:
-        reasons: one line per failed probe, in the order of the failures.
-        parts_ms: milliseconds that each part took, by name.
-    """
+    """Runs probes and keeps why some of them failed."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

@@ -169,7 +169,6 @@ def _libc() -> str | None:
 
 
 def _cpuinfo(*keys: str) -> str | None:
-    """The first processor's value of the first of ``keys`` that /proc/cpuinfo has."""
     found = keyed_lines("/proc/cpuinfo")
     return next((found[key] for key in keys if key in found), None)
 
@@ -380,7 +379,7 @@ def _up(base: Path, group: str, file: str) -> list[str]:
 
 
 def virtual_environment() -> Facts | None:
-    """The virtual environment this interpreter runs in, by ``sys.prefix``: ``VIRTUAL_ENV`` may be another shell's."""
+    # By sys.prefix: VIRTUAL_ENV may be another shell's.
     if sys.prefix == sys.base_prefix:
         return None
     settings = keyed_lines(Path(sys.prefix, "pyvenv.cfg"), "=")
@@ -392,7 +391,6 @@ def virtual_environment() -> Facts | None:
 
 
 def conda_environment() -> Facts | None:
-    """The conda environment this interpreter belongs to, by its ``conda-meta`` folder."""
     if not Path(sys.base_prefix, "conda-meta").is_dir():
         return None
     return {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}

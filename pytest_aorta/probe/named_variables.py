@@ -32,13 +32,13 @@ _SHARE = 0.25
 _MOST_LABELS = 4
 
 #: Bytes of a file from which the answer about it alone is kept.
-_LARGE = 4 * 2**20
+_LARGE = 2**20
 
 #: Answers in the user's cache before the older half of them is removed; one has some hundred bytes.
 _MOST_KEPT = 2000
 
 #: Bytes that are searched between two looks at the clock.
-_CHUNK = 64 * 2**20
+_CHUNK = 16 * 2**20
 
 #: Bytes of a constant that compilers turn into operands: ``movabs`` takes 8, a register of SSE 16.
 _OPERAND, _VECTOR = 8, 16
@@ -59,8 +59,7 @@ Files = Mapping[str, tuple[str, tuple[int, ...]]]
 """Label and identity of files, by path."""
 
 
-class OutOfTime(Exception):
-    """The time for a search is over."""
+class OutOfTime(Exception): ...
 
 
 @dataclass
@@ -161,12 +160,11 @@ def _shown(name: str, answers: Iterable[Mapping[str, list[str]]]) -> Facts:
 
 
 class _Search:
-    """Gives by name the labels of the files that contain it; raises ``OutOfTime`` after the deadline."""
-
     def __init__(self, folder: Path, names: list[str], deadline: float) -> None:
         self.names = names
         self._folder = folder
         self._deadline = deadline
+        self._reached = 0
 
     def objects(self, files: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
         labelled = {path: (printable(os.path.basename(path)), identity) for path, identity in files.items()}
@@ -194,19 +192,23 @@ class _Search:
     def _contains(self, content: bytes | mmap.mmap, path: str, identity: tuple[int, ...], name: str) -> bool:
         if len(content) < _LARGE:
             return self._holds(content, os.fsencode(name))
-        # Kept one by one: another cell has other files or names, and a search that is out of time has done a part.
+        # Kept one by one: another cell has other files or names. A search that is out of time keeps how far it came.
         key = _key(path, identity, name)
-        found: bool | None = self._read(key)
-        if found is None:
-            found = self._holds(content, os.fsencode(name))
-            self._write(key, found)
-        return found
+        kept: bool | int | None = self._read(key)
+        if not isinstance(kept, bool):
+            try:
+                kept = self._holds(content, os.fsencode(name), kept or 0)
+            except OutOfTime:
+                self._write(key, self._reached)
+                raise
+            self._write(key, kept)
+        return kept
 
-    def _holds(self, content: bytes | mmap.mmap, word: bytes) -> bool:
+    def _holds(self, content: bytes | mmap.mmap, word: bytes, start: int = 0) -> bool:
         if isinstance(content, bytes):
             found = self._occurrences(content, word)
             return any(content[at - 1 : at] not in _IN_NAMES and _ends(content, at, word) for at in found)
-        if any(_is_stored(content, at, word) for at in self._occurrences(content, word[:_OPERAND])):
+        if any(_is_stored(content, at, word) for at in self._occurrences(content, word[:_OPERAND], start)):
             return True
         # oneDNN puts its names together from such parts as ONEDNN_ and MAX_CPU_ISA.
         if not word.startswith((b"ONEDNN_", b"DNNL_")):
@@ -215,8 +217,9 @@ class _Search:
         parts = (family + b"_\0", rest + b"\0")
         return all(next(self._occurrences(content, part), None) is not None for part in parts)
 
-    def _occurrences(self, content: bytes | mmap.mmap, word: bytes) -> Iterator[int]:
-        for start in range(0, len(content), _CHUNK):
+    def _occurrences(self, content: bytes | mmap.mmap, word: bytes, begin: int = 0) -> Iterator[int]:
+        for start in range(begin, len(content), _CHUNK):
+            self._reached = start
             if time.monotonic() > self._deadline:
                 raise OutOfTime
             end = start + _CHUNK + len(word) - 1
@@ -244,7 +247,6 @@ class _Search:
 
 
 def _content(path: str, identity: tuple[int, ...]) -> bytes | mmap.mmap:
-    """Raises OSError if another file has this path now."""
     if file_identity(path) != identity or not identity:
         raise OSError(f"{path} is another file than the one that was loaded")
     if path.endswith((".py", ".pyc")):
@@ -254,7 +256,6 @@ def _content(path: str, identity: tuple[int, ...]) -> bytes | mmap.mmap:
 
 
 def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
-    """Whether ``word``, whose first bytes are at ``at``, is there: as a whole, an operand, or a vector."""
     # Of two strings of which one is the end of the other, linkers keep only the longer one: anything may precede it.
     if content[at : at + len(word)] == word and _ends(content, at, word):
         return True
@@ -265,7 +266,6 @@ def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
 
 
 def _ends(content: bytes | mmap.mmap, at: int, word: bytes) -> bool:
-    """Whether ``word`` at ``at`` is no beginning of a longer name; in Rust and Go, no zero ends a string."""
     return content[at + len(word) : at + len(word) + 1] not in _IN_NAMES
 
 
@@ -274,7 +274,6 @@ def _key(*parts: object) -> str:
 
 
 def _cache_folder() -> Path | None:
-    """In ``$XDG_CACHE_HOME``, by the XDG Base Directory Specification only if it is absolute, else in ``~/.cache``."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "pytest-aorta", "variable-names")
     try:

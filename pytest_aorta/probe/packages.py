@@ -42,8 +42,6 @@ _RECORDED = re.compile(r"^(?:([^/,.\n]+)/[^,\n]*\.(?:py|so)|([^/,.\n]+)(?:\.[^/,
 
 
 class Owner(NamedTuple):
-    """A distribution that a top-level name belongs to, and the folder it is installed in."""
-
     name: str
     folder: str
 
@@ -82,7 +80,6 @@ def package_list(installed: Installed) -> Facts:
 
 
 def package_list_name(digest: str) -> str:
-    """The name of the file that lists the distributions with this digest: ``packages-<16 digits>.json``."""
     return f"packages-{digest.removeprefix('sha256:')[:16]}.json"
 
 
@@ -141,7 +138,7 @@ def _installed(distributions: Iterable[metadata.Distribution], guard: Guard) -> 
 
 
 def _headers(distribution: metadata.Distribution) -> Message:
-    """Its metadata without the description at the end, which ``distribution.metadata`` parses as well."""
+    # Without the description at the end, which distribution.metadata parses as well.
     text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
     return HeaderParser().parsestr(re.split(r"\n\r?\n", text, maxsplit=1)[0])
 

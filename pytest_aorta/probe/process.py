@@ -81,7 +81,6 @@ def process(guard: Guard, clock: bool = False) -> Facts:
 
 
 def _scheduler() -> dict[str, str | int]:
-    """``policy`` by name (a kernel's newer ones by number), and the ``priority`` that real-time policies have."""
     number = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
     return {"policy": _POLICIES.get(number, str(number)), "priority": os.sched_getparam(0).sched_priority}
 
@@ -97,7 +96,6 @@ def memory_policy(maps: Path = Path("/proc/self/numa_maps")) -> str | None:
 
 
 def _pressure(what: str) -> float | None:
-    """``None`` where the kernel does not count it: before Linux 4.20, or with ``psi=0``."""
     try:
         found = re.match(r"some avg10=([\d.]+)", _head(Path(_PRESSURE, what), 256) or "")
     except OSError:  # as of a kernel that has the files and not the information
@@ -106,7 +104,6 @@ def _pressure(what: str) -> float | None:
 
 
 def _head(file: Path, length: int) -> str | None:
-    """The first ``length`` bytes, read at once; ``None`` without the file."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -118,7 +115,7 @@ def _head(file: Path, length: int) -> str | None:
 
 
 def _rlimits() -> dict[str, dict[str, int | None]]:
-    """``soft`` and ``hard`` of each limit, in the kernel's units (bytes or a count); ``None`` is unlimited."""
+    # In the kernel's units (bytes or a count); None is unlimited.
     limits = {}
     for name, which in _LIMITS.items():
         soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
@@ -127,7 +124,6 @@ def _rlimits() -> dict[str, dict[str, int | None]]:
 
 
 def _torch_threads() -> dict[str, int] | None:
-    """Sizes of torch's pools; ``None`` when torch is not imported. Asking does not start the pools."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

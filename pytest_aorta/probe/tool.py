@@ -62,7 +62,6 @@ def ask(argv: Sequence[str], timeout_sec: float, extra_env: Mapping[str, str] | 
 
 
 def _kill(process: subprocess.Popen[str]) -> bool:
-    """Kill the tool's group and reap it; False when it is still there."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdout, process.stderr):

@@ -68,7 +68,6 @@ def _arch_list(torch: ModuleType) -> list[str] | None:
 
 
 def _backends(torch: ModuleType) -> list[str]:
-    """Names of the compute backends that are compiled in (OpenMP, MKL, ...); each is a flag of the build."""
     compiled = []
     for name in _BACKENDS:
         backend = getattr(torch.backends, name, None)
@@ -87,7 +86,6 @@ def _distributed_backends(torch: ModuleType) -> list[str]:
 
 
 def _library_versions(torch: ModuleType) -> dict[str, Any]:
-    """Probes for the GPU libraries of this build, under the names they have on its platform."""
     hip = getattr(getattr(torch, "version", None), "hip", None)
     return {
         ("miopen_version" if hip else "cudnn_version"): lambda: _dnn_version(torch),
@@ -103,7 +101,7 @@ def _dnn_version(torch: ModuleType) -> int | None:
 
 
 def _collectives_version(torch: ModuleType) -> str | None:
-    """Version of the NCCL or RCCL in this process. ncclGetVersion() returns a constant: no GPU takes part."""
+    # ncclGetVersion() returns a constant: no GPU takes part.
     nccl = sys.modules.get("torch.cuda.nccl")
     if nccl is None or not (_on_gpu(torch) and hasattr(torch._C, "_nccl_version")):
         return None
@@ -187,7 +185,6 @@ def _matmul_precision(torch: ModuleType) -> str | None:
 
 
 def _matmul(torch: ModuleType) -> Facts:
-    """Of matrix products on GPUs: the precision of float32, and what sums of half precision may lose."""
     settings = torch.backends.cuda.matmul
     return {
         "fp32_precision": _fp32_precision(settings),
@@ -209,7 +206,6 @@ def _fp32_precision(settings: object) -> str | None:
 
 
 def _allocator(torch: ModuleType) -> Facts:
-    """``settings`` as given by variables and calls, ``backend`` of a GPU build; ``None`` where torch shows none."""
     settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", None)
     return {
@@ -219,7 +215,6 @@ def _allocator(torch: ModuleType) -> Facts:
 
 
 def _devices(kind: str) -> Facts | None:
-    """``count``, ``current``, and the ``memory`` of each device; ``None`` unless the workload has initialised them."""
     module = sys.modules.get(f"torch.{kind}")
     if module is None or not module.is_initialized():
         return None
@@ -231,7 +226,6 @@ def _devices(kind: str) -> Facts | None:
 
 
 def _process_group() -> Facts | None:
-    """``backend``, ``world_size`` and ``rank`` of the default process group, if there is one still."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

@@ -57,8 +57,8 @@ class _Lock:
         self.release()
 
     def wait(self, timeout: float) -> None:
-        """Wait to be notified, for at most ``PIECE``: an interrupt is raised afterwards."""
-        self._condition.wait(min(timeout, PIECE))
+        """Wait to be notified, perhaps for less: an interrupt is raised afterwards."""
+        self._condition.wait(min(timeout, SIGINT_HELD.piece()))
         with SIGINT_HELD.released():
             pass
 

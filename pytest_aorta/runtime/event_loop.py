@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from pytest_aorta.common.bounded_waits import PIECE
+
 Callback = Callable[[], None]
 
 #: Timers from which on cancelled ones are removed before they are due.
@@ -220,6 +222,10 @@ class _SigintHold:
     def _forked(self) -> None:
         self._main = _get_ident()
 
+    def piece(self) -> float:
+        """Seconds that this thread may wait with SIGINT deferred."""
+        return 0.1 if _get_ident() == self._main else PIECE
+
     def __enter__(self) -> None:
         if _get_ident() == self._main:
             if self._depth == 0:
@@ -272,3 +278,19 @@ class _SigintHold:
 
 #: A process has one main thread.
 SIGINT_HELD = _SigintHold()
+
+
+def wait_for(event: threading.Event, timeout: float | None) -> bool:
+    """Wait for an event; whether it is set within ``timeout`` seconds.
+
+    SIGINT is raised between pieces of the wait: within the Python code of ``threading``, it would leave a lock broken.
+    """
+    give_up = None if timeout is None else time.monotonic() + timeout
+    while True:
+        piece = SIGINT_HELD.piece()
+        left = piece if give_up is None else max(0.0, min(piece, give_up - time.monotonic()))
+        with SIGINT_HELD:
+            if event.wait(left):
+                return True
+        if give_up is not None and time.monotonic() >= give_up:
+            return False

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.runtime.arguments import check_function, check_timeout
 from pytest_aorta.runtime.dispatcher import Dispatcher
+from pytest_aorta.runtime.event_loop import wait_for
 from pytest_aorta.runtime.records import TaskError, TaskRecord
 from pytest_aorta.runtime.scheduling import record_of
 
@@ -61,7 +61,7 @@ class TaskRef:
         with self._dispatcher.lock:
             if not task.has_settled:
                 settled = task.settled = task.settled or threading.Event()
-        if settled is not None and not wait_bounded(settled.wait, timeout):
+        if settled is not None and not wait_for(settled, timeout):
             raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
         return record_of(self._node)
 
@@ -138,7 +138,7 @@ class RunHandle:
         check_timeout(timeout)
         # A callback that waits for its own run cannot wait for itself.
         over = self._run.ended if self._dispatcher.callbacks.is_current else self._run.called_back
-        if not wait_bounded(over.wait, timeout):
+        if not wait_for(over, timeout):
             what = "callbacks of its tasks have not returned" if self.done else "the run has not ended"
             raise TimeoutError(f"{what} within {timeout:g} s")
         failure = self._run.first_failure or self._run.callback_failure

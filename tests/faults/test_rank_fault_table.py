@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FAULTS = ROOT / "tests" / "support" / "rank_faults.py"
 
 #: Seconds in which all ranks are where one of them hangs.
-TO_HANG: dict[Launcher, int] = {"auto": 10, "torchrun": 25, "script": 25, "external": 10}
+TO_HANG: dict[Launcher, int] = {"auto": 20, "torchrun": 25, "script": 25, "external": 20}
 
 #: Deadline of the others. Under an outer launcher, a rank that sleeps has one of its own.
 TO_END = {**dict.fromkeys(LAUNCHERS, 100), "external": 25}

@@ -23,6 +23,7 @@ from pytest_aorta.registry import Environment
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
+from pytest_aorta.trials.events import prepare_events
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -130,6 +131,7 @@ class TrialHost:
 
     def _prepare(self, order: TrialOrder, slot: int, job: Cancellable) -> PreparedCell:
         spec, inherited = order.spec, order.inherited
+        prepare_events()  # before a trial runs: an event that waits for it would be late
         try:
             with self.allocator.allocate(job, slot, 1) as allocation:
                 cell = self.zygotes.prepare(spec, inherited, allocation, order.timeout, lambda: not job.cancelled)

@@ -40,7 +40,8 @@ def one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
 def zygote_pids(worker: Worker) -> list[int]:
     """Of the zygotes that live."""
     entries = worker._started.child_processes._pool._entries.values()
-    return [entry.zygote()._process.pid for entry in entries if entry.zygote() is not None and entry.zygote().alive()]
+    zygotes = [zygote for entry in entries if (zygote := entry.zygote()) is not None]
+    return [zygote._process.pid for zygote in zygotes if zygote.alive()]
 
 
 @pytest.mark.usefixtures("one_zygote")

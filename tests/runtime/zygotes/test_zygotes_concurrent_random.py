@@ -46,8 +46,8 @@ class Lives:
                 task.kill(0.0 if how == "at once" else self.dice.choice([0.02, 0.1]))
         for task in chosen:
             end = end_of(task)
-            assert end["returncode"] in (-signal.SIGKILL, -signal.SIGTERM)
-            assert end["unkillable"] == []
+            assert end.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+            assert end.unkillable == []
             pids = self.living.pop(task)
             assert all(map(is_gone, pids))
             self.gone += pids
