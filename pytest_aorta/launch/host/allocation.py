@@ -20,6 +20,17 @@ from pytest_aorta.trials.result import Imposed, SideBySide
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+class Cancellable(Protocol):
+    """Something that may be cancelled while it waits or runs."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the trial is not wanted any more."""
+
+    def on_cancel(self, callback: Callable[[str], object]) -> None:
+        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
+
+
 @dataclass(frozen=True)
 class Allocation:
     """The part of a host that a trial may use."""
