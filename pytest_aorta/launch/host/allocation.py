@@ -55,17 +55,6 @@ class Allocation:
         )
 
 
-class Cancellable(Protocol):
-    """Something that may be cancelled while it waits or runs."""
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the trial is not wanted any more."""
-
-    def on_cancel(self, callback: Callable[[str], object]) -> None:
-        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
-
-
 class DevicesQuarantined(Exception):
     """Processes that cannot be ended hold so many devices that too few are left."""
 
