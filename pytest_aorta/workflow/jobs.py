@@ -86,7 +86,6 @@ class Job(BaseModel):
 
     @property
     def is_open(self) -> bool:
-        """Whether any of its tasks may still run."""
         return self.refused is None and not all(task.is_over for task in self.tasks)
 
     def state(self, task: int) -> TaskState:
@@ -194,15 +193,8 @@ def plan_jobs(
 ) -> Iterator[PlannedJob]:
     """The jobs of an action; groups that follow each other and are of one size share an array.
 
-    Args:
-        target: where.
-        action: of the recipe.
-        groups: of units.
-        commands_of: the shell lines that a task runs: of its units, the folder of the job, and its number.
-        files_of: what the folder of the job has to have for that.
-
-    Raises:
-        RecipeError: no partition takes them, or an option is not valid.
+    ``commands_of`` gives the shell lines of a task, by its units, the folder of the job and its number; ``files_of``
+    gives the files that these need in the folder. Raises ``RecipeError`` where no partition takes them.
     """
     largest = target.cluster.maximum_array_size if target.cluster.scheduler == "slurm" else 1
     for _, same in groupby(groups, len):

@@ -270,7 +270,6 @@ class Workspace:
                 self.damaged[f"{_JOURNALS}/{journal.name}"] = f"has {lines} that cannot be read"
 
     def _write(self, looked_up: Known) -> None:
-        """Write the cache, with what was looked up on disk; hold the lock meanwhile. Raises ``OSError``."""
         names = ("workspace", "names", "value_file", "values", "files")
         self.known = self.known.model_copy(update={name: getattr(looked_up, name) for name in names})
         used = {each[1] for units in self.known.completed.values() for each in units.values() if each is not None}
@@ -293,14 +292,8 @@ class Workspace:
     def record(self, new: Known, is_gone: Callable[[str, str], bool] = lambda action, unit: False) -> tuple[int, int]:
         """Note what was found on disk, and forget what is gone; how many of each.
 
-        What has changed since this object was read is newer than the search, and stays.
-
-        Args:
-            new: that was found.
-            is_gone: whether a unit of an action that was not found is to be forgotten.
-
-        Raises:
-            OSError: the index cannot be written, and is as before.
+        What has changed since this object was read is newer than the search, and stays. ``is_gone``: whether to
+        forget a unit of an action that was not found. Raises ``OSError``, and leaves the index as it was.
         """
         self._index.mkdir(parents=True, exist_ok=True)
         before = self.known.completed

@@ -27,7 +27,7 @@ from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, id
 from pytest_aorta.trials.execution import elastic_options
 from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
 from pytest_aorta.trials.spec import TrialSpec
-from pytest_aorta.workflow.known import Completion, Request
+from pytest_aorta.workflow.known import Request
 from pytest_aorta.workflow.recipe import Action, Recipe
 
 #: Trials of a cell that are counted.
@@ -166,10 +166,6 @@ def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | No
     if not isinstance(cell, str) or type(trial) is not int or not 0 <= trial < _MOST_TRIALS or status not in _STATUSES:
         return None
     return f"{cell}/{trial}", status, Request(digest=recorded_digest(record) or "", sources=recorded_sources(record))
-
-
-def completion_of(outcome: Any, request: Request) -> Completion:
-    return outcome, request.key
 
 
 def recorded_sources(record: Mapping[str, Any]) -> dict[str, str]:

@@ -36,14 +36,7 @@ def cell_of_item(name: str) -> str:
 
 
 def shards_of(names: Sequence[str], keys: Sequence[Sequence[Hashable]], count: int, durations: Durations) -> list[int]:
-    """The shard of each item, from 0; items with a key in common have the same one.
-
-    Args:
-        names: of the items, in the order in which they are collected.
-        keys: of each item.
-        count: of the shards.
-        durations: that are expected.
-    """
+    """The shard, from 0, of each item as they are collected; items with a key in common have the same one."""
     groups = joined(keys)
     cells = [tuple(cell_of_item(names[index]) for index in group) for group in groups]
     milliseconds = [sum(durations.of(names[index]) for index in group) for group in groups]

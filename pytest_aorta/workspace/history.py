@@ -44,15 +44,9 @@ def retire(
 
     The file is moved first: what is left does not look like a result then.
 
-    Args:
-        results: the results directory.
-        paths: of the trial.
-        run: name of this run in the history.
-        rank: of this process, where each rank is a pytest process: it moves the artifacts of this rank, and rank 0 the
-            file as well; ``None`` moves everything.
-        kind: ``node`` where the processes are nodes.
-        with_artifacts: whether the artifacts belong to the file.
-        may_have_further: whether to look for folders of further ranks and nodes, in all that is beside the file.
+    Where each rank is a pytest process, each moves the artifacts of its own ``rank``, and rank 0 the file as well;
+    ``None`` moves everything. ``with_artifacts``: whether the artifacts belong to the file. ``may_have_further``:
+    whether to look for folders of further ranks and nodes.
     """
     parts = [paths.file, paths.folder] if not rank else [paths.folder_of(rank, kind)]
     if not with_artifacts:
@@ -137,11 +131,7 @@ def _trials(results: Path, workload: str) -> Iterator[TrialPaths]:
 def keep(results: Path, files: Collection[PurePosixPath], run: str, *, even_alone: bool) -> None:
     """Have files of an earlier run, which are about to be replaced, in ``.history/<run>/`` as well.
 
-    Args:
-        results: the results directory.
-        files: relative to it; absent ones are left out.
-        run: name of this run in the history.
-        even_alone: also where the run has moved nothing else there.
+    ``even_alone``: also where the run has moved nothing else there.
     """
     folder = results / HISTORY / run
     for file in files if even_alone or folder.is_dir() else ():

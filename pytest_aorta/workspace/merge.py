@@ -39,14 +39,7 @@ def is_same(one: Path, other: Path) -> bool:
 def place(source: Path, target: Path, *, may_link: bool) -> None:
     """Have a file at ``target`` as well; of a link, the link.
 
-    Args:
-        source: the file.
-        target: where nothing is yet.
-        may_link: whether both may be one file: nothing changes it.
-
-    Raises:
-        FileExistsError: something is there meanwhile.
-        OSError: the folder cannot be written.
+    ``may_link``: whether both may be one file. Raises ``FileExistsError`` where something is there.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
@@ -282,10 +275,8 @@ class MergePlan:
 def plan_merge(sources: Iterable[Found], destination: Found, *, newer: bool = False) -> MergePlan:
     """What has to be done to have all of the sources in the destination.
 
-    Args:
-        sources: in order; of identical files, the first is taken.
-        destination: as it is.
-        newer: of two records of one trial, take the one that was started later; else they are a conflict.
+    Of identical files, the first is taken. ``newer``: of two records of one trial, take the one that was started later;
+    else they are a conflict.
     """
     sources = list(sources)
     nested = _nested([*sources, destination])

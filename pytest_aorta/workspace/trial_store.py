@@ -154,8 +154,7 @@ class TrialStore:
     def sort_into_cells(self, cells_of: Mapping[str, str | None]) -> None:
         """Before a run: give files of other cells, and of the plan's own, the places that they have now.
 
-        Args:
-            cells_of: workload to its only cell, or ``None`` where it has several.
+        ``cells_of``: workload to its only cell, or ``None`` where it has several.
         """
         with locked(self.results):
             for workload, cell in cells_of.items():
