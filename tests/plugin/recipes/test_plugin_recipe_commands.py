@@ -205,15 +205,6 @@ def test_directories_of_two_actions_of_one_name_may_not_overlap(stage: Stage) ->
     result.stdout.fnmatch_lines(["*aorta.toml:4: action 'one' includes directory 'a', and so does*in line 1"])
 
 
-def test_under_xdist_an_item_waits_for_those_of_other_workers(stage: Stage) -> None:
-    make(stage, GREETINGS.replace("test {directory}", "sleep 0.3; test {directory}"), "a", "b", "bad")
-    result = stage.run("-n", "2", "--dist", "load", "-rs", "aorta.toml")
-    result.assert_outcomes(passed=4, failed=1, skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*greet?bad? failed"])
-    outcomes = noted(stage.path)["greet"]
-    assert outcomes == {"a": "completed", "b": "completed", "bad": "failed"}
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_command_with_all_that_it_has_started(stage: Stage) -> None:
     make(

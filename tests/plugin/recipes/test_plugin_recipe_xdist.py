@@ -30,7 +30,7 @@ previous_actions = ["two"]
 
 @pytest.mark.parametrize(
     "distribution",
-    ["load", "loadgroup", *(pytest.param(name, marks=pytest.mark.slow) for name in ("loadfile", "worksteal"))],
+    ["load", pytest.param("worksteal", marks=pytest.mark.slow)],
 )
 def test_actions_keep_their_order(stage: Stage, distribution: str) -> None:
     project(stage.path, CHAIN, 6)
