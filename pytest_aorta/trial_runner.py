@@ -194,7 +194,6 @@ class TrialRunner:
 
 
 def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
-    """Digests of the source files that a trial on another host would run, by their names."""
     from pytest_aorta.runtime.host_main import code_identity, package_files
 
     files: dict[str, Path] = package_files("pytest_aorta")

@@ -134,12 +134,6 @@ def test_what_would_give_two_trials_of_one_name_is_refused(
         make_plan(selection, registry)
 
 
-def test_the_same_mitigations_in_another_order_are_another_set(registry: Registry) -> None:
-    selection = Selection(workloads=("gemm",), mitigations=(("a", "b"), ("b", "a")))
-
-    assert [spec.overlay["X"] for spec in make_plan(selection, registry).trials] == ["b", "a"]
-
-
 def test_two_cells_that_would_read_the_same_are_refused(registry: Registry) -> None:
     selection = Selection(workloads=("gemm",), environments=("e", "e-b"), mitigations=(("b-c",), ("c",)))
 
@@ -232,15 +226,6 @@ variables = st.dictionaries(
 )
 
 
-@given(st.lists(variables, min_size=1, max_size=4), variables)
-def test_of_several_values_the_last_one_wins(bundles: list[dict[str, str]], extra: dict[str, str]) -> None:
-    made = overlay(environment(**bundles[0]), [mitigation(f"m{i}", **env) for i, env in enumerate(bundles[1:])], extra)
-
-    assert set(made) == {name for env in [*bundles, extra] for name in env}
-    for name, value in made.items():
-        assert value == next(env[name] for env in [extra, *reversed(bundles)] if name in env)
-
-
 OWNED = [
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
     *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
@@ -256,11 +241,6 @@ def test_variables_that_the_launcher_sets_cannot_be_overlaid(name: str, source: 
 
     with pytest.raises(PlanError, match=rf"^{source}: {name} is set by the launcher"):
         overlay(here, sets, bundle if "extra" in source else {})
-
-
-@pytest.mark.parametrize("name", ["RANKS", "MY_RANK", "NCCL_MASTER_ADDR", "rank", "TORCH_NCCL_DEBUG", "WORLD_SIZE_2"])
-def test_variables_with_similar_names_can(name: str) -> None:
-    assert overlay(environment(), [], {name: "1"}) == {name: "1"}
 
 
 # in which files
@@ -293,18 +273,6 @@ def test_every_trial_has_a_place_of_its_own(cells: list[list[TrialSpec]]) -> Non
     found = [plan.paths(spec) for spec in plan.trials]
 
     assert len({paths.file for paths in found} | {paths.folder for paths in found}) == 2 * len(found)
-
-
-def test_names_that_no_path_can_hold_have_safe_places(registry: Registry) -> None:
-    selection = Selection(workloads=("gemm",), environments=("two words",), mitigations=(("größe",), ("none",)))
-
-    plan = make_plan(selection, registry)
-
-    for spec in plan.trials:
-        assert str(plan.paths(spec).file).isascii()
-        assert " " not in str(plan.paths(spec).file)
-        assert spec.item_name.isascii()
-    assert plan.trials[0].mitigations == ("größe",)
 
 
 any_name = st.text(alphabet=st.characters(codec=None), max_size=6) | st.text(alphabet="ab-+/", max_size=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.nodes.addressing import is_multi_node
 from pytest_aorta.trials.fingerprint import Impositions, Ingredients, Parts, fingerprint_parts
 from pytest_aorta.trials.loading import file_digest
-from pytest_aorta.trials.result import ENCODED, Free
+from pytest_aorta.trials.result import Free
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -64,12 +64,3 @@ class PreparedCell:
         ingredients = Ingredients(info.config, info.sources, info.data_files, info.surroundings)
         together = self.plan.mode == "external" or is_multi_node(spec.execution.elastic)
         return fingerprint_parts(spec, ingredients, self.plan.nproc, self.imposes, together=together)
-
-    def to_plain(self) -> dict[str, Any]:
-        """JSON values, for another host."""
-        return {"info": self.info.model_dump(mode="json"), "plan": asdict(self.plan), "imposes": asdict(self.imposes)}
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> PreparedCell:
-        info = WorkloadInfo.model_validate(plain["info"], context=ENCODED)
-        return cls(info, LaunchPlan(**plain["plan"]), Impositions(**plain["imposes"]))

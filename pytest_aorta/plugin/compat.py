@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -69,20 +68,6 @@ class _WithLines(TerminalRepr):
 def with_lines(longrepr: Any, lines: Sequence[str]) -> TerminalRepr:
     """What a report shows of a failure (``longrepr``), with lines below it."""
     return _WithLines(longrepr, lines)
-
-
-@contextlib.contextmanager
-def without_capture(config: pytest.Config) -> Iterator[None]:
-    """Within, stdin and stdout are those that pytest was started with."""
-    manager = config.pluginmanager.getplugin("capturemanager")
-    if manager is None:
-        yield
-        return
-    manager.suspend(in_=True)
-    try:
-        yield
-    finally:
-        manager.resume()
 
 
 class SkippedItem(Skipped):

@@ -47,7 +47,6 @@ class RunningTrial:
         self.step, self.total = step, total
 
     def left_by_steps(self, now: float) -> float | None:
-        """Seconds until its last step, if they go on as they did since the first one that was seen."""
         if self.step is None or self.total is None or self.first is None or self.step <= self.first[0]:
             return None
         step, since = self.first

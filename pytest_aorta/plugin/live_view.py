@@ -68,8 +68,6 @@ def wanted_file(config: pytest.Config, environ: Mapping[str, str]) -> TextIO | N
 
 
 class _Raw:
-    """What pytest writes, for rich to write as it is."""
-
     def __init__(self, text: str) -> None:
         self._text = text
 
@@ -83,11 +81,6 @@ class LinesBelow:
     """pytest's file, and lines below what is written to it, which come and go without a trace. Thread-safe.
 
     pytest writes its lines dot by dot: while others are shown below it, the last one is the first of rich's.
-
-    Args:
-        file: that pytest writes to; a terminal.
-        draw: makes the lines, for a terminal of so many columns and lines.
-        has_colours: whether pytest uses some.
     """
 
     def __init__(self, file: TextIO, draw: Callable[[int, int], Sequence[RenderableType]], has_colours: bool) -> None:
@@ -175,7 +168,6 @@ class LinesBelow:
             self._file.flush()
 
     def _is_reached(self) -> bool:
-        """Whether pytest's file is the terminal now, and not captured."""
         try:
             return _place(self._file) == self._place
         except (OSError, ValueError):
@@ -359,7 +351,6 @@ class LiveView:
             below.show()
 
     def _look(self) -> None:
-        """See what has ended, and how far the others are."""
         with self._lock:
             for key, trial in list(self._trials.items()):
                 if trial.is_over():
@@ -378,7 +369,6 @@ class LiveView:
 
 
 def live_lines(state: LiveState, now: float, width: int, height: int) -> list[RenderableType]:
-    """The run, its running trials, and as there is room the cells with failures, those that fail most often first."""
     from rich.table import Table
     from rich.text import Text
 
@@ -438,13 +428,11 @@ def _text(text: str, style: str = "") -> RenderableType:
 
 
 def _end_of(name: str, room: int) -> str:
-    """The end of a name that is too long: there, names of trials differ."""
     room = max(12, room)
     return name if len(name) <= room else f"...{name[len(name) - room + 3 :]}"
 
 
 def _natural(place: str) -> tuple[str, int, str]:
-    """``slot 10`` comes after ``slot 9``."""
     words = place.rstrip("0123456789")
     return words, int(place[len(words) :] or 0), place
 
@@ -457,7 +445,6 @@ def clock(seconds: float) -> str:
 
 
 def last_step(folder: Path) -> tuple[int, int | None] | None:
-    """Step and total that a trial, or its rank 0, has reported last, by its artifacts folder; ``None`` without one."""
     from pytest_aorta.launch.child.attempt_files import attempt_folder, last_attempt
     from pytest_aorta.trials.lifecycle import read_steps, step_file
 

@@ -33,12 +33,6 @@ def cell_of(spec: TrialSpec) -> CellKey:
 
 
 class DecidedCells:
-    """Reasons not to run more trials of a cell.
-
-    Args:
-        folder: that the xdist workers share with their controller; ``None`` where one process does it all.
-    """
-
     def __init__(self, folder: Path | None = None) -> None:
         self._file = None if folder is None else folder / _FILE
         self._reasons: dict[CellKey, str] = {}

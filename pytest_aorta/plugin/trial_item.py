@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """While very many objects are made that all live on: a full pass walks all of them, and there are several."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

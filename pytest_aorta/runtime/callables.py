@@ -16,7 +16,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -326,3 +326,26 @@ class Callables:
                 if worker not in eligible:
                     raise ValueError(f"{handle.name} is registered for workers {sorted(eligible)}, not for {worker}")
         return self.definitions[handle.digest], eligible
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that another process needs to build a worker: the arguments of ``Worker``, and what was registered since.
+
+    Attributes:
+        identity: digests of files that must be the same on the hosts of ``children``.
+        children: the workers below, each with its host: an execnet specification, or ``None`` for the same one.
+    """
+
+    level: int
+    callables: CallableTable
+    device_ids: tuple[int, ...] = ()
+    num_sub_workers: int = 0
+    heap_ring_size: int = 2**30
+    ring_size: int = 2**17
+    ring_timeout: float | None = None
+    startup_timeout_s: float = 300.0
+    prepare: Definition | None = None
+    grace: float = 5.0
+    identity: Mapping[str, str] = field(default_factory=dict)
+    children: tuple[tuple[WorkerSpec, str | None], ...] = ()

@@ -28,10 +28,9 @@ from pytest_aorta.runtime.scheduling import TaskKind
 from pytest_aorta.runtime.zygote import ZygoteError, ZygotePool, ZygoteSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.callables import Definition
+    from pytest_aorta.runtime.callables import Definition, WorkerSpec
     from pytest_aorta.runtime.dispatcher import Dispatcher
     from pytest_aorta.runtime.resources.leases import Lease
-    from pytest_aorta.runtime.worker import WorkerSpec
 
 #: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -34,8 +34,8 @@ from pytest_aorta.runtime.zygote import exit_text
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
+    from pytest_aorta.runtime.callables import WorkerSpec
     from pytest_aorta.runtime.endpoint import Message, ProcessEndpoint
-    from pytest_aorta.runtime.worker import WorkerSpec
 
 #: Seconds between two looks at the process and at its signs of life.
 _TICK = 0.2

@@ -9,13 +9,13 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_function, expect, listed, seconds, whole_number
-from pytest_aorta.runtime.callables import CallableHandle, Callables, CallableTable, Definition, define
+from pytest_aorta.runtime.callables import CallableHandle, Callables, CallableTable, Definition, WorkerSpec, define
 from pytest_aorta.runtime.children import ChildProcesses
 from pytest_aorta.runtime.dispatcher import Dispatcher
 from pytest_aorta.runtime.event_loop import SIGINT_HELD
@@ -32,29 +32,6 @@ DRAIN = 10.0
 
 #: Seconds that a child has to end in order.
 CLOSE_GRACE = 5.0
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """All that another process needs to build a worker: the arguments of ``Worker``, and what was registered since.
-
-    Attributes:
-        identity: digests of files that must be the same on the hosts of ``children``.
-        children: the workers below, each with its host: an execnet specification, or ``None`` for the same one.
-    """
-
-    level: int
-    callables: CallableTable
-    device_ids: tuple[int, ...] = ()
-    num_sub_workers: int = 0
-    heap_ring_size: int = 2**30
-    ring_size: int = 2**17
-    ring_timeout: float | None = None
-    startup_timeout_s: float = 300.0
-    prepare: Definition | None = None
-    grace: float = 5.0
-    identity: Mapping[str, str] = field(default_factory=dict)
-    children: tuple[tuple[WorkerSpec, str | None], ...] = ()
 
 
 class StartedWorker:

@@ -987,6 +987,8 @@ class ZygotePool:
             entry.wanted.append(wanted)
         for other in surplus:
             if (zygote := other.zygote()) is not None:
+                if other.has_died():
+                    zygote.death()  # whoever still waits for a task is told how, and not that it was closed
                 zygote.close()
         try:
             if is_first:

@@ -245,12 +245,6 @@ def test_a_default_is_that_of_a_run_without_options(option: Setting) -> None:
     assert actual == ((parsed,) if option.repeat else parsed) or str(actual) == parsed
 
 
-def test_what_an_option_takes_is_said_in_words() -> None:
-    assert {
-        option.name: option.takes for option in SETTINGS if "''" in option.takes or option.takes == "any text"
-    } == {}
-
-
 def test_options_of_a_workload_have_types_and_defaults(stage: Stage) -> None:
     stage.write(mine=WORKLOADS)
     found = listed("--workload", "mine.py:Typed")["options"]
@@ -272,11 +266,6 @@ def test_options_of_a_workload_have_types_and_defaults(stage: Stage) -> None:
     assert listed("--workload", "mine.py:Opaque")["options"]["thing"]["takes"] == "mine.Typed"
     assert listed("--workload", "mine.py:Bare")["options"] == {}
     assert "\n  steps (default 3)\n      how many; takes " in run("list", "--workload", "mine.py:Typed").output
-
-
-def test_a_registered_workload_is_asked_for_by_name(stage: Stage) -> None:
-    result = stage.command(sys.executable, "-m", "pytest_aorta", "list", "options", "--workload", "gemm", "--json")
-    assert json.loads(result.stdout.str())["options"][0]["default"] == "2"
 
 
 def test_what_cannot_be_asked_is_one_line(stage: Stage) -> None:

@@ -131,13 +131,6 @@ def test_show_capture_decides_which_logs_are_shown(tmp_path: Path, wanted: str, 
     assert wanted == "all" or f"end of {wanted}" in text or not shown
 
 
-def test_a_log_of_bytes_is_shown_as_printable_text(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(b"ok \xff\x00\x1b[31mred\ttab\n" + "größe\n".encode())
-
-    assert tail_of(log) == ["ok \ufffd\ufffd\ufffd[31mred\ttab", "größe"]
-
-
 def test_a_stack_dump_ends_where_the_runner_begins(tmp_path: Path) -> None:
     log = tmp_path / "stacks.log"
     log.write_text(

@@ -208,14 +208,6 @@ def test_the_last_step_is_that_of_the_trial_or_of_its_rank_0_in_the_last_attempt
 
 
 @pytest.mark.slow
-def test_into_a_pipe_nothing_of_it_is_written(held: Stage) -> None:
-    go(held)
-    result = held.run("held.py", "--aorta-trials", "2", env={"TERM": "xterm"})
-    assert "\x1b" not in str(result.stdout)
-    assert "aorta: 0/2" not in str(result.stdout)
-
-
-@pytest.mark.slow
 def test_under_xdist_the_controller_shows_it(held: Stage, terminal: Terminal) -> None:
     process = start_pytest(held, terminal, "held.py", "--aorta-trials", "4", "-n", "2")
     shown = terminal.wait_until(lambda lines: sum("step 3/10" in line and line[:4] == "  gw" for line in lines) == 2)
@@ -226,24 +218,3 @@ def test_under_xdist_the_controller_shows_it(held: Stage, terminal: Terminal) ->
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
     assert not [line for line in left if is_of_the_view(line)]
     assert any(re.fullmatch(r"[.F]{4} +\[100%\]", line) for line in left)
-
-
-@pytest.mark.slow
-def test_a_long_run_with_many_failures_keeps_every_line_of_pytests(stage: Stage) -> None:
-    stage.write(
-        quick="""
-        import os
-
-        class Quick:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": int(os.environ["AORTA_TRIAL_INDEX"]) % 3 != 0}
-        """
-    )
-    terminal = Terminal(60, 12)
-    process = start_pytest(stage, terminal, "quick.py", "--aorta-trials", "150", "--aorta-slots", "2", "--tb=no", "-v")
-    left = finish(process, terminal)
-    lines = [line for line in left if line.startswith("quick.py::")]
-    assert [line.split()[1] for line in lines] == ["PASSED" if index % 3 else "FAILED" for index in range(150)]
-    assert not [line for line in left if is_of_the_view(line)]
-    terminal.close()

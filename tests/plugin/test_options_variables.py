@@ -50,15 +50,6 @@ def test_what_is_joined_by_commas_is_taken_apart_again(pairs: dict[str, str]) ->
     assert option("extra-env").parse(joined) == pairs
 
 
-@given(st.text())
-def test_any_text_is_variables_or_an_error(text: str) -> None:
-    try:
-        pairs = option("extra-env").parse(text)
-    except ValueError:
-        return
-    assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in pairs)
-
-
 def test_in_a_variable_a_semicolon_starts_a_new_pair_by_the_same_rule(pytester: pytest.Pytester) -> None:
     environ = {"PYTEST_AORTA_EXTRA_ENV": "A=x;y,z;B=2,C=3;"}
 

@@ -69,19 +69,6 @@ def test_a_pool_of_a_file_workload(stage: Stage, isolation: str, method: str) ->
 
 
 @pytest.mark.slow
-def test_a_pool_of_a_workload_in_a_package(stage: Stage) -> None:
-    stage.path.joinpath("repros").mkdir()
-    stage.write(**{"repros/__init__": "", "repros/my_repro": REPRO})
-    stage.run("repros/my_repro.py").assert_outcomes(passed=1)
-
-
-@pytest.mark.slow
-def test_a_pool_of_a_workload_in_a_test_file(stage: Stage) -> None:
-    stage.write(test_it=f"{REPRO}\n    def test_it(aorta_run):\n        assert aorta_run(Repro).result.passed\n")
-    stage.run("test_it.py").assert_outcomes(passed=1)
-
-
-@pytest.mark.slow
 def test_a_loader_and_ranks_of_torch(stage: Stage) -> None:
     stage.write(my_loads=TORCH)
     stage.run("my_loads.py").assert_outcomes(passed=1)

@@ -77,12 +77,6 @@ def test_two_pytest_processes_never_hold_one_device_together(devices: Stage) -> 
 
 
 @pytest.mark.slow
-def test_workers_of_xdist_share(devices: Stage) -> None:
-    devices.run(*workloads("holds"), "--aorta-trials", "6", "-n", "2", "--aorta-devices", "5").assert_outcomes(passed=6)
-    assert {seen["CUDA_VISIBLE_DEVICES"] for seen in metrics(devices)} == {"5"}
-
-
-@pytest.mark.slow
 def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
     options = ("--aorta-trials", "2", "--aorta-devices", "0-1", "--aorta-slots", "2")
     first = devices.start(*workloads("keeps"), *options)
@@ -100,19 +94,6 @@ def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
     devices.wait_until(lambda: not devices.left_running())
 
 
-@pytest.mark.slow
-def test_ctrl_c_while_it_waits_for_devices(devices: Stage) -> None:
-    first = devices.start(*workloads("keeps"), "--aorta-devices", "0")
-    devices.wait_until(lambda: notes(devices, "keeps") == 1)
-    second = devices.start(*workloads("holds"), "--aorta-devices", "0", "--aorta-results-dir", "second")
-    devices.wait_until(lambda: list((devices.path / "leases").glob("*.ticket")))
-    devices.press_ctrl_c(second)
-    assert second.returncode == pytest.ExitCode.INTERRUPTED
-    assert not (devices.path / "second" / "holds").exists()
-    devices.press_ctrl_c(first)
-    assert devices.left_running() == []
-
-
 @pytest.mark.parametrize("others", [(), ("--aorta-slots", "2"), ("-n", "2"), ("--aorta-host", "popen")], ids=" ".join)
 def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Stage, others: tuple[str, ...]) -> None:
     result = devices.run(*workloads("tells", "pair"), "--aorta-devices", "0", *others)
@@ -124,17 +105,3 @@ def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Sta
     assert devices.files() == []
     assert not list((devices.path / "notes").glob("started*"))
     assert devices.left_running() == []
-
-
-@pytest.mark.slow
-def test_a_rank_of_an_outer_launcher_has_its_devices_from_there(
-    devices: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank would wait for the devices of all of them."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    result = devices.run(*workloads("tells"), "--aorta-devices", "0")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    message = "--aorta-devices 0: pytest is a rank of an outer launcher, which gives out the devices"
-    assert result.errlines[0] == f"ERROR: {message}"
-    devices.run(*workloads("tells"), "--aorta-devices", "none").assert_outcomes(passed=1)

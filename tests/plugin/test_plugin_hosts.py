@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from support.neighbourhood import leave, notes, settle, workloads
 from support.stage import Stage
-
-FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
 ONE = ("--aorta-host", "popen")
 TWO = (*ONE, *ONE)
@@ -28,24 +24,6 @@ def host_processes(run: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [child for child in psutil.Process(run.pid).children() if any("import sys" in it for it in child.cmdline())]
 
 
-def essence(stage: Stage) -> dict[str, Any]:
-    """Of every trial, what does not depend on where it ran: its logs, too."""
-    found = {}
-    for path, trial in stage.trials().items():
-        folder = (stage.results / path).parent
-        logs = {name: (folder / log).read_text() for name, log in trial["artifacts"].items()}
-        keys = ("trial_id", "exit_status", "request_fingerprint", "cell", "config", "mitigations_applied", "artifacts")
-        failure = trial["failure"] or {}
-        # Stacks and tracebacks have addresses in them.
-        found[path] = {
-            **{key: trial[key] for key in keys},
-            "failure": {key: failure.get(key) for key in ("phase", "kind", "type", "message", "signal", "stacks")},
-            "stdout": logs.get("stdout"),
-            "stacks": "stacks" in logs and "File" in logs["stacks"],
-        }
-    return found
-
-
 # What comes back
 
 
@@ -55,52 +33,6 @@ def test_trials_run_on_all_hosts(hosts: Stage) -> None:
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["aorta: plan *, 1 slot on each of popen, popen, results in results"])
     assert hosts.left_running() == []
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_files_are_those_of_a_run_without_hosts(hosts: Stage) -> None:
-    hosts.copy(FAULTY)
-    hosts.write_registry(mitigations={"one": {"SEEN": "1"}})
-    names = ("Passes", "HangsPolitelyInRun", "SegfaultsInRun", "RaisesInSetup", "RaisesInCleanup")
-    options = (
-        *(f"faulty_workloads.py::{name}" for name in names),
-        *("--aorta-registry-file", "registry.json", "--aorta-mitigations", "one", "--aorta-mitigations", "none"),
-        *("--aorta-config", "size=3", "-v"),
-    )
-    alone = hosts.run(*options, "--aorta-results-dir", "alone")
-    hosts.results = hosts.path / "alone"
-    expected = essence(hosts)
-    away = hosts.run(*options, *TWO, "--aorta-results-dir", "away")
-    hosts.results = hosts.path / "away"
-    assert essence(hosts) == expected
-    assert len(expected) == 10
-    assert expected["HangsPolitelyInRun/local-one/trial_0.json"]["exit_status"] == "timeout"
-    assert expected["Passes/local-one/trial_0.json"]["stdout"] == "cleaned up\n"
-    assert hosts.words(away) == hosts.words(alone)
-    assert hosts.left_running() == []
-    # Nothing is left of the rooms in which the trials wrote their files there.
-    assert not [path for path in hosts.everything() if "pytest-aorta-" in path]
-
-
-@pytest.mark.slow
-def test_trials_of_tests(hosts: Stage) -> None:
-    hosts.write(
-        test_it="""
-        import pytest
-        from neighbours import Tells
-
-        @pytest.mark.aorta(trials=2)
-        def test_marked(aorta_trial):
-            assert aorta_trial(Tells).exit_status == "ok"
-
-        def test_two(aorta_run):
-            first, second = aorta_run(Tells), aorta_run(Tells)
-            assert first.artifacts != second.artifacts
-        """
-    )
-    hosts.run("test_it.py", *ONE).assert_outcomes(passed=3)
-    assert [list(trial["artifacts"]) for trial in hosts.trials().values()] == [["stderr", "stdout"]] * 4
 
 
 def test_cell_that_cannot_be_imported(hosts: Stage) -> None:
@@ -153,18 +85,6 @@ def test_death_of_all_hosts_ends_the_run(hosts: Stage) -> None:
 
 
 # The ends of pytest
-
-
-@pytest.mark.slow
-def test_ctrl_c(hosts: Stage) -> None:
-    run = hosts.start(*workloads("stays"), "--aorta-trials", "5", *TWO)
-    hosts.wait_until(lambda: notes(hosts, "stays") == 2)
-    hosts.press_ctrl_c(run)
-    assert run.returncode == pytest.ExitCode.INTERRUPTED
-    assert hosts.statuses() == {f"stays/trial_{index}.json": "infrastructure_failed" for index in range(2)}
-    assert {trial["failure"]["message"] for trial in hosts.trials().values()} == {"interrupted: KeyboardInterrupt"}
-    assert notes(hosts, "started-Stays") == 2
-    assert hosts.left_running() == []
 
 
 # Hosts that cannot be used

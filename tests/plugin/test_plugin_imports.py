@@ -106,30 +106,6 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
     assert stage.left_running() == []
 
 
-def test_an_import_that_took_too_long_for_one_deadline_may_be_fast_enough_for_another(stage: Stage) -> None:
-    stage.write(
-        slow=slow_to_import("1000 if not os.path.exists('tried') and not open('tried', 'w').close() else 0"),
-        conftest="""
-        import pytest
-
-        def pytest_collection_modifyitems(items):
-            items[0].add_marker(pytest.mark.timeout(1))
-            items[1].add_marker(pytest.mark.aorta(timeout=30))
-        """,
-    )
-    result = stage.run_here("slow.py", "--aorta-trials", "2", "-v")
-    assert stage.words(result) == {"Slow[local-none-0]": ["TIMEOUT"], "Slow[local-none-1]": ["PASSED"]}
-    assert stage.trial("Slow/trial_0.json")["failure"]["message"].startswith("the deadline of 1 s passed in importing")
-    assert len(imports(stage)) == 2
-
-
-@MOSTLY_SPAWN
-def test_an_import_cannot_report_progress_and_so_does_not_stall(stage: Stage, isolation: str) -> None:
-    stage.write(slow=slow_to_import("1.0"))
-    options = ("--aorta-isolation", isolation, "-o", "aorta_stall_timeout=0.7")
-    stage.run_here("slow.py", *options).assert_outcomes(passed=1)
-
-
 def test_spawn_imports_once_per_trial_and_once_to_describe_each_cell(stage: Stage) -> None:
     stage.write(slow=slow_to_import("0.1"))
     cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")

@@ -68,26 +68,6 @@ def test_interrupt_under_xdist(waits: Stage, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_interrupt_with_dist_each_is_recorded_for_the_worker_that_waits(
-    waits: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other worker has run the same item to its end."""
-    monkeypatch.setenv("WAIT_IN", "run")
-    process = waits.start("waits.py", "--aorta-trials", "5", "-n", "2", "--dist", "each")
-    waits.wait_until((waits.path / "waiting").exists)
-    waits.wait_until(lambda: {int(path[12]) for path in waits.files()} == set(range(5)))
-    before = waits.files()
-    waits.press_ctrl_c(process)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    (interrupted,) = set(waits.files()) - set(before)
-    assert waits.trial(interrupted)["failure"]["message"] == "interrupted: KeyboardInterrupt"
-    repeats = sorted(path for path in waits.files() if (".repeat_1" in path) == (".repeat_1" in interrupted))
-    assert repeats[-1] == interrupted
-    assert set(waits.statuses().values()) == {"ok", "infrastructure_failed"}
-    waits.wait_until(lambda: not waits.left_running())
-
-
-@pytest.mark.slow
 def test_interrupt_in_a_trial_of_a_test(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAIT_IN", "run")
     waits.write(
@@ -104,27 +84,6 @@ def test_interrupt_in_a_trial_of_a_test(waits: Stage, monkeypatch: pytest.Monkey
     waits.press_ctrl_c(process)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert list(waits.statuses().values()) == ["ok", "ok", "infrastructure_failed"]
-    assert waits.left_running() == []
-
-
-@pytest.mark.slow
-def test_exit_in_a_fixture_ends_the_run(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WAIT_IN", "nothing")
-    waits.write(
-        conftest="""
-        import pytest
-
-        @pytest.fixture(autouse=True)
-        def licence(request):
-            if request.node.name.endswith("-2]"):
-                pytest.exit("licence lost", returncode=7)
-        """
-    )
-    result = waits.run("waits.py", "--aorta-trials", "4")
-    assert result.ret == 7
-    statuses = waits.statuses()
-    assert [statuses[f"Waits/trial_{index}.json"] for index in range(2)] == ["ok", "ok"]
-    assert "Waits/trial_3.json" not in statuses
     assert waits.left_running() == []
 
 

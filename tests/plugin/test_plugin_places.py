@@ -146,61 +146,9 @@ def test_what_a_killed_run_has_left_is_removed_with_its_processes(places: Stage)
     assert left(places) == []
 
 
-def one_place(stage: Stage, trials: int) -> None:
-    """The ranks of each trial have one place, and each trial another one."""
-    found = metrics(stage)
-    assert [entry["index"] for entry in found] == [str(index) for index in range(trials)]
-    for entry, (path, trial) in zip(found, stage.trials().items(), strict=True):
-        assert entry["everyones"][0] == entry["everyones"][1]
-        tmp, files, before = entry["everyones"][0]
-        assert before == []
-        assert files == str((stage.results / path).parent / trial["artifacts"]["files"])
-        assert sorted(os.listdir(files)) == ["shard_0", "shard_1"]
-        assert not Path(tmp).exists()
-        assert trial["elastic"]["launcher_variables"].keys().isdisjoint({"AORTA_TRIAL_DIR", "TMPDIR"})
-    assert len({entry["everyones"][0][0] for entry in found}) == trials
-    assert list((stage.path / "t").glob("aorta-tmp-*")) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_the_ranks_of_a_trial_share_its_place(places: Stage, launcher: str) -> None:
-    places.run("ranks.py", "--aorta-trials", "2", "--aorta-launcher", launcher).assert_outcomes(passed=2)
-    one_place(places, 2)
-
-
-@pytest.mark.slow
-def test_ranks_of_an_outer_launcher_share_the_place_of_a_trial(places: Stage) -> None:
-    for _ in range(2):  # the second run moves the trials of the first one to the history
-        assert places.torchrun(2, "ranks.py", "--aorta-trials", "2").ret == 0
-        one_place(places, 2)
-    assert places.earlier() == ["Ranks/trial_0.json", "Ranks/trial_1.json"]
-
-
 def test_the_files_of_a_trial_on_another_host_travel_home(places: Stage) -> None:
     places.run("places.py", "--aorta-trials", "2", "--aorta-host", "popen").assert_outcomes(passed=2)
     for path, trial in places.trials().items():
         folder = (places.results / path).parent / trial["artifacts"]["files"]
         assert [file.read_text() for file in folder.iterdir()] == ["weights"]
-    assert left(places) == []
-
-
-@pytest.mark.slow
-def test_a_script_under_torchrun_has_the_place_of_its_trial(places: Stage) -> None:
-    places.write(
-        train="""
-        import os, tempfile
-        for folder in (tempfile.gettempdir(), os.environ["AORTA_TRIAL_DIR"]):
-            with open(os.path.join(folder, "checkpoint"), "x") as file:
-                file.write(os.environ["AORTA_TRIAL_INDEX"])
-        """,
-        test_train="""
-        def test_twice(aorta_torchrun):
-            for _ in range(2):
-                done = aorta_torchrun("train.py")
-                assert done.ok, done.message
-                assert (done.folder / "files" / "checkpoint").read_text() == "0"
-        """,
-    )
-    places.run("test_train.py").assert_outcomes(passed=1)
     assert left(places) == []

@@ -115,13 +115,6 @@ def test_an_import_that_fails_in_advance_is_left_to_the_trials(lazy: Stage) -> N
     assert records[3]["not_preloaded"] == "other: its import in advance raises AssertionError: "
 
 
-def test_with_none_every_trial_imports_for_itself(lazy: Stage) -> None:
-    records = run(lazy, "--aorta-preload", "none")
-
-    assert own(records) == [True] * 4
-    assert [record["not_preloaded"] for record in records] == [None] * 4
-
-
 def test_modules_that_are_named_are_imported_before_the_workload(lazy: Stage) -> None:
     records = run(lazy, "--aorta-preload", "slow", trials=2)
     asked = [record["request_fingerprint"] for record in records]
@@ -141,22 +134,6 @@ def test_a_module_that_is_named_and_not_there_is_an_error_that_says_so(lazy: Sta
     assert lazy.statuses() == {"Lazy/trial_0.json": "infrastructure_failed"}
 
 
-@pytest.mark.slow
-def test_an_interpreter_of_its_own_imports_for_itself(lazy: Stage) -> None:
-    for preload in ("auto", "slow"):
-        records = run(lazy, "--aorta-isolation", "spawn", "--aorta-preload", preload, trials=2)
-
-        assert own(records) == [True] * 2
-        assert [record["preloaded"] for record in records] == [[]] * 2
-
-
-def test_every_slot_imports_once(lazy: Stage) -> None:
-    records = run(lazy, "--aorta-slots", "2", trials=8)
-
-    assert own(records).count(True) <= 2
-    assert imports(lazy) <= 4
-
-
 TORCH = """
 class Lazy:
     def __init__(self, config): self.config = config
@@ -172,16 +149,6 @@ class Lazy:
 
 def drawn(records: list[dict[str, Any]]) -> list[list[int]]:
     return [record["result"]["metrics"]["drawn"] for record in records]
-
-
-@pytest.mark.slow
-def test_torch_is_there_and_every_trial_has_seeds_of_its_own(stage: Stage) -> None:
-    stage.write(lazy=TORCH)
-    records = run(stage, trials=3)
-
-    assert [record["preloaded"] for record in records] == [[], ["torch"], ["torch"]]
-    assert len({number for numbers in drawn(records) for number in numbers}) == 6
-    assert [first for first, _ in drawn(records)] == [record["seeds"]["generators"]["torch"] for record in records]
 
 
 @pytest.mark.slow

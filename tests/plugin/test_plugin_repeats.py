@@ -90,17 +90,6 @@ def test_a_rerun_replaces_no_failure(second: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_a_repeat_that_a_later_run_does_not_have_moves_to_the_history(second: Stage) -> None:
-    second.write(conftest=AGAIN)
-    second.run("second.py")
-    second.run("second.py")
-    assert second.files() == ["Second/trial_0.json"]
-    assert second.earlier() == ["Second/trial_0.json", "Second/trial_0.repeat_1.json"]
-    (history,) = (second.results / ".history").iterdir()
-    assert (history / "Second/trial_0.repeat_1/files/mine").read_text() == "2"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("way", [(), pytest.param(("--aorta-slots", "2"), marks=pytest.mark.slow), ("-n", "2")])
 def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> None:
     second.write(conftest=COPIES)
@@ -117,27 +106,6 @@ def test_every_worker_has_its_own_with_dist_each(second: Stage) -> None:
     assert outcomes(second.run("second.py", "-n", "2", "--dist", "each")) == {"failed": 1, "passed": 1}
     assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
     assert second.earlier() == []
-
-
-@pytest.mark.slow
-def test_with_dist_each_a_crashed_worker_loses_its_own_repeat_and_no_other(second: Stage) -> None:
-    """Whatever the workers are named."""
-    second.write(
-        conftest="""
-        import os, pytest
-
-        @pytest.fixture(autouse=True)
-        def die(worker_id):
-            if worker_id == "b7":
-                os.kill(os.getpid(), 9)
-        """
-    )
-    second.run("second.py", "--dist", "each", "--tx", "popen//id=a7", "--tx", "popen//id=b7")
-    statuses = second.statuses()
-    assert sorted(statuses) == ["Second/trial_0.json", "Second/trial_0.repeat_1.json"]
-    assert statuses["Second/trial_0.json"] == "workload_failed"
-    lost = second.trial("Second/trial_0.repeat_1.json")
-    assert lost["failure"]["message"] == "the xdist worker that ran this trial died"
 
 
 def test_trials_of_a_test_that_runs_again_are_kept_and_counted_once(second: Stage) -> None:

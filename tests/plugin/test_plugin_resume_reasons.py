@@ -83,11 +83,3 @@ def test_a_declared_file_that_is_not_there_is_a_warning(reads: Stage) -> None:
 def test_secrets_are_not_shown(reads: Stage) -> None:
     assert resume(reads, "--aorta-extra-env", "MINE=hush") == []
     assert resume(reads, "--aorta-extra-env", "MINE=whisper") == ["2 earlier results not kept: MINE changed"]
-
-
-@pytest.mark.slow
-def test_xdist_workers_bring_it_to_their_controller(reads: Stage) -> None:
-    options = ("--aorta-workload", "reads", "--aorta-trials", "2", "-n", "2", "--aorta-resume")
-    reads.run(*options).assert_outcomes(passed=2)
-    reads.write(reads=READS + "# another thought")
-    reads.run(*options).stdout.fnmatch_lines(["2 earlier results not kept: reads.py changed"])

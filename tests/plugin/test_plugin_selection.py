@@ -89,12 +89,6 @@ def test_unknown_trial_is_an_error_that_names_it(stage: Stage, argument: str) ->
     assert not stage.results.exists()
 
 
-def test_unknown_path_is_still_reported_by_pytest(stage: Stage) -> None:
-    result = stage.run_here(*STEADY, "nowhere.py")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: file or directory not found: nowhere.py"])
-
-
 def test_trials_of_a_selected_name_only_are_run_and_written(stage: Stage) -> None:
     result = stage.run_here(*STEADY, "steady[local-none-1]")
     result.assert_outcomes(passed=1)

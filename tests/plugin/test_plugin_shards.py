@@ -113,16 +113,6 @@ def test_a_shard_runs_its_part_and_says_which(stage: Stage) -> None:
     assert len(stage.files()) == 4
 
 
-@pytest.mark.slow
-def test_a_shard_under_xdist_and_from_the_ini_file(stage: Stage) -> None:
-    stage.write_file("pytest.ini", "[pytest]\naorta_shard = 1/5")
-    result = stage.run(*MATRIX, "-n", "2")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["aorta: shard 1 of 5, by the number of trials"])
-    stage.run(*MATRIX, "-n", "2", "--aorta-shard", "3/99").assert_outcomes(passed=1)
-    assert stage.run(*MATRIX, "-n", "2", "--aorta-shard", "99/99").ret == 0
-
-
 def test_a_shard_without_items_is_no_error(stage: Stage) -> None:
     result = stage.run_here(*MATRIX, "--aorta-shard", "11/11")
     assert result.ret == 0

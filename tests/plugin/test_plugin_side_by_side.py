@@ -9,9 +9,6 @@ import pytest
 from support.neighbourhood import metrics, settle, workloads
 from support.stage import Stage
 
-from pytest_aorta.plugin.summary import SideBySideLines
-from pytest_aorta.trials.execution import Resources
-
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MINE = sorted(os.sched_getaffinity(0))
 TWO = ("--aorta-slots", "2")
@@ -97,11 +94,6 @@ def test_what_a_trial_sets_itself_is_not_imposed(beside: Stage) -> None:
     assert list(imposed["variables"]) == ["MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]
 
 
-def test_one_slot_has_all_cores_of_its_own(beside: Stage) -> None:
-    beside.run_here(*workloads("tells"), "--aorta-slots=1,own-cores").assert_outcomes(passed=1)
-    assert record(beside, workload="tells")["imposed"]["threads"] is None
-
-
 def test_devices_are_imposed_by_number(beside: Stage) -> None:
     """Which device a trial gets is in its record, and no part of its request; without a GPU, they are names only."""
     found = []
@@ -139,39 +131,3 @@ def test_threads_that_cores_do_not_suffice_for_are_said(beside: Stage) -> None:
 
 
 # Without a run
-
-
-def a_record(threads: int | None, ranks: int = 0, workers: int = 1, cores: int | None = 4) -> dict[str, Any]:
-    return {
-        "env": {"process": {"torch_threads": None if threads is None else {"intraop": threads}}},
-        "ranks": [{}] * ranks,
-        "imposed": {"threads": None, "cpus": None, "devices": None, "variables": {}},
-        "side_by_side": {"slots": 1 if workers > 1 else 2, "workers": workers, "hosts": 1, "cores": cores},
-    }
-
-
-@pytest.mark.parametrize(
-    ("record", "line"),
-    [
-        (a_record(threads=2), None),
-        (a_record(threads=None), None),
-        (a_record(threads=64, cores=None), None),
-        (a_record(threads=4), "2 slots x 4 threads on 4 cores: "),
-        (a_record(threads=1, ranks=4), "2 slots x 4 ranks x 1 thread on 4 cores: "),
-        (a_record(threads=4, workers=3), "3 xdist workers x 4 threads on 4 cores: "),
-    ],
-)
-def test_threads_are_counted_against_cores(record: dict[str, Any], line: str | None) -> None:
-    lines = SideBySideLines(Resources())
-    lines.add(record)
-    assert lines.lines() == []  # nothing was beside it
-    lines.add(record)
-    assert [found.partition("steps")[0] for found in lines.lines()] == ([] if line is None else [line])
-    assert lines.lines(one_at_a_time=True) == []
-
-
-def test_what_is_imposed_on_some_trials_only_is_said_with_their_number() -> None:
-    lines = SideBySideLines(Resources(slots=2, own_cores=True))
-    lines.add(a_record(threads=1))
-    lines.add({**a_record(threads=1), "imposed": {"threads": 1, "cpus": None, "devices": None, "variables": {}}})
-    assert lines.lines() == ["2 slots: 1 thread per trial (own-cores); so for 1 of 2 trials"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.neighbourhood import metrics, workloads
+from support.neighbourhood import workloads
 from support.stage import Stage
 
 TWO = ("--aorta-slots", "2")
@@ -80,36 +80,6 @@ def test_item_that_an_installed_plugin_skips_leaves_nothing(faulty: Stage) -> No
     result.stdout.no_fnmatch_line("one after the other*")
     assert len(faulty.files()) == 4
     assert not [path for path in faulty.everything() if "trial_3" in path]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["conftest", "helper"])
-def test_trials_with_fixtures_around_them_wait_for_their_items(beside: Stage, where: str) -> None:
-    beside.write(
-        **{
-            where: """
-            import neighbours
-            import pytest
-
-            @pytest.fixture
-            def aorta_extra_env(request):
-                return {"SEEN": request.node.name}
-
-            @pytest.fixture(autouse=True)
-            def around():
-                neighbours.note("around")
-                assert neighbours.count("started-Tells") == neighbours.count("around") - 1
-                yield
-                assert neighbours.count("started-Tells") == neighbours.count("around")
-            """
-        }
-    )
-    arguments = ("-p", "helper") if where == "helper" else ()
-    result = beside.run(*workloads("tells"), "--aorta-trials", "4", *TWO, *arguments)
-    result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines([f"one after the other, because of what runs before each trial: *({where}.py)*"])
-    if where == "conftest":  # a plugin cannot override the fixture of another one that is loaded after it
-        assert [seen["SEEN"] for seen in metrics(beside)] == [f"tells[local-none-{index}]" for index in range(4)]
 
 
 BETWEEN = """

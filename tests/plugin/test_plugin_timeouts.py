@@ -48,28 +48,6 @@ def test_pytest_timeout_limits_the_trial_and_not_pytest(stage: Stage) -> None:
         assert stage.left_running() == []
 
 
-@pytest.mark.slow
-def test_what_was_meant_for_one_trial_beats_what_was_meant_for_all(stage: Stage) -> None:
-    stage.write(
-        hangs=HANGS.format(timeout=50),
-        conftest="""
-        import pytest
-
-        def pytest_collection_modifyitems(items):
-            items[0].add_marker(pytest.mark.aorta(timeout=0.3))
-            items[0].add_marker(pytest.mark.timeout(40))
-            items[1].add_marker(pytest.mark.timeout(0.4))
-        """,
-    )
-    result = stage.run("hangs.py::Hangs", "--aorta-trials", "3", "--aorta-timeout", "0.5", "--timeout", "30")
-    result.assert_outcomes(failed=3)
-    result.stdout.fnmatch_lines(["hangs.py TTT*"])
-    assert limits(stage) == ["0.3", "0.4", "0.5"]
-    # A limit for all tests comes before the workload's own, and after what names trials.
-    stage.run("hangs.py::Hangs", "--timeout", "0.6", "--noconftest").assert_outcomes(failed=1)
-    assert limits(stage)[0] == "0.6"
-
-
 def test_workload_has_a_deadline_of_its_own(stage: Stage) -> None:
     stage.write(hangs=HANGS.format(timeout=0.7))
     stage.run("hangs.py::Hangs", "-p", "no:timeout").assert_outcomes(failed=1)
@@ -136,23 +114,3 @@ def test_timeout_shows_where_every_process_of_the_trial_was(stage: Stage) -> Non
     assert "in wait_for_the_others" in stacks
     assert stacks.count("most recent call first") == 2
     assert stage.left_running() == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isolation", ["fork", "spawn"])
-def test_deadline_counts_from_the_start_of_the_trial_and_not_of_the_import(stage: Stage, isolation: str) -> None:
-    stage.write(
-        slow="""
-        import time
-
-        time.sleep(1)
-
-        class Slow:
-            timeout_sec = 0.8
-
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": True}
-        """
-    )
-    stage.run("slow.py", "--aorta-isolation", isolation).assert_outcomes(passed=1)

@@ -52,21 +52,6 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
 
 
 @pytest.mark.slow
-def test_selection_works_as_without(faulty: Stage) -> None:
-    options = ("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "4", "-n", "2", "-v")
-    assert sorted(faulty.words(faulty.run(*options, "-k", "passes and 3"))) == ["passes[local-none-3]"]
-    named = faulty.run(*options, "aorta::fails[local-none-1]", "passes[local-none-0]")
-    assert sorted(faulty.words(named)) == ["fails[local-none-1]", "passes[local-none-0]"]
-    # What failed is remembered by the controller.
-    assert sorted(faulty.words(faulty.run(*options, "--lf"))) == ["fails[local-none-1]"]
-    assert sorted(faulty.files()) == [
-        "fails/trial_1.json",
-        "passes/trial_0.json",
-        "passes/trial_3.json",
-    ]
-
-
-@pytest.mark.slow
 def test_quiet_and_junit_and_durations(faulty: Stage) -> None:
     arguments = ("--aorta-workload", "passes", "--aorta-trials", "3", "-n", "2", "-q", "--junitxml", "out.xml")
     result = faulty.run(*arguments, "--durations", "3")

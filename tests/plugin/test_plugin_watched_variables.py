@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.containers import install_stand_in
 from support.stage import Stage
 
 from pytest_aorta.triage.cells import CellTrials
@@ -105,25 +103,6 @@ def test_a_rank_says_it_of_itself(cells: Stage) -> None:
     found = evidence(cells, "Ranks")
     assert {name: named["count"] for name, named in found["by"].items()} == {"NOT_READ": 0, "READ_LATER": 1}
     assert found["subprocesses"] is False
-
-
-@pytest.mark.slow
-def test_a_trial_in_a_container_says_it_of_what_it_has_there(cells: Stage) -> None:
-    """The image may have other libraries, and no folder for a cache."""
-    boxed = {"docker": "lab/image:1", "enter": True, "venv": sys.prefix}
-    cells.write_registry(mitigations=SETS, environments={"boxed": boxed})
-    variables = install_stand_in(cells)
-    done = cells.run("reads.py::Reads", *AXIS, "--aorta-environment", "boxed", env=variables)
-    done.assert_outcomes(passed=2)
-    [first, _] = cells.trials().values()
-    found = first["env"]["end"]["variables"]
-    assert {name: named["count"] for name, named in found["by"].items()} == {"NOT_READ": 0, "READ_LATER": 1}
-
-
-@pytest.mark.slow
-def test_a_trial_on_another_host_says_it_of_what_it_has_there(cells: Stage) -> None:
-    cells.run("reads.py::Reads", *AXIS, "--aorta-host", "popen").assert_outcomes(passed=2)
-    assert evidence(cells, "Reads")["by"]["READ_LATER"] == {"count": 1, "first": ["later"]}
 
 
 @pytest.mark.slow

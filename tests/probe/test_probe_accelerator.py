@@ -11,7 +11,7 @@ import pytest
 
 from pytest_aorta.probe import accelerator as module
 from pytest_aorta.probe import accelerator as nvidia_module
-from pytest_aorta.probe.accelerator import amd, compilers, cuda_toolkit, cuda_toolkit_in_use, gfx_name, nvidia, rocm
+from pytest_aorta.probe.accelerator import amd, compilers, cuda_toolkit, cuda_toolkit_in_use, nvidia, rocm
 from pytest_aorta.probe.guard import Guard
 
 Double = Callable[[str, str], None]
@@ -131,12 +131,6 @@ def test_the_drivers_files_are_enough_where_nvidia_smi_is_missing(tmp_path: Path
     assert guard.reasons == []
 
 
-def test_nvidia_smi_without_a_driver_is_an_absence(tmp_path: Path, guard: Guard, double: Double) -> None:
-    double("nvidia-smi", NO_DRIVER)
-    assert nvidia(guard, tmp_path) is None
-    assert guard.reasons == []
-
-
 def test_nvidia_smi_that_fails_beside_a_driver_is_a_reason(tmp_path: Path, guard: Guard, double: Double) -> None:
     double("nvidia-smi", NO_DRIVER)
     found = nvidia(guard, tree(tmp_path, DRIVER))
@@ -253,13 +247,6 @@ def test_amd_smi_is_asked_where_the_kernel_shows_no_device(tmp_path: Path, guard
     }
 
 
-@pytest.mark.parametrize(
-    ("version", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90008, "gfx908"), (110000, "gfx1100"), (0, None)]
-)
-def test_names_of_architectures(version: int, name: str | None) -> None:
-    assert gfx_name(version) == name
-
-
 def test_the_cuda_toolkit_of_a_folder(tmp_path: Path) -> None:
     assert cuda_toolkit(tmp_path) is None
     tree(tmp_path, {"version.txt": "CUDA Version 10.2.89\n"})
@@ -284,11 +271,6 @@ def test_the_rocm_release_of_a_folder_and_its_components(tmp_path: Path) -> None
         "version": "7.0.1-42",
         "components": {"rccl": "2.26.6", "composable_kernel": "1.1.0"},
     }
-
-
-def test_parts_of_a_toolkit_are_known_by_their_header(tmp_path: Path) -> None:
-    tree(tmp_path, {"include/cuda.h": "#ifndef X\n#define CUDA_VERSION 12080\n"})
-    assert cuda_toolkit(tmp_path) == {"path": tmp_path, "version": "12.8"}
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,6 @@ def test_a_clean_checkout(workload: Path) -> None:
     }
 
 
-def test_a_folder_is_a_source_too(workload: Path) -> None:
-    assert state(workload.parent) == state(workload)
-
-
 def test_a_changed_tracked_file_makes_it_dirty(workload: Path) -> None:
     workload.write_text("x = 2\n")
     found = state(workload)
@@ -100,19 +96,6 @@ def test_a_repository_without_a_commit_has_no_commit(tmp_path: Path) -> None:
     assert (found["commit"], found["branch"], found["dirty"]) == (None, "trunk", False)
 
 
-def test_a_worktree_has_its_own_branch(workload: Path, tmp_path: Path) -> None:
-    git(workload.parent, "worktree", "add", "--quiet", "-b", "side", str(tmp_path / "side"))
-    found = state(tmp_path / "side" / "pkg" / "workload.py")
-    assert found is not None
-    assert (found["branch"], found["root"]) == ("side", str((tmp_path / "side").resolve()))
-
-
-def test_a_symbolic_link_leads_to_the_repository_of_its_target(workload: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link.py"
-    link.symlink_to(workload)
-    assert state(link) == state(workload)
-
-
 def test_a_git_hook_does_not_redirect_the_question(
     workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,10 +109,6 @@ def test_a_git_hook_does_not_redirect_the_question(
 
 def test_nothing_outside_of_a_repository(tmp_path: Path) -> None:
     assert state(tmp_path / "workload.py") is None
-
-
-def test_nothing_without_a_source() -> None:
-    assert state(None) is None
 
 
 def test_nothing_without_git(workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,10 +148,6 @@ def test_an_unchanged_repository_costs_a_trial_no_process(workload: Path, monkey
 def test_an_edit_between_two_trials_is_recorded(workload: Path) -> None:
     found = for_a_trial(workload, lambda: workload.write_text("x = 22\n"))
     assert (found["dirty"], found["changed_files"], found["as_of"]) == (True, 1, "trial")
-
-
-def test_a_removed_file_is_recorded(workload: Path) -> None:
-    assert for_a_trial(workload, workload.unlink)["dirty"] is True
 
 
 @pytest.mark.parametrize(

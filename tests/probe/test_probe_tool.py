@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import psutil
@@ -24,10 +23,6 @@ def test_a_tool_that_fails_says_why() -> None:
         ask(["/bin/sh", "-c", "echo out; echo why >&2; exit 3"], 30)
 
 
-def test_output_that_is_not_utf8_is_still_text() -> None:
-    assert ask([sys.executable, "-c", r"import os; os.write(1, b'\xff')"], 30) == "\ufffd"
-
-
 def test_a_tool_that_hangs_is_killed_with_everything_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"sleep 600 & echo $! >> {pids}; echo $$ >> {pids}; wait"
@@ -35,13 +30,6 @@ def test_a_tool_that_hangs_is_killed_with_everything_it_started(tmp_path: Path) 
         ask(["/bin/sh", "-c", script], 0.5)
     assert_gone([int(pid) for pid in pids.read_text().split()])
     assert psutil.Process().children() == []
-
-
-def test_a_tool_whose_child_keeps_the_output_open_is_not_waited_for(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    with pytest.raises(ToolTimedOut):
-        ask(["/bin/sh", "-c", f"sleep 600 & echo $! > {pids}"], 0.5)
-    assert_gone([int(pids.read_text())])
 
 
 def test_a_trials_own_variables_do_not_reach_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:

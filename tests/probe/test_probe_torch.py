@@ -17,7 +17,7 @@ import pytest
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.loaded import count_modules, imported_modules, mapped_objects
-from pytest_aorta.probe.packages import Installed, Owner, installed_distributions
+from pytest_aorta.probe.packages import installed_distributions
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
 from pytest_aorta.probe.torch_facts import torch_build, torch_state
 
@@ -276,36 +276,6 @@ def test_a_file_that_hides_a_distribution_is_told_apart(tmp_path: Path) -> None:
         "path": str(tmp_path / "numpy.py"),
         "distributions": ["numpy"],
     }
-
-
-def test_a_namespace_of_several_distributions_belongs_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    namespace = ModuleType("shared_namespace")
-    namespace.__path__ = ["/site/shared_namespace"]
-    monkeypatch.setitem(sys.modules, "shared_namespace", namespace)
-    monkeypatch.setattr("pytest_aorta.probe.loaded._MOST_OTHERS", 10**6)  # this process runs many tests
-    owners: dict[str, tuple[Owner, ...]] = {"shared_namespace": (Owner("one", "/site"), Owner("two", "/site"))}
-    assert imported_modules(Installed({}, owners))["other"]["shared_namespace"] == {
-        "modules": 1,
-        "path": "/site/shared_namespace",
-        "distributions": ["one", "two"],
-    }
-
-
-def test_a_lazy_module_is_not_loaded_by_the_question(tmp_path: Path) -> None:
-    (tmp_path / "later.py").write_text("import sys; sys.loaded = True")
-    code = """
-import importlib.util
-static = collect_static()
-spec = importlib.util.find_spec("later")
-spec.loader = importlib.util.LazyLoader(spec.loader)
-sys.modules["later"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["later"])
-collect_end(static)
-extra = hasattr(sys, "loaded")
-"""
-    found, loaded = end_of(code, tmp_path)
-    assert not loaded
-    assert found["modules"]["other"]["later"]["path"] == str(tmp_path / "later.py")
 
 
 def test_the_mapped_objects_of_a_double(tmp_path: Path) -> None:

@@ -227,21 +227,6 @@ def test_an_environment_with_a_field_that_cannot_be_used_is_refused(
     assert "distribution 'acme'" in str(caught.value)
 
 
-def test_the_registry_hands_out_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(
-        monkeypatch,
-        tmp_path,
-        "acme",
-        {"aorta.mitigations": {"acme": "acme_payload:ENV"}},
-        {"acme_payload": "ENV = {'A': '1'}"},
-    )
-    mitigation = Registry.load().mitigation("acme")
-
-    sys.modules["acme_payload"].ENV["A"] = "2"
-
-    assert mitigation.env == {"A": "1"}
-
-
 @pytest.mark.parametrize("group", ["workloads", "mitigations", "environments", "collectors"])
 def test_a_name_offered_by_two_distributions_has_no_winner(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str
@@ -265,17 +250,6 @@ def test_a_plugin_cannot_replace_what_is_built_in(
 
     with pytest.raises(RegistryCollisionError, match=rf"{name!r}.*pytest-aorta \(built in\).*'acme'"):
         Registry.load()
-
-
-def test_one_name_in_two_groups_is_no_collision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(
-        monkeypatch,
-        tmp_path,
-        "acme",
-        {"aorta.workloads": {"acme": "acme_not_there:A"}, "aorta.collectors": {"acme": "acme_not_there:B"}},
-    )
-
-    assert Registry.load().collector("acme") == "acme"
 
 
 def test_a_distribution_that_is_twice_on_the_path_is_no_collision(
@@ -324,12 +298,6 @@ def test_a_name_that_cannot_be_typed_is_refused_with_its_source(
 
     with pytest.raises(RegistryError, match=rf"name .* from distribution 'acme' .* cannot be used: .*{reason}"):
         Registry.load()
-
-
-def test_only_mitigations_have_reserved_separators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch, tmp_path, "acme", {"aorta.workloads": {"a+b": "acme_not_there:A"}})
-
-    assert Registry.load().workload("a+b").name == "a+b"
 
 
 def test_a_distribution_without_metadata_is_still_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

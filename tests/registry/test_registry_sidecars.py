@@ -12,7 +12,6 @@ from pytest_aorta.registry import (
     Registry,
     RegistryCollisionError,
     RegistryError,
-    UnknownMitigationError,
     get_environment,
     get_mitigation,
 )
@@ -43,18 +42,6 @@ def test_a_sidecar_adds_mitigations_and_environments(tmp_path: Path) -> None:
     assert environment.source_package == "sidecar:lab.json"
 
 
-def test_both_sections_are_optional(tmp_path: Path) -> None:
-    registry = Registry.load([write(tmp_path / "empty.json", version=1)])
-
-    assert registry.mitigation_names() == Registry.load().mitigation_names()
-
-
-def test_null_means_that_a_field_is_not_given(tmp_path: Path) -> None:
-    path = write(tmp_path / "lab.json", version=1, environments={"x": {"docker": None, "venv": None, "launcher": None}})
-
-    assert get_environment("x", [path]).kind == "local"
-
-
 def test_a_relative_venv_is_relative_to_the_file_and_not_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,18 +52,6 @@ def test_a_relative_venv_is_relative_to_the_file_and_not_to_the_working_director
 
     assert environment.venv == str(tmp_path / "conf" / "venvs" / "x")
     assert environment.kind == "venv"
-
-
-def test_an_absolute_venv_and_one_in_the_home_folder_stay_where_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    path = write(
-        tmp_path / "lab.json", version=1, environments={"a": {"venv": "/opt/venv"}, "h": {"venv": "~/venvs/h"}}
-    )
-
-    assert get_environment("a", [path]).venv == "/opt/venv"
-    assert get_environment("h", [path]).venv == "/home/someone/venvs/h"
 
 
 @pytest.mark.parametrize(
@@ -193,13 +168,6 @@ def test_a_name_that_cannot_be_typed_is_refused_with_its_file(tmp_path: Path, na
 
     with pytest.raises(RegistryError, match=r"mitigation name .* from the registry file .*lab\.json cannot be used"):
         Registry.load([path])
-
-
-def test_the_names_of_sidecars_are_listed_for_an_unknown_name(tmp_path: Path) -> None:
-    path = write(tmp_path / "lab.json", version=1, mitigations={"lab_fast": {}})
-
-    with pytest.raises(UnknownMitigationError, match=r"lab_fast.*did you mean 'lab_fast'\?"):
-        get_mitigation("lab-fast", [path])
 
 
 def test_an_environment_may_ask_to_be_entered(tmp_path: Path) -> None:

@@ -191,12 +191,6 @@ def test_the_cause_is_the_first_of_the_ranks_that_failed_and_those_that_followed
     ]
 
 
-def test_the_workloads_own_count_stands_where_it_is_larger() -> None:
-    seen = of_ranks(failing(1), rank_data(0, {"passed": False, "failure_count": 5}), rank_data(1, None, failing(1)))
-
-    assert recorded_result(seen)["failure_count"] == 5
-
-
 def test_failures_that_a_rank_has_listed_itself_are_not_listed_twice() -> None:
     combined: ResultData = {"passed": False, "failure_count": 2, "failure_details": [{"rank": 1, "step": 3}]}
     seen = of_ranks(failing(1, "result"), rank_data(0, combined), rank_data(1, None, failing(1, "result")))
@@ -212,12 +206,6 @@ def test_of_very_many_failed_ranks_the_first_are_listed() -> None:
     assert result["failure_count"] == 1000
     assert result["failure_details"][-1] == {"note": "936 more ranks failed; see ranks"}
     assert len(json.dumps(result)) < 100_000
-
-
-def test_a_trial_without_a_result_has_nothing_that_was_measured() -> None:
-    assert recorded_result(Observed()) == {"passed": False}
-    read = TrialResult.from_dict(record(exit_status="workload_failed", result={"passed": False})).result
-    assert (read.failure_count, read.total_iterations, read.elapsed_sec, read.step_times_ms) == (None, None, None, [])
 
 
 # Results that contradict themselves

@@ -17,7 +17,6 @@ from hostile_values import (
     ClassRaises,
     Color,
     EverythingRaises,
-    GrowingInt,
     HashRaises,
     IterationRaises,
     ItsOwnElement,
@@ -25,10 +24,7 @@ from hostile_values import (
     Model,
     OfANamelessType,
     OfAnUncomparableType,
-    OwnBytes,
     OwnDate,
-    OwnFloat,
-    OwnText,
     Point,
     RaisesAnErrorWithoutAName,
     ReprExits,
@@ -120,10 +116,6 @@ def test_numpy_and_torch_values_become_numbers_and_lists(value: object, plain: o
     assert notes == []
 
 
-def test_a_result_of_an_nan_in_an_array_stays_one() -> None:
-    assert math.isnan(to_plain({"loss": torch.tensor([math.nan])})["loss"][0])
-
-
 @pytest.mark.parametrize("array", [np.zeros((100, 100)), torch.zeros(100, 100)], ids=["numpy", "torch"])
 def test_a_large_array_is_described_and_not_kept(array: object) -> None:
     notes: list[str] = []
@@ -177,24 +169,6 @@ def test_a_hostile_object_costs_only_itself(value: object, text: str) -> None:
     assert [note.partition(":")[0] for note in notes] == ["bad"]
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [
-        (OwnText("text"), "text"),
-        (GrowingInt(3), 3),
-        (OwnFloat(0.5), 0.5),
-        (OwnBytes(b"bytes"), "bytes"),
-        ({OwnText("key"): 1, GrowingInt(3): 2}, {"key": 1, "3": 2}),
-    ],
-    ids=_kind,
-)
-def test_of_a_number_or_text_with_ideas_of_its_own_the_value_is_kept(value: object, plain: object) -> None:
-    reduced = to_plain([value])[0]
-
-    assert is_plain(reduced)
-    assert reduced == plain
-
-
 def test_ctrl_c_is_the_only_thing_that_gets_through() -> None:
     class Interrupted:
         def __repr__(self) -> str:
@@ -222,12 +196,6 @@ def test_a_container_that_holds_itself_ends_where_it_begins_again() -> None:
 
     assert to_plain({"graph": cycle}, notes) == {"graph": [1, "[1, [...], [...]]", "[1, [...], [...]]"]}
     assert notes == [f"graph[{index}]: nested too deeply or contains itself; kept as text" for index in (1, 2)]
-
-
-def test_a_value_that_occurs_twice_is_no_cycle() -> None:
-    shared = [1]
-
-    assert to_plain([shared, {"again": shared}]) == [[1], {"again": [1]}]
 
 
 def test_what_is_nested_too_deeply_is_cut() -> None:
@@ -265,10 +233,6 @@ def test_keys_that_read_the_same_are_all_kept(value: object, plain: object) -> N
     assert to_plain(value, notes) == plain
     assert notes
     assert all("two keys read" in note for note in notes)
-
-
-def test_a_key_with_a_lone_surrogate_is_escaped() -> None:
-    assert to_plain({"caf\udce9": 1}) == {"caf\\udce9": 1}
 
 
 def is_plain(value: object) -> bool:
@@ -323,12 +287,6 @@ def test_strict_json_gives_back_exactly_what_was_put_in(value: object) -> None:
     assert same(decode_non_finite(json.loads(text)), value)
 
 
-@given(plain_values, plain_values)
-def test_different_values_have_different_json(left: object, right: object) -> None:
-    if not same(left, right):
-        assert not same(encode_non_finite(left), encode_non_finite(right))
-
-
 @pytest.mark.parametrize(
     ("value", "encoded"),
     [
@@ -351,7 +309,3 @@ def test_non_finite_numbers_are_texts_in_json_and_such_texts_are_escaped(value: 
 @given(st.dictionaries(st.text(max_size=3), plain_values, max_size=4))
 def test_the_canonical_text_does_not_depend_on_the_order_of_keys(value: dict[str, Any]) -> None:
     assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
-
-
-def test_the_canonical_text_is_the_same_in_every_process() -> None:
-    assert canonical_json({"b": [1.5, math.nan], "a": "é"}) == '{"a":"\\u00e9","b":[1.5,"NaN"]}'

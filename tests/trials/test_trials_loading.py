@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.trials.loading import WorkloadLoadError, describe, load_class, source_file, source_root, sources
+from pytest_aorta.trials.loading import WorkloadLoadError, describe, load_class, source_file, sources
 
 WORKLOAD = """
 class Plain:
@@ -59,12 +59,6 @@ def digest_in_a_new_process(target: str, *, path: Path) -> str:
     return subprocess.run(command, cwd=path, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_class_of_a_module() -> None:
-    cls = load_class("aorta_workloads.gemm:Gemm")
-
-    assert (cls.__module__, cls.__qualname__) == ("aorta_workloads.gemm", "Gemm")
-
-
 def test_a_class_of_a_file_that_nothing_can_import(tmp_path: Path) -> None:
     file = tmp_path / "my workload-1.py"
     file.write_text(WORKLOAD)
@@ -99,12 +93,6 @@ def test_a_file_finds_its_neighbours(tmp_path: Path) -> None:
     assert load_class(f"{tmp_path}/main.py:Plain")
 
 
-def test_a_nested_class(tmp_path: Path) -> None:
-    (tmp_path / "nested.py").write_text(WORKLOAD)
-
-    assert load_class(f"{tmp_path}/nested.py:Outer.Inner").__qualname__ == "Outer.Inner"
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -131,11 +119,6 @@ def test_what_an_import_raises_comes_out_and_the_next_attempt_tries_again(tmp_pa
     file.write_text(WORKLOAD)
 
     assert load_class(f"{file}:Plain")
-
-
-def test_a_module_that_is_not_there() -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        load_class("no_such_package.module:Class")
 
 
 def test_the_digest_is_that_of_the_source_and_not_of_the_process(package: Path) -> None:
@@ -174,34 +157,6 @@ def test_the_digest_of_a_file_changes_with_its_neighbour(tmp_path: Path) -> None
     (tmp_path / "neighbour.py").write_text("VALUE = 6\n")
 
     assert digest_in_a_new_process(f"{tmp_path}/main.py:Plain", path=tmp_path) != before
-
-
-def test_the_digest_of_a_file_behind_a_link_changes_with_its_neighbour(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    (tmp_path / "real" / "neighbour.py").write_text("VALUE = 5\n")
-    (tmp_path / "real" / "main.py").write_text(f"import neighbour\n{WORKLOAD}")
-    before = digest_in_a_new_process(f"{tmp_path}/link/main.py:Plain", path=tmp_path)
-
-    (tmp_path / "real" / "neighbour.py").write_text("VALUE = 6\n")
-
-    assert digest_in_a_new_process(f"{tmp_path}/link/main.py:Plain", path=tmp_path) != before
-
-
-def test_the_digest_does_not_depend_on_where_a_package_lies(package: Path, tmp_path: Path) -> None:
-    before = digest_in_a_new_process(f"{package.name}.square:Plain", path=tmp_path)
-
-    (tmp_path / "elsewhere").mkdir()
-    package.rename(tmp_path / "elsewhere" / package.name)
-
-    assert digest_in_a_new_process(f"{package.name}.square:Plain", path=tmp_path / "elsewhere") == before
-
-
-def test_a_class_without_a_file_has_no_sources() -> None:
-    cls = type("Made", (), {"__module__": "no_such_module"})
-
-    assert source_file(cls) is None
-    assert source_root(cls) is None
 
 
 def test_a_description_says_what_the_parent_needs(tmp_path: Path) -> None:

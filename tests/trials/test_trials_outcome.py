@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.trials.events import EndEvent, FailureData, FailureKind, Phase, TrialEvent
 from pytest_aorta.trials.lifecycle import failure_of
-from pytest_aorta.trials.outcome import Observed, after_step, conclude, signal_name
+from pytest_aorta.trials.outcome import Observed, after_step, conclude
 from pytest_aorta.trials.result import ExitStatus, Failure
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -142,14 +142,6 @@ def test_a_result_that_is_not_passed_is_not_changed_by_what_comes_after_it(event
     assert failure["kind"] == ("signal" if event == "a rank fails" else "result")
 
 
-@pytest.mark.parametrize("phase", TOLD)
-def test_a_trial_that_ends_well_is_ok(phase: Phase) -> None:
-    seen = reached(phase)
-    ends_well(seen)
-
-    assert conclude(seen) == ("ok", None)
-
-
 def test_a_result_that_is_not_passed_is_a_failure_of_the_workload() -> None:
     seen = reached("run")
     seen.see({"type": "end", "phase": "run", "sec": 1.0, "result": {"passed": False}})
@@ -170,33 +162,6 @@ def test_what_is_not_passed_says_how_often_and_where_first() -> None:
 
     assert failure is not None
     assert failure["message"] == "run() returned passed=False, 3 failure(s), first at iteration 0"
-
-
-@pytest.mark.parametrize(("code", "text"), [(0, "exit code 0"), (3, "exit code 3")])
-def test_a_process_that_ends_itself_in_run_says_its_exit_code(code: int, text: str) -> None:
-    seen = reached("run")
-    exits(code)(seen)
-
-    _, failure = conclude(seen)
-
-    assert failure is not None
-    assert failure["exit_code"] == code
-    assert text in failure["message"]
-
-
-def test_a_signal_is_named() -> None:
-    seen = reached("setup")
-    exits(-signal.SIGKILL)(seen)
-
-    assert conclude(seen) == (
-        "infrastructure_failed",
-        {"phase": "setup", "kind": "signal", "signal": "SIGKILL", "message": "ended by SIGKILL in setup()"},
-    )
-
-
-@pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (9, "SIGKILL"), (250, "signal 250")])
-def test_signals_have_names(number: int, name: str) -> None:
-    assert signal_name(number) == name
 
 
 def test_a_timeout_names_its_limit_and_the_last_step_that_was_reported() -> None:
@@ -252,14 +217,6 @@ def test_a_timeout_stays_one_when_the_trial_answers_the_sigterm_with_an_exceptio
     assert failure["phase"] == "run"
 
 
-def test_a_timeout_stays_one_when_the_trial_answers_the_sigterm_with_a_result() -> None:
-    seen = reached("run")
-    times_out(seen)
-    ends_well(seen)
-
-    assert conclude(seen)[0] == "timeout"
-
-
 def test_a_failure_that_was_told_before_the_deadline_is_the_failure() -> None:
     seen = reached("run")
     seen.see({"type": "end", "phase": "run", "sec": 1.0, "failure": failure_of(ValueError("x"), "run")})
@@ -299,14 +256,6 @@ def test_a_crash_in_the_cleanup_after_a_failing_setup_leaves_the_setup_to_blame(
     assert failure["phase"] == "setup"
 
 
-def test_a_trial_of_which_nothing_was_seen_is_judged_as_well() -> None:
-    status, failure = conclude(Observed())
-
-    assert status == "infrastructure_failed"
-    assert failure is not None
-    assert failure["message"] == "the process ended, and its exit code is unknown"
-
-
 def test_rank_0_cannot_say_ok_for_another_rank_that_failed() -> None:
     seen = reached("run")
     ends_well(seen)
@@ -315,20 +264,6 @@ def test_rank_0_cannot_say_ok_for_another_rank_that_failed() -> None:
     seen.see({"type": "ranks", "ranks": [], "failure": failure, "cleanup": None})
 
     assert conclude(seen) == ("workload_failed", failure)
-
-
-@pytest.mark.parametrize(
-    ("phase", "waited", "failed"),
-    [
-        ("launch", "setup", True),
-        ("setup", "setup", True),
-        ("run", "setup", False),
-        ("run", "run", True),
-        ("cleanup", "run", False),
-    ],
-)
-def test_a_phase_has_failed_when_the_trial_did_not_get_through_it(phase: Phase, waited: str, failed: bool) -> None:
-    assert reached(phase).failed_in(waited) is failed
 
 
 RANK_FAILURE: FailureData = {"phase": "run", "kind": "rank", "rank": 1, "message": "rank 1"}

@@ -8,18 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.trials.conversion import bounded
-from pytest_aorta.trials.events import ResultData
-
-
-def test_a_result_of_usual_size_stays_as_it_is() -> None:
-    result: ResultData = {
-        "passed": True,
-        "metrics": {"a": 1},
-        "step_times_ms": [1.0],
-        "failure_details": [{"detail": 1}],
-    }
-
-    assert bounded(result) == result
 
 
 def test_the_largest_metrics_are_left_out() -> None:

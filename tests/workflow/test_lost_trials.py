@@ -10,11 +10,8 @@ import pytest
 from support.specs import SPEC
 
 from pytest_aorta.launch.record import lost_record
-from pytest_aorta.triage.environments import Environments
 from pytest_aorta.trials.events import FailureData
-from pytest_aorta.trials.fingerprint import parts_of
 from pytest_aorta.trials.result import TrialResult
-from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.requests import request_digest, trial_completion
 
 LOST: FailureData = {"phase": "launch", "kind": "signal", "message": "its xdist worker was killed"}
@@ -45,21 +42,3 @@ def test_it_does_not_count_once_something_else_is_asked_for() -> None:
     completions = [trial_completion(written(lost_record(spec, LOST))) for spec in SPECS.values()]
 
     assert len({completion[2].digest for completion in completions if completion is not None}) == len(SPECS)
-
-
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_it_has_no_fingerprint_and_says_nothing_of_the_files(spec: TrialSpec) -> None:
-    record = lost_record(spec, LOST)
-
-    assert record.request_fingerprint is None
-    assert parts_of(record) == {}
-    assert "hunter2" not in json.dumps(written(record))
-
-
-def test_beside_trials_that_ran_it_is_not_one_without_files() -> None:
-    environments = Environments()
-    environments.add(written(lost_record(SPEC, LOST)))
-    environments.add({"request_fingerprint": "f", "fingerprint_parts": {"sources": {"w.py": "digest"}}})
-
-    [counts] = [counts for fact, counts in environments.facts().items() if fact.name == "w.py"]
-    assert counts.total() == 1

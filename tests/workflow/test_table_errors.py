@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
-from typing import get_args
-
 import pytest
-from pydantic import BaseModel
 from support.recipes import ONE, recipe_of
 
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import ActionTable, CommandTable, MatrixTable
 
 MATRIX = "[[action]]\nname = 'matrix'\nworkload = 'gemm'\n"
 
@@ -20,23 +14,6 @@ def message_of(text: str) -> str:
     with pytest.raises(RecipeError) as error:
         recipe_of(text, "/aorta.toml")
     return str(error.value).removeprefix("/aorta.toml:")
-
-
-def test_the_keys_that_are_listed_act_with_what_the_action_is() -> None:
-    valid = message_of(MATRIX + "stepz = 3\n").removeprefix(
-        "4: action 'matrix': unknown key 'stepz'; did you mean 'steps'? valid: "
-    )
-    keys = {"from" if name == "from_" else name for name in ActionTable.model_fields}
-    assert valid.split(", ") == sorted(keys - set(CommandTable.model_fields))
-    valid = message_of(ONE + "stepz = 3\n").removeprefix("5: action 'one': unknown key 'stepz'; valid: ")
-    assert valid.split(", ") == sorted(keys - set(MatrixTable.model_fields))
-    assert message_of("[[action]]\nfrom = 'one'\nx = 1\n").endswith("valid: " + ", ".join(sorted(keys)))
-
-
-@pytest.mark.parametrize("key", sorted(MatrixTable.model_fields))
-def test_a_slip_in_any_key_finds_the_key_that_was_meant(key: str) -> None:
-    for slip in (key[:2] + key[1] + key[2:], key[:-1] + "x", key.upper()):
-        assert f"unknown key {slip!r}; did you mean {key!r}?" in message_of(f"{MATRIX}{slip} = 1\n")
 
 
 @pytest.mark.parametrize(
@@ -85,56 +62,6 @@ def test_a_message_has_the_action_the_key_and_what_is_valid(text: str, message: 
     found = message_of(text)
     assert found.startswith(message) if message[0].isdigit() else message in found
     assert "\n" not in found
-
-
-#: Every key of an action with a number, and what is valid.
-NUMBERS = {
-    "trials": "a whole number",
-    "steps": "a whole number",
-    "seed": "a whole number",
-    "timeout": "a number",
-    "stall_timeout": "a number",
-    "margin": "a number",
-    "distributed.nproc": "a whole number",
-    "distributed.elastic.monitor_interval": "a string or a whole number or a number",
-    "resources.processes.per_submission": "a whole number",
-    "resources.processes.per_directory": "a whole number",
-    "resources.threads_per_process": "a whole number",
-    "resources.gpus_per_process": "a whole number",
-    "resources.memory.per_cpu_mb": "a whole number",
-    "resources.memory.per_gpu_mb": "a whole number",
-    "resources.walltime.per_submission": 'a duration such as "02:30:00"',
-    "resources.walltime.per_directory": 'a duration such as "02:30:00"',
-    "group.maximum_size": "a whole number",
-}
-
-
-def numbers_of(table: type[BaseModel], name: str = "") -> Iterator[str]:
-    """The keys of a table, and of those within, that can have a number."""
-    for key, field in table.model_fields.items():
-        types, more = [field.annotation], f"{name}{key}"
-        while types:
-            one = types.pop()
-            if isinstance(one, type) and issubclass(one, BaseModel):
-                yield from numbers_of(one, f"{more}.")
-            elif one in (int, float, timedelta):
-                yield more
-            types += get_args(one)
-
-
-def test_no_number_can_be_true_or_false() -> None:
-    there = {key for key in numbers_of(ActionTable) if key != "distributed.elastic"}
-    assert there == NUMBERS.keys() - {"distributed.elastic.monitor_interval"}
-    for key, expected in NUMBERS.items():
-        for value in ("true", "false"):
-            assert message_of(f"{MATRIX}{key} = {value}\n") == (
-                f"4: action 'matrix': {key} = {value}: expected {expected}"
-            )
-
-
-def test_a_limit_of_time_is_finite() -> None:
-    for key in ("timeout", "stall_timeout"):
-        assert message_of(f"{MATRIX}{key} = inf\n").endswith(f"{key} = inf: expected a finite number")
 
 
 @pytest.mark.parametrize("table", ["extra_env", "config"])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from support.records import record
 
-from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.workspace.atomic import staged_json
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 from pytest_aorta.workspace.trial_store import TrialStore
@@ -29,41 +28,6 @@ def tree(results: Path) -> dict[str, Any]:
         path.relative_to(results).as_posix(): json.loads(path.read_text())["host"]
         for path in sorted(results.rglob("*.json"))
     }
-
-
-def test_a_result_is_kept_for_an_equal_request_only(tmp_path: Path) -> None:
-    store = TrialStore(tmp_path, "now", resume=True)
-    put(tmp_path)
-
-    kept = store.kept(PATHS, lambda record: [])
-    assert kept is not None
-    assert kept.to_dict()["host"] == "here"
-    assert not store.not_kept
-    assert store.kept(PATHS, lambda record: ["steps 1 -> 2"]) is None
-    assert store.not_kept == {PATHS: ["steps 1 -> 2"]}
-
-
-def test_without_a_result_the_request_is_not_computed(tmp_path: Path) -> None:
-    def changes(record: TrialResult) -> list[str]:
-        pytest.fail("asked")
-
-    store = TrialStore(tmp_path, "now", resume=True)
-    assert store.kept(PATHS, changes) is None
-    assert not store.not_kept
-    put(tmp_path, exit_status="infrastructure_failed")
-    assert store.kept(PATHS, changes) is None
-    assert store.not_kept == {PATHS: ["infrastructure_failed, which says nothing about the workload"]}
-    PATHS.file_in(tmp_path).write_text("{")
-    assert store.kept(PATHS, changes) is None
-    assert store.not_kept == {PATHS: ["its file cannot be read"]}
-
-
-def test_an_earlier_result_is_not_overwritten(tmp_path: Path) -> None:
-    put(tmp_path)
-
-    TrialStore(tmp_path, "now").write(PATHS, record(host="there"))
-
-    assert tree(tmp_path) == {".history/now/probe/trial_0.json": "here", "probe/trial_0.json": "there"}
 
 
 def test_a_trial_that_could_not_be_started_does_not_take_the_place_of_a_result_that_is_kept(tmp_path: Path) -> None:
@@ -85,17 +49,6 @@ def test_of_one_run_the_last_record_of_a_trial_is_kept_and_the_others_move_aside
         ".history/now~1/probe/trial_0.json": "second",
         "probe/trial_0.json": "third",
     }
-
-
-def test_a_resumed_result_is_only_renamed(tmp_path: Path) -> None:
-    put(tmp_path)
-    store = TrialStore(tmp_path, "now", resume=True)
-
-    store.write(PATHS, record(trial_id="probe_d1_m0_t0", host="elsewhere"), resumed=True)
-
-    content = json.loads((tmp_path / "probe" / "trial_0.json").read_text())
-    assert content == record(trial_id="probe_d1_m0_t0")
-    assert not (tmp_path / ".history").exists()
 
 
 def test_each_of_several_ranks_moves_its_own_artifacts_aside(tmp_path: Path) -> None:
@@ -127,18 +80,6 @@ def test_only_a_run_of_the_whole_plan_retires_what_is_not_planned(
 
     there = sorted(path.name for path in (tmp_path / "probe").iterdir())
     assert there == (remain or ["trial_0.json", "trial_1.json", "trial_2.json"])
-
-
-def test_results_of_a_workload_that_has_several_cells_now_move_into_their_folders(tmp_path: Path) -> None:
-    put(tmp_path)
-    store = TrialStore(tmp_path, "now")
-
-    store.sort_into_cells({"probe": "local-none"})
-    assert tree(tmp_path) == {"probe/trial_0.json": "here"}
-    store.sort_into_cells({"probe": None})
-    assert tree(tmp_path) == {"probe/local-none/trial_0.json": "here"}
-    store.sort_into_cells({"probe": "local-none"})
-    assert tree(tmp_path) == {"probe/trial_0.json": "here"}
 
 
 def test_what_another_run_has_put_in_a_trial_s_place_meanwhile_keeps_its_cell(tmp_path: Path) -> None:
@@ -187,16 +128,6 @@ def test_what_another_run_is_writing_stays(tmp_path: Path) -> None:
         TrialStore(tmp_path, "now").write(PATHS, record())
         assert temporary.exists()
     assert [path.name for path in (tmp_path / "probe").iterdir()] == ["trial_0.json"]
-
-
-def test_a_file_that_cannot_be_written_counts_as_one_of_the_run(tmp_path: Path) -> None:
-    (tmp_path / "probe").touch()
-    store = TrialStore(tmp_path, "now")
-
-    with pytest.raises(OSError):
-        store.write(PATHS, record())
-
-    assert store.written == {PATHS.file}
 
 
 def test_repeats_of_an_earlier_run_move_aside_with_its_trial_and_those_of_this_run_stay(tmp_path: Path) -> None:

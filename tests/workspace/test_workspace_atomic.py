@@ -8,30 +8,12 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from pytest_aorta.workspace.atomic import write_json
-
-
-def test_what_is_written_can_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "trial_0.json"
-
-    write_json(path, {"é": [1, None, "\udce9"]})
-
-    assert json.loads(path.read_text(encoding="ascii")) == {"é": [1, None, "\udce9"]}
-    assert os.listdir(path.parent) == ["trial_0.json"]
-
-
-def test_a_file_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "trial_0.json"
-    write_json(path, "a long first text")
-    write_json(path, "b")
-
-    assert json.loads(path.read_text()) == "b"
 
 
 def test_results_can_be_read_by_others(tmp_path: Path) -> None:
@@ -70,33 +52,6 @@ def test_an_interruption_leaves_the_old_file_and_nothing_else(
 
     assert json.loads((tmp_path / "trial_0.json").read_text()) == "old"
     assert os.listdir(tmp_path) == ["trial_0.json"]
-
-
-def test_the_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-
-    def noted(name: str) -> Callable[..., Any]:
-        real = getattr(os, name)
-
-        def call(*arguments: Any) -> Any:
-            steps.append(name)
-            return real(*arguments)
-
-        return call
-
-    for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, noted(name))
-
-    write_json(tmp_path / "trial_0.json", {})
-
-    assert steps == ["fsync", "replace"]
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(OSError, match="file"):
-        write_json(tmp_path / "file" / "trial_0.json", {})
 
 
 _WRITER = """

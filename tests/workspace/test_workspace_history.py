@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from pytest_aorta.workspace import history
-from pytest_aorta.workspace.history import prune, retire, retire_others, stamp, trials_with_further_folders
+from pytest_aorta.workspace.history import prune, retire, retire_others, trials_with_further_folders
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 
@@ -30,39 +27,6 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_trial_lies_in_its_workload_s_folder_and_its_artifacts_beside_it() -> None:
-    where = trial_paths("fsdp", None, 3)
-
-    assert where.file == PurePosixPath("fsdp/trial_3.json")
-    assert where.folder == PurePosixPath("fsdp/trial_3")
-
-
-def test_of_several_cells_each_has_a_folder() -> None:
-    assert trial_paths("fsdp", "local-tf32_off", 0).file == PurePosixPath("fsdp/local-tf32_off/trial_0.json")
-
-
-def test_no_name_leads_out_of_the_results_directory() -> None:
-    for name in ("..", "../x", "/etc", "a/../../b", ""):
-        file = trial_paths(name, name, 0).file
-        assert not file.is_absolute()
-        assert ".." not in file.parts
-        assert len(file.parts) == 3
-
-
-def test_a_further_rank_has_a_folder_of_its_own() -> None:
-    where = trial_paths("fsdp", None, 3)
-
-    assert where.folder_of(0) == PurePosixPath("fsdp/trial_3")
-    assert where.folder_of(1) == PurePosixPath("fsdp/trial_3.rank_1")
-
-
-def test_a_run_s_name_is_a_time_that_sorts() -> None:
-    first, second = stamp(), stamp()
-
-    assert re.fullmatch(r"\d{8}T\d{6}\.\d{6}Z", first)
-    assert first <= second
-
-
 def test_an_earlier_trial_moves_with_its_artifacts(tmp_path: Path) -> None:
     fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log", "w/trial_0/deep/x", "w/trial_1.json", "w/trial_00.json")
 
@@ -75,13 +39,6 @@ def test_an_earlier_trial_moves_with_its_artifacts(tmp_path: Path) -> None:
         "w/trial_00.json": "w/trial_00.json",
         "w/trial_1.json": "w/trial_1.json",
     }
-
-
-def test_where_there_is_nothing_nothing_is_made(tmp_path: Path) -> None:
-    retire(tmp_path / "results", trial_paths("w", None, 0), "run1")
-    retire(tmp_path, trial_paths("w", None, 0), "run1")
-
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_trial_that_runs_again_in_one_run_gets_another_folder_in_the_history(tmp_path: Path) -> None:
@@ -100,14 +57,6 @@ def test_a_trial_that_runs_again_in_one_run_gets_another_folder_in_the_history(t
     assert {f"{run}/w/trial_0/stdout.log" for run in ("run1", "run1~1", "run1~2")} < set(moved)
 
 
-def test_artifacts_without_a_file_move_as_well(tmp_path: Path) -> None:
-    fill(tmp_path, "w/trial_0/stdout.log")
-
-    retire(tmp_path, trial_paths("w", None, 0), "run1")
-
-    assert list(tree(tmp_path)) == [".history/run1/w/trial_0/stdout.log"]
-
-
 def test_the_file_goes_before_its_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
     moved = []
@@ -124,23 +73,6 @@ def test_the_file_goes_before_its_artifacts(tmp_path: Path, monkeypatch: pytest.
     assert moved == ["trial_0.json", "trial_0"]
 
 
-def test_a_file_that_another_process_has_moved_meanwhile_is_none_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(tmp_path, "w/trial_0.json")
-    real = history._free
-
-    def meanwhile(folder: Path, run: str, parts: Collection[PurePosixPath]) -> Path:
-        (tmp_path / "w/trial_0.json").unlink()
-        return real(folder, run, parts)
-
-    monkeypatch.setattr(history, "_free", meanwhile)
-
-    retire(tmp_path, trial_paths("w", None, 0), "run1")
-
-    assert tree(tmp_path) == {}
-
-
 def test_a_further_rank_moves_only_its_own_artifacts(tmp_path: Path) -> None:
     fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log", "w/trial_0.rank_1/stdout.log")
 
@@ -151,15 +83,6 @@ def test_a_further_rank_moves_only_its_own_artifacts(tmp_path: Path) -> None:
         "w/trial_0/stdout.log",
         ".history/run1/w/trial_0.rank_1/stdout.log",
     }
-
-
-def test_a_broken_link_in_a_trial_s_place_is_moved_too(tmp_path: Path) -> None:
-    (tmp_path / "w").mkdir()
-    (tmp_path / "w/trial_0.json").symlink_to("nowhere")
-
-    retire(tmp_path, trial_paths("w", None, 0), "run1")
-
-    assert (tmp_path / ".history/run1/w/trial_0.json").is_symlink()
 
 
 def test_what_a_complete_run_no_longer_holds_moves_to_the_history(tmp_path: Path) -> None:
@@ -190,18 +113,6 @@ def test_what_a_complete_run_no_longer_holds_moves_to_the_history(tmp_path: Path
     assert not (tmp_path / "w/local-xnack").exists()
 
 
-def test_other_workloads_the_history_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    foreign = [
-        *("other/trial_0.json", "notes.txt", "w/README.md", "w/trial_0.json.bak", "w/cell/analysis.ipynb"),
-        *("w/summary.json", "w/trial_0.txt", ".history/run0/w/trial_0.json", ".history/run0/w/cell/trial_0.json"),
-    ]
-    fill(tmp_path, *foreign)
-
-    retire_others(tmp_path, ["w"], [], "run1")
-
-    assert set(tree(tmp_path)) == set(foreign)
-
-
 def test_what_another_run_has_written_meanwhile_stays(tmp_path: Path) -> None:
     fill(tmp_path, "w/old/trial_0.json", "w/new/trial_0.json")
     os.utime(tmp_path / "w/old/trial_0.json", (100, 100))
@@ -209,14 +120,6 @@ def test_what_another_run_has_written_meanwhile_stays(tmp_path: Path) -> None:
     retire_others(tmp_path, ["w"], [], "run1", before=200)
 
     assert set(tree(tmp_path)) == {"w/new/trial_0.json", ".history/run1/w/old/trial_0.json"}
-
-
-def test_a_folder_with_something_else_in_it_stays(tmp_path: Path) -> None:
-    fill(tmp_path, "w/cell/trial_0.json", "w/cell/notes.txt")
-
-    retire_others(tmp_path, ["w"], [], "run1")
-
-    assert set(tree(tmp_path)) == {"w/cell/notes.txt", ".history/run1/w/cell/trial_0.json"}
 
 
 def test_nothing_is_lost_however_often_runs_follow_each_other(tmp_path: Path) -> None:
@@ -231,19 +134,6 @@ def test_nothing_is_lost_however_often_runs_follow_each_other(tmp_path: Path) ->
         retire_others(tmp_path, ["w"], [trial_paths("w", "c", 0)], f"run{run}")
 
     assert sorted(tree(tmp_path).values()) == sorted(contents)
-
-
-def test_a_file_and_its_artifacts_have_one_folder(tmp_path: Path) -> None:
-    fill(tmp_path, "w/trial_0.json")
-    retire(tmp_path, trial_paths("w", None, 0), "run1")
-    fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
-    retire(tmp_path, trial_paths("w", None, 0), "run1")
-
-    assert set(tree(tmp_path / ".history")) == {
-        "run1/w/trial_0.json",
-        "run1~1/w/trial_0.json",
-        "run1~1/w/trial_0/stdout.log",
-    }
 
 
 def retire_often(results: Path, times: int) -> None:
@@ -268,16 +158,6 @@ def test_of_every_trial_the_newest_earlier_records_are_kept(tmp_path: Path) -> N
     assert prune(tmp_path, "run3", 2) == 0
 
 
-def test_records_of_one_run_count_one_by_one(tmp_path: Path) -> None:
-    for content in "abcdefghijkl":
-        fill(tmp_path, "w/trial_0.json")
-        (tmp_path / "w/trial_0.json").write_text(content)
-        retire(tmp_path, trial_paths("w", None, 0), "run1")
-
-    assert prune(tmp_path, "run1", 3) == 9
-    assert tree(tmp_path / ".history") == {f"run1~{n}/w/trial_0.json": "abcdefghijkl"[n] for n in (9, 10, 11)}
-
-
 def test_a_run_prunes_only_what_it_has_added_to(tmp_path: Path) -> None:
     retire_often(tmp_path, 3)
     before = tree(tmp_path)
@@ -288,15 +168,6 @@ def test_a_run_prunes_only_what_it_has_added_to(tmp_path: Path) -> None:
     assert prune(tmp_path, "run9", 1) == 0
     assert prune(tmp_path, "run2", sys.maxsize) == 0
     assert before.items() <= tree(tmp_path).items()
-
-
-def test_a_workload_named_like_a_trial_is_pruned_as_any_other(tmp_path: Path) -> None:
-    for run in range(2):
-        fill(tmp_path, "trial_0/trial_0.json")
-        retire(tmp_path, trial_paths("trial_0", None, 0), f"run{run}")
-
-    assert prune(tmp_path, "run1", 1) == 1
-    assert list(tree(tmp_path)) == [".history/run1/trial_0/trial_0.json"]
 
 
 def test_repeats_of_a_trial_are_moved_and_kept_apart(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.workspace.paths import HISTORY, folder_of_test, paths_in_test, trial_paths
+from pytest_aorta.workspace.paths import HISTORY, folder_of_test, trial_paths
 
 HOSTILE = [
     *("", ".", "..", "../x", "/etc/passwd", "a/../../b", "~root", HISTORY, "nul\0", "two\nlines", "it's", '"quoted"'),
@@ -53,18 +53,6 @@ def test_different_trials_have_different_files_and_folders(
     assert first.file != second.folder_of(two)
 
 
-@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_whatever_the_names_are_the_file_system_takes_the_paths(tmp_path: Path, name: str) -> None:
-    made = trial_paths(name, name, 0)
-
-    made.folder_in(tmp_path).mkdir(parents=True)
-    made.file_in(tmp_path).write_text("{}")
-    made.folder_in(tmp_path, 1).mkdir()
-
-    inside = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert [path.resolve() for path in inside] == [made.file_in(tmp_path.resolve())]
-
-
 @pytest.mark.parametrize(
     ("node_id", "folder"),
     [
@@ -101,12 +89,3 @@ def test_no_two_tests_share_a_folder_and_none_has_a_workload_s(left: str, right:
     assert one[0] not in ".-"
     assert len(one) <= 200
     assert one not in (trial_paths(right, None, 0).file.parts[0], trial_paths(two, None, 0).file.parts[0])
-
-
-@given(names, names, names, names)
-@example("a@b", "c", "a", "b@c")
-def test_cells_of_one_test_have_folders_of_their_own(workload: str, cell: str, other: str, its_cell: str) -> None:
-    one, two = paths_in_test("t.py::t", workload, cell, 0), paths_in_test("t.py::t", other, its_cell, 0)
-
-    assert (one == two) is ((workload, cell) == (other, its_cell))
-    assert all(len(part) <= 200 for part in one.file.parts)

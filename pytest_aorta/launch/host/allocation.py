@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.runtime.resources.cores import equal_shares, threads_of
@@ -16,11 +16,19 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.fingerprint import Impositions
 from pytest_aorta.trials.result import Imposed, SideBySide
 
-if TYPE_CHECKING:
-    from pytest_aorta.launch.host.service import Cancellable
-
 #: The first is the one that torch goes by.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Cancellable(Protocol):
+    """Something that may be cancelled while it waits or runs."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the trial is not wanted any more."""
+
+    def on_cancel(self, callback: Callable[[str], object]) -> None:
+        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
-from pytest_aorta.launch.host.allocation import Allocator
+from pytest_aorta.launch.host.allocation import Allocator, Cancellable
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.place import TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
@@ -32,17 +32,6 @@ from pytest_aorta.trials.spec import TrialSpec
 _LOOK = 0.1
 
 _PHASES: tuple[Literal["setup", "run"], ...] = ("setup", "run")
-
-
-class Cancellable(Protocol):
-    """Something that may be cancelled while it waits or runs."""
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the trial is not wanted any more."""
-
-    def on_cancel(self, callback: Callable[[str], object]) -> None:
-        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
 
 
 class TrialJob(Cancellable, Protocol):

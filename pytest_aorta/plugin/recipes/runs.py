@@ -55,7 +55,6 @@ _WRITTEN_WITHIN = 30.0
 
 _RECIPES = pytest.StashKey[dict[Path, "RecipeRun"]]()
 _ITEM_STATES = pytest.StashKey[ItemStateHooks]()
-_ACTION_RUNS = pytest.StashKey[dict[tuple[Path, str], Run]]()
 
 _WORDS = {
     "to come": "is not complete; in this run it comes later",
@@ -255,7 +254,7 @@ def _shared_folder(name: str) -> Path:
 
 def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     """The run of an action with a workload: its plan, its results directory, its engine."""
-    runs = config.stash.setdefault(_ACTION_RUNS, {})
+    runs = run_of(config).of_actions
     key = (recipe.recipe.file, action.name)
     if key not in runs:
         runs[key] = _new_action_run(config, recipe, action)
@@ -354,7 +353,3 @@ def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
         if action.is_matrix and identifier(action.name) == name.partition("[")[0]:
             return action_run(config, recipe, action)
     return None
-
-
-def action_runs(config: pytest.Config) -> list[Run]:
-    return list(config.stash.get(_ACTION_RUNS, {}).values())

@@ -138,12 +138,6 @@ def test_a_wrong_option_ends_the_run_before_it_starts(stage: Stage, options: lis
     assert not stage.results.exists()
 
 
-def test_in_an_ini_file_what_is_looked_for_may_stand_without_a_command(stage: Stage) -> None:
-    stage.write_file("pytest.ini", "[pytest]\naorta_fail_on = nan\n")
-    stage.write(test_ordinary="def test_passes(): pass")
-    stage.run_here().assert_outcomes(passed=1)
-
-
 def test_several_commands_are_several_workloads_that_can_be_chosen(stage: Stage) -> None:
     stage.write(says=SAYS, other="print(1)")
     commands = ["--aorta-command", f"{PYTHON} says.py 1 x", "--aorta-command", f"{PYTHON} says.py 2 x"]
@@ -157,16 +151,3 @@ def test_several_commands_are_several_workloads_that_can_be_chosen(stage: Stage)
     assert stage.files() == [f"command-{name}/trial_{trial}.json" for name in ("other", "says-2") for trial in "01"]
     result = stage.run_here(*commands, "aorta::command-says-1[local-none-1]")
     assert list(stage.words(result)) == ["command-says-1[local-none-1]"]
-
-
-@pytest.mark.slow
-def test_the_line_that_runs_a_failed_trial_again_does_so(stage: Stage) -> None:
-    stage.write(says=SAYS)
-    result = stage.run_here(
-        *("--aorta-command", f"{PYTHON} says.py 1 'a \"b\" $x'", "--aorta-fail-on", r"a .b. \$", "--aorta-trials", "2")
-    )
-    line = next(line for line in result.outlines if line.startswith("run it again: ") and "none-1]" in line)
-    words = shlex.split(line.removeprefix("run it again: pytest "))
-    again = stage.run_here(*words)
-    again.assert_outcomes(failed=1)
-    again.stdout.fnmatch_lines([r"workload_failed in run: its output matches 'a .b. \\$': a `b` $x".replace("`", '"')])

@@ -83,19 +83,6 @@ def test_a_replay_runs_the_same_command_with_the_same_seed(stage: Stage) -> None
     assert replayed["replay_of"]["differences"] == []
 
 
-@pytest.mark.slow
-def test_with_a_seed_of_the_run_every_cell_gets_the_same_ones(stage: Stage) -> None:
-    stage.write(draws=DRAWS)
-    sets = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    stage.run_here(*command("draws.py {seed}"), "--aorta-trials", "2", "--aorta-seed", "5", *sets)
-    seeds = {path: trial["result"]["metrics"]["seed"] for path, trial in stage.trials().items()}
-    folder = "command-draws/local-"
-    assert [seeds[f"{folder}none/trial_{index}.json"] for index in (0, 1)] == [
-        seeds[f"{folder}omp_1/trial_{index}.json"] for index in (0, 1)
-    ]
-    assert len(set(seeds.values())) == 2
-
-
 @pytest.mark.parametrize("way", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_trials_of_commands_run_side_by_side(stage: Stage, way: tuple[str, str]) -> None:
     stage.write(
@@ -168,15 +155,6 @@ def ranks(stage: Stage) -> Stage:
 def run_ranks(stage: Stage, how: str, *options: str) -> dict[str, Any]:
     stage.run_here(*command(f"ranks.py {how}"), "--aorta-nproc", "2", *METRIC, *options)
     return stage.trial("command-ranks/trial_0.json")
-
-
-@pytest.mark.slow
-def test_ranks_are_started_by_torchrun(ranks: Stage) -> None:
-    trial = run_ranks(ranks, "passes")
-    assert (trial["exit_status"], trial["elastic"]["launcher"]) == ("ok", "torchrun")
-    assert trial["result"]["metrics"] == {"loss": 0.4, "size": 2.0, "returncode": 0}
-    assert (trial["result"]["total_iterations"], trial["result"]["configured_iterations"]) == (4, 4)
-    assert [(rank["exit_code"], rank["stdout"] is not None) for rank in trial["ranks"]] == [(0, True), (0, True)]
 
 
 @pytest.mark.slow

@@ -164,32 +164,3 @@ def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: S
     assert list(stage.statuses().values()) == ["timeout"]
     assert "step 7/9" in (stage.results / "command-hangs" / "trial_0" / "stdout.log").read_text()
     stage.wait_until_alone()
-
-
-@pytest.mark.slow
-def test_what_it_says_after_sigterm_is_in_its_log(stage: Stage) -> None:
-    stage.write(
-        saves="""
-        import signal, sys, time
-        def save(number, frame):
-            time.sleep(0.3)
-            print("saved")
-            sys.exit(0)
-        signal.signal(signal.SIGTERM, save)
-        print("begins")
-        time.sleep(1000)
-        """
-    )
-    stage.run_here(*command("saves.py"), "--aorta-timeout", "3", "-o", "aorta_grace=20")
-    assert list(stage.statuses().values()) == ["timeout"]
-    assert (stage.results / "command-saves" / "trial_0" / "stdout.log").read_text() == "begins\nsaved\n"
-
-
-@pytest.mark.parametrize("isolation", ["spawn", pytest.param("none", marks=pytest.mark.slow)])
-def test_any_isolation_runs_it(stage: Stage, isolation: str) -> None:
-    stage.write(ends=ENDS)
-    start = stage.run if isolation == "none" else stage.run_here
-    start(*command("ends.py {trial}"), "--aorta-trials", "2", "--aorta-isolation", isolation).assert_outcomes(
-        passed=1, failed=1
-    )
-    assert [trial["result"]["metrics"]["returncode"] for trial in stage.trials().values()] == [0, 3]

@@ -87,13 +87,6 @@ def test_what_was_tried_before_a_kill_is_there_and_need_not_be_run_again(flaky: 
 
 
 @pytest.mark.slow
-def test_a_trial_of_a_part_can_be_replayed(flaky: Stage) -> None:
-    minimize(flaky)
-    done = flaky.run("--aorta-replay", "results/flaky/local-four.V2/trial_0.json", "--aorta-results-dir", "again")
-    assert counts(done) == {"passed": 1}
-
-
-@pytest.mark.slow
 def test_a_set_that_does_not_fix_is_a_failure(flaky: Stage) -> None:
     done = flaky.command(sys.executable, "-m", "pytest_aorta", "minimize", "wrong", *MINIMIZE[2:])
     assert done.ret == 1

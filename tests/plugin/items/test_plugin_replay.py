@@ -62,17 +62,6 @@ def test_replays_are_items_as_all_others(sees: Stage) -> None:
     assert "replay/Sees/local-none/trial_0.json" not in sees.files()
 
 
-@pytest.mark.slow
-def test_xdist_distributes_replays(sees: Stage) -> None:
-    sees.run("sees.py", "--aorta-trials", "3")
-
-    result = sees.run("--aorta-replay", "results", "-n", "2")
-
-    assert counts(result) == {"passed": 3}
-    drawn = [trial["result"]["metrics"]["drawn"] for trial in sees.trials().values()]
-    assert (len(drawn), len(set(drawn))) == (6, 3)
-
-
 def test_what_differs_now_is_said_and_recorded(sees: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     sees.run_here("sees.py")
     changed = sees.trial("Sees/trial_0.json")
@@ -175,11 +164,3 @@ def test_options_that_contradict_the_record_are_refused(pytester: pytest.Pyteste
 
     with pytest.raises(OptionError, match=f"{option}: with --aorta-replay, the record says what is run; valid beside"):
         replay_selection(config, read_selection(config, {}))
-
-
-def test_settings_of_the_ini_file_do_not_matter(pytester: pytest.Pytester) -> None:
-    plain = pytester.parseconfig("--aorta-replay", "trial_0.json")
-    pytester.makeini("[pytest]\naorta_timeout = 0.001\naorta_trials = 3\naorta_workload = gemm\naorta_slots = 4")
-    config = pytester.parseconfig("--aorta-replay", "trial_0.json")
-
-    assert replay_selection(config, read_selection(config, {})) == replay_selection(plain, read_selection(plain, {}))

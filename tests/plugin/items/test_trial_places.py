@@ -127,25 +127,6 @@ def test_workloads_of_the_ini_file_run_where_their_folder_is_given(
     assert len(mine.files()) == trials
 
 
-@pytest.mark.slow
-def test_an_ide_finds_and_runs_workloads_that_are_installed_elsewhere(stage: Stage) -> None:
-    stage.write_file("pytest.ini", "[pytest]\naorta_workload = gemm")
-    stage.write_file("test_it.py", TESTS)
-    (trial,) = [(key, value) for key, value in ide(stage, "--collect-only").items() if "gemm" in key]
-    assert trial[0] == f"{stage.path}/pytest.ini::gemm[local-none-0]"
-    assert trial[1]["in"] == [f"{stage.path}/pytest.ini"]
-
-    assert list(ide(stage, "--collect-only", trial[0])) == [trial[0]]
-    assert list(ide(stage, "--collect-only", f"{stage.path}/pytest.ini::gemm")) == [trial[0]]
-
-
-def test_without_an_ini_file_they_stand_in_one_that_could_be_there(stage: Stage) -> None:
-    options = ("--rootdir", str(stage.path), "--aorta-workload", "gemm")
-    (trial,) = ide(stage, "--collect-only", *options)
-    assert trial == f"{stage.path}/aorta::gemm[local-none-0]"
-    assert list(ide(stage, "--collect-only", *options, trial)) == [trial]
-
-
 def test_reports_lead_to_the_class_wherever_it_is_installed(mine: Stage) -> None:
     mine.write_file("pytest.ini", "[pytest]")
     options = ("--aorta-workload", "other", "--aorta-workload", "gemm", "--collect-only", "-q")
@@ -212,14 +193,6 @@ def test_a_node_id_as_pytest_prints_it_runs_again_from_there(
     ids = [match[1] for line in shown if (match := re.match(r"FAILED (\S+)", line))]
     assert len(ids) == 3
     mine.run_here(*ids, *failing).assert_outcomes(failed=3)
-
-
-def test_a_node_id_relative_to_the_root_runs_from_any_folder(mine: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine.write_file("tests/repro/reproducer.py", WORKLOADS)
-    monkeypatch.chdir(mine.path / "tests/repro")
-    ids = ("tests/repro/reproducer.py::Steady[local-none-1]", "aorta::other[local-none-0]")
-    result = mine.run_here("--collect-only", "-q", *ids)
-    assert [line for line in result.outlines if "::" in line] == list(ids)
 
 
 VSCODE = "python_files/vscode_pytest/__init__.py"

@@ -78,12 +78,6 @@ def test_the_trial_is_shown_below_the_assertion(tested: Stage) -> None:
     assert "- 2 more failed trials -" in many
 
 
-def test_a_worker_of_xdist_sends_it_home(tested: Stage) -> None:
-    result = tested.run("test_them.py", "-k", "crash", "-n", "1")
-    result.stdout.fnmatch_lines(["*- trial of Crashes in local-none -*", "about to crash"])
-    result.stdout.fnmatch_lines(["FAILED test_them.py::test_crash - ended by SIGSEGV in run()*"])
-
-
 def test_an_unknown_keyword_is_refused_with_those_that_there_are(stage: Stage) -> None:
     stage.write(
         test_keywords="""

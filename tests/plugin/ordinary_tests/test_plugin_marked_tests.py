@@ -211,20 +211,6 @@ def test_follows(aorta_trial, aorta_extra_env):
     result.assert_outcomes(passed=4)
 
 
-def test_deadline_of_the_marker_is_that_of_its_trials(echo: Stage) -> None:
-    with_tests(
-        echo,
-        """
-@pytest.mark.aorta(timeout=0.5)
-def test_hang(aorta_trial):
-    result = aorta_trial(Hangs)
-    assert result.exit_status == "timeout"
-    assert "0.5 s" in result.failure.message
-""",
-    )
-    echo.run_here("test_it.py::test_hang", "--aorta-timeout", "100").assert_outcomes(passed=1)
-
-
 @pytest.mark.parametrize(
     ("marker", "message"),
     [

@@ -302,31 +302,3 @@ def test_a_script_beside_its_test_is_found_and_run_again_when_resuming(stage: St
     stage.run("tests/test_it.py", "--aorta-resume").assert_outcomes(failed=1)
     assert list(stage.statuses().values()) == ["workload_failed"]
     assert len(stage.earlier()) == 1
-
-
-#: Once torchrun has started both ranks.
-KILLS_TORCHRUN = """
-import glob, os, signal, time
-while not glob.glob("results/**/rank_1.events", recursive=True):
-    time.sleep(0.01)
-if os.environ["RANK"] == "1":
-    os.kill(os.getppid(), signal.SIGKILL)
-time.sleep(1000)
-"""
-
-
-@pytest.mark.slow
-def test_torchrun_that_is_killed_takes_its_ranks_along(stage: Stage) -> None:
-    stage.write(train=KILLS_TORCHRUN)
-    with_tests(
-        stage,
-        """
-def test_it(aorta_torchrun):
-    done = aorta_torchrun("train.py", nproc=2)
-    assert (done.exit_status, done.failure.signal, done.failure.rank) == ("workload_failed", "SIGKILL", None)
-    assert "torchrun was ended by SIGKILL" in done.message
-    assert all(rank.collateral for rank in done.ranks)
-""",
-    )
-    stage.run("test_it.py").assert_outcomes(passed=1)
-    assert stage.left_running() == []

@@ -84,14 +84,6 @@ def test_the_matrix_of_a_run_is_that_of_its_trial_files(flaky: Stage, options: t
 
 
 @pytest.mark.slow
-def test_workloads_of_a_file_under_xdist_are_planned_too(flaky: Stage) -> None:
-    flaky.run("flaky.py", "--aorta-trials", "4", "-n", "2")
-    content = matrix(flaky)
-    [cell] = content["cells"]
-    assert (cell["planned"], cell["seen"], content["plan"] is not None) == (4, 4, True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("ctrl_c", [False, True])
 def test_a_killed_run_leaves_a_valid_matrix_that_a_resumed_one_completes(flaky: Stage, ctrl_c: bool) -> None:
     options = (*RUN, "--aorta-trials", "20")
@@ -119,19 +111,6 @@ def test_a_killed_run_leaves_a_valid_matrix_that_a_resumed_one_completes(flaky: 
     assert seen(matrix(flaky)) == {"local-none": (10, 20), "local-steady": (0, 20)}
     assert {cell["comparison"]["method"] for cell in matrix(flaky)["cells"] if cell["comparison"]} == {"fixed"}
     flaky.close()
-
-
-@pytest.mark.slow
-def test_trials_that_are_added_to_some_that_were_looked_at_are_judged_sequentially(flaky: Stage) -> None:
-    flaky.run_here(*RUN, "--aorta-trials", "4")
-    flaky.run_here(*RUN, "--aorta-trials", "6", "--aorta-resume")
-    for _ in range(2):  # and stay so
-        content = matrix(flaky)
-        assert content["settings"]["sequential"]
-        assert content["cells"][1]["comparison"]["method"] == "sequential"
-        flaky.run_here(*RUN, "--aorta-trials", "6", "--aorta-resume")
-    flaky.run_here(*RUN, "--aorta-trials", "6")  # trials of its own
-    assert not matrix(flaky)["settings"]["sequential"]
 
 
 def test_a_run_that_stops_at_a_failure_is_judged_sequentially(flaky: Stage) -> None:
@@ -173,15 +152,6 @@ def test_tests_that_run_trials_have_a_matrix_and_others_write_nothing(flaky: Sta
     [cell] = matrix(flaky)["cells"]
     assert (cell["test"], cell["workload"], cell["seen"]) == ("test_it.py::test_it", "flaky", 3)
     assert len(cell["trial_files"]) == 3
-
-
-@pytest.mark.slow
-def test_a_replay_leaves_the_matrix_of_its_run(simple: Stage) -> None:
-    simple.run_here("--aorta-workload", "simple", "--aorta-trials", "2")
-    before = (simple.results / "matrix.json").read_text()
-    simple.run_here("--aorta-replay", "results/simple/trial_1.json").assert_outcomes(passed=1)
-    assert (simple.results / "matrix.json").read_text() == before
-    assert matrix(simple, "replay")["cells"][0]["seen"] == 1
 
 
 def test_the_summary_of_a_step_gets_the_table_of_each_run(simple: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

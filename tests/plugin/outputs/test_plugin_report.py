@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from support.stage import Stage, text
+from support.stage import Stage
 
 VANISHING = """
 import shutil
@@ -46,19 +46,6 @@ def test_a_run_ends_with_its_report(stage: Stage) -> None:
     assert "--aorta-report" not in next(line for line in result.outlines if line.startswith("run it again:"))
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_has_a_report_of_what_is_over(stage: Stage) -> None:
-    from support.workloads import WAITS
-
-    stage.write(waits=WAITS)
-    process = stage.start("waits.py", "--aorta-trials", "4", "--aorta-report", "r.html", env={"WAIT_IN": "run"})
-    stage.wait_until((stage.path / "waiting").exists)
-    output = stage.press_ctrl_c(process)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    assert "report: r.html" in output
-    assert "3 trials in 1 cell" in report(stage, "r.html")
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -94,12 +81,3 @@ def test_a_report_that_cannot_be_written_in_the_end_is_said_and_costs_no_result(
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["not written: report */pages/r.html: the folder */pages does not exist*"])
     assert set(stage.statuses().values()) == {"ok"}
-
-
-@pytest.mark.slow
-def test_workers_leave_it_to_their_controller(stage: Stage) -> None:
-    stage.write(vanishing=VANISHING)
-    result = stage.run("vanishing.py", "-n", "2", "--aorta-trials", "4", "--aorta-report", "r.html")
-    result.assert_outcomes(passed=4)
-    assert "4 trials in 1 cell" in report(stage, "r.html")
-    assert text(result).count("report: r.html") == 1

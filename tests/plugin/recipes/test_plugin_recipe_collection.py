@@ -39,15 +39,6 @@ def test_in_every_folder_that_is_collected(stage: Stage, folder: str) -> None:
     assert collected(stage, "test_other.py", folder or ".") == sorted([*recipes, "test_other.py"])
 
 
-def test_behind_files_of_a_folder_that_was_listed_for_its_tests(stage: Stage) -> None:
-    tests = [f"tests/test_{number}.py" for number in range(3)]
-    for file in tests:
-        stage.write_file(file, "def test_other(): pass")
-    make(stage, "tests/aorta.toml", "tests/workflow.toml")
-    assert collected(stage, *tests) == tests
-    assert collected(stage, *tests, "tests/workflow.toml") == [*tests, "tests/workflow.toml"]
-
-
 def test_among_testpaths(stage: Stage) -> None:
     make(stage, "aorta.toml", "sub/workflow.toml")
     (stage.path / "pytest.ini").write_text("[pytest]\ntestpaths = sub/workflow.toml\n")

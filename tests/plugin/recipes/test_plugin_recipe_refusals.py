@@ -26,7 +26,7 @@ def test_a_wrong_recipe_is_one_message_and_a_usage_error(stage: Stage, case: str
 
 @pytest.mark.parametrize(
     "distribution",
-    ["load", *(pytest.param(name, marks=pytest.mark.slow) for name in ("each", "loadgroup"))],
+    ["load"],
 )
 def test_so_it_is_in_a_worker_of_xdist(stage: Stage, distribution: str) -> None:
     text, message = BAD["unknown key"]

@@ -117,16 +117,6 @@ def test_gates_decide_the_exit_status(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-def test_gates_of_one_action_judge_no_other(stage: Stage) -> None:
-    matrix(stage, 'gate = ["failure_rate(fix)<=0"]')
-    text = (stage.path / "aorta.toml").read_text()
-    stage.write_file("aorta.toml", f'{text}\n[[action]]\nname = "second"\nworkload = "shaky"')
-    result = stage.run_here("aorta.toml")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["1 failure that no gate judges: not of a trial, or infrastructure"])
-
-
-@pytest.mark.slow
 def test_gates_of_the_command_line_are_about_actions_that_have_the_cell(stage: Stage) -> None:
     matrix(stage)
     assert stage.run_here("aorta.toml", "--aorta-gate", "failure_rate(fix)<=0").ret == 0

@@ -29,12 +29,6 @@ def test_a_job_that_is_started_again_knows_the_starts_of_its_earlier_times(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["started-2"]
 
 
-def test_only_the_first_node_counts_and_without_a_job_nothing_does(tmp_path: Path) -> None:
-    starts(tmp_path, SLURM_PROCID="1").note(UNIT)
-    StartedTrials({}).note(UNIT)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_trial_with_too_many_starts_is_skipped_with_the_reason(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,13 +82,6 @@ def test_a_resumed_run_adds_rounds_to_those_that_there_are(short: Stage) -> None
 
 
 @pytest.mark.slow
-def test_more_rounds_than_trials_are_a_matter_of_the_option(short: Stage) -> None:
-    done = short.run(*FOR_A_SECOND, "--aorta-stop", "1h", "--aorta-trials", "2")
-    assert rounds(short) == 2
-    done.stdout.fnmatch_lines(["2 rounds in 1h (--aorta-stop); there were no more: --aorta-trials gives more"])
-
-
-@pytest.mark.slow
 def test_tests_that_follow_find_their_fixtures_in_order(short: Stage) -> None:
     """What is not run is torn down before as if it had been."""
     short.write(

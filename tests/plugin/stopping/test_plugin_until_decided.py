@@ -9,10 +9,6 @@ import pytest
 import scipy.special  # noqa: F401  (as numpy)
 from support.stage import Stage, counts
 
-from pytest_aorta.triage import TriageSettings
-from pytest_aorta.triage.facts import facts_of
-from pytest_aorta.triage.verdicts import triage_of
-
 #: Fails without the variable of the mitigation ``fixed``; ``FAILS_AT`` are indices that fail with it as well.
 WORKLOAD = """
 import os
@@ -78,30 +74,12 @@ def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, 
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_a_decided_triage_runs_nothing(flaky: Stage) -> None:
-    flaky.run(*UNTIL_DECIDED)
-    before = flaky.trials()
-    done = flaky.run(*UNTIL_DECIDED, "--aorta-resume")
-    assert flaky.trials() == before
-    done.stdout.fnmatch_lines(["8 of 8 trials had a result already (--aorta-resume)"])
-    assert counts(done) == {"failed": 4, "passed": 4, "skipped": 392}
-
-
-@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_decision(flaky: Stage) -> None:
     flaky.run(*UNTIL_DECIDED[:-1], "2")
     assert per_cell(flaky) == {"local-none": 2, "local-fixed": 2}
     done = flaky.run(*UNTIL_DECIDED, "--aorta-resume")
     assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
     done.stdout.fnmatch_lines(["4 of 8 trials had a result already (--aorta-resume)"])
-
-
-@pytest.mark.slow
-def test_a_cell_that_never_runs_is_given_up(flaky: Stage) -> None:
-    arguments = ["missing" if each == "flaky" else each for each in UNTIL_DECIDED]
-    done = flaky.run(*arguments, "-rs")
-    assert per_cell(flaky) == {"local-none": 3, "local-fixed": 3}
-    assert "SKIPPED [197] aorta::missing[local-fixed]: decided: did not run (3 of 3 trials)" in done.stdout.str()
 
 
 @pytest.mark.slow
@@ -117,12 +95,3 @@ def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
     )
     done = flaky.run("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-stop=decided")
     assert counts(done) == {"failed": 4, "passed": 4, "skipped": 72}
-
-
-@pytest.mark.slow
-def test_the_results_read_again_give_the_verdict_of_the_run(flaky: Stage) -> None:
-    flaky.run(*UNTIL_DECIDED, "--aorta-mitigations", "late", "--aorta-slots", "2")
-    found = sorted((facts_of(trial, path) for path, trial in flaky.trials().items()), key=lambda facts: facts.index)
-    table = triage_of(found, TriageSettings(sequential=True))
-    kinds = {row.cell.key.cell: row.verdict.kind for row in table.rows}
-    assert kinds == {"local-none": "baseline", "local-fixed": "fixes", "local-late": "reduces"}

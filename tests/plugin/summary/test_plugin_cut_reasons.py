@@ -36,10 +36,3 @@ def test_a_reason_with_room_has_not(breaks: Stage) -> None:
     result = breaks.run("breaks.py", env={"COLUMNS": "80"})
     result.stdout.fnmatch_lines(["FAILED breaks.py::Breaks[[]local-none-0[]] - ValueError: loss is nan at step 4 *..."])
     result.stdout.no_fnmatch_line("Breaks[[]local-none-0[]]: *")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [("-rN",), ("--no-summary",)], ids=" ".join)
-def test_without_a_short_summary_there_is_none(breaks: Stage, options: tuple[str, ...]) -> None:
-    result = breaks.run("breaks.py", "--aorta-mitigations", LONG, *options, env={"COLUMNS": "80"})
-    result.stdout.no_fnmatch_line(LINE)

@@ -87,34 +87,6 @@ def test_verbose_shows_all(broken: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "shown", "in_short_summary"),
-    [
-        (("--tb=no",), 0, 7),
-        (("-rN",), 4, 0),
-        (("-rf",), 4, 4),
-        (("--no-summary",), 0, 0),
-        (("-x",), 1, 1),
-        (("-q",), 4, 7),
-    ],
-)
-def test_options_mean_what_they_mean(
-    broken: Stage, options: tuple[str, ...], shown: int, in_short_summary: int
-) -> None:
-    result = broken.run_here(*RUN, *options)
-    assert len(sections(result.outlines)) == shown
-    lines = result.outlines
-    found = short_summary(lines) if any("short test summary" in line for line in lines) else []
-    assert len([line for line in found if line.startswith(("FAILED", "ERROR", "...", "-v"))]) == in_short_summary
-
-
-@pytest.mark.slow
-def test_without_pytests_terminal_plugin_trials_fail_as_ever(broken: Stage) -> None:
-    assert broken.run_here(*RUN, "-p", "no:terminal").ret == pytest.ExitCode.TESTS_FAILED
-    assert len(broken.files()) == 9
-
-
-@pytest.mark.slow
 def test_tests_that_start_trials_are_shown_one_by_one(broken: Stage) -> None:
     broken.write(
         test_it="""

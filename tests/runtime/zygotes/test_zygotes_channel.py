@@ -14,7 +14,7 @@ import pytest
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import process_tree
-from pytest_aorta.runtime.channel import Channel, wait
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import VARIABLE, tagged_processes
 
 
@@ -110,21 +110,6 @@ def test_what_was_sent_before_the_end_is_read_also_if_the_rest_was_not_read(ends
     assert right.receive() is None
 
 
-def test_nothing_to_read_is_no_end(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
-
-    assert not right.poll()
-    assert wait([left, right], 0) == []
-
-
-def test_sending_to_a_closed_end_is_an_error_of_the_system(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
-    right.close()
-
-    with pytest.raises(OSError, match="Broken pipe"):
-        left.send({})
-
-
 def test_a_descriptor_is_handed_over_and_not_inherited_further(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     read, write = os.pipe()
@@ -217,18 +202,6 @@ def test_a_fork_can_send_although_a_thread_was_sending(ends: tuple[Channel, Chan
     assert right.receive() == {"from": "fork"}
 
 
-def test_of_several_sources_those_that_can_be_read_are_named(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
-    read, write = os.pipe()
-    os.write(write, b"x")
-
-    assert wait([left, read], 0) == [read]
-    right.send({})
-    assert set(wait([left, read], 0)) == {left, read}
-    os.close(read)
-    os.close(write)
-
-
 # Processes.
 
 _FAMILY = """
@@ -258,29 +231,11 @@ def test_a_tree_has_all_descendants_whatever_their_session(family: tuple[int, in
     assert set(process_tree.tree([os.getpid()])) >= {os.getpid(), *family}
 
 
-def test_a_tree_of_what_is_gone_is_empty() -> None:
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-
-    assert process_tree.tree([process.pid]) == []
-
-
 def test_processes_are_found_by_a_variable_that_they_were_started_with(family: tuple[int, int]) -> None:
     wait_until(lambda: len(tagged_processes("a=b")) == 2, "both processes are there")
 
     assert set(tagged_processes("a=b")) == set(family)
     assert tagged_processes("a", "b") == []
-
-
-def test_a_process_has_a_name_in_messages(family: tuple[int, int]) -> None:
-    wait_until(lambda: process_tree.describe(family[1]) == f"sleep (pid {family[1]})", "the name")
-
-
-def test_the_name_of_what_is_gone_is_its_pid() -> None:
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-
-    assert process_tree.describe(process.pid) == f"pid {process.pid}"
 
 
 def test_a_handler_is_seen_from_outside() -> None:
@@ -292,13 +247,6 @@ def test_a_handler_is_seen_from_outside() -> None:
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert not process_tree.catches(2**22 + 1, signal.SIGUSR2)
-
-
-def test_signals_to_what_is_gone_are_lost_and_no_error() -> None:
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-
-    process_tree.send_signal([process.pid], signal.SIGTERM)
 
 
 def test_ending_goes_on_while_new_members_appear() -> None:
@@ -319,15 +267,3 @@ def test_what_cannot_be_ended_is_given_up_and_named() -> None:
         process.wait()
 
     assert process_tree.end_all(lambda: [process.pid], lambda: None, grace=0, limit=0.05) == [process.pid]
-
-
-def test_grace_is_cut_short_by_a_hurry() -> None:
-    with subprocess.Popen(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 600; done"], stdout=-1) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-
-        def members() -> list[int]:
-            return process_tree.tree([process.pid]) if process.poll() is None else []
-
-        assert process_tree.end_all(members, lambda: None, grace=600, hurry=lambda: True) == []
-        assert process.wait() == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Unplanned deaths: of the child that stands by, of the zygote, of the process that started it."""
+"""Unplanned deaths: of the zygote, of the process that started it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.nursery import Nursery, finish, message_of, nursery_at
-from support.processes import MARK, is_gone, wait_until, wait_until_gone
+from support.nursery import Nursery, nursery_at
+from support.processes import MARK, wait_until
 
 from pytest_aorta.runtime.zygote import Zygote, ZygoteError
 
@@ -29,37 +29,7 @@ ECHO = """
 TESTS = str(Path(__file__).parents[2])
 
 
-# The child that stands by.
-
-
 # The zygote.
-
-
-def test_a_zygote_that_is_killed_during_a_task_takes_its_whole_tree_with_it(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os, signal, subprocess, time
-        def prepare(argument):
-            return {"pid": os.getpid()}
-        def run(payload, send):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
-            send({"value": sleeper.pid})
-            time.sleep(100)
-        """
-    )
-    task = nursery.submit(zygote)
-    sleeper = message_of(task)
-
-    os.kill(zygote.info["pid"], signal.SIGKILL)
-
-    with pytest.raises(
-        ZygoteError, match=rf"the zygote \(pid {zygote.info['pid']}\) died with signal SIGKILL"
-    ) as caught:
-        finish(task)
-    assert caught.value.returncode == -signal.SIGKILL
-    wait_until_gone([task.pid, sleeper])
-    assert nursery.alive() == []
 
 
 def test_a_zygote_that_is_killed_between_tasks_is_an_error_of_the_next_one(nursery: Nursery) -> None:
@@ -196,26 +166,6 @@ def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path, when: str) -> 
 # Closing.
 
 
-def test_closing_ends_a_running_task(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import signal, time
-        def run(payload, send):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            send({"value": 1})
-            time.sleep(100)
-        """
-    )
-    task = nursery.submit(zygote)
-    message_of(task)
-
-    zygote.close()
-
-    assert is_gone(task.pid)
-    assert not zygote.alive()
-    assert nursery.alive() == []
-
-
 def test_closing_does_not_wait_for_an_import(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
@@ -231,16 +181,6 @@ def test_closing_does_not_wait_for_an_import(nursery: Nursery) -> None:
 
     assert not zygote.alive()
     assert nursery.alive() == []
-
-
-def test_closing_twice_is_harmless(nursery: Nursery) -> None:
-    zygote: Zygote = nursery.start(ECHO)
-    zygote.wait_ready()
-
-    zygote.close()
-    zygote.close()
-
-    assert not zygote.alive()
 
 
 def test_a_zygote_that_is_stopped_is_closed_all_the_same(nursery: Nursery) -> None:

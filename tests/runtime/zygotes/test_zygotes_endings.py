@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,27 +11,6 @@ from support.processes import is_gone, wait_until, wait_until_gone
 
 #: Seconds that a task may take to end after SIGTERM where it should end by it: never waited for.
 LONG = 600.0
-
-
-def test_a_deadline_that_passes_first_is_a_timeout_and_changes_nothing(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import sys
-        def run(payload, send):
-            send({"value": "begun"})
-            open(payload).read()
-            send({"value": "ended"})
-        """
-    )
-    os.mkfifo(nursery.path / "fifo")
-    task = nursery.submit(zygote, str(nursery.path / "fifo"))
-    assert message_of(task) == "begun"
-
-    with pytest.raises(TimeoutError):
-        task.next_message(time.monotonic())
-    (nursery.path / "fifo").write_text("")
-
-    assert finish(task).told == ["ended"]
 
 
 def test_a_task_may_end_itself_on_sigterm_and_say_so(nursery: Nursery) -> None:
@@ -60,24 +37,6 @@ def test_a_task_may_end_itself_on_sigterm_and_say_so(nursery: Nursery) -> None:
     assert done.returncode == 9
 
 
-def test_a_task_that_does_not_care_ends_by_sigterm(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import time
-        def run(payload, send):
-            send({"value": "ready"})
-            while True:
-                time.sleep(100)
-        """
-    )
-    task = nursery.submit(zygote)
-    message_of(task)
-
-    task.kill(grace=LONG)
-
-    assert finish(task).returncode == -signal.SIGTERM
-
-
 @pytest.mark.parametrize("grace", [0.0, 0.1])
 def test_a_task_that_ignores_sigterm_ends_by_sigkill(nursery: Nursery, grace: float) -> None:
     zygote = nursery.start(
@@ -97,25 +56,6 @@ def test_a_task_that_ignores_sigterm_ends_by_sigkill(nursery: Nursery, grace: fl
     task.kill(grace=grace)
 
     assert finish(task).returncode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(("grace", "number"), [(LONG, signal.SIGTERM), (0.0, signal.SIGKILL)])
-def test_a_stopped_task_is_woken_to_end(nursery: Nursery, grace: float, number: int) -> None:
-    zygote = nursery.start(
-        """
-        import os, signal
-        def run(payload, send):
-            send({"value": "ready"})
-            os.kill(os.getpid(), signal.SIGSTOP)
-        """
-    )
-    task = nursery.submit(zygote)
-    message_of(task)
-    wait_until(lambda: _state(task.pid) == "T", "the task is stopped")
-
-    task.kill(grace=grace)
-
-    assert finish(task).returncode == -number
 
 
 def _state(pid: int) -> str:
@@ -226,41 +166,6 @@ def test_what_has_escaped_into_a_session_of_its_own_is_ended_and_named(nursery: 
     assert any(name == f"sleep (pid {done.told[1]})" for name in done.ended["swept"])
     assert any(f"(pid {done.told[0]})" in name for name in done.ended["swept"])
     assert done.ended["unkillable"] == []
-
-
-def test_what_has_escaped_does_not_survive_a_crash_either(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        ESCAPE
-        + """
-    def run(payload, send):
-        escape(send)
-        os.abort()
-        """
-    )
-
-    done = nursery.run(zygote)
-
-    assert done.returncode == -signal.SIGABRT
-    assert len(done.told) == 1
-    assert is_gone(done.told[0])
-
-
-def test_what_has_escaped_is_ended_with_its_task(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        ESCAPE
-        + """
-    def run(payload, send):
-        escape(send)
-        time.sleep(100)
-        """
-    )
-    task = nursery.submit(zygote)
-    escaped = message_of(task)
-
-    task.kill(grace=0.1)
-
-    finish(task)
-    assert is_gone(escaped)
 
 
 def test_a_descendant_that_still_holds_the_channel_does_not_delay_the_end(nursery: Nursery) -> None:

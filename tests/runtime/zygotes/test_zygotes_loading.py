@@ -26,18 +26,6 @@ LOADS = """
     """.replace("MARK", MARK)
 
 
-PREPARES_ITSELF = """
-    import os
-    prepared_in = None
-    def prepare(argument):
-        global prepared_in
-        prepared_in = os.getpid()
-        return {"argument": argument}
-    def run(payload, send):
-        send({"value": [payload, prepared_in == os.getpid()]})
-"""
-
-
 def loading(nursery: Nursery, argument: Any, **fields: Any) -> Zygote:
     """A zygote of a module that loads something first."""
     name = nursery.module(LOADS)

@@ -58,23 +58,6 @@ def test_a_failed_start_is_told_to_all_that_waited(
     assert imports(nursery) == 1
 
 
-def test_different_specifications_start_at_the_same_time(
-    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
-) -> None:
-    """Each import waits for the other one's."""
-    meet = """
-import os, time
-def prepare(argument):
-    open(argument[0], "w").close()
-    while not os.path.exists(argument[1]):
-        time.sleep(0.005)
-    return {}
-"""
-    specs = [nursery.spec(meet, argument=names) for names in (["a", "b"], ["b", "a"])]
-
-    assert len(set(all_of([threads.submit(pool.acquire, spec) for spec in specs]))) == 2
-
-
 def test_many_threads_at_once(nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor) -> None:
     source = """
         import os

@@ -17,7 +17,7 @@ from support.nursery import Nursery
 from support.processes import wait_until
 
 import pytest_aorta
-from pytest_aorta.runtime.zygote import Behind, StartLimits, Zygote, ZygoteError, ZygoteSpec, exit_text
+from pytest_aorta.runtime.zygote import Behind, StartLimits, Zygote, ZygoteError, ZygoteSpec
 
 
 def error_of(zygote: Zygote) -> ZygoteError:
@@ -55,12 +55,6 @@ def test_whatever_an_import_raises_is_an_error_of_the_import(nursery: Nursery, s
 
     assert str(error).startswith(message)
     assert error.phase == "import"
-
-
-def test_preparing_may_fail_as_importing_may(nursery: Nursery) -> None:
-    error = error_of(nursery.start("def prepare(argument): raise ValueError(argument)", argument="no"))
-
-    assert (str(error), error.phase) == ("ValueError: no", "import")
 
 
 @pytest.mark.parametrize(
@@ -115,23 +109,6 @@ def test_an_import_may_print_whatever_it_likes(nursery: Nursery) -> None:
     assert zygote.output() == "hello\nwarning \ufffd\nno newline, not flushed"
 
 
-def test_of_much_output_the_end_is_kept(nursery: Nursery) -> None:
-    zygote = nursery.start("print('x' * 1_000_000)\nprint('the end', flush=True)\nraise ValueError")
-
-    error_of(zygote)
-
-    assert len(zygote.output()) == 4000
-    assert zygote.output().endswith("the end\n")
-
-
-def test_an_error_is_raised_again_at_every_request(nursery: Nursery) -> None:
-    zygote = nursery.start("raise ValueError('x')")
-    error_of(zygote)
-
-    with pytest.raises(ZygoteError):
-        zygote.wait_ready()
-
-
 # What can go wrong before that.
 
 
@@ -140,11 +117,6 @@ def test_an_interpreter_that_is_not_there(nursery: Nursery) -> None:
         nursery.start("", command=("/no/such/python",))
 
     assert caught.value.phase == "launch"
-
-
-def test_a_launcher_that_is_not_there(nursery: Nursery) -> None:
-    with pytest.raises(ZygoteError, match=r"^cannot start 'no_such_launcher', of `no_such_launcher -x "):
-        nursery.start("", command=("no_such_launcher", "-x", sys.executable))
 
 
 def test_a_folder_that_is_not_there(nursery: Nursery) -> None:
@@ -267,10 +239,3 @@ def test_specifications_have_one_key_only_if_all_their_fields_are_equal() -> Non
     assert len(keys) == 1 + len(CHANGED)
     assert replace(spec, environ={"B": "2", "A": "1"}).key() == spec.key()
     assert re.fullmatch("[0-9a-f]{64}", spec.key())
-
-
-@pytest.mark.parametrize(
-    ("code", "text"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "signal SIGKILL"), (-99, "signal 99")]
-)
-def test_how_a_process_ended_in_words(code: int, text: str) -> None:
-    assert exit_text(code) == text

@@ -79,93 +79,7 @@ def test_output_of_every_layer_lands_in_the_task_s_own_logs(nursery: Nursery) ->
     assert zygote.output() == ""
 
 
-def test_a_task_reads_nothing_from_standard_input(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import sys
-        def run(payload, send):
-            send({"value": sys.stdin.read()})
-        """
-    )
-
-    assert nursery.run(zygote).told == [""]
-
-
-def test_a_task_leads_a_session_and_a_process_group_of_its_own(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os
-        def run(payload, send):
-            send({"value": [os.getpid(), os.getsid(0), os.getpgid(0)]})
-        """
-    )
-
-    pid, session, group = nursery.run(zygote).told[0]
-
-    assert pid == session == group
-
-
 # A fresh process for each.
-
-
-def test_nothing_that_a_task_does_to_its_process_is_seen_by_the_next(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import locale, os, random, resource, signal, sys, threading, warnings
-        counter = 0
-
-        def run(payload, send):
-            global counter
-            send({"value": {
-                "globals": counter,
-                "modules": "colorsys" in sys.modules,
-                "path": "/spoiled" in sys.path,
-                "cwd": os.getcwd(),
-                "variable": os.environ.get("AORTA_TEST_X"),
-                "threads": threading.active_count(),
-                "tasks": len(os.listdir("/proc/self/task")),
-                "handler": str(signal.getsignal(signal.SIGUSR1)),
-                "files": len(os.listdir("/proc/self/fd")),
-                "limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-                "umask": os.umask(0o22),
-                "nice": os.nice(0),
-            }})
-            counter += 1
-            import colorsys
-            sys.path.append("/spoiled")
-            os.chdir("/")
-            os.environ["AORTA_TEST_X"] = "1"
-            threading.Thread(target=threading.Event().wait, daemon=True).start()
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            os.open("/dev/null", os.O_RDONLY)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-            os.umask(0o77)
-            os.nice(5)
-        """
-    )
-
-    told = [nursery.run(zygote).told[0] for _ in range(4)]
-
-    assert told[0]["globals"] == 0
-    assert told[0]["threads"] == told[0]["tasks"] == 1
-    assert told[1:] == told[:1] * 3
-
-
-def test_every_task_has_random_numbers_of_its_own(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import random
-        import numpy
-        numpy.random.seed(0)
-        def run(payload, send):
-            send({"value": [random.random(), numpy.random.rand()]})
-        """
-    )
-
-    told = [nursery.run(zygote).told[0] for _ in range(3)]
-
-    assert len({python for python, _ in told}) == 3
-    assert len({numpy for _, numpy in told}) == 3
 
 
 # How a task ends.
@@ -299,13 +213,6 @@ def test_a_task_runs_on_the_cores_that_it_is_given_and_no_other_task_does(nurser
 
     assert nursery.run(zygote, cores=cores[-1:]).told == [cores[-1:]]
     assert nursery.run(zygote).told == [cores]
-
-
-def test_cores_that_are_not_there_are_an_error_in_the_task_s_log(nursery: Nursery) -> None:
-    done = nursery.run(nursery.start("def run(payload, send): send({'value': 1})"), cores=[100_000])
-
-    assert (done.returncode, done.told) == (1, [])
-    assert "sched_setaffinity" in done.stderr
 
 
 def test_a_lock_that_was_handed_over_is_held_as_long_as_the_task_lives(nursery: Nursery) -> None:
