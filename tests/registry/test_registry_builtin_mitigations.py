@@ -61,6 +61,7 @@ def test_omp_1_makes_torch_single_threaded_whatever_the_host_exports() -> None:
     assert get_mitigation("omp_1").env["OMP_NUM_THREADS"] == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not X86, reason="the kernels that are switched off are those of x86 processors")
 def test_aten_cpu_default_turns_vector_instructions_off() -> None:
     code = "import torch; print(torch.backends.cpu.get_cpu_capability())"
@@ -68,6 +69,7 @@ def test_aten_cpu_default_turns_vector_instructions_off() -> None:
     assert seen_by_a_process_with("aten_cpu_default", code) == "DEFAULT\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not X86, reason="torch has no MKL on other processors")
 def test_mkl_cbwr_compatible_is_obeyed_by_matrix_products() -> None:
     code = "import torch; print(torch.backends.mkl.is_available()); torch.ones(64, 64) @ torch.ones(64, 64)"
@@ -78,6 +80,7 @@ def test_mkl_cbwr_compatible_is_obeyed_by_matrix_products() -> None:
     assert "CNR:COMPATIBLE" in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not X86, reason="SSE4.1 is an instruction set of x86 processors")
 def test_onednn_isa_sse41_is_obeyed_by_convolutions() -> None:
     code = "import torch; torch.nn.functional.conv2d(torch.ones(2, 8, 33, 33), torch.ones(16, 8, 3, 3))"

@@ -77,9 +77,3 @@ def test_the_record_and_the_table_have_them_where_the_workload_returns_none(stag
     assert len(records["Reports/trial_0.json"]["step_times_ms"]) == 4
     assert records["Silent/trial_0.json"]["step_times_ms"] == []
     result.stdout.fnmatch_lines(["cell * step ms", "Reports local-none  0 of 2 * *[0-9]", "Silent local-none *-"])
-
-
-def test_those_that_it_returns_come_first(stage: Stage) -> None:
-    stage.write(reports=WORKLOAD)
-    stage.run("reports.py", "--aorta-config", "given=true").assert_outcomes(passed=2)
-    assert stage.trial("Reports/trial_0.json")["result"]["step_times_ms"] == [2.5] * 3

@@ -35,7 +35,7 @@ from hostile_values import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, encode_non_finite, to_plain
+from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite, to_plain
 
 
 def _kind(value: object) -> str:
@@ -304,8 +304,3 @@ def test_strict_json_gives_back_exactly_what_was_put_in(value: object) -> None:
 def test_non_finite_numbers_are_texts_in_json_and_such_texts_are_escaped(value: object, encoded: str) -> None:
     assert encode_non_finite(value) == encoded
     assert same(decode_non_finite(encoded), value)
-
-
-@given(st.dictionaries(st.text(max_size=3), plain_values, max_size=4))
-def test_the_canonical_text_does_not_depend_on_the_order_of_keys(value: dict[str, Any]) -> None:
-    assert canonical_json(value) == canonical_json(dict(reversed(value.items())))

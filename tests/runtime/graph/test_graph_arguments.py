@@ -21,20 +21,6 @@ def shared() -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize(
-    ("tag", "reads", "writes"),
-    [
-        (Tag.INPUT, True, False),
-        (Tag.INOUT, True, True),
-        (Tag.OUTPUT, False, True),
-        (Tag.OUTPUT_EXISTING, False, True),
-        (Tag.NO_DEP, False, False),
-    ],
-)
-def test_a_tag_says_whether_to_wait_and_whether_to_be_waited_for(tag: Tag, reads: bool, writes: bool) -> None:
-    assert (tag.reads, tag.writes) == (reads, writes)
-
-
 def test_arguments_keep_their_order(shared: torch.Tensor) -> None:
     plain = torch.ones(2)
 

@@ -273,14 +273,6 @@ def test_memory_stays_for_tasks_that_use_a_part_of_it(bench: GraphBench, tag: Ta
     assert bench.is_empty()
 
 
-def test_memory_makes_no_task_wait(bench: GraphBench) -> None:
-    bench.graph.add_memory("slab", 1, X)
-    bench.add("first", writes(X))
-    bench.add("second", (X, Tag.NO_DEP))
-
-    assert bench.ready == ["first", "second"]
-
-
 @pytest.mark.statement(33)
 def test_a_slab_that_no_task_uses_goes_with_its_scope(bench: GraphBench) -> None:
     slab = bench.graph.add_memory("slab", 1, X)
@@ -308,13 +300,6 @@ def test_a_node_leaves_when_scope_consumers_and_itself_are_done(bench: GraphBenc
 
     assert bench.consumed == ["writer", "reader"]
     assert bench.is_empty()
-
-
-def test_ids_grow(bench: GraphBench) -> None:
-    first, second = bench.add("first"), bench.add("second")
-
-    assert first.id < second.id
-    assert (first.payload, first.run, first.label) == ("payload of first", 1, "first")
 
 
 def test_reports_may_change_the_graph() -> None:

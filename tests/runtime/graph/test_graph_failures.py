@@ -119,17 +119,6 @@ def test_two_failed_producers_fail_their_consumer_once(bench: GraphBench) -> Non
     assert bench.is_empty()
 
 
-def test_a_diamond_is_poisoned_once(bench: GraphBench) -> None:
-    top = bench.running("top", writes(X))
-    left = bench.add("left", reads(X))
-    right = bench.add("right", reads(X), after=[left])
-    bench.add("bottom", after=[left, right, top])
-
-    bench.graph.fail(top, BROKEN)
-
-    assert bench.settled == ["top", "left", "right", "bottom"]
-
-
 @pytest.mark.statement(15)
 def test_exactly_one_claims_or_cancels() -> None:
     lock = threading.Lock()
@@ -215,16 +204,6 @@ def test_cancelling_lets_go_of_the_producers_of_unstarted_nodes_only(bench: Grap
 
     assert kept.state is State.CONSUMED
     assert bench.is_empty()
-
-
-@pytest.mark.parametrize("method", ["complete", "fail"])
-def test_only_a_running_node_ends(bench: GraphBench, method: str) -> None:
-    node = bench.add("node")
-
-    with pytest.raises(RuntimeError, match=r"\(node\) is ready, not running"):
-        bench.graph.complete(node) if method == "complete" else bench.graph.fail(node, BROKEN)
-
-    assert node.state is State.READY
 
 
 def test_a_node_that_was_cancelled_by_a_report_is_not_reported_ready() -> None:

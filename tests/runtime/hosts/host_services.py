@@ -21,12 +21,6 @@ def echo(argument: Any, parent: HostChannel) -> None:
     parent.send({"bye": parent.receive() is None})
 
 
-def variable(name: str, parent: HostChannel) -> None:
-    """Tell an environment variable."""
-    parent.send({"value": os.environ.get(name)})
-    parent.receive()
-
-
 def burst(sizes: list[int], parent: HostChannel) -> None:
     """Send from several threads at once: ``sizes[i]`` numbered messages from thread i, each with a big body."""
 

@@ -6,7 +6,6 @@ import os
 import queue
 import sys
 import threading
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,27 +51,6 @@ def test_messages_arrive_whole_and_in_order(bench: HostBench) -> None:
     assert [host.next() for _ in sent] == sent
 
 
-def test_several_threads_may_send_at_once(bench: HostBench) -> None:
-    host = bench.start("echo")
-    host.next()
-
-    def talk(thread: int) -> None:
-        for number in range(50):
-            host.link.send({"thread": thread, "number": number, "body": bytes([thread]) * 300_000})
-
-    threads = [threading.Thread(target=talk, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    received = [host.next() for _ in range(200)]
-    for thread in threads:
-        thread.join()
-
-    for thread_number in range(4):
-        mine = [message for message in received if message["thread"] == thread_number]
-        assert [message["number"] for message in mine] == list(range(50))
-        assert all(message["body"] == bytes([thread_number]) * 300_000 for message in mine)
-
-
 def test_several_threads_of_a_service_may_send_at_once(bench: HostBench) -> None:
     host = bench.start("burst", [20, 20, 20])
 
@@ -93,56 +71,12 @@ def test_what_a_service_prints_does_not_disturb_the_connection(bench: HostBench)
     assert host.next() == {"still": "there"}
 
 
-def test_what_cannot_be_sent_is_refused_and_the_link_lives_on(bench: HostBench) -> None:
-    host = bench.start("echo")
-    host.next()
-
-    with pytest.raises(TypeError, match="cannot pickle"):
-        host.link.send({"value": threading.Lock()})
-
-    host.link.send({"value": 1})
-    assert host.next() == {"value": 1}
-    with pytest.raises(TypeError, match="cannot pickle"):
-        bench.host("echo", threading.Lock())
-
-
-def test_folder_and_variables_of_a_specification_are_those_of_the_service(bench: HostBench, tmp_path: Path) -> None:
-    folder = tmp_path / "there"
-    folder.mkdir()
-
-    host = bench.start("variable", "COLOUR", spec=f"popen//env:COLOUR=blue//chdir={folder}//id=left")
-    elsewhere = bench.start("echo", spec=f"popen//chdir={folder}")
-
-    assert host.next() == {"value": "blue"}
-    assert "(left, " in host.link.name
-    assert elsewhere.next()["cwd"] == str(folder)
-
-
 def test_a_module_in_the_working_directory_shadows_nothing(bench: HostBench, tmp_path: Path) -> None:
     folder = tmp_path / "there"
     (folder / "pytest_aorta").mkdir(parents=True)
     (folder / "pytest_aorta" / "__init__.py").write_text("raise RuntimeError('the wrong one')")
 
     assert bench.start("echo", spec=f"popen//chdir={folder}").next()["cwd"] == str(folder)
-
-
-@pytest.mark.slow
-def test_a_callback_that_waits_is_no_silence_of_the_host(bench: HostBench) -> None:
-    arrived, seen = threading.Event(), []
-
-    def on_message(message: dict[str, object]) -> None:
-        if arrived.is_set():
-            seen.append(message)
-        else:
-            arrived.set()
-            time.sleep(4.5)
-
-    host = bench.start("echo", silence=3.0, on_message=on_message)
-    host.link.send({"value": 1})
-    host.link.close()
-
-    assert seen == [{"value": 1}, {"bye": True}]
-    assert host.deaths == []
 
 
 # Closing.
@@ -188,32 +122,7 @@ def test_a_link_may_be_closed_by_its_own_callback(bench: HostBench) -> None:
     assert is_gone(host.link.pid)
 
 
-def test_a_link_that_was_never_started_can_be_closed_and_not_be_spoken_to(bench: HostBench) -> None:
-    host = bench.host("echo")
-
-    with pytest.raises(HostError, match="not started"):
-        host.link.send({})
-    host.link.close()
-
-
-def test_a_link_is_started_once(bench: HostBench) -> None:
-    host = bench.start("echo")
-
-    with pytest.raises(RuntimeError, match="started already"):
-        host.link.start()
-
-
 # The code there.
-
-
-def test_the_same_code_on_both_sides_is_accepted(bench: HostBench, tmp_path: Path) -> None:
-    workload = tmp_path / "workload.py"
-    workload.write_text("x = 1\n")
-    files = {**package_files("pytest_aorta"), str(workload): workload}
-
-    host = bench.start("echo", identity=code_identity(files))
-
-    assert host.next()["argument"] is None
 
 
 def test_another_version_of_a_file_is_named(bench: HostBench) -> None:
@@ -255,13 +164,6 @@ def test_an_interpreter_that_does_not_exist_is_named(bench: HostBench) -> None:
     fails(bench, "echo", "cannot start /no/such/python: No such file", spec="popen//python=/no/such/python")
 
 
-def test_what_is_no_interpreter_is_named_with_its_output(bench: HostBench) -> None:
-    error = fails(bench, "echo", "ended with exit code", spec="popen//python=cat")
-
-    assert "is cat a Python interpreter?" in str(error)
-    assert "cat: " in str(error)
-
-
 def test_an_interpreter_without_pytest_aorta_is_named_with_the_remedy(bench: HostBench, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"
@@ -279,16 +181,6 @@ def test_another_version_of_pytest_aorta_is_named(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     fails(bench, "echo", f"has pytest-aorta 0.0.7, but this is {pytest_aorta.__version__}; install the same version")
-
-
-def test_a_broken_installation_is_told_from_a_missing_one(
-    bench: HostBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pytest_aorta").mkdir()
-    (tmp_path / "pytest_aorta" / "__init__.py").write_text("import no_such_dependency")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    fails(bench, "echo", "cannot be imported by .*No module named 'no_such_dependency'")
 
 
 def test_another_version_of_python_is_named(bench: HostBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,22 +207,10 @@ def test_a_service_that_cannot_be_imported_is_told_with_its_traceback(
     assert "Traceback (most recent call last)" in str(error)
 
 
-def test_a_folder_that_cannot_be_entered_is_told(bench: HostBench, tmp_path: Path) -> None:
-    fails(bench, "echo", "refused: .*absent", spec=f"popen//chdir={tmp_path}/absent/absent")
-
-
 def test_what_never_answers_is_killed_with_all_its_helpers(bench: HostBench) -> None:
     wrapper = "sh -c 'sleep 1000 & sleep 1000'"
 
     fails(bench, "echo", "not ready after 1 s, still connecting", spec=f"popen//python={wrapper}", startup_timeout=1.0)
-
-
-@pytest.mark.slow
-def test_an_import_that_never_ends_is_killed(bench: HostBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "endless.py").write_text("import time; time.sleep(1000)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-
-    fails(bench, "endless:serve", "not ready after 3 s, still importing endless:serve", startup_timeout=3.0)
 
 
 def test_closing_ends_a_start_that_is_under_way(bench: HostBench) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,16 +81,6 @@ def test_a_host_that_is_frozen_is_killed(bench: HostBench) -> None:
         host.link.send({})
 
 
-def test_sending_to_a_frozen_host_does_not_wait_for_it(bench: HostBench) -> None:
-    host = bench.start("echo", silence=2.0)
-    os.kill(host.next()["pid"], signal.SIGSTOP)
-
-    for _ in range(5):  # a pipe holds a hundredth of that
-        host.link.send({"body": b"x" * 1_000_000})
-
-    assert "no sign of life" in str(host.death())
-
-
 def test_what_waits_for_a_frozen_host_is_bounded(bench: HostBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "MAX_WAITING", 3_000_000)
     host = bench.start("echo")
@@ -104,17 +93,6 @@ def test_what_waits_for_a_frozen_host_is_bounded(bench: HostBench, monkeypatch: 
     with pytest.raises(HostError, match="does not read, and was given up: 3"):
         send_for_ever()
     host.death()
-
-
-def test_closing_ends_a_frozen_host(bench: HostBench) -> None:
-    host = bench.start("echo")
-    pid = host.next()["pid"]
-    os.kill(pid, signal.SIGSTOP)
-
-    host.link.close(grace=0.2)
-
-    assert is_gone(pid)
-    assert host.deaths == []
 
 
 def test_a_death_is_noticed_although_a_child_still_holds_the_connection(bench: HostBench) -> None:
@@ -138,18 +116,6 @@ def test_a_message_that_cannot_be_handled_ends_the_link(bench: HostBench) -> Non
     assert "could not be handled: KeyError('unexpected')" in str(host.death())
     assert isinstance(host.death().__cause__, KeyError)
     assert bench.alive() == []
-
-
-def test_the_death_of_one_host_is_none_of_another(bench: HostBench) -> None:
-    first, second = bench.start("echo"), bench.start("echo")
-    second.next()
-
-    os.kill(first.next()["pid"], signal.SIGKILL)
-    first.death()
-
-    second.link.send({"value": 2})
-    assert second.next() == {"value": 2}
-    assert second.deaths == []
 
 
 # The parent.
@@ -206,32 +172,9 @@ def test_a_service_that_listens_ends_in_order_when_its_parent_is_killed(tmp_path
 
 
 @pytest.mark.usefixtures("bench")
-def test_a_host_that_does_not_read_ends_when_its_stopped_parent_is_killed() -> None:
-    with parent_of("stuck", "sleep") as (parent, host):
-        parent.send_signal(signal.SIGSTOP)
-        parent.kill()
-
-        wait_until(lambda: is_gone(host), "the host is gone")
-
-
-@pytest.mark.usefixtures("bench")
 def test_ctrl_c_reaches_the_parent_alone() -> None:
     with parent_of("echo", "x") as (parent, host):
         os.killpg(parent.pid, signal.SIGINT)
-
-        assert parent.stdout is not None
-        assert parent.stdout.readline().strip() == "{'interrupted': True}"
-        assert not is_gone(host)
-
-
-@pytest.mark.usefixtures("bench")
-@pytest.mark.slow
-def test_a_stop_of_the_parent_is_no_silence_of_the_host() -> None:
-    with parent_of("echo", "x") as (parent, host):
-        parent.send_signal(signal.SIGSTOP)
-        time.sleep(4.5)
-        parent.send_signal(signal.SIGCONT)
-        parent.send_signal(signal.SIGINT)
 
         assert parent.stdout is not None
         assert parent.stdout.readline().strip() == "{'interrupted': True}"

@@ -94,34 +94,12 @@ def test_a_host_is_reached_over_ssh(bench: HostBench, ssh: str) -> None:
     wait_until(lambda: is_gone(told["pid"]), "the host is gone")
 
 
-def test_prints_and_variables_of_a_service_over_ssh_work_as_they_do_here(bench: HostBench, ssh: str) -> None:
-    printing = bench.start("prints", spec=ssh)
-    coloured = bench.start("variable", "COLOUR", spec=f"{ssh}//env:COLOUR=red")
-
-    printing.next()
-    printing.link.send({"still": "there"})
-
-    assert printing.next() == {"still": "there"}
-    assert coloured.next() == {"value": "red"}
-
-
 def test_the_death_of_a_host_behind_ssh_is_told(bench: HostBench, ssh: str) -> None:
     host = bench.start("echo", spec=ssh)
 
     os.kill(host.next()["pid"], signal.SIGKILL)
 
     assert "its connection ended with" in str(host.death())
-
-
-def test_a_frozen_host_behind_ssh_is_given_up_and_ends_when_it_thaws(bench: HostBench, ssh: str) -> None:
-    host = bench.start("stuck", "sleep", spec=ssh, silence=2.0)
-    pid = host.next()["pid"]
-
-    os.kill(pid, signal.SIGSTOP)
-    assert "no sign of life" in str(host.death())
-    os.kill(pid, signal.SIGCONT)
-
-    wait_until(lambda: is_gone(pid), "the host is gone")
 
 
 def test_the_end_of_an_ssh_connection_ends_the_host(bench: HostBench, ssh: str) -> None:
@@ -140,13 +118,6 @@ def test_an_ssh_login_that_is_refused_is_told_in_the_words_of_ssh(bench: HostBen
     host = bench.host("echo", spec=ssh)
 
     with pytest.raises(HostError, match=r"(?s)does `ssh triage-host .* answer without asking.*Permission denied"):
-        host.link.start()
-
-
-def test_an_interpreter_that_is_missing_behind_ssh_is_told(bench: HostBench, ssh: str) -> None:
-    host = bench.host("echo", spec=ssh.replace(sys.executable, "/no/such/python"))
-
-    with pytest.raises(HostError, match=r"(?s)exit code 127.*//python=.*/no/such/python"):
         host.link.start()
 
 
@@ -183,31 +154,6 @@ def test_a_host_is_reached_over_a_socket_and_its_server_ends_with_the_link(
     host.link.close()
     assert host.next() == {"bye": True}
     assert process.wait(PATIENCE) == 0
-
-
-def test_several_threads_of_a_service_may_send_over_a_socket(
-    bench: HostBench, server: tuple[str, subprocess.Popen[str]]
-) -> None:
-    host = bench.start("burst", [20, 20, 20], spec=server[0])
-
-    received = [host.next() for _ in range(60)]
-
-    assert host.next() == {"done": True}
-    assert all(message["body"] == bytes([message["thread"]]) * 600_000 for message in received)
-
-
-@pytest.mark.slow
-def test_the_death_and_the_silence_of_a_host_behind_a_socket_are_told(
-    bench: HostBench, server: tuple[str, subprocess.Popen[str]]
-) -> None:
-    host = bench.start("echo", spec=server[0], silence=2.0)
-    host.next()
-
-    server[1].send_signal(signal.SIGSTOP)
-
-    assert "no sign of life" in str(host.death())
-    server[1].send_signal(signal.SIGCONT)
-    assert server[1].wait(PATIENCE) is not None
 
 
 def test_a_socket_server_that_is_killed_is_told(bench: HostBench, server: tuple[str, subprocess.Popen[str]]) -> None:

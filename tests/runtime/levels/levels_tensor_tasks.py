@@ -132,9 +132,3 @@ def invert(args: Any) -> Any:
 
 def process(args: Any) -> int:
     return os.getpid()
-
-
-def invert_all(args: Any) -> None:
-    """All bits of all tensors."""
-    for tensor in args.tensors:
-        as_bytes(tensor).bitwise_not_()

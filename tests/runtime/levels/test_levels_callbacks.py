@@ -65,21 +65,6 @@ def test_a_callback_may_block_and_delays_no_wait_of_others(host: Host, gates: Ga
     handle.wait(PATIENCE)
 
 
-def test_a_callback_is_called_on_none_of_the_threads_that_wait(host: Host, gates: Gates) -> None:
-    called: list[threading.Thread] = []
-    handle, ref = submit_gate(host, gates, lambda record: called.append(threading.current_thread()))
-    waiting = [threading.Thread(target=wait, args=(PATIENCE,)) for wait in (handle.wait, ref.wait)]
-    for thread in waiting:
-        thread.start()
-    gates.open()
-    handle.wait(PATIENCE)
-    for thread in waiting:
-        thread.join()
-
-    assert len(called) == 1
-    assert called[0] not in [*waiting, threading.current_thread()]
-
-
 def test_a_callback_may_submit_and_wait_even_for_its_own_run(host: Host, gates: Gates) -> None:
     seen: list[Any] = []
 

@@ -131,15 +131,6 @@ def test_only_the_thread_that_has_started_a_worker_closes_it(host: Host) -> None
     host.worker.close()
 
 
-def test_with_it_is_the_thread_that_enters(gates: Gates) -> None:
-    gates.open()
-    with Worker(3, num_sub_workers=1) as worker:
-        nothing = worker.register(levels_tasks.nothing)
-        with ThreadPoolExecutor(2) as threads:
-            runs = [threads.submit(run_sub, worker, nothing) for _ in range(4)]
-        assert all(run.result().ok for run in runs)
-
-
 @pytest.mark.statement(40)
 def test_close_within_a_run_is_refused() -> None:
     with Worker(3, num_sub_workers=1) as worker:
@@ -153,18 +144,6 @@ def test_close_twice_is_harmless(host: Host) -> None:
     host.gates.open()
     for _ in range(3):
         host.worker.close()
-
-
-def test_outcomes_can_be_asked_for_after_close(host: Host) -> None:
-    host.gates.open()
-    host.worker.close()
-
-    host.handle.wait()
-    assert host.handle.records[0].payload == "a"
-    assert host.refs[0].wait().ok
-    host.handle.cancel("too late", running=True)
-    host.refs[0].cancel("too late")
-    assert host.refs[0].wait().ok
 
 
 @pytest.mark.statement(39)

@@ -15,17 +15,16 @@ from typing import Any
 import levels_tasks
 import psutil
 import pytest
-from levels_stage import Gates, descendants, run_next, run_sub
 from levels_stage import clean as clean
+from levels_stage import descendants, run_next, run_sub
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
-from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
+from support.processes import is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, Worker
+from pytest_aorta.runtime import Worker
 from pytest_aorta.runtime.process_tree import VARIABLE
 from pytest_aorta.runtime.resources.devices import device_variables, find_devices
-from pytest_aorta.runtime.scheduling import TaskKind
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -197,24 +196,3 @@ def test_the_zygote_of_many_slots_that_is_killed_is_started_once_more() -> None:
         (successor,) = zygote_pids(worker)
         assert successor != zygote
         assert len(descendants()) == 8 + 1
-
-
-def test_the_grace_of_one_slot_holds_up_no_other(gates: Gates) -> None:
-    with Worker(3, device_ids=[0, 1]) as worker:
-        stubborn = worker.register(levels_tasks.gate_against_sigterm)
-        die, own_pid = worker.register(levels_tasks.die), worker.register(levels_tasks.own_pid)
-
-        def build(orch: Orchestrator, args: Any, config: Any) -> None:
-            hanging = orch.submit_next_level(stubborn, gates.at("a"), worker=0)
-            gates.wait_until_began("a")
-            endpoint: Any = worker._started.dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
-            endpoint._link.kill(600)
-            others = [orch.submit_next_level(task, worker=1).wait(PATIENCE) for task in (die, own_pid)]
-            outcomes.extend(record.outcome for record in others)
-            gates.open()
-            outcomes.append(hanging.wait(PATIENCE).outcome)
-
-        outcomes: list[Outcome] = []
-        with pytest.raises(TaskError, match="died with signal SIGKILL"):
-            worker.run(build)
-        assert outcomes == [Outcome.ENDPOINT_FAILURE, Outcome.SUCCESS, Outcome.SUCCESS]

@@ -10,7 +10,7 @@ from typing import Any
 import levels_tensor_tasks
 import pytest
 import torch
-from levels_stage import Gates, run_one
+from levels_stage import Gates
 from levels_stage import gates as gates
 from levels_tensor_tasks import share
 from support.processes import wait_until
@@ -194,15 +194,6 @@ def test_memory_of_a_failed_task_and_of_those_it_takes_with_it_comes_back(host: 
         host.worker.run(build)
 
 
-def test_with_fail_fast_no_memory_is_given_out_after_a_failure(host: Host) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        orch.submit_sub(host.boom, TaskArgs().add(orch.alloc((4,)), Tag.OUTPUT)).wait()
-        orch.alloc((4,))
-
-    with pytest.raises(TaskError, match="half way"):
-        host.worker.submit(build, fail_fast=True)
-
-
 def test_memory_is_kept_for_a_task_that_has_not_run_when_its_scope_ends(host: Host, gates: Gates) -> None:
     """No other task gets it, so that what it finds there is what was written for it."""
     results = share(torch.zeros(3))
@@ -223,17 +214,6 @@ def test_memory_is_kept_for_a_task_that_has_not_run_when_its_scope_ends(host: Ho
     handle.wait()
     assert results.tolist() == [2, 3, 4]
     host.worker.unregister(add)
-
-
-def test_shapes_and_kinds_are_as_asked_for(host: Host) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        for shape, dtype in (((2, 3), torch.float64), ((), torch.bool), ((0, 4), torch.int8), ((5,), torch.bfloat16)):
-            tensor = orch.alloc(shape, dtype)
-            assert (tensor.shape, tensor.dtype) == (shape, dtype)
-            assert tensor.is_contiguous()
-        assert orch.alloc((2,)).dtype is torch.float32
-
-    host.worker.run(build)
 
 
 def test_after_the_graph_no_memory_is_given_out(host: Host) -> None:
@@ -261,17 +241,6 @@ def test_memory_wakes_who_waits_for_it_when_the_worker_is_closed() -> None:
         worker._started.heap.close()
         thread.join()
     assert errors == ["the heap rings are closed"]
-
-
-def test_the_largest_size_is_used_page_by_page() -> None:
-    """A gibibyte per ring costs nothing as long as it is not written."""
-    with Worker(3, num_sub_workers=1) as worker:
-        fill = worker.register(levels_tensor_tasks.fill)
-
-        def submit(orch: Orchestrator) -> Any:
-            return orch.submit_sub(fill, TaskArgs().add(orch.alloc((2**28 - 256,))[:4], Tag.OUTPUT).add_scalar(1))
-
-        assert run_one(submit, worker).ok
 
 
 @pytest.mark.statement(47)

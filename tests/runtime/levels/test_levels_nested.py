@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import levels_graphs
 import levels_tasks
 import pytest
-from levels_graphs import Several, Through
+from levels_graphs import Through
 from levels_stage import Gates, descendants, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
@@ -258,26 +257,6 @@ def test_what_a_host_has_registered_itself_survives_that_it_is_dropped_above() -
         assert run_next(top, through, 1).ok
 
 
-def test_a_registration_below_waits_while_a_deadline_is_kept(pod: Pod, gates: Gates) -> None:
-    """An order to cancel is heard by a host that waits for its processes to take in a callable."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    through = pod.top.register(Through(pod.gate))
-    pid = run_next(pod.top, pod.where, worker=0).payload
-    refs: list[TaskRef] = []
-    handle = pod.top.submit(
-        lambda orch, args, config: refs.append(orch.submit_next_level(through, gates.at("a"), worker=0))
-    )
-    gates.wait_until_began("a")
-    with ThreadPoolExecutor(1) as threads:
-        late = threads.submit(pod.top.register, levels_tasks.nothing)
-        handle.cancel("not needed", running=True)
-        assert refs[0].wait(PATIENCE).outcome is Outcome.CANCELLED
-        pod.top.unregister(late.result(PATIENCE))
-    assert run_next(pod.top, pod.where, worker=0).payload == pid
-    pod.top.unregister(through)
-
-
 def test_a_fifth_level_works_like_the_fourth(gates: Gates) -> None:
     top, middle, bottom = Worker(5), Worker(4), Worker(3, num_sub_workers=1)
     middle.add_worker(bottom)
@@ -294,22 +273,3 @@ def test_a_fifth_level_works_like_the_fourth(gates: Gates) -> None:
         top.run(lambda orch, args, config: orch.submit_next_level(outer, scalars("depths")))
 
     assert str(raised.value) == "child_worker 0 level=4: child_worker 0 level=3: sub_worker 0: ValueError: depths"
-
-
-def test_a_callable_that_tasks_below_wait_for_is_dropped_after_them(pod: Pod, gates: Gates) -> None:
-    late = pod.top.register(levels_tasks.fork_and_exit)  # known to no other test
-    gate = pod.top.register(levels_tasks.gate_against_sigterm)
-    through = pod.top.register(Several(gate, late))
-    refs: list[TaskRef] = []
-    handle = pod.top.submit(lambda orch, args, config: refs.append(orch.submit_next_level(through, gates.at("a"))))
-    gates.wait_until_began("a")
-
-    dropping = threading.Thread(target=pod.top.unregister, args=(late,))
-    dropping.start()
-    gates.open()
-    handle.wait(PATIENCE)
-    dropping.join(PATIENCE)
-    assert not dropping.is_alive()
-    assert refs[0].wait().payload == [7, 7, 7]
-    pod.top.unregister(gate)
-    pod.top.unregister(through)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import levels_tensor_tasks
 import pytest
 import torch
 from levels_stage import Gates, Host
@@ -15,7 +14,7 @@ from levels_stage import gates as gates
 from levels_stage import host as host
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import Orchestrator, RunHandle, Tag, TaskArgs, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, RunHandle, Tag, TaskRef, Worker
 
 Build = Callable[[Orchestrator, Any, Any], Any]
 
@@ -129,19 +128,3 @@ def test_a_run_that_is_still_built_is_overtaken_by_none(host: Host, gates: Gates
         gates.open()
         first.result(PATIENCE).wait(PATIENCE)
         second.result(PATIENCE).wait(PATIENCE)
-
-
-def test_many_threads_each_see_their_own_results(host: Host) -> None:
-    tensors = [shared() for _ in range(3)]
-    add = host.worker.register(levels_tensor_tasks.increment)
-
-    def use(number: int) -> None:
-        for _ in range(20):
-            args = TaskArgs().add(tensors[number % 3], Tag.INOUT)
-            host.worker.run(lambda orch, _, config, args=args: orch.submit_sub(add, args))
-
-    with ThreadPoolExecutor(6) as threads:
-        for done in [threads.submit(use, number) for number in range(6)]:
-            done.result(PATIENCE)
-    host.worker.unregister(add)
-    assert [tensor.tolist() for tensor in tensors] == [[40.0] * 4] * 3

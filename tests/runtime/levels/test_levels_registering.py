@@ -13,14 +13,14 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, run_sub, use_once
+from levels_stage import Gates, run_sub
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from levels_stage import worker as worker
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, TaskRef, Worker
 
 # Who may run one
 
@@ -167,24 +167,6 @@ def test_a_process_that_dies_while_one_is_registered_knows_it_after_all(gates: G
         assert run_sub(worker, echo, "alive").payload == {"scalars": ["alive"], "config": None}
 
 
-def test_what_is_registered_while_a_process_is_replaced_is_known_to_its_successor() -> None:
-    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
-        die = worker.register(levels_tasks.die)
-        for number in range(2):
-            assert not run_sub(worker, die).ok
-            handle = worker.register(lambda args, number=number: number)
-            assert run_sub(worker, handle).payload == number
-
-
-def test_handles_of_one_worker_are_used_by_many_threads(worker: Worker) -> None:
-    def round_trip(number: int) -> Any:
-        return use_once(worker, lambda args: number, number)
-
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(round_trip, range(20))) == list(range(20))
-    assert worker.callables.definitions == {}
-
-
 def test_after_close_nothing_can_be_registered() -> None:
     worker = Worker(3, num_sub_workers=1)
     worker.init()
@@ -192,13 +174,6 @@ def test_after_close_nothing_can_be_registered() -> None:
 
     with pytest.raises(RuntimeError, match="CLOSED"):
         worker.register(levels_tasks.nothing)
-
-
-def test_a_handle_says_what_it_is(worker: Worker) -> None:
-    handle = worker.register(levels_tasks.echo)
-    assert isinstance(handle, CallableHandle)
-    assert handle.name == "echo"
-    worker.unregister(handle)
 
 
 def test_a_callable_that_is_dropped_during_a_submission_is_refused_there(worker: Worker) -> None:

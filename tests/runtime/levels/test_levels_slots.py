@@ -10,7 +10,7 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, run_next, run_one, run_sub, scalars
+from levels_stage import Gates, run_next, run_one, run_sub
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
@@ -67,20 +67,6 @@ def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host
 
 def test_a_task_that_ignores_sigterm_is_killed_after_the_grace(host: Host) -> None:
     assert host.hang(host.stubborn, timeout=0.1).outcome is Outcome.TIMEOUT
-    assert host.pid()
-
-
-def test_a_task_that_is_in_time_has_no_deadline_any_more(host: Host) -> None:
-    pid = host.pid()
-    for _ in range(20):
-        assert run_one(lambda orch: orch.submit_next_level(host.nothing, timeout=600), host.worker).ok
-    assert host.pid() == pid
-
-
-def test_deadlines_do_not_put_a_slot_out_of_service_however_many(host: Host) -> None:
-    outcomes = [host.hang(host.gate, timeout=0.05).outcome for _ in range(MAX_DEATHS + 1)]
-
-    assert outcomes == [Outcome.TIMEOUT] * (MAX_DEATHS + 1)
     assert host.pid()
 
 
@@ -179,14 +165,6 @@ def test_what_a_task_prints_goes_where_its_submitter_prints(capfd: pytest.Captur
     assert err == "to stderr\n"
 
 
-def test_a_successor_prints_there_as_well(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
-    say = host.worker.register(levels_tasks.say)
-    run_next(host.worker, host.die)
-    assert run_next(host.worker, say, "successor", "", "").ok
-
-    assert "successor\n" in capfd.readouterr().out
-
-
 def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
@@ -223,14 +201,3 @@ def test_the_environment_of_a_successor_is_that_of_its_predecessor(
     run_next(host.worker, host.die)
     assert run_next(host.worker, look).payload == before == (None, before[1])
     assert set(host.worker._started.child_processes._pool._entries) == zygotes  # it was forked, not started anew
-
-
-def test_a_group_of_scalars_keeps_its_order(host: Host) -> None:
-    echo = host.worker.register(levels_tasks.echo)
-    found: list[TaskRef] = []
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        found.extend(orch.submit_next_level(echo, scalars(number)) for number in range(200))
-
-    host.worker.run(build)
-    assert [ref.wait().payload["scalars"] for ref in found] == [[number] for number in range(200)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -224,25 +223,6 @@ def test_a_worker_can_be_started_where_another_has_failed() -> None:
             Worker(3, num_sub_workers=1, prepare=levels_tasks.bad_preparation).init()
         with Worker(3, num_sub_workers=1) as worker:
             assert run_sub(worker, worker.register(levels_tasks.nothing)).ok
-
-
-def test_a_spec_is_all_that_another_process_needs() -> None:
-    top = Worker(4, num_sub_workers=1, grace=1.5)
-    child = Worker(3, device_ids=[2, 3], heap_ring_size=4096, startup_timeout_s=7, prepare=levels_tasks.prepare_by_hand)
-    handle = child.register(levels_tasks.nothing, workers=[1])
-    top.add_worker(child)
-
-    spec = top.spec()
-
-    again = Worker.from_spec(pickle.loads(pickle.dumps(spec)))
-
-    assert again.spec() == spec
-    ((same, _),) = again.children
-    assert same.spec().device_ids == (2, 3)
-    assert same.spec().prepare == child.spec().prepare
-    assert same.callables.resolve(handle)[0].load() is levels_tasks.nothing
-    with pytest.raises(ValueError, match=r"registered for workers \[1\], not for 0"):
-        same.callables.resolve(handle, [0])
 
 
 def test_processes_start_at_the_same_time(tmp_path: Path) -> None:

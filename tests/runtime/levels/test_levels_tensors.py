@@ -128,24 +128,6 @@ def test_views_arrive_as_they_are(host: Host) -> None:
     assert seen == [[view.tolist(), "torch.int64", list(view.stride())] for view in views]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.uint8, torch.bool, torch.int32]
-)
-def test_all_kinds_of_numbers_arrive(host: Host, dtype: torch.dtype) -> None:
-    x = share(torch.tensor([0, 1, 1], dtype=dtype))
-    record = run_one(lambda orch: orch.submit_sub(host.look, TaskArgs().add(x)), host.worker)
-    assert record.payload == [[x.tolist(), str(dtype), [1]]]
-
-
-def test_memory_that_is_not_shared_can_be_read(host: Host) -> None:
-    x = torch.arange(4.0)
-    record = run_one(lambda orch: orch.submit_sub(host.look, TaskArgs().add(x[1:]).add(x)), host.worker)
-
-    assert [content for content, *_ in record.payload] == [[1, 2, 3], [0, 1, 2, 3]]
-    with pytest.raises(ValueError, match=r"not in shared memory cannot be INOUT.*share_memory_"):
-        TaskArgs().add(x, Tag.INOUT)
-
-
 def test_copies_of_memory_that_is_not_shared_live_as_long_as_their_task(host: Host) -> None:
     x = torch.ones(10)
     refs: list[TaskRef] = []
@@ -215,18 +197,6 @@ def test_memory_of_earlier_runs_is_let_go(host: Host) -> None:
     first, ours = round_trip(), open_files()
     assert {round_trip() for _ in range(20)} <= set(range(first + 3))
     assert open_files() <= ours + 2
-
-
-def test_more_memory_than_a_process_keeps_mapped(host: Host) -> None:
-    tensors = [shared(1) for _ in range(300)]
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        for _ in range(2):
-            for tensor in tensors:
-                orch.submit_sub(host.increment, TaskArgs().add(tensor, Tag.INOUT))
-
-    host.worker.run(build)
-    assert {tensor.item() for tensor in tensors} == {2.0}
 
 
 def test_two_runs_at_once_do_not_take_each_others_memory_away(host: Host) -> None:
