@@ -33,7 +33,7 @@ from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:
-    from pytest_aorta.common.conditions import TypedCondition
+    from pytest_aorta.common.conditions import Json, TypedCondition
     from pytest_aorta.triage.gates import Gate
 
 
@@ -437,3 +437,22 @@ def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | Non
     if order == "random":
         random.Random(Plan(tuple(trials)).digest).shuffle(trials)
     return tuple(trials)
+
+
+def unit_of(spec: TrialSpec) -> str:
+    """``CELL/INDEX``."""
+    return f"{spec.cell}/{spec.trial_index}"
+
+
+def cell_value(spec: TrialSpec) -> dict[str, Json]:
+    return {
+        "workload": spec.workload.name,
+        "environment": spec.environment.name,
+        "mitigations": list(spec.mitigations),
+        "config": to_plain(dict(spec.overrides)),
+    }
+
+
+def trial_value(spec: TrialSpec) -> dict[str, Json]:
+    """The same of a trial."""
+    return {**cell_value(spec), "trial": spec.trial_index}

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import pytest
 
 from pytest_aorta.common.conditions import selected
-from pytest_aorta.plan import Plan, PlanError, planned
+from pytest_aorta.plan import Plan, PlanError, planned, trial_value, unit_of
 from pytest_aorta.plugin.options import is_typed
 from pytest_aorta.plugin.roles import decisions_of_controller, is_worker
 from pytest_aorta.plugin.run import Run, refuse, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_classes, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
-from pytest_aorta.workflow.requests import trial_value
 from pytest_aorta.workflow.shards import Durations, read_durations, shards_of
 
 if TYPE_CHECKING:
@@ -304,7 +303,6 @@ def _keys(item: pytest.Item) -> list[Hashable]:
         return []
     from pytest_aorta.plugin.recipes.items import CommandItem, RecipeTrialItem
     from pytest_aorta.workflow.project import command_keys
-    from pytest_aorta.workflow.requests import unit_of
 
     if isinstance(item, RecipeTrialItem):
         return [(item.path, item.action.name, unit_of(item.spec))]

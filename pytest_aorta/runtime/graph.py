@@ -83,6 +83,14 @@ class Layout:
         return steps
 
     @cached_property
+    def pitch(self) -> tuple[int, int]:
+        """The widest stride, and the bytes from the first to the last one at one step of it; 0 without gaps."""
+        if self.solid or not self.steps:
+            return 0, self.nbytes
+        widest = max(self.steps)
+        return widest, self.nbytes - widest * self.steps[widest]
+
+    @cached_property
     def solid(self) -> bool:
         """Whether every byte from the first to the last one is touched."""
         return _Sums([(s, 0, n) for s, n in self.steps.items()] + [(1, 0, self.itemsize - 1)]).solid
@@ -261,44 +269,69 @@ class _Write:
     footprint: Footprint
 
 
+#: Pitch of a grid, and the binary logarithms of the height and the width of its cells.
+_Grid = tuple[int, int, int]
+
+
 class _StorageWrites:
     """The writes to one storage in one run, found by their intervals of bytes.
 
-    Intervals of about one length, up to ``2**level``, are in cells of that length by where they begin: one that meets
-    a given interval begins in a cell that this interval meets, or in the one before.
+    A view with gaps, such as a column or a tile, is an interval of rows and one of columns of a grid, whose pitch is
+    its widest stride; any other view is an interval of columns in a grid of one row. Intervals of about one length, up
+    to ``2**level``, are in cells of that length by where they begin: one that meets a given interval begins in a cell
+    that this interval meets, or in the one before.
     """
 
     def __init__(self) -> None:
-        self.levels: dict[int, dict[int, dict[_Write, None]]] = {}
+        self.grids: dict[_Grid, dict[tuple[int, int], dict[_Write, None]]] = {}
         #: Those whose nodes have completed, and some that are not here any more, the oldest one first.
         self.done: deque[_Write] = deque()
 
     def add(self, write: _Write) -> None:
-        level, cell = _place(write.footprint)
-        self.levels.setdefault(level, {}).setdefault(cell, {})[write] = None
+        grid, cell = _place(write.footprint)
+        self.grids.setdefault(grid, {}).setdefault(cell, {})[write] = None
 
     def remove(self, write: _Write) -> None:
-        level, cell = _place(write.footprint)
-        cells = self.levels[level]
+        grid, cell = _place(write.footprint)
+        cells = self.grids[grid]
         del cells[cell][write]
         if not cells[cell]:
             del cells[cell]
             if not cells:
-                del self.levels[level]
+                del self.grids[grid]
 
     def meeting(self, wanted: Footprint) -> Iterator[_Write]:
-        for level, cells in self.levels.items():
-            first, last = (wanted.offset - (1 << level) + 1) >> level, (wanted.stop - 1) >> level
-            near: Iterable[int] = cells if last - first > len(cells) else range(first, last + 1)
+        for (pitch, height, width), cells in self.grids.items():
+            top, bottom, left, right = _box(wanted, pitch)
+            rows = range((top - (1 << height) + 1) >> height, (bottom >> height) + 1)
+            columns = range((left - (1 << width) + 1) >> width, (right >> width) + 1)
+            few = len(rows) * len(columns) <= len(cells)
+            near: Iterable[tuple[int, int]] = itertools.product(rows, columns) if few else cells
             for cell in near:
                 for write in cells.get(cell, ()):
                     if write.footprint.overlaps(wanted):
                         yield write
 
 
-def _place(footprint: Footprint) -> tuple[int, int]:
-    level = (footprint.layout.nbytes - 1).bit_length()
-    return level, footprint.offset >> level
+def _place(footprint: Footprint) -> tuple[_Grid, tuple[int, int]]:
+    pitch, inner = footprint.layout.pitch
+    if footprint.offset % (pitch or 1) + inner > pitch:
+        pitch = 0
+    top, bottom, left, right = _box(footprint, pitch)
+    height, width = (bottom - top).bit_length(), (right - left).bit_length()
+    return (pitch, height, width), (top >> height, left >> width)
+
+
+def _box(footprint: Footprint, pitch: int) -> tuple[int, int, int, int]:
+    """First and last row, first and last column of a view in a grid; around more than its bytes where it is no box."""
+    if not pitch:
+        return 0, 0, footprint.offset, footprint.stop - 1
+    top, left = divmod(footprint.offset, pitch)
+    bottom, right = divmod(footprint.stop - 1, pitch)
+    own, inner = footprint.layout.pitch
+    if own == pitch and left + inner <= pitch:
+        return top, bottom, left, left + inner - 1
+    return (top, bottom, left, right) if top == bottom else (top, bottom, 0, pitch - 1)
 
 
 class Writers:
@@ -351,7 +384,7 @@ class Writers:
         for write in self._of_node.pop(node, ()):
             key = node.run, write.footprint.backing
             self._storages[key].remove(write)
-            if not self._storages[key].levels:
+            if not self._storages[key].grids:
                 del self._storages[key]
 
 

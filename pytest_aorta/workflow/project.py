@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from pytest_aorta.common.conditions import Json
+from pytest_aorta.plan import unit_of
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.commands import takes_all
@@ -28,7 +29,6 @@ from pytest_aorta.workflow.requests import (
     request_digest,
     selection_of,
     trial_completion,
-    unit_of,
 )
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workflow.states import Blocked, Progress, State, blocked_for, containing, states_of, waited_for

@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from pytest_aorta.common.conditions import Json
-from pytest_aorta.plan import PlanError, Selection, trials_of
+from pytest_aorta.plan import PlanError, Selection, cell_value, trials_of
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
 from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, identifier, to_plain
@@ -45,25 +45,6 @@ class CellRequest:
 
 #: Action to cell to what is asked of it.
 Requests = Mapping[str, Mapping[str, CellRequest]]
-
-
-def unit_of(spec: TrialSpec) -> str:
-    """``CELL/INDEX``."""
-    return f"{spec.cell}/{spec.trial_index}"
-
-
-def cell_value(spec: TrialSpec) -> dict[str, Json]:
-    return {
-        "workload": spec.workload.name,
-        "environment": spec.environment.name,
-        "mitigations": list(spec.mitigations),
-        "config": to_plain(dict(spec.overrides)),
-    }
-
-
-def trial_value(spec: TrialSpec) -> dict[str, Json]:
-    """The same of a trial."""
-    return {**cell_value(spec), "trial": spec.trial_index}
 
 
 def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:

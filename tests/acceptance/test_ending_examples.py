@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from support.stage import Stage, counts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ending.md").read_text()
 
-COMMANDS = [shlex.split(text)[1:] for text in re.findall(r"^```\n(pytest .*)\n```$", PAGE, re.MULTILINE)]
+COMMANDS = [shlex.split(text)[1:] for text in re.findall(r"^```\n(pytest(?:-aorta)? .*)\n```$", PAGE, re.MULTILINE)]
 UNTIL_DECIDED, FOR_SO_LONG, WITH_GATES, MINIMIZE = COMMANDS
 
 SHOWN = re.findall(r"^```text\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -62,6 +63,6 @@ def test_gates_decide(stage: Stage) -> None:
 def test_one_of_eight_variables_is_found(stage: Stage) -> None:
     (registry,) = re.findall(r"^```json\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL)
     stage.write_file("eight.json", registry)
-    done = stage.run(*MINIMIZE)
+    done = stage.command(sys.executable, "-m", "pytest_aorta", *MINIMIZE)
     assert counts(done) == {"passed": 1}
     assert SHOWN[2].strip() in done.outlines

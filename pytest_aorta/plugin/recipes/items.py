@@ -18,6 +18,7 @@ import pytest
 
 from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.common.texts import printable
+from pytest_aorta.plan import unit_of
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.recipes.runs import HERE, RecipeRun, action_run, asked_of_plan, recipe_run
 from pytest_aorta.plugin.run import PAYLOAD, Run, end_in_order_when_terminated, run_of
@@ -30,7 +31,7 @@ from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.groups import CommandUnit, action_variables, check_whole, command_units
 from pytest_aorta.workflow.recipe import Action
-from pytest_aorta.workflow.requests import recorded_digest, request_digest, unit_of
+from pytest_aorta.workflow.requests import recorded_digest, request_digest
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.spec import TrialSpec
