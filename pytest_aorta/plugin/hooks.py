@@ -39,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
         "once per trial of every cell. Every trial item carries this marker.",
     )
+    for name, text in getattr(config, "workerinput", {}).get("aorta_settings", {}).items():
+        setattr(config.option, f"aorta_{name}", text)
     if getattr(config.option, "lf", False):
         from pytest_aorta.plugin.last_failed import recall
 

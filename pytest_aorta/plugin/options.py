@@ -63,7 +63,7 @@ class _Renamed(argparse.Action):
 class CommandSettings:
     """A plugin for ``pytest.main``, which gives the run settings that have no option, as texts: ``minimize="a,b"``.
 
-    For commands of pytest-aorta. pytest-xdist hands them on to its workers.
+    For commands of pytest-aorta. Workers of pytest-xdist get arguments only, so the settings travel beside them.
     """
 
     def __init__(self, **texts: str | None) -> None:
@@ -73,6 +73,10 @@ class CommandSettings:
     def pytest_configure(self, config: pytest.Config) -> None:
         for name, text in self._texts.items():
             setattr(config.option, f"aorta_{name}", text)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["aorta_settings"] = dict(self._texts)
 
 
 def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
