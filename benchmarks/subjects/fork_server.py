@@ -16,7 +16,7 @@ times = []
 for number in range(int(sys.argv[1])):
     start = time.perf_counter()
     folder = Path(f"server_{number}")
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     pid = os.fork()
     if pid == 0:
         os.setsid()

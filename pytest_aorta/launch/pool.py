@@ -146,6 +146,8 @@ class JobPool:
         self._give_up_unrunnable()
 
     def _give_up_unrunnable(self) -> None:
+        if not self._dead:  # the usual case, asked at every submission
+            return
         with self._changed:
             lost = [
                 job

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -413,7 +414,7 @@ class Task:
             self._channel = None
 
 
-class Server:
+class Server(ABC):
     """Forks children for tasks: a zygote, or a branch of one. Thread-safe.
 
     Attributes:
@@ -430,9 +431,9 @@ class Server:
     extension: Any = None
     control: Channel
 
+    @abstractmethod
     def death(self) -> ZygoteError:
         """The error to raise when it has gone; ends what it can no longer end."""
-        raise NotImplementedError
 
     def start_task(
         self,
@@ -988,7 +989,7 @@ class ZygotePool:
         for other in surplus:
             if (zygote := other.zygote()) is not None:
                 if other.has_died():
-                    zygote.death()  # whoever still waits for a task is told how, and not that it was closed
+                    zygote.death()  # tasks still waiting learn how it died, not that it was closed
                 zygote.close()
         try:
             if is_first:
@@ -1045,7 +1046,7 @@ class ZygotePool:
         return [self._entries.pop(key) for key in unused[:surplus]]
 
     def release(self, zygote: Zygote) -> None:
-        """One user does not need it any more; it may be closed when nobody does."""
+        """Give up one use; a zygote without uses may be closed to make room."""
         with self._lock:
             entry = self._entries.get(zygote.spec.key())
             if entry is not None and entry.zygote() is zygote:

@@ -163,7 +163,8 @@ class _Quantity:
     """What may drift: a number of each trial.
 
     Attributes:
-        name, text: in words, and of a value.
+        name: for sentences.
+        text: a value as shown.
         value: of a trial; ``None`` where it is not known.
         least: the smallest change that matters: a difference, or where ``relative`` a part of the smaller value.
         of_host: whether it is a condition of the host.

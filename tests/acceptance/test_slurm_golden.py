@@ -11,7 +11,7 @@ from support.slurm_steps import slurm, slurm_server  # noqa: F401  (fixtures)
 
 from pytest_aorta.workflow.scripts import quoted
 
-GOLDEN = sorted((Path(__file__).parents[1] / "clusters/golden").glob("*.sh"))
+GOLDEN = sorted((Path(__file__).parents[1] / "workflow/golden").glob("*.sh"))
 
 
 @pytest.mark.slow

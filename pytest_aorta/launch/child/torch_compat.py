@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -133,9 +134,9 @@ class _Ranks(PContext):
     recorder: ClassVar[AttemptRecorder]
     stop_timeout: ClassVar[float]
 
+    @abstractmethod
     def codes(self) -> dict[int, int | None]:
         """Exit codes by local rank; ``None`` for those that run."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Raise if ranks must not be started."""

@@ -166,7 +166,7 @@ class CellZygotes:
         learned = self._learned.get(wanted_spec.key())
         if learned is None or not learned.modules:
             return zygote
-        with learned.making:  # whoever waits would import the same meanwhile
+        with learned.making:  # one import serves all slots; the others wait for it
             limit = EXTENSION_TIMEOUT if timeout is None else min(timeout, EXTENSION_TIMEOUT)
             try:
                 return self._branch(zygote, learned, allocation, limit, wanted) or zygote

@@ -113,7 +113,7 @@ class TrialHost:
         except (LeaseCancelled, ZygoteUnwanted):
             with self._lock:
                 del self._cells[key]
-            found.cancel()  # whoever waits for it, tries it
+            found.cancel()  # a waiting trial prepares the cell itself
             raise
         except BaseException as error:
             found.set_exception(error)

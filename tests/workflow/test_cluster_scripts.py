@@ -104,7 +104,7 @@ def scripts(text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster:
 
 @pytest.mark.parametrize("name", [*CASES, "trials", "trials_on_two_nodes"])
 def test_scripts_are_as_they_were_looked_at(name: str, tmp_path: Path) -> None:
-    """After a change, look at them again: ``REGENERATE=1 pytest tests/clusters/test_scripts.py``, then git diff."""
+    """After a change, look at them again: run with ``REGENERATE=1`` in the environment, then ``git diff``."""
     if name in CASES:
         more, groups = CASES[name]
         [script] = scripts(COMMAND + more, groups, tmp_path)
