@@ -190,8 +190,8 @@ def _own_failure(rank: RankEvidence, trial: TrialEvidence, first_failure: float 
         if trial.agent is not None and lost_agent:
             message = f"{trial.agent.name} ended before this rank did"
         return _OwnFailure({"phase": seen.phase, "kind": "signal", "message": message}, ENDED_UNSEEN)
-    # A rank that is done waits for the others, until its agent ends it.
-    waited = seen.finished and end is not None and end.stopped and _was_ended(end, first_failure)
+    # A rank that is done waits for the others, until its agent or a limit ends it.
+    waited = seen.finished and end is not None and (_was_ended(end, first_failure) or until is not None)
     if (end is not None and end.exitcode and not waited) or not seen.finished:
         return _exited(seen, end, rank.complaint, trial, first_failure)
     if rank.rank != 0 and seen.result is not None and not seen.result["passed"]:  # rank 0's result is the trial's
