@@ -14,6 +14,9 @@ from typing import Literal
 from pytest_aorta.launch.launch_mode import LaunchModeError, own_rank, under_launcher
 from pytest_aorta.trials.execution import ElasticOptions
 
+#: Numeric, so that no name has to be looked up.
+LOOPBACK = "127.0.0.1"
+
 #: Range of the ports for SLURM jobs.
 _FIRST_PORT, _PORTS = 20000, 10000
 
