@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
-from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value, clause, facts_of_section, is_complete, sections
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry

@@ -204,16 +204,3 @@ def test_the_port_of_the_store_is_in_use(faults: Stage) -> None:
     assert f"the nodes cannot meet at port {port} of this host: Address already in use" in said
     assert "--aorta-elastic rdzv_endpoint=HOST:PORT" in said
     assert faults.trials() == {}
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_a_backend_that_does_not_exist(faults: Stage, launcher: str) -> None:
-    options = ("--aorta-launcher", launcher, "--aorta-elastic", "rdzv_backend=telepathy", "--aorta-timeout", "30")
-    done = faults.run("rank_faults.py::RankFaults", *options)
-    assert done.ret == pytest.ExitCode.TESTS_FAILED
-    trial = faults.trial("RankFaults/trial_0.json")
-    assert (trial["exit_status"], trial["failure"]["kind"]) == ("infrastructure_failed", "exception")
-    assert "telepathy" in trial["failure"]["message"]
-    assert "rdzv_backend=" in trial["failure"]["message"]

@@ -24,7 +24,7 @@ from pytest_aorta.launch.child.attempt_files import (
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT, PrepareArgument, TrialPayload
-from pytest_aorta.launch.nodes.addressing import LOOPBACK
+from pytest_aorta.launch.nodes import LOOPBACK
 from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.runtime.process_tree import reasons_against_forking
@@ -222,7 +222,7 @@ def _local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
 
     torchrun's own store would listen on all interfaces.
     """
-    from pytest_aorta.launch.child.rendezvous import LocalStore, free_port
+    from pytest_aorta.launch.child.rendezvous import close_stores, free_port, open_store
 
     backend = options.rdzv_backend or "c10d"
     if backend == "static" and options.rdzv_endpoint is None:
@@ -230,21 +230,21 @@ def _local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
     elif options.rdzv_endpoint is not None or backend != "c10d":
         yield _spelled({"rdzv-endpoint": options.rdzv_endpoint, "rdzv-backend": backend})
     else:
-        store = LocalStore(forks=not reasons_against_forking())
-        at = f"{LOOPBACK}:{store.port}"
+        at = f"{LOOPBACK}:{open_store(forks=not reasons_against_forking())}"
         try:
             yield ["--rdzv-backend", backend, "--rdzv-endpoint", at, "--rdzv-conf=is_host=0", "--local-addr", LOOPBACK]
         finally:
-            store.close()
+            close_stores()
 
 
 def _agent_options(options: ElasticOptions, trial_id: str) -> list[str]:
-    names = "max_restarts monitor_interval redirects tee role start_method master_addr master_port local_addr".split()
+    names = ("max_restarts", "monitor_interval", "redirects", "tee", "role", "start_method")
+    addresses = ("master_addr", "master_port", "local_addr")
     return _spelled(
         {
             "nnodes": ":".join(map(str, options.nnodes)),
             "rdzv-id": options.rdzv_id or trial_id,
-            **{name.replace("_", "-"): getattr(options, name) for name in names},
+            **{name.replace("_", "-"): getattr(options, name) for name in (*names, *addresses)},
         }
     )
 
