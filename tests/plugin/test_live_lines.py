@@ -73,13 +73,6 @@ def test_workloads_are_named_where_there_are_several() -> None:
     assert "  gemm local-none: 1 of 1 failed" in texts(state, 80, 24)
 
 
-def test_slot_10_comes_after_slot_9() -> None:
-    state = LiveState(0.0, slots=11)
-    for number in reversed(range(11)):
-        state.running[number] = RunningTrial(f"trial {number}", None, f"slot {number}", 0.0)
-    assert [line.split()[1] for line in texts(state, 80, 40, now=1.0)[1:]] == [str(number) for number in range(11)]
-
-
 @given(st.text(), st.text(), st.integers(1, 200), st.integers(1, 60))
 def test_no_name_does_anything_to_the_terminal_and_no_line_is_too_long(
     name: str, place: str, width: int, height: int
@@ -140,23 +133,6 @@ def test_lines_come_below_what_is_written_and_change(written: Written) -> None:
     assert written.terminal.lines() == ["one", "...", "first again"]
     written.write("F\ntwo\n.")
     assert written.terminal.lines() == ["one", "...F", "two", ".", "first again"]
-
-
-def test_at_the_bottom_the_screen_scrolls(written: Written) -> None:
-    for number in range(10):
-        written.write(f"\nline {number}")
-        written.show("first", f"second {number}")
-    assert written.terminal.lines()[-4:] == ["line 8", "line 9", "first", "second 9"]
-    assert written.terminal.transcript()[:11] == ["", *(f"line {number}" for number in range(10))]
-
-
-def test_a_terminal_that_has_become_larger_is_used(written: Written) -> None:
-    written.write("one\n..")
-    written.show("first")
-    written.terminal.read()
-    written.terminal.resize(40, 6)
-    written.show("x" * 30)
-    assert written.terminal.lines() == ["one", "..", "x" * 30]
 
 
 def test_what_is_hidden_or_closed_is_gone(written: Written) -> None:
