@@ -54,9 +54,9 @@ def changes(then: TrialResult, now: TrialResult) -> list[str]:
         found = differences_of_environments(_environments(then), _environments(now), ignored=ignored)
         lines += [str(each) for each in found if each.fact.section in _SECTIONS]
     lines += _seeds(then, now)
-    parts = [{name: each for name, each in parts_of(record).items() if name in _PARTS} for record in (then, now)]
-    if all(parts):
-        lines += differences(*parts)
+    before, after = ({name: it for name, it in parts_of(each).items() if name in _PARTS} for each in (then, now))
+    if before and after:
+        lines += differences(before, after)
     if then.request_fingerprint and now.request_fingerprint and then.request_fingerprint != now.request_fingerprint:
         lines.append("the fingerprint of the request")
     return list(dict.fromkeys(lines))
@@ -291,8 +291,9 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
 
 
 def _environment(requested: RequestedEnvironment) -> Environment:
-    fields = requested.model_dump()
-    return Environment(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+    fields: dict[str, Any] = requested.model_dump()
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return Environment(**fields)
 
 
 def _request(record: TrialResult) -> Request:

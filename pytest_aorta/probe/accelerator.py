@@ -67,15 +67,17 @@ def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
     proc = root / "proc/driver/nvidia"
     has_driver, smi = proc.exists(), shutil.which("nvidia-smi")
     nothing: list[Facts] = []
-    devices = guard.fact("accelerator.nvidia", lambda: _ask_smi(smi, expected=has_driver) if smi else None, nothing)
+    devices = nothing
+    if smi is not None:
+        devices = guard.fact("accelerator.nvidia", lambda: _ask_smi(smi, expected=has_driver), nothing)
     if not has_driver and not devices:  # many images have the tool on machines without a GPU
         return None
-    version = next((device["driver_version"] for device in devices or () if device["driver_version"]), None)
+    version = next((device["driver_version"] for device in devices if device["driver_version"]), None)
     if version is None:
         line = guard.fact("accelerator.nvidia", lambda: first_line(proc / "version"), None)
         found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", line or "")
         version = found[1] if found else None
-    return {"driver_version": version, "devices": devices or []}
+    return {"driver_version": version, "devices": devices}
 
 
 def _ask_smi(smi: str, expected: bool, fields: dict[str, str] = _SMI_FIELDS | _NEWER_SMI_FIELDS) -> list[Facts]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -125,10 +126,10 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
     try:
         static = static if static is not None else collect_static()
         guard = Guard()
-        clock, nothing = static.clock, dict[str, str]()
+        clock, nothing = static.clock, Facts()
         sections = {
             **static.sections,
-            "process": guard.part("process", lambda: process(guard, clock), {}),
+            "process": guard.part("process", lambda: process(guard, clock), nothing),
             "env_vars": guard.part("env_vars", lambda: recorded_variables(os.environ, overlay), nothing),
         }
         reasons = [*static.reasons, *guard.reasons]
@@ -154,17 +155,16 @@ def collect_end(static: StaticEnv | None = None, over: bool = True, watch: Watch
     captured_at = utc_now()
     try:
         known = static if static is not None else collect_static()
-        guard = Guard()
+        guard, nothing = Guard(), Facts()
         found: Facts = {
             "torch": guard.part("torch", lambda: torch_state(guard, over), None),
-            "libraries": guard.part("libraries", lambda: mapped_now(known.mapped), {}),
-            "modules": guard.part("modules", lambda: plain(imported_modules(known.installed, known.modules)), {}),
+            "libraries": guard.part("libraries", lambda: mapped_now(known.mapped), nothing),
+            "modules": guard.part("modules", lambda: plain(imported_modules(known.installed, known.modules)), nothing),
         }
         if watch is not None and watch.names:
-            nothing: Facts = {"note": "not searched"}
-            found["variables"] = guard.part(
-                "variables", lambda: watch.look(known.mapped, known.modules, known.imported), nothing
-            )
+            failed: Facts = {"note": "not searched"}
+            look = functools.partial(watch.look, known.mapped, known.modules, known.imported)
+            found["variables"] = guard.part("variables", look, failed)
         return EndSnapshot(captured_at, bool(guard.reasons), guard.reasons, parts_ms=guard.parts_ms, **found)
     except Exception as error:
         return EndSnapshot(captured_at, partial=True, partial_reasons=[describe("collect_end", error)])

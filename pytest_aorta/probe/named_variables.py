@@ -167,10 +167,12 @@ class _Search:
 
     def objects(self, files: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
         labelled = {path: (printable(os.path.basename(path)), identity) for path, identity in files.items()}
-        return self._kept(_key(labelled, self.names), lambda: self._found(labelled))
+        found: dict[str, list[str]] = self._kept(_key(labelled, self.names), lambda: self._found(labelled))
+        return found
 
     def sources(self, key: str, modules: Iterable[str]) -> dict[str, list[str]]:
-        return self._kept(_key(key, self.names), lambda: self._found(_sources(modules)))
+        found: dict[str, list[str]] = self._kept(_key(key, self.names), lambda: self._found(_sources(modules)))
+        return found
 
     def _found(self, files: Files) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
