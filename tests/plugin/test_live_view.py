@@ -64,8 +64,8 @@ def test_it_shows_running_trials_and_failures_below_the_dots_and_leaves_nothing(
     shown = terminal.wait_for("step 3/10", "step 3/10")
     assert shown[-4].startswith("held.py")
     assert re.fullmatch(r"aorta: 0/6 done, elapsed \d+:\d\d", shown[-3])
-    assert re.fullmatch(r"  slot 0  Held\[local-none-0\]  \d+:\d\d( slow)?  step 3/10", shown[-2])
-    assert re.fullmatch(r"  slot 1  Held\[local-none-1\]  \d+:\d\d( slow)?  step 3/10", shown[-1])
+    assert re.fullmatch(r"  slot 0  Held\[local-none-0\]  \d+:\d\d  step 3/10", shown[-2])
+    assert re.fullmatch(r"  slot 1  Held\[local-none-1\]  \d+:\d\d  step 3/10", shown[-1])
     go(held, 0, 1)
     shown = terminal.wait_for("local-none: 1 of 2 failed")
     assert "held.py .F" in shown
