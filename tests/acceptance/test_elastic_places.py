@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from support.processes import free_port
 from support.stage import Stage
@@ -66,22 +64,11 @@ def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
     }
 
 
-@pytest.mark.slow
-def test_an_address_without_a_port_gets_a_free_one(sums: Stage) -> None:
-    assert found(sums, *given(master_addr="127.0.0.1"))["MASTER_ADDR"] == "127.0.0.1"
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_static_rendezvous(sums: Stage, launcher: str) -> None:
     port = free_port()
     options = given(rdzv_backend="static", master_addr="127.0.0.1", master_port=port)
     assert found(sums, "--aorta-launcher", launcher, *options)["MASTER_PORT"] == str(port)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_static_rendezvous_needs_no_place(sums: Stage, launcher: str) -> None:
-    found(sums, "--aorta-launcher", launcher, *given(rdzv_backend="static"))
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -58,48 +56,6 @@ def ranks_of(trial: dict[str, Any], node: int) -> list[dict[str, Any]]:
     halves: tuple[list[dict[str, Any]], ...] = (trial["ranks"][:2], trial["ranks"][2:])
     first = next(half for half in halves if half[0]["stdout"] and "/trial_0/" in f"/{half[0]['stdout']}")
     return first if node == 0 else halves[1 - halves.index(first)]
-
-
-def assert_second_node_is_lost(trial: dict[str, Any]) -> None:
-    lost = [rank["rank"] for rank in ranks_of(trial, 1)]
-    assert trial["exit_status"] == "infrastructure_failed"
-    assert trial["result"]["passed"] is False
-    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("rank", lost[0])
-    assert f"never heard of; of 4 ranks, there is no word of rank {lost[0]}, {lost[1]}" in trial["failure"]["message"]
-    assert [rank["blame"] for rank in ranks_of(trial, 1)] == ["cause", "unknown"]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_node_that_is_killed_after_the_first_one_is_done(faults: Stage) -> None:
-    nodes = Nodes(faults, "second_node_lingers")
-    barrier = "exit_barrier_timeout=3"
-    other, first = nodes.start(1, barrier), nodes.start(0, barrier)
-    faults.wait_until((faults.path / "lingers").exists)
-    other.send_signal(signal.SIGKILL)
-    finish(other)
-
-    assert finish(first) == pytest.ExitCode.TESTS_FAILED
-    trial = nodes.trial()
-    assert_second_node_is_lost(trial)
-    assert [(rank["passed"], rank["blame"]) for rank in ranks_of(trial, 0)] == [(True, None)] * 2
-    faults.wait_until(lambda: not faults.left_running())
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_node_that_is_killed_in_run(faults: Stage) -> None:
-    nodes = Nodes(faults, "second_node_sleeps")
-    other, first = nodes.start(1), nodes.start(0)
-    faults.wait_until((faults.path / "sleeps").exists)
-    other.send_signal(signal.SIGKILL)
-    finish(other)
-
-    assert finish(first) == pytest.ExitCode.TESTS_FAILED
-    trial = nodes.trial()
-    assert_second_node_is_lost(trial)
-    assert [rank["blame"] for rank in ranks_of(trial, 0)] == ["collateral", "collateral"]
-    faults.wait_until(lambda: not faults.left_running())
 
 
 @pytest.mark.slow
