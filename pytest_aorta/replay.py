@@ -17,14 +17,14 @@ from pydantic import ValidationError
 
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
 from pytest_aorta.launch.nodes import is_multi_node
-from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value, clause, facts_of_section, is_complete, sections
+from pytest_aorta.probe.environment_facts import FILES
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.triage.environments import Environments
 from pytest_aorta.triage.environments import differences as differences_of_environments
 from pytest_aorta.trials.conversion import identifier
-from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, Resources, elastic_options
-from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, changed_files, differences, parts_of
+from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, elastic_options
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER, differences, parts_of
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, RequestedEnvironment, TrialResult
 from pytest_aorta.trials.spec import Origin, TrialSpec

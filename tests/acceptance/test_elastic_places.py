@@ -89,10 +89,3 @@ def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -
 def test_what_the_agent_sets_itself_is_no_option(sums: Stage, name: str) -> None:
     done = sums.run("sums.py::Sums", "--aorta-extra-env", f"{name}=1")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-
-
-def test_what_cannot_act_is_refused_before_the_first_trial(sums: Stage) -> None:
-    done = sums.run("sums.py::Sums", *given(rdzv_backend="telepathy"))
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    assert re.search("rdzv_backend=telepathy.*c10d or static|rdzv_backend= c10d or static", "\n".join(done.errlines))
-    assert sums.files() == []
