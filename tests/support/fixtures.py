@@ -18,11 +18,11 @@ from support.stage import Stage
 @pytest.fixture(scope="session")
 def imported() -> None:
     """What runs of pytest in this process would import anew each time: pytester forgets modules after a run."""
+    import scipy.stats  # noqa: F401
+
     import pytest_aorta.launch.engine
     import pytest_aorta.launch.inprocess
     import pytest_aorta.plugin
-
-    import scipy.stats  # noqa: F401
 
     for module in pkgutil.iter_modules(pytest_aorta.plugin.__path__, "pytest_aorta.plugin."):
         importlib.import_module(module.name)
