@@ -62,6 +62,16 @@ def test_what_torchrun_has_no_use_for(name: str) -> None:
         check("torchrun", **{name: OTHERS[name]})
 
 
+@pytest.mark.parametrize("name", ["master_addr", "master_port"])
+def test_torchrun_uses_a_master_with_static(name: str) -> None:
+    check("torchrun", rdzv_backend="static", **{name: OTHERS[name]})
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_where_several_nodes_meet(backend: str) -> None:
+    check("auto", rdzv_backend=backend, rdzv_endpoint="node0:29500", nnodes=2)
+
+
 def test_static_has_a_fixed_number_of_nodes() -> None:
     with pytest.raises(RequestError, match="--aorta-elastic nnodes=1:2: with rdzv_backend=static the number"):
         check("auto", rdzv_backend="static", nnodes="1:2")

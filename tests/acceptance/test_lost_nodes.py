@@ -96,16 +96,3 @@ def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(faults: Stag
     trial = nodes.trial()
     assert trial["exit_status"] == "timeout"
     assert [(rank["passed"], rank["blame"]) for rank in ranks_of(trial, 1)] == [(True, None)] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_a_backend_that_does_not_exist(faults: Stage, launcher: str) -> None:
-    options = ("--aorta-launcher", launcher, "--aorta-elastic", "rdzv_backend=telepathy", "--aorta-timeout", "30")
-    done = faults.run_here("rank_faults.py::RankFaults", *options)
-    assert done.ret == pytest.ExitCode.TESTS_FAILED
-    trial = faults.trial("RankFaults/trial_0.json")
-    assert (trial["exit_status"], trial["failure"]["kind"]) == ("infrastructure_failed", "exception")
-    assert "telepathy" in trial["failure"]["message"]
-    assert "rdzv_backend=" in trial["failure"]["message"]

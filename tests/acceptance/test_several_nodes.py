@@ -10,7 +10,7 @@ from support.stage import Stage
 from support.workloads import GLOO
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
-from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
+from pytest_aorta.launch.nodes import endpoint, node_rank
 from pytest_aorta.trials.execution import ElasticOptions
 
 WORKLOAD = (
