@@ -63,15 +63,11 @@ def test_a_run_takes_the_median_of_its_cell_for_each_trial_to_come() -> None:
     assert state.left(now=120.0) == 12.0 + 3.0
 
 
-def test_slots_divide_the_time_but_no_trial() -> None:
+def test_slots_divide_the_time() -> None:
     state = expecting(NONE, NONE, NONE, slots=2)
     end(state, 0, NONE, 10.0)
     start(state, 1, NONE, begun=10.0)
     assert state.left(now=10.0) == (10.0 + 10.0) / 2
-    state = expecting(NONE, NONE, slots=4)
-    end(state, 0, NONE, 10.0)
-    start(state, 1, NONE, begun=10.0)
-    assert state.left(now=11.0) == 9.0
 
 
 def test_failures_are_those_of_the_workload() -> None:

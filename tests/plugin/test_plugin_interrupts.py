@@ -122,10 +122,10 @@ def test_ctrl_c_records_all_that_runs(beside: Stage, how: tuple[str, ...]) -> No
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert "! KeyboardInterrupt !" in output or "-n" in how
     failures = [trial["failure"] for trial in beside.trials().values()]
-    assert len(failures) >= 1 if "-n" in how else 3
-    assert {(failure["phase"], failure["message"].partition(":")[0]) for failure in failures} == {
-        ("run", "interrupted")
-    }
+    assert len(failures) == 3
+    # The controller of xdist knows only that its workers' trials were launched.
+    assert {failure["phase"] for failure in failures} == {"launch" if "-n" in how else "run"}
+    assert all(failure["message"].startswith("interrupted") for failure in failures)
     assert notes(beside, "started-Stays") == 3
     beside.wait_until(lambda: not beside.left_running())
 

@@ -276,7 +276,7 @@ def test_a_job_s_own_variables_do_not_count_and_secrets_are_not_shown(
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
         assert reasons(reads) == expected
-    assert reasons(reads, "--aorta-extra-env", "MINE=hush") == ["2 earlier results not kept: MINE unset -> set"]
+    assert reasons(reads, "--aorta-extra-env", "MINE=hush") == ["2 earlier results not kept: MINE unset -> <redacted>"]
     assert reasons(reads, "--aorta-extra-env", "MINE=whisper") == ["2 earlier results not kept: MINE changed"]
 
 
