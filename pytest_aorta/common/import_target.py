@@ -25,10 +25,12 @@ def target_file(target: str) -> Path | None:
     return Path(where) if where.endswith(".py") else module_file(where)
 
 
-def module_file(module: str) -> Path | None:
-    """The file of a module. Nothing is imported, neither the module nor the packages around it."""
+def module_file(module: str, path: Sequence[str] | None = None) -> Path | None:
+    """The file of a module, in a list of folders or on ``sys.path``.
+
+    Nothing is imported, neither the module nor the packages around it.
+    """
     spec: ModuleSpec | None = None
-    path: Sequence[str] | None = None
     parts = module.split(".")
     for number in range(1, len(parts) + 1):
         spec = _spec(".".join(parts[:number]), path)

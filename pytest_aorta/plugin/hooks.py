@@ -41,10 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     for name, text in getattr(config, "workerinput", {}).get("aorta_settings", {}).items():
         setattr(config.option, f"aorta_{name}", text)
-    if getattr(config.option, "lf", False):
-        from pytest_aorta.plugin.last_failed import recall
-
-        recall(config)
     _look_at_files(config)
     if is_mentioned(config):
         from pytest_aorta.plugin.registration import register_hooks
@@ -138,13 +134,10 @@ def _generate_trials(metafunc: pytest.Metafunc) -> None:
         from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(metafunc.config, late=True)
-    takes_trial = "aorta_trial" in metafunc.fixturenames
-    if takes_trial or is_marked:
-        from pytest_aorta.plugin.ordinary_tests import checked_marker, parametrize
+    if is_marked or "aorta_trial" in metafunc.fixturenames:
+        from pytest_aorta.plugin.ordinary_tests import parametrize
 
-        given = checked_marker(metafunc)
-        if takes_trial:
-            parametrize(metafunc, given)
+        parametrize(metafunc)
 
 
 @pytest.hookimpl(trylast=True)

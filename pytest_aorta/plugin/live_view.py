@@ -149,11 +149,13 @@ class LiveState:
 
         ``None`` while no trial has finished.
         """
-        usual = {cell: statistics.median(it.seconds) for cell, it in self.cells.items() if it.seconds}
+        usual: dict[CellName | None, float] = {
+            cell: statistics.median(it.seconds) for cell, it in self.cells.items() if it.seconds
+        }
         if not usual or not self.expected:
             return None
         other = statistics.mean(usual.values())
-        to_come = sum(number * usual.get(cell, other) for cell, number in Counter(self.expected.values()).items())
+        to_come = sum(usual.get(cell, other) for cell in self.expected.values())
         over = sum(min(now - trial.begun, usual.get(trial.cell, other)) for trial in self.running.values())
         return max(0.0, to_come - over) / max(1, self.slots)
 

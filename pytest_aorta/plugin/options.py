@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plan import Selection
 
-#: Whether options are those of an earlier run, whose paths are those of this one.
-RECALLED = pytest.StashKey[bool]()
-
 
 def add_options(parser: pytest.Parser) -> None:
     """Declare all options and their ini twins."""
@@ -90,7 +87,7 @@ def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ)
 
 def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the workloads are of this run only, and not of every run with this ini file."""
-    return RECALLED not in config.stash and any(
+    return any(
         getattr(config.option, setting.ini, None) is not None or environ.get(setting.variable)
         for setting in SETTINGS
         if setting.name in ("workload", "command", "replay")

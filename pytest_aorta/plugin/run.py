@@ -248,13 +248,10 @@ class Repeats:
     """Counts how often the items of a session begin: plugins have them run again, or collect them several times.
 
     No process asks another one: an item's number follows from its place among the equal items of the session, which
-    all workers collect alike; from the worker, where ``--dist each`` has all of them run every item; and from how often
-    the item has begun here.
+    all workers collect alike, and from how often the item has begun here.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
-        place: tuple[int, int] = decisions_of_controller(config).get("each") or (0, 1)
-        self._worker, self._workers = place
+    def __init__(self) -> None:
         #: How often items have begun, by their identity: equal items have equal node ids.
         self._begun: Counter[int] = Counter()
         #: Of items that were collected several times, how often; and of each its place among those.
@@ -265,8 +262,7 @@ class Repeats:
         """An item begins now."""
         times = self._begun[id(item)]
         self._begun[id(item)] += 1
-        number = (times * self.copies(item) + self._places.get(id(item), 0)) * self._workers + self._worker
-        return Repeat(number, again=times > 0)
+        return Repeat(times * self.copies(item) + self._places.get(id(item), 0), again=times > 0)
 
     def copies(self, item: pytest.Item) -> int:
         """How many items of the session have this node id."""
@@ -422,7 +418,7 @@ class Run:
         self.on_decided: Callable[[Mapping[str, str]], object] = lambda cells: None
         #: Called with each record that was written.
         self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
-        self.repeats = Repeats(config)
+        self.repeats = Repeats()
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.plugin.compat import tear_down_before
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
-from pytest_aorta.plugin.roles import TEST_RUN, give_out_one_by_one, group_scheduler, is_worker, place_under_each
+from pytest_aorta.plugin.roles import TEST_RUN, give_out_one_by_one, group_scheduler, is_worker
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     TIMEOUT,
@@ -18,7 +19,7 @@ from pytest_aorta.plugin.run import (
     refuse,
     run_of,
 )
-from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, omit
+from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, round_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -49,6 +50,8 @@ def select(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Send an xdist worker what was decided here."""
+    if node.config.getoption("dist", "no") == "each":
+        raise pytest.UsageError("--dist each would run every trial in each worker; for more trials: --aorta-trials N")
     run = run_of(node.config)
     node.config.stash[TEST_RUN] = node.workerinput.get("testrunuid")
     folder = run.stopping.folder
@@ -56,7 +59,6 @@ def pytest_configure_node(node: Any) -> None:
         "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
-        "each": place_under_each(node),
         "chosen": None if run.chosen is None else sorted(run.chosen),
     }
 
@@ -133,8 +135,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     run = current_run(item.config)
     if run is None or run.stopping.rounds is None or getattr(item, "trial_run", run).has_result(item):
         return None
-
-    return omit(item, nextitem, run.stopping.rounds) or None
+    name = round_of(item)
+    if name is None or run.stopping.rounds.begin(name):
+        return None
+    tear_down_before(item, nextitem)
+    return True
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

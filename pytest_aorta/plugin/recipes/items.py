@@ -277,7 +277,7 @@ class _TrialStates:
         return "failed" if status in ("ok", *_FAILED) else "without_result"
 
     def _without_record(self, spec: TrialSpec) -> Progress:
-        is_decided = spec.cell in self._decided_before or self._run.stopping.decided.reason(cell_of(spec)) is not None
+        is_decided = spec.cell in self._decided_before or self._run.stopping.decided(cell_of(spec)) is not None
         return "not_needed" if is_decided else "open"
 
     @cached_property

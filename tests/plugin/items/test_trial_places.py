@@ -160,26 +160,6 @@ def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> 
     again.assert_outcomes(failed=3, deselected=2)
 
 
-@pytest.mark.parametrize("where", [("--aorta-workload", "other"), ("tests/repro/reproducer.py",)], ids=["name", "file"])
-def test_last_failed_alone_runs_the_failed_trials_with_their_options(mine: Stage, where: tuple[str, ...]) -> None:
-    mine.write_file("pytest.ini", "[pytest]")
-    mine.write_file("tests/repro/reproducer.py", WORKLOADS)
-    mine.write_file("tests/test_it.py", "def test_good(): pass")
-    options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "2")
-    first = mine.run_here(*where, *options, "-v")
-    names = {name for name, words in mine.words(first).items() if words == ["FAILED"]}
-    assert names == {name for name in mine.words(first) if "bad" in name}
-    assert {*mine.words(mine.run_here("--lf", "-v"))} == names
-
-
-def test_last_failed_alone_asks_for_variables_that_are_not_kept(mine: Stage) -> None:
-    mine.run_here("--aorta-workload", "steady", "--aorta-extra-env", "BROKEN=hunter2").assert_outcomes(failed=2)
-    result = mine.run_here("--lf")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --lf: the trials that failed had --aorta-extra-env, whose values are not*"])
-    assert "hunter2" not in "".join(path.read_text() for path in mine.path.glob(".pytest_cache/**/*") if path.is_file())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["", "tests"])
 def test_a_node_id_as_pytest_prints_it_runs_again_from_there(
