@@ -114,7 +114,6 @@ class SelectedTrials(pytest.Collector):
     chosen: set[str]
 
     def collect(self) -> Iterable[pytest.Item]:
-        """All trials, or those that were named on the command line."""
         items = [
             item
             for item in _items(self, self.plan, WorkloadModules(self).of)
@@ -193,7 +192,6 @@ class WorkloadFile(UnimportedModule):
     """A Python file with Workload classes, given as a path. Its classes are found without importing it."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """The trials of all its classes."""
         if not workload_facts(self.path).workloads:
             raise self.CollectError(f"no workload in {self.path.name}: {what_lacks(self.path)}")
         run = run_of(self.config)
@@ -214,7 +212,6 @@ def plans_of(run: Run, base: str) -> list[Plan]:
 
 
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
-    """The trials of all Workload classes of a file."""
     entries = [
         WorkloadEntry(name=name, target=f"{path}:{cls}", source_package=f"file:{path.name}")
         for name, cls in workload_classes(path)
@@ -258,7 +255,6 @@ def select_items_of_worker(config: pytest.Config, items: list[pytest.Item], run:
 
 
 def hear(node: Any) -> None:
-    """Take what a worker of xdist has to say at its end."""
     said = getattr(node, "workeroutput", {})
     stash = node.config.stash
     if said.get("aorta_all_elsewhere"):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare options."""
     add_options(parser)
 
 

@@ -254,7 +254,6 @@ class LinesBelow:
         self._line = ""
 
     def show(self) -> None:
-        """Show the lines, or show them anew."""
         from rich.console import Console
         from rich.live import Live
 
@@ -283,7 +282,6 @@ class LinesBelow:
             self._live.refresh()
 
     def hide(self) -> None:
-        """Erase the lines."""
         with self._lock:
             live, self._live = self._live, None
             if live is not None:
@@ -293,7 +291,6 @@ class LinesBelow:
                     self._terminal.flush()
 
     def close(self) -> None:
-        """Erase the lines, for good."""
         self.hide()
         with contextlib.suppress(OSError):
             self._terminal.close()
@@ -307,7 +304,6 @@ class LinesBelow:
         return Group(line, *self._draw(size.columns, size.lines))
 
     def write(self, text: str) -> int:
-        """pytest writes."""
         with self._lock:
             if self._live is not None and self._is_reached():
                 complete, newline, self._line = (self._line + text).rpartition("\n")
@@ -361,7 +357,6 @@ class LiveView:
     # What happens, on any thread
 
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
-        """A slot is about to start a trial."""
         running = RunningTrial(name, cell, trial.place, time.monotonic(), trial.folder, trial.is_over)
         with self._lock:
             self._add(file, running)
@@ -383,7 +378,6 @@ class LiveView:
             self._end_ticker()
 
     def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
-        """The result of a trial has been written."""
         with self._lock:
             self._state.finished(file, cell, facts.wall_sec, facts.outcome)
 
@@ -446,7 +440,6 @@ class LiveView:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, object, object]:
-        """The end of the run is pytest's."""
         self.close()
         return (yield)
 
@@ -458,7 +451,6 @@ class LiveView:
     pytest_keyboard_interrupt = pytest_internalerror = pytest_unconfigure = pytest_enter_pdb
 
     def close(self) -> None:
-        """Erase the view, for good."""
         with self._lock:
             below, self._below = self._below, None
         self._end_ticker()

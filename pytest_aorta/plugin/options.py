@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare all options and their ini twins."""
     for title, members in GROUPS.items():
         group = parser.getgroup(f"aorta: {title}")
         for setting in members:
@@ -140,7 +139,6 @@ def _parse(setting: Setting, text: str, source: str) -> Any:
 
 
 def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Selection:
-    """The Selection of a pytest run."""
     from pytest_aorta.plan import select
     from pytest_aorta.plugin.roles import is_controller, is_worker, worker_of_workers
 

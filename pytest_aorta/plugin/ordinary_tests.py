@@ -57,8 +57,6 @@ _COLUMN = 60
 
 
 class RunTrial:
-    """Callable that runs one trial of a workload."""
-
     def __init__(self, item: pytest.Item, extra_env: Mapping[str, str]) -> None:
         #: The test that starts the trials.
         self.item = item
@@ -132,7 +130,6 @@ class RunTrial:
 
     @property
     def run(self) -> Run:
-        """The run that the test is part of."""
         return run_of(self.item.config)
 
     def carry_out(
@@ -199,7 +196,6 @@ def options_text(steps: int | None, config: Mapping[str, Any], extra_env: Mappin
 
 
 def shortened(text: str) -> str:
-    """For a column of the table."""
     text = " ".join(printable(text).split())
     return text if len(text) <= _COLUMN else f"{text[: _COLUMN - 3]}..."
 
@@ -244,7 +240,6 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """As in the names of trial items."""
         names = "+".join(identifier(name) for name in self.mitigations)
         return f"{identifier(self.environment)}-{names}-{self.index}"
 

@@ -50,7 +50,6 @@ def selected_replays(session: pytest.Session, collected: list[Any]) -> Replays:
 
 class Replays(pytest.Collector):
     def collect(self) -> Iterable[pytest.Item]:
-        """All of them, or those that were named on the command line."""
         run = run_of(self.config)
         modules = WorkloadModules(self)
         sibling: ReplayItem | None = None

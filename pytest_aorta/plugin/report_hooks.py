@@ -35,8 +35,6 @@ _LOST = "the xdist worker that ran this trial died"
 
 
 class ReportHooks:
-    """From reports to trial files and the summary."""
-
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         #: Items that have begun, and whose last report has not come.
@@ -125,7 +123,6 @@ class ReportHooks:
             run.prefetcher.drop(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the records that a report brings."""
         if report.when == "teardown":
             self._open.pop(report.nodeid, None)
         if report.skipped and self._writers:
@@ -202,7 +199,6 @@ class ReportHooks:
 
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, trylast=True)
     def pytest_terminal_summary_inside(self) -> Generator[None, object, object]:
-        """Show other plugins all reports."""
         if self._folded is not None:
             self._folded.restore()
         try:
@@ -212,7 +208,6 @@ class ReportHooks:
                 self._folded.narrow()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table of cells."""
         verbosity = self.config.get_verbosity()
         if not self._writers or has_no_summary(terminalreporter) or verbosity <= -2:
             return
@@ -233,7 +228,6 @@ class ReportHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:
-        """In pytest-html's table, columns for cell and status."""
         html_header(cells)
 
     @pytest.hookimpl(optionalhook=True)

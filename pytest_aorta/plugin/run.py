@@ -72,7 +72,6 @@ class Terminated(KeyboardInterrupt): ...
 
 
 def reason_of(error: BaseException) -> str:
-    """What has interrupted pytest, for the records of the trials that it ends."""
     return "SIGTERM" if isinstance(error, Terminated) else type(error).__name__
 
 
@@ -155,8 +154,6 @@ class RowKey:
 
 @dataclass(frozen=True)
 class FinishedTrial:
-    """A trial that is over."""
-
     path: str
     result: dict[str, Any]
     resumed: bool = False
@@ -202,7 +199,6 @@ PAYLOAD = pytest.StashKey[ReportPayload]()
 
 
 def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
-    """The trials of a report's attribute ``aorta``."""
     return [FinishedTrial(**{**record, "row": RowKey(**record["row"])}) for record in json.loads(payload["records"])]
 
 
@@ -259,13 +255,11 @@ class Repeats:
         self._places: dict[int, int] = {}
 
     def next(self, item: pytest.Item) -> Repeat:
-        """An item begins now."""
         times = self._begun[id(item)]
         self._begun[id(item)] += 1
         return Repeat(times * self.copies(item) + self._places.get(id(item), 0), again=times > 0)
 
     def copies(self, item: pytest.Item) -> int:
-        """How many items of the session have this node id."""
         if self._copies is None:
             found = Counter(each.nodeid for each in item.session.items)
             self._copies = {nodeid: number for nodeid, number in found.items() if number > 1}
@@ -308,7 +302,6 @@ class Prefetcher:
         self.launched = False
 
     def launch(self, trials: Iterable[QueuedTrial]) -> None:
-        """Start the trials, in this order."""
         self.launched = True
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
         found = [(trial, self._run.runner.find(trial.spec, trial.paths, trial.deadline)) for trial in trials]
@@ -330,14 +323,12 @@ class Prefetcher:
                 ahead += 1
 
     def take(self, nodeid: str) -> RunningTrial | None:
-        """The trial of an item that pytest has come to."""
         found = self._waiting.pop(nodeid, None)
         self._queue.pop(nodeid, None)
         self._refill()
         return None if found is None else found[0]
 
     def is_running(self, nodeid: str) -> bool:
-        """Whether the trial of an item has begun, and may be over."""
         return nodeid in self._waiting and self._waiting[nodeid][0].started
 
     def withdraw(self, needed: Callable[[TrialSpec], bool]) -> None:
@@ -362,7 +353,6 @@ class Prefetcher:
             trial.interrupt(why)
 
     def close(self, why: str) -> list[FinishedTrial]:
-        """Interrupt all trials whose items will not run; the records of those that had started."""
         self.interrupt(why)
         waiting, self._waiting = self._waiting, {}
         finished = []
@@ -428,7 +418,6 @@ class Run:
 
     @cached_property
     def registry(self) -> Registry:
-        """Built-ins, plugins and the files of ``--aorta-registry-file``."""
         return Registry.load(self.selection.registry_files)
 
     def check_names(self) -> None:
@@ -440,14 +429,12 @@ class Run:
 
     @cached_property
     def plan(self) -> Plan:
-        """The trials of ``--aorta-workload``."""
         plan = make_plan(self.selection, self.registry)
         self.runner.add_plan(plan)
         return plan
 
     @property
     def watcher(self) -> TrialWatcher | None:
-        """What shows the trials that run, if that is wanted."""
         return self.config.stash.get(WATCHER, None)
 
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
@@ -462,7 +449,6 @@ class Run:
         return self.action or workload, cell
 
     def shown_name(self, spec: TrialSpec) -> str:
-        """The name of a trial's item."""
         return spec.item_name if self.action is None else f"{self.action}[{spec.item_name.partition('[')[2]}"
 
     def has_result(self, item: pytest.Item) -> bool:
@@ -528,7 +514,6 @@ class Run:
         self._close_runners()
 
     def close(self) -> None:
-        """End all processes."""
         self._close_runners()
         self.stopping.close()
 
@@ -571,7 +556,6 @@ def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
 
 
 def current_run(config: pytest.Config) -> Run | None:
-    """The run, if there is one already."""
     return config.stash.get(RUN, None)
 
 

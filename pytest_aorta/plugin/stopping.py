@@ -29,7 +29,6 @@ _FILE = "stopped_cells.json"
 
 
 def cell_of(spec: TrialSpec) -> CellKey:
-    """The cell of a trial of a plan."""
     return CellKey(spec.workload.name, spec.cell)
 
 
@@ -147,7 +146,6 @@ class Stopping:
         return found
 
     def check(self, key: CellKey, round_name: str) -> None:
-        """Skip the test whose trial is not to be started."""
         reason = self.reason(key, round_name)
         if reason is not None:
             raise NotNeeded(reason)

@@ -65,8 +65,6 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Groups of trials go on without the one that has killed its worker."""
-
     return group_scheduler(config, log)
 
 
@@ -209,7 +207,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Hear what a worker of xdist says of a selection of items."""
     if getattr(node, "workeroutput", None):
         from pytest_aorta.plugin.collection import hear
 
@@ -217,7 +214,6 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End all processes."""
     if "pytest_aorta.plugin.recipes.runs" in sys.modules:
         from pytest_aorta.plugin.recipes.runs import close_recipes
 

@@ -187,7 +187,6 @@ def _notes(row: Row, has_long_verdicts: bool, has_confounds: bool, seen: set[str
 
 
 def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
-    """How the trials of a cell have failed."""
     texts = [(each.signature.text, len(each.trials)) for each in row.cell.signatures]
     judged = {way.signature.text: way for way in row.by_signature}
     if all(text in seen for text, _ in texts) and not judged:

@@ -149,16 +149,13 @@ class ItemStates:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """All items are known, and their order."""
         self.selected = frozenset(item.nodeid for item in session.items)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """It begins."""
         self._run(nodeid)
         self._known[nodeid] = "passed"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """How one of its phases has ended."""
         before = self._known.get(report.nodeid)
         if before is None or hasattr(report, "wasxfail"):
             return
@@ -166,7 +163,6 @@ class ItemStates:
             self._known[report.nodeid] = "failed" if report.failed else "skipped"
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """It is over."""
         if self.folder is not None and nodeid in self.nodeids:
             temporary = self.folder / f"ended-{os.getpid()}"
             temporary.write_text(self._known[nodeid])
@@ -174,7 +170,6 @@ class ItemStates:
         self._run(None)
 
     def pytest_sessionfinish(self) -> None:
-        """No item comes any more."""
         if self._own is not None:
             os.close(self._own)
 
@@ -213,7 +208,6 @@ class StartedTrials:
         return f"{action}: started {count} times by this job, which it has taken along each time"
 
     def note(self, unit: str) -> None:
-        """A trial is about to start."""
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(unit) + "\n")
@@ -239,7 +233,6 @@ class RecipeRun:
         self.started = StartedTrials()
 
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
-        """An item has been made for these units of an action."""
         self.items.setdefault(action, {}).update(dict.fromkeys(units, nodeid))
         self.item_states.nodeids.add(nodeid)
 
@@ -265,7 +258,6 @@ class RecipeRun:
             raise self.recipe.error(action, str(error)) from None
 
     def note(self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None) -> None:
-        """Journal what has become of a unit; where that cannot be written, the run goes on, and warns of it once."""
         try:
             self.journal.add(action, unit, outcome, request)
         except OSError as error:
@@ -285,7 +277,6 @@ class RecipeRun:
 
     @cached_property
     def known(self) -> Known:
-        """What earlier runs have noted."""
         return Workspace.from_cache(self.recipe).known
 
     def obstacle(self, follower: Action, unit: str) -> str | None:
