@@ -181,9 +181,8 @@ class Summary:
         for (row, workload, cell), found in self._cells.items():
             name = " ".join(filter(None, (row.test, workload, cell, row.options)))
             if found.restarted:
-                terminal.write_line(
-                    f"{counted(found.restarted, 'trial')} of {name} ok only after a restart of the ranks"
-                )
+                what = f"{counted(found.restarted, 'trial')} of {name}"
+                terminal.write_line(f"{what} ok only after a restart of the ranks")
             if found.elsewhere:
                 what = f"{counted(found.elsewhere, 'trial')} of {name} did not run in that environment"
                 terminal.write_line(f"{what}: {found.found_there}", yellow=True)
