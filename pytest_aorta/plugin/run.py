@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -25,19 +25,18 @@ from pytest_aorta.plugin.roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.plugin.stopping import Stopping, cell_of, round_name, round_of, where_of
 from pytest_aorta.probe.guard import printable
 from pytest_aorta.registry import Registry, WorkloadEntry
-from pytest_aorta.settings import SETTINGS, OptionError, RequestError
+from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import RunningTrial, SlotTrial
+    from pytest_aorta.plugin.live_view import LiveView
     from pytest_aorta.replay import Replay
-    from pytest_aorta.triage.facts import CellKey, TrialFacts
+    from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
-
-P = ParamSpec("P")
 
 #: Property of a report: how the item's trial has ended; of several trials, the last one.
 EXIT_STATUS = "aorta_exit_status"
@@ -51,18 +50,6 @@ TIMEOUT = pytest.StashKey[float]()
 RUN = pytest.StashKey["Run"]()
 
 _SIGTERM_HANDLED = pytest.StashKey[bool]()
-
-
-def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs) -> None:
-    """Make a check, and what it refuses an error of the command line, with exit status 4.
-
-    Raises:
-        pytest.UsageError: in the words of the check.
-    """
-    try:
-        check(*arguments, **keywords)
-    except RequestError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 # SIGTERM, which batch systems send before they kill: pytest ends as with Ctrl-C, in order and with its results.
@@ -213,18 +200,8 @@ def warn(item: pytest.Item, texts: Iterable[str]) -> None:
         item.warn(pytest.PytestWarning(text))
 
 
-class TrialWatcher(Protocol):
-    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
-        """A slot is about to start a trial, whose file and name are these; called on its thread."""
-
-    def trial_ended(self, file: Path) -> None:
-        """The trial of a test is over, and the test goes on."""
-
-    def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
-        """The result of a trial has been written."""
-
-
-WATCHER = pytest.StashKey[TrialWatcher]()
+#: What shows the trials that run, if that is wanted.
+WATCHER = pytest.StashKey["LiveView"]()
 
 
 # Items that run several times
@@ -434,7 +411,7 @@ class Run:
         return plan
 
     @property
-    def watcher(self) -> TrialWatcher | None:
+    def watcher(self) -> LiveView | None:
         return self.config.stash.get(WATCHER, None)
 
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:

@@ -16,10 +16,10 @@ from pytest_aorta.plugin.run import (
     current_run,
     current_runs,
     ignore_sigterm_from_now_on,
-    refuse,
     run_of,
 )
 from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, round_of
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -31,20 +31,22 @@ def select(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: an option has a value that it cannot take, or there is no such trial.
     """
-
     run = run_of(config)
     if run.selection.may_end_early:
         give_out_one_by_one(config)
-    if run.selection.replays:
-        from pytest_aorta.plugin.replays import select_replays
+    try:
+        if run.selection.replays:
+            from pytest_aorta.plugin.replays import select_replays
 
-        select_replays(config, run)
-    elif run.selection.workloads or run.selection.commands:
-        from pytest_aorta.plugin.collection import select_trials
+            select_replays(config, run)
+        elif run.selection.workloads or run.selection.commands:
+            from pytest_aorta.plugin.collection import select_trials
 
-        select_trials(config, run)
-    elif not is_worker(config):
-        refuse(run.check_names)
+            select_trials(config, run)
+        elif not is_worker(config):
+            run.check_names()
+    except RequestError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -83,9 +85,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Only the items of this shard, and those that meet the conditions; before ``-k``, which is left out of both."""
     run = current_run(config)
     if run is not None and (run.selection.shard is not None or run.selection.where):
-        from pytest_aorta.plugin.collection import select_items, select_items_of_worker
+        from pytest_aorta.plugin.collection import select_items
 
-        (select_items_of_worker if is_worker(config) else select_items)(config, items, run)
+        try:
+            select_items(config, items, run)
+        except RequestError as error:
+            if not is_worker(config):
+                raise pytest.UsageError(str(error)) from None
+            items.clear()  # xdist's controller says it: an error here would only confuse it
+            config.workeroutput["aorta_refused"] = str(error)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -97,14 +105,9 @@ def pytest_make_collect_report(
     run = current_run(collector.config)
     if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:
         return report
-    if run.selection.replays:
-        from pytest_aorta.plugin.replays import selected_replays
+    from pytest_aorta.plugin.collection import selected_trials
 
-        report.result.append(selected_replays(collector, report.result))
-    else:
-        from pytest_aorta.plugin.collection import selected_trials
-
-        report.result.append(selected_trials(collector, report.result, run))
+    report.result.append(selected_trials(collector, report.result, run))
     return report
 
 
@@ -117,7 +120,10 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     if not option.collectonly and not broken and not is_worker(session.config):
         from pytest_aorta.plugin.preflight import check_trials
 
-        check_trials(session)
+        try:
+            check_trials(session)
+        except RequestError as error:
+            raise pytest.UsageError(str(error)) from None
     result = yield
     run = current_run(session.config)
     if run is not None and session.config.pluginmanager.has_plugin("_cov"):
