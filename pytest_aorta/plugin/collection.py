@@ -156,9 +156,11 @@ def select_trials(config: pytest.Config, run: Run) -> None:
 
 def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> pytest.Collector:
     """The collector of what options ask for, in the directory that pytest was started in, so its conftest applies."""
-    from pytest_aorta.replay import REPLAY
+    name = ROOT
+    if run.selection.replays:
+        from pytest_aorta.replay import REPLAY
 
-    name = REPLAY if run.selection.replays else ROOT
+        name = REPLAY
     collector: SelectedTrials = SelectedTrials.from_parent(directory_of(session, collected), name=name, nodeid=name)
     return collector
 
