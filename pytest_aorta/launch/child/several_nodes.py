@@ -30,9 +30,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from pytest_aorta.launch.child.name_service import ask_files_only
 from pytest_aorta.launch.child.rendezvous import FixedAgents
 from pytest_aorta.launch.child.torch_compat import serve_store
-from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence, ranks_from_json, to_json
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence, ranks_from_json
 from pytest_aorta.launch.nodes.addressing import endpoint, node_rank
 from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.records import to_json
 
 #: Seconds that the store has for an answer, and to be there.
 _STORE_PATIENCE = 60.0

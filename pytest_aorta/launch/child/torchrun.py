@@ -28,8 +28,8 @@ from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_even
 from pytest_aorta.launch.launch_mode import SCRIPT, PrepareArgument, TrialPayload
 from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
 from pytest_aorta.runtime.process_tree import reasons_against_forking
-from pytest_aorta.trials.events import EndEvent, FailureData, ResultData, Send
 from pytest_aorta.trials.execution import DEFAULTS, NAMES, ElasticOptions, elastic_options, note_tmp
+from pytest_aorta.trials.records import Failure, ResultRecord, Send
 
 #: What the program that runs torchrun gets and leaves, in the folder of the trial.
 ORDER, STATES, ERROR, LOGS = "torchrun.json", "torchrun_states.events", "torchrun_error.json", "torchrun"
@@ -211,9 +211,9 @@ class RanksOutput:
     def look(self, attempt: int) -> None:
         """The ranks of an attempt are running, or have ended."""
 
-    def result(self, attempt: int, code: int) -> tuple[ResultData, FailureData | None]:
+    def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
         """Of the last attempt, when torchrun has ended with this exit code, and what it has failed of, if it is 0."""
-        return {"passed": code == 0, "metrics": {"returncode": code}}, None
+        return ResultRecord(code == 0, metrics={"returncode": code}), None
 
 
 def follow_torchrun(payload: TrialPayload, send: Send, start: TorchrunStart, output: RanksOutput) -> None:
@@ -238,13 +238,10 @@ def follow_torchrun(payload: TrialPayload, send: Send, start: TorchrunStart, out
     found = judge(trial)
     if found.failure is not None:
         keep_evidence(folder, trial)
-    if ready is not None and (found.failure is None or found.failure.get("rank") is not None):
+    if ready is not None and (found.failure is None or found.failure.rank is not None):
         result, failure = output.result(attempt, code)
-        end: EndEvent = {"type": "end", "phase": "run", "sec": time.monotonic() - ready, "at": time.time()}
-        end["result"] = result
-        if failure is not None:
-            end["failure"] = failure
-        send(end)
+        took = time.monotonic() - ready
+        send({"type": "end", "phase": "run", "sec": took, "at": time.time(), "result": result, "failure": failure})
     (folder / ORDER).unlink(missing_ok=True)
     send(ranks_event(found))
     send({"type": "lived", "at": time.time()})

@@ -18,11 +18,11 @@ from pytest_aorta.launch.child.attempt_files import (
     pids_of_ranks,
     read_events,
 )
-from pytest_aorta.trials.events import TrialEvent
+from pytest_aorta.trials.records import Event
 
 
 def test_an_event_log_has_what_was_sent(tmp_path: Path) -> None:
-    relayed: list[TrialEvent] = []
+    relayed: list[Event] = []
     log = EventLogWriter(event_log(tmp_path, 3), relayed.append)
     for event in returned(True):
         log.send(event)
@@ -58,7 +58,7 @@ def test_bytes_that_are_no_text_do_not_end_an_event_log(tmp_path: Path) -> None:
 
 
 def test_a_relay_sends_complete_lines_once(tmp_path: Path) -> None:
-    sent: list[TrialEvent] = []
+    sent: list[Event] = []
     relay, path = EventLogRelay(sent.append), event_log(tmp_path, 0)
 
     relay.forward(path)
