@@ -161,15 +161,3 @@ def test_records_of_every_way_to_run_a_trial_are_replayed(draws: Stage, elsewher
     assert len({json.dumps(rank["seeds"]) for rank in failed["ranks"]}) == 3
     unseeded = {path.partition("/")[0] for path, (then, _) in pairs.items() if then["request"]["seed"] is None}
     assert unseeded == {"launch", "script"}
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_ranks_of_an_outer_launcher_are_replayed_as_such(draws: Stage, elsewhere: Stage) -> None:
-    draws.write(ranks=RANKS)
-    draws.torchrun(2, "ranks.py")
-
-    elsewhere.torchrun(2, "--aorta-replay", str(draws.results))
-
-    check_same(draws.trial("ranks/trial_0.json"), elsewhere.trial("replay/ranks/local-none/trial_0.json"))
-    assert len(draws.trial("ranks/trial_0.json")["ranks"]) == 2

@@ -85,13 +85,6 @@ def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(
     assert not any(trial["env"]["partial"] for trial in trials)
 
 
-def test_collect_env_is_the_one_probe_and_no_command() -> None:
-    assert "pytest_aorta.probe.collect" in imports_of(PACKAGE / "launch" / "child" / "workload_main.py")
-    for path in (PACKAGE / "launch").rglob("*.py"):
-        assert "pytest_aorta.probe.tool" not in imports_of(path), path
-        assert "pytest-aorta env" not in path.read_text(), path
-
-
 def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
     done = stage.run(stage.copy(HERE / "vanished_folder_workload.py"))
     assert (done.ret, counts(done)) == (0, {"passed": 1})
@@ -101,21 +94,6 @@ def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
     assert any(reason.startswith("process.cwd: FileNotFoundError") for reason in trial["env"]["partial_reasons"])
     assert trial["env"]["process"]["cwd"] is None
     assert trial["env"]["process"]["pid"]
-
-
-def test_trials_without_a_process_carry_a_partial_snapshot(simple: Stage) -> None:
-    registry = simple.write_registry(environments={"gone": {"venv": "no/such/venv"}})
-    done = simple.run("--aorta-workload", "tells", "--aorta-environment", "gone", "--aorta-registry-file", registry)
-    assert (done.ret, counts(done)) == (1, {"errors": 1})
-    env = simple.trial("tells/trial_0.json")["env"]
-    assert env["partial"]
-    assert env["partial_reasons"]
-
-
-@pytest.mark.parametrize("name", ["rocprof", "numerics", "amd_log"])
-def test_known_collectors_are_accepted(name: str, simple: Stage) -> None:
-    assert simple.run_here("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").ret == 0
-    assert not simple.results.exists()
 
 
 def test_unknown_collectors_are_refused_with_a_list(simple: Stage) -> None:
@@ -151,13 +129,6 @@ def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
         "rocm7": {"kind": "rocm", "rocm": "7.0.1", **sidecar},
         "both": {"kind": "docker", "image": "aorta.invalid/no-such-image:0", "rocm": "6.4", **sidecar},
     }
-
-
-def test_config_is_the_workloads_defaults_and_the_overrides(stage: Stage) -> None:
-    done = stage.run("--aorta-workload", "gemm", "--aorta-steps", "1", "--aorta-config", "dtypes=float64")
-    assert done.ret == 0
-    config = stage.trial("gemm/trial_0.json")["config"]
-    assert (config["steps"], config["dtypes"], config["seed"]) == (1, ["float64"], 0)
 
 
 def test_run_trials_returns_a_result_per_trial_and_writes_files(here: Stage) -> None:
@@ -233,14 +204,6 @@ def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
     refused(simple, done, "workload quartet requires WORLD_SIZE >= 4 (got --aorta-nproc 2)")
 
 
-@pytest.mark.slow
-def test_ranks_of_torchrun_are_counted(simple: Stage) -> None:
-    message = "workload solo is single_process; do not wrap with torchrun"
-    refused(simple, simple.torchrun(2, "--aorta-workload", "solo"), message)
-    message = "workload quartet requires WORLD_SIZE >= 4 (got 2); launch with torchrun --nproc_per_node=4 -m pytest "
-    refused(simple, simple.torchrun(2, "--aorta-workload", "quartet"), message + "--aorta-workload quartet")
-
-
 def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -> None:
     done = simple.run("--aorta-workload", "pair", "--aorta-workload", "solo")
     assert (done.ret, counts(done)) == (0, {"passed": 2})
@@ -282,12 +245,6 @@ def assert_written_by_rank_0(stage: Stage, done: pytest.RunResult) -> None:
         assert trial["env"]["env_vars"]["RANK"] == "0"
         assert trial["env"]["env_vars"]["WORLD_SIZE"] == "2"
         assert [record["passed"] for record in trial["ranks"]] == [True, True]
-
-
-def test_without_rank_a_process_is_rank_0(simple: Stage) -> None:
-    assert "RANK" not in simple.environ()
-    assert simple.run("--aorta-workload", "solo").ret == 0
-    assert simple.files() == ["solo/trial_0.json"]
 
 
 @pytest.fixture(scope="module")

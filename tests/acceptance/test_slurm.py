@@ -57,25 +57,6 @@ def test_a_cancelled_job_is_an_interrupted_trial(steps: Steps, how: tuple[str, .
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_job_that_is_cancelled_when_one_node_is_done(steps: Steps) -> None:
-    step = steps.start(*steps.command("second_node_lingers"))
-    steps.wait_for_file("lingers")
-    steps.slurm.command("scancel", str(steps.job()))
-    assert_interrupted(steps, steps.stage.finish(step), "SIGTERM")
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_job_that_is_cancelled_when_one_node_still_imports(steps: Steps) -> None:
-    step = steps.start(*steps.late_command())
-    steps.wait_for_file("imports")
-    steps.wait_for_file("results/RankFaults/trial_0/stdout.log")  # of node 0, which waits for the other one
-    steps.slurm.command("scancel", str(steps.job()))
-    assert_interrupted(steps, steps.stage.finish(step), "SIGTERM")
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_job_that_reaches_its_time_limit(steps: Steps) -> None:
     """SLURM counts in minutes: after one, SIGTERM to every process, and after KillWait SIGKILL."""
     step = steps.start(*steps.command("second_node_sleeps", "--aorta-timeout", "200"), srun=(*SRUN, "-p", "short"))

@@ -50,47 +50,6 @@ def text_of(trial: TrialResult, results: Path) -> list[str]:
     return failure_text(trial, PLACE.file_in(results), item()).splitlines()
 
 
-def test_the_first_line_is_the_reason_and_the_last_ones_say_where_and_how_again(tmp_path: Path) -> None:
-    lines = text_of(record(), tmp_path)
-
-    assert lines == [
-        "workload_failed in run: run() returned passed=False",
-        "",
-        f"trial file: {tmp_path / 'fsdp/trial_3.json'}",
-        f"run it again: pytest '{NODE_ID}'",
-    ]
-
-
-def test_an_exception_shows_its_type_and_the_frames_that_are_not_the_runner_s(tmp_path: Path) -> None:
-    traceback = (
-        "Traceback (most recent call last):\n"
-        '  File "/site-packages/pytest_aorta/trials/lifecycle.py", line 70, in _phase\n'
-        "    event = body()\n"
-        "            ^^^^^^\n"
-        '  File "/home/me/fsdp.py", line 12, in run\n'
-        "    self.step()\n"
-        "ValueError: loss is NaN\n"
-    )
-    failure = Failure(phase="run", kind="exception", type="ValueError", message="loss is NaN", traceback=traceback)
-
-    lines = text_of(record(failure=failure), tmp_path)
-
-    assert lines[:6] == [
-        "workload_failed in run: ValueError: loss is NaN",
-        "",
-        "Traceback (most recent call last):",
-        '  File "/home/me/fsdp.py", line 12, in run',
-        "    self.step()",
-        "ValueError: loss is NaN",
-    ]
-
-
-def test_a_failing_cleanup_of_a_trial_that_is_ok_is_called_so(tmp_path: Path) -> None:
-    failure = Failure(phase="cleanup", kind="exception", type="OSError", message="busy")
-
-    assert text_of(record("ok", failure=failure), tmp_path)[0] == "cleanup failed: OSError: busy"
-
-
 def test_the_cause_of_a_failed_rank_is_shown_once(tmp_path: Path) -> None:
     failure = Failure(phase="run", kind="exception", type="ValueError", rank=1, message="rank 1: boom")
     details = [{"rank": rank, "kind": "exception", "message": "boom"} for rank in (1, 2)]
@@ -101,20 +60,6 @@ def test_the_cause_of_a_failed_rank_is_shown_once(tmp_path: Path) -> None:
         "workload_failed in run: ValueError: rank 1: boom",
         "- rank: 2, kind: exception, message: boom",
     ]
-
-
-def test_the_ends_of_logs_that_have_one_are_shown(tmp_path: Path) -> None:
-    folder = tmp_path / "fsdp" / "trial_3"
-    folder.mkdir(parents=True)
-    (folder / "stderr.log").write_text("warning\nerror\n")
-    (folder / "stdout.log").write_text("\n")
-    artifacts = {name: f"trial_3/{name}.log" for name in ("stderr", "stdout", "gone")}
-
-    lines = text_of(record(artifacts=artifacts), tmp_path)
-
-    start = lines.index("--- end of stderr (trial_3/stderr.log) ---")
-    assert lines[start : start + 4] == ["--- end of stderr (trial_3/stderr.log) ---", "warning", "error", ""]
-    assert not any("stdout" in line or "gone" in line for line in lines)
 
 
 @pytest.mark.parametrize(("wanted", "shown"), [("all", 2), ("stdout", 1), ("stderr", 1), ("log", 0), ("no", 0)])

@@ -71,23 +71,6 @@ def test_ranks_find_the_process_group_made_and_their_failures_are_put_together(a
     assert result["metrics"] == {"isolation": "process", "argv": file, "at_import": file}
 
 
-def test_other_classes_can_look_up_what_the_runner_adds_and_are_not_given_it_as_options(stage: Stage) -> None:
-    stage.write(
-        plain="""
-        class Model:
-            def __init__(self, size): self.size = size
-        class Plain:
-            def __init__(self, config):
-                self.model = Model(**config)
-                self.found = [config["_aorta_trial_env"], config.get("_aorta_collect", "none"), "other" in config]
-            def setup(self): pass
-            def run(self): return {"passed": True, "metrics": {"size": self.model.size, "found": self.found}}
-        """
-    )
-    stage.run_here("plain.py", "--aorta-config", "size=3", "--aorta-extra-env", "SEEN=1").assert_outcomes(passed=1)
-    assert metrics(stage) == {"size": 3, "found": [{"SEEN": "1"}, "none", False]}
-
-
 UNKNOWN = """
 class Known:
     default_config = {"steps": 3, "learning_rate": 0.1}

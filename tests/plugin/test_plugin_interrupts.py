@@ -53,40 +53,6 @@ def test_interrupt_between_two_phases(waits: Stage, monkeypatch: pytest.MonkeyPa
     assert waits.left_running() == []
 
 
-def test_interrupt_under_xdist(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WAIT_IN", "run")
-    process = waits.start("waits.py", "--aorta-trials", "5", "-n", "2")
-    waits.wait_until((waits.path / "waiting").exists)
-    waits.press_ctrl_c(process)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    statuses = waits.statuses()
-    assert set(statuses.values()) <= {"ok", "infrastructure_failed"}
-    waiting = [trial for trial in waits.trials().values() if trial["exit_status"] != "ok"]
-    assert len(waiting) >= 1
-    assert all("interrupted" in trial["failure"]["message"] for trial in waiting)
-    waits.wait_until(lambda: not waits.left_running())
-
-
-@pytest.mark.slow
-def test_interrupt_in_a_trial_of_a_test(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WAIT_IN", "run")
-    waits.write(
-        test_it="""
-        from waits import Waits
-
-        def test_it(aorta_run):
-            for _ in range(5):
-                aorta_run(Waits)
-        """
-    )
-    process = waits.start("test_it.py")
-    waits.wait_until((waits.path / "waiting").exists)
-    waits.press_ctrl_c(process)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    assert list(waits.statuses().values()) == ["ok", "ok", "infrastructure_failed"]
-    assert waits.left_running() == []
-
-
 #: Interrupts pytest while the engine is imported, in text that is executed, as in the making of a dataclass.
 INTERRUPTS_AN_IMPORT = """
 import sys

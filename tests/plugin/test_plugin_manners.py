@@ -138,13 +138,6 @@ def test_strictness_and_warnings_as_errors(simple: Stage) -> None:
     result.stderr.no_fnmatch_line("*")
 
 
-def test_failed_trial_enters_no_debugger_but_stops_nothing(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    result = stage.run_here("faulty_workloads.py::RaisesInRun", "faulty_workloads.py::Passes", "--tb", "line", "-rA")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["PASSED faulty_workloads.py::Passes*", "FAILED faulty_workloads.py::RaisesInRun*"])
-
-
 def test_stepwise_and_failed_first(stage: Stage) -> None:
     stage.copy(FAULTY)
     names = ("Passes", "RaisesInRun", "ReturnsFalse")

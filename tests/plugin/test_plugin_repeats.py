@@ -101,13 +101,6 @@ def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> 
     assert counted == 2
 
 
-@pytest.mark.slow
-def test_every_worker_has_its_own_with_dist_each(second: Stage) -> None:
-    assert outcomes(second.run("second.py", "-n", "2", "--dist", "each")) == {"failed": 1, "passed": 1}
-    assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
-    assert second.earlier() == []
-
-
 def test_trials_of_a_test_that_runs_again_are_kept_and_counted_once(second: Stage) -> None:
     second.write(
         conftest=AGAIN,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support.stage import Stage
-from support.stage import counts as outcomes
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -114,73 +113,6 @@ def test_it_shows_as_it_did(stage: Stage, way: str) -> None:
     again.stdout.fnmatch_lines(["trial file: */raises/trial_0.json", "run it again: pytest *"])
     again.stdout.fnmatch_lines(["8 of 8 trials had a result already (--aorta-resume)", "FAILED *ValueError: loss*"])
     assert contents(stage) == before
-
-
-@pytest.mark.slow
-def test_ranks_show_as_they_did(stage: Stage) -> None:
-    stage.write(
-        ranks="""
-        import os, signal
-
-        class Ranks:
-            launch_mode = "distributed"
-            min_world_size = 2
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self):
-                if os.environ["RANK"] == "1":
-                    os.kill(os.getpid(), signal.SIGSEGV)
-                return {"passed": True}
-        """
-    )
-    stage.register(ranks="ranks:Ranks")
-    first = stage.run("--aorta-workload", "ranks", "-v")
-    again = stage.run("--aorta-workload", "ranks", "-v", "--aorta-resume")
-    assert outcomes(again) == outcomes(first) == {"failed": 1}
-    again.stdout.fnmatch_lines(["1 of 1 trial had a result already (--aorta-resume)"])
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_every_rank_of_a_launcher_shows_what_rank_0_has_written(stage: Stage) -> None:
-    stage.write(
-        ranks="""
-        import os
-        import torch.distributed as dist
-
-        class Ranks:
-            launch_mode = "distributed"
-            min_world_size = 2
-            def __init__(self, config): pass
-            def setup(self): dist.init_process_group("gloo")
-            def run(self):
-                dist.barrier()
-                fd = os.open("ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-                os.write(fd, b"%d\\n" % os.getpid())
-                return {"passed": True}
-            def cleanup(self): dist.destroy_process_group()
-        """
-    )
-    stage.register(ranks="ranks:Ranks")
-    stage.write_registry(mitigations={"blue": {"SHADE": "blue"}})
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "pytest"]
-    trials = ["-p", "no:hypothesispytest", "--aorta-workload", "ranks", "--aorta-trials", "2", "--aorta-resume"]
-    cells = ["--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "blue"]
-    for options, so_far, kept in ((trials, 4, 0), (trials, 4, 2), ([*trials, *cells], 8, 2)):
-        result = stage.command(*launcher, *options)
-        assert result.ret == 0
-        assert runs(stage) == so_far
-        result.stdout.fnmatch_lines([f"{kept} of {so_far // 2} trials had a result already (--aorta-resume)"])
-    assert len(stage.files()) == 4
-    assert stage.earlier() == []
-
-
-def test_a_new_source_runs_everything(counts: Stage) -> None:
-    run(counts)
-    counts.write(counts=COUNTS + "\n# another thought\n")
-    run(counts, "--aorta-resume").assert_outcomes(passed=4)
-    assert runs(counts) == 8
-    assert len(counts.earlier()) == 4
 
 
 @pytest.mark.parametrize(

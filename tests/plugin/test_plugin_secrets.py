@@ -124,14 +124,6 @@ WRONG = {
 }
 
 
-def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Stage) -> None:
-    result = holder.run_here("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
-
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["the extra variables: MASTER_ADDR is set by the launcher of the ranks*"])
-    check(holder, result)
-
-
 @pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
 def test_a_mistake_in_the_extra_variables_is_told_without_them(
     holder: Stage, monkeypatch: pytest.MonkeyPatch, given: list[str]
@@ -169,28 +161,6 @@ def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: *mine*" if "mitigations" in sections else "ERROR: *here*"])
-    (holder.path / "registry.json").unlink()
-    check(holder, result)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "environment",
-    [{"venv": "/no/such/venv"}, {"launcher": ["false"]}, {"launcher": ["/no/such/launcher"]}],
-    ids=["venv", "launcher ends", "no launcher"],
-)
-def test_an_environment_that_cannot_be_started_keeps_its_variables_to_itself(
-    holder: Stage, environment: dict[str, Any]
-) -> None:
-    holder.write_registry(environments={"here": {**environment, "env": {"TOKEN": GIVEN}}})
-
-    result = holder.run(
-        *("spilling_workloads.py::Passes", "--aorta-registry-file", "registry.json", "--aorta-environment", "here"),
-        *("-vv", "--showlocals", "--junitxml", "out.xml"),
-    )
-
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert holder.statuses() == {"Passes/trial_0.json": "infrastructure_failed"}
     (holder.path / "registry.json").unlink()
     check(holder, result)
 
@@ -233,17 +203,6 @@ def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrong
 
     result.assert_outcomes(failed=5)
     result.stdout.fnmatch_lines_random(["*unknown workload 'no_such_thing'*", "*RANK is set by the launcher*"])
-    check(holder, result)
-
-
-def test_an_option_that_a_workload_does_not_have_is_told_without_variables(holder: Stage) -> None:
-    result = holder.run(
-        *("--aorta-workload", "gemm", "--aorta-config", "sizez=1", "--aorta-extra-env", f"TOKEN={GIVEN}"),
-        *("-vv", "--showlocals", "--junitxml", "out.xml"),
-    )
-
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*Gemm has no option 'sizez'*"])
     check(holder, result)
 
 

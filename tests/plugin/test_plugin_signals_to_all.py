@@ -47,33 +47,6 @@ def test_a_trial_is_interrupted(
 
 
 @pytest.mark.slow
-def test_an_import_is_interrupted(stage: Stage) -> None:
-    stage.write(
-        imports="""
-        import sys
-        import time
-        from pathlib import Path
-
-        class Imports:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": True}
-
-        if "pytest" not in sys.modules:
-            Path("waiting").touch()
-            time.sleep(1000)
-        """
-    )
-    process = stage.start("imports.py")
-    stage.wait_until((stage.path / "waiting").exists)
-    send_to_all(stage, signal.SIGTERM, "newest_first")
-    assert stage.finish(process).ret == pytest.ExitCode.INTERRUPTED
-    # Of an import that is not yet waited for by a trial, there is no record.
-    assert [trial["failure"]["message"] for trial in stage.trials().values()] in ([], ["interrupted: SIGTERM"])
-    assert stage.left_running() == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("number", NAMES)
 def test_ranks_are_interrupted(stage: Stage, number: signal.Signals, order: str) -> None:

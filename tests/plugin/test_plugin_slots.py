@@ -18,30 +18,6 @@ def test_trials_run_at_the_same_time(beside: Stage) -> None:
     assert beside.left_running() == []
 
 
-TAKES_TURNS = """
-import os
-import neighbours
-
-LATE = os.environ.get("SEEN") == "late"
-if LATE:
-    assert neighbours.wait_for("started-quick", 3)
-
-class Turns(neighbours.Tells):
-    def setup(self):
-        neighbours.note("started-late" if LATE else "started-quick")
-    def run(self):
-        # From the third one on, it is the other cell's turn.
-        return {"passed": LATE or neighbours.count("started-quick") < 3 or neighbours.wait_for("started-late")}
-"""
-
-
-def test_cells_take_turns_however_long_their_preparation_takes(beside: Stage) -> None:
-    beside.write(turns=TAKES_TURNS)
-    beside.write_registry(mitigations={"late": {"SEEN": "late"}})
-    cells = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "late")
-    beside.run("turns.py", *cells, "--aorta-trials", "8", *TWO).assert_outcomes(passed=16)
-
-
 def test_isolation(beside: Stage) -> None:
     options = (*workloads("meets"), "--aorta-trials", "2", *TWO)
     beside.run(*options, "--aorta-isolation", "spawn").assert_outcomes(passed=2)
@@ -79,29 +55,3 @@ def test_distributed_trials(stage: Stage) -> None:
 
 
 # Cells that cannot be prepared, workloads that cannot be forked, time limits
-
-
-def test_cell_that_cannot_be_imported(faulty: Stage) -> None:
-    faulty.write(
-        broken="""
-        import os
-        if os.path.exists("break"):
-            raise ImportError("no such driver")
-        from faulty_workloads import Passes
-        class Broken(Passes):
-            pass
-        """
-    )
-    faulty.register(passes="faulty_workloads:Passes", broken="broken:Broken")
-    options = (*workloads("broken", "passes"), "--aorta-trials", "3", *TWO)
-    faulty.run(*options).assert_outcomes(passed=6)
-    (faulty.path / "break").touch()
-    result = faulty.run(*options)
-    result.assert_outcomes(passed=3, errors=3)
-    trials = [faulty.trial(f"broken/trial_{index}.json") for index in range(3)]
-    assert [trial["exit_status"] for trial in trials] == ["infrastructure_failed"] * 3
-    assert {(trial["failure"]["phase"], trial["failure"]["type"]) for trial in trials} == {("import", "ImportError")}
-    assert {trial["failure"]["message"] for trial in trials} == {"no such driver"}
-    # None was started; earlier results were not overwritten all the same.
-    assert [trial["artifacts"] for trial in trials] == [{}] * 3
-    assert len(faulty.earlier()) == 6

@@ -8,8 +8,6 @@ import pytest
 from support.neighbourhood import leave, notes, workloads
 from support.stage import Stage
 
-TWO = ("--aorta-slots", "2")
-
 
 def test_first_failure_ends_what_runs_and_starts_nothing(beside: Stage) -> None:
     leave(beside, "calm")
@@ -67,39 +65,3 @@ def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
         assert len(beside.statuses()) == 3
     else:
         assert beside.files() == []
-
-
-@pytest.mark.slow
-def test_exit_from_a_test_beside_running_trials(beside: Stage) -> None:
-    beside.write(
-        first="""
-        import neighbours
-
-        class First(neighbours.Tells):
-            def setup(self): pass
-            def run(self): return {"passed": True}
-        """,
-        test_leaves="""
-        import neighbours
-        import pytest
-
-        def test_leaves():
-            assert neighbours.wait_for("stays", 2)
-            pytest.exit("enough", returncode=7)
-        """,
-        last="""
-        import neighbours
-
-        class Last(neighbours.Stays):
-            def run(self): return super().run()
-            def setup(self): pass
-        """,
-    )
-    result = beside.run("first.py", "test_leaves.py", "last.py", "--aorta-trials", "3", *TWO)
-    assert result.ret == 7
-    assert set(beside.statuses().items()) >= {
-        ("First/trial_0.json", "ok"),
-        ("Last/trial_1.json", "infrastructure_failed"),
-    }
-    assert "Last/trial_2.json" not in beside.files()
-    assert beside.left_running() == []

@@ -60,28 +60,6 @@ def test_skipped_items_leave_nothing(faulty: Stage) -> None:
     assert len(faulty.files()) == 5
 
 
-def test_item_that_an_installed_plugin_skips_leaves_nothing(faulty: Stage) -> None:
-    """Its trial may have run already."""
-    faulty.write(
-        skipper="""
-        import pytest
-
-        def pytest_runtest_setup(item):
-            if "-3]" in item.name:
-                pytest.skip("says the plugin")
-        """
-    )
-    info = faulty.path / "skipper-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: skipper\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pytest11]\nskipper = skipper\n")
-    result = faulty.run(*workloads("passes"), "--aorta-trials", "5", *TWO)
-    result.assert_outcomes(passed=4, skipped=1)
-    result.stdout.no_fnmatch_line("one after the other*")
-    assert len(faulty.files()) == 4
-    assert not [path for path in faulty.everything() if "trial_3" in path]
-
-
 BETWEEN = """
 import os
 
@@ -133,25 +111,3 @@ def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: St
     result.assert_outcomes(passed=12)
     found = [trial["result"]["metrics"] for path, trial in beside.trials().items() if path.startswith("Last")]
     assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in found] == [(None, str(beside.path), [])] * 5
-
-
-@pytest.mark.slow
-def test_trials_of_a_test_on_threads_of_its_own(beside: Stage) -> None:
-    """Also when the very first one of the run is not started by pytest's own thread."""
-    beside.write(
-        test_threads="""
-        from concurrent.futures import ThreadPoolExecutor
-        from neighbours import Meets
-
-        def test_threads(aorta_run):
-            with ThreadPoolExecutor(2) as threads:
-                first, second = threads.map(lambda _: aorta_run(Meets), range(2))
-            assert first.exit_status == second.exit_status == "ok"
-        """
-    )
-    result = beside.run("test_threads.py", *TWO)
-    result.assert_outcomes(passed=1)
-    assert result.ret == pytest.ExitCode.OK
-    assert result.errlines == []
-    assert len(beside.files()) == 2
-    assert beside.left_running() == []

@@ -51,17 +51,6 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     assert faulty.left_running() == []
 
 
-@pytest.mark.slow
-def test_quiet_and_junit_and_durations(faulty: Stage) -> None:
-    arguments = ("--aorta-workload", "passes", "--aorta-trials", "3", "-n", "2", "-q", "--junitxml", "out.xml")
-    result = faulty.run(*arguments, "--durations", "3")
-    result.assert_outcomes(passed=3)
-    result.stdout.no_fnmatch_line("aorta: plan*")
-    text = (faulty.path / "out.xml").read_text()
-    assert text.count('<property name="aorta_trial_id" value="passes_d0_m0_t') == 3
-    assert text.count('<property name="aorta_exit_status" value="ok"') == 3
-
-
 @pytest.mark.parametrize(
     "dist",
     [

@@ -120,26 +120,6 @@ def test_a_warning_can_be_turned_into_an_error(verdicts: Stage) -> None:
     assert verdicts.trial("Counts/trial_0.json")["exit_status"] == "ok"
 
 
-def test_a_resumed_run_shows_the_warnings_of_the_earlier_one_in_its_table(verdicts: Stage) -> None:
-    verdicts.run_here("verdicts.py::Counts")
-    result = verdicts.run_here("verdicts.py::Counts", "--aorta-resume")
-    result.stdout.fnmatch_lines(
-        ["warning: Counts local-none: passed=True, but failure_count=3 (1 trial)", "1 of 1 trial had a result *"]
-    )
-
-
-def test_a_test_that_starts_a_trial_is_warned_too(verdicts: Stage) -> None:
-    verdicts.write(
-        test_it="""
-        from verdicts import Counts
-
-        def test_it(aorta_run):
-            assert aorta_run(Counts).warnings == ["passed=True, but failure_count=3"]
-        """
-    )
-    verdicts.run_here("test_it.py").assert_outcomes(passed=1, warnings=1)
-
-
 def test_a_verdict_that_is_no_bool_fails_the_trial(verdicts: Stage) -> None:
     result = verdicts.run_here("verdicts.py::NotANumber")
     result.assert_outcomes(failed=1)

@@ -47,12 +47,6 @@ def test_the_command_to_run_again_names_variables_without_their_values() -> None
     assert shlex.split(line)[1:-1] == ["--aorta-extra-env", "TOKEN=...,B=...", "--aorta-extra-env", "C=..."]
 
 
-def test_a_node_id_with_spaces_and_quotes_survives_a_shell() -> None:
-    node_id = "my tests/it's.py::A[local-none-0]"
-
-    assert shlex.split(rerun_line(item(node_id))) == ["pytest", node_id]
-
-
 def test_the_rerun_line_shows_no_value_of_a_host_s_variables() -> None:
     line = rerun_line(item(host=["popen//env:TOKEN=hunter2//id=a"]))
 
@@ -76,8 +70,3 @@ def test_limits_and_configuration_files_of_pytest_are_kept() -> None:
     others = {"timeout": 2.5, "inifilename": "other.ini", "rootdir": "..", "override_ini": ["x=1 2"], "verbose": 2}
     words = shlex.split(rerun_line(item(others=others)))
     assert words == ["pytest", "-c", "other.ini", "--rootdir", "..", "-o", "x=1 2", "--timeout", "2.5", NODE_ID]
-
-
-def test_an_overridden_setting_shows_no_value_of_a_variable() -> None:
-    words = shlex.split(rerun_line(item(others={"override_ini": ["aorta_extra_env=TOKEN=hunter2"]})))
-    assert words == ["pytest", "-o", "aorta_extra_env=...", NODE_ID]

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.trials.outcome import Observation
-from pytest_aorta.trials.records import Event
+from pytest_aorta.trials.records import Event, to_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -144,6 +144,14 @@ class TrialEvidence:
         ranks |= {rank.rank: rank for rank in others if rank.rank not in ranks or not ranks[rank.rank].started}
         return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
 
+    def to_json(self) -> str:
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TrialEvidence:
+        """What ``to_json`` has written; raises ``ValueError`` for anything else."""
+        return _adapter().validate_json(text)
+
 
 def counts(at: float | None, until: float | None) -> bool:
     """Whether something of that time counts.
@@ -167,18 +175,8 @@ def pid_of(seen: Observation) -> int | None:
     return pid if isinstance(pid, int) else None
 
 
-def trial_from_json(text: str | bytes) -> TrialEvidence:
-    """What ``records.to_json`` has written; raises ``ValueError`` for anything else."""
-    return _adapters()[0].validate_json(text)
-
-
-def ranks_from_json(text: str | bytes) -> list[RankEvidence]:
-    """What ``records.to_json`` has written; raises ``ValueError`` for anything else."""
-    return _adapters()[1].validate_json(text)
-
-
 @cache
-def _adapters() -> tuple[TypeAdapter[TrialEvidence], TypeAdapter[list[RankEvidence]]]:
+def _adapter() -> TypeAdapter[TrialEvidence]:
     from pydantic import TypeAdapter  # not in every rank
 
-    return TypeAdapter(TrialEvidence), TypeAdapter(list[RankEvidence])
+    return TypeAdapter(TrialEvidence)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from record_case import CASES, expectation
 
-from pytest_aorta.launch.diagnosis.evidence import trial_from_json
+from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge
 
 #: The repository, the folder of temporary files, and the user's own, by every name that they have here.
@@ -32,7 +32,7 @@ ANONYMOUS = "/home/me/"
 def test_what_is_made_of_a_real_run(path: Path) -> None:
     case: dict[str, Any] = json.loads(path.read_text())
 
-    found = judge(trial_from_json(json.dumps(case["evidence"])))
+    found = judge(TrialEvidence.from_json(json.dumps(case["evidence"])))
 
     assert expectation(found) == case["expected"]
 

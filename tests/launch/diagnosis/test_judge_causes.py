@@ -19,9 +19,9 @@ from pytest_aorta.launch.child.attempt_files import (
     write_exit,
     write_start,
 )
-from pytest_aorta.launch.diagnosis.evidence import RankExit, trial_from_json
+from pytest_aorta.launch.diagnosis.evidence import RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
-from pytest_aorta.trials.records import Event, Failure, RankRecord, to_json
+from pytest_aorta.trials.records import Event, Failure, RankRecord
 
 
 def judgement_of(
@@ -38,7 +38,7 @@ def judgement_of(
             log.send(event)
     for rank, code in (codes or {}).items():
         write_exit(folder, 0, rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
-    return judge(trial_from_json(to_json(attempt_evidence(folder, 0, "elastic", None))))
+    return judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None).to_json()))
 
 
 def records_of(*arguments: Any, **keywords: Any) -> list[RankRecord]:

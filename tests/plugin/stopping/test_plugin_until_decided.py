@@ -74,15 +74,6 @@ def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, 
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_to_the_same_decision(flaky: Stage) -> None:
-    flaky.run(*UNTIL_DECIDED[:-1], "2")
-    assert per_cell(flaky) == {"local-none": 2, "local-fixed": 2}
-    done = flaky.run(*UNTIL_DECIDED, "--aorta-resume")
-    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
-    done.stdout.fnmatch_lines(["4 of 8 trials had a result already (--aorta-resume)"])
-
-
-@pytest.mark.slow
 def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
     flaky.write(
         test_marked="""
