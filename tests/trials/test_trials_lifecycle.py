@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from pytest_aorta import WorkloadResult
 from pytest_aorta.trials import lifecycle
 from pytest_aorta.trials.lifecycle import Lifecycle, read_steps, report_progress_to
+from pytest_aorta.trials.records import to_json
 
 
 def nothing(self: Any) -> None: ...
@@ -71,7 +71,7 @@ def test_whatever_is_raised_the_phase_ends_and_what_was_constructed_is_cleaned_u
     assert failure.kind == "exception"
     assert failure.type == type(error).__name__
     assert "method_that_raises" in failure.traceback
-    json.dumps(events)
+    to_json(events)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_exception_that_cannot_be_shown_is_told_nevertheless(error: BaseExcep
     failure = next(event["failure"] for event in events if event.get("failure"))
     assert failure.message == message
     assert "in method" in failure.traceback
-    json.dumps(events)
+    to_json(events)
 
 
 def test_the_local_variables_of_a_traceback_are_not_told() -> None:
@@ -144,7 +144,7 @@ def test_the_local_variables_of_a_traceback_are_not_told() -> None:
         password = "hunter" + "2"
         raise ValueError(len(password))
 
-    assert "hunter2" not in json.dumps(live(workload(run=run)))
+    assert "hunter2" not in to_json(live(workload(run=run)))
 
 
 def test_for_a_debugger_the_exception_comes_out_after_it_was_told() -> None:
@@ -243,7 +243,7 @@ def test_progress_needs_no_total_and_takes_any_integer(clock: Clock) -> None:
         {"type": "progress", "step": 3, "total": None},
         {"type": "progress", "step": 4, "total": 5},
     ]
-    json.dumps(events)
+    to_json(events)
 
 
 def test_a_class_with_slots_lives_without_progress() -> None:

@@ -18,7 +18,7 @@ from pytest_aorta.launch.child.attempt_files import (
     pids_of_ranks,
     read_events,
 )
-from pytest_aorta.trials.records import Event
+from pytest_aorta.trials.records import Event, to_json
 
 
 def test_an_event_log_has_what_was_sent(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("torn")
-    lines = [json.dumps(event).encode() + b"\n" for event in returned(True)]
+    lines = [to_json(event).encode() + b"\n" for event in returned(True)]
     text = b"".join(lines)
     cut = data.draw(st.integers(0, len(text)))
     event_log(folder, 0).write_bytes(text[:cut])
