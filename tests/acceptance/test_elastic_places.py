@@ -74,7 +74,7 @@ def test_a_static_rendezvous(sums: Stage, launcher: str) -> None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -> None:
     variable = ("--aorta-extra-env", "TORCHELASTIC_ENABLE_FILE_TIMER=1")
-    sums.run("sums.py::Expires", *variable, "--aorta-launcher", launcher, "--aorta-timeout", "50")
+    sums.run_here("sums.py::Expires", *variable, "--aorta-launcher", launcher, "--aorta-timeout", "50")
     trial = sums.trial("Expires/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["rank"], trial["failure"]["signal"]) == (
         "workload_failed",
@@ -83,9 +83,3 @@ def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -
     )
     message = trial["ranks"][1]["error_file"]["message"]["message"]
     assert message == "torch's watchdog has ended this rank: the time for 'the second step' was over"
-
-
-@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"])
-def test_what_the_agent_sets_itself_is_no_option(sums: Stage, name: str) -> None:
-    done = sums.run("sums.py::Sums", "--aorta-extra-env", f"{name}=1")
-    assert done.ret == pytest.ExitCode.USAGE_ERROR

@@ -60,19 +60,6 @@ def ranks_of(trial: dict[str, Any], node: int) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_node_that_hangs_is_seen_from_the_first_one(faults: Stage) -> None:
-    nodes = Nodes(faults, "second_node_sleeps", "--aorta-timeout", "25")
-
-    assert nodes.run() == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
-    trial = nodes.trial()
-    hung = ranks_of(trial, 1)[0]
-    assert (trial["exit_status"], trial["failure"]["rank"]) == ("timeout", hung["rank"])
-    assert f"rank {hung['rank']} is missing: play() at rank_faults.py line" in trial["failure"]["message"]
-    assert hung["blame"] == "cause"
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_rank_of_the_second_node_that_raises(faults: Stage) -> None:
     nodes = Nodes(faults, "raises", "--aorta-config", "at=second_node")
 
@@ -98,20 +85,6 @@ def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(faults: St
     assert trial["failure"]["message"].startswith(expected)
     assert sorted(rank["blame"] for rank in trial["ranks"]) == ["cause", *["collateral"] * 3]
     assert missing["blame"] == "cause"
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_node_that_is_not_done_when_the_first_one_no_longer_waits(faults: Stage) -> None:
-    nodes = Nodes(faults, "second_node_lingers", "--aorta-timeout", "25")
-
-    assert nodes.run("exit_barrier_timeout=2") == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
-    trial = nodes.trial()
-    busy = ranks_of(trial, 1)
-    assert (trial["exit_status"], trial["failure"]["rank"]) == ("infrastructure_failed", busy[0]["rank"])
-    assert "still in run()" in trial["failure"]["message"]
-    assert [rank["passed"] for rank in ranks_of(trial, 0)] == [True, True]
-    assert [rank["passed"] for rank in busy] == [None, None]
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def test_trial_result_round_trips_without_loss() -> None:
 
 
 def test_default_run_writes_one_file_per_trial(stage: Stage) -> None:
-    done = stage.run("--aorta-workload", "fsdp", "--aorta-trials", "2")
+    done = stage.run_here("--aorta-workload", "fsdp", "--aorta-trials", "2")
     assert (done.ret, counts(done)) == (0, {"passed": 2})
     assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
     for index, trial in enumerate(stage.trials().values()):
@@ -215,20 +215,6 @@ def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, pytest.
     assert files == ["tells/trial_0.json", "tells/trial_0/stderr.log", "tells/trial_0/stdout.log"]
 
 
-def test_there_is_no_option_for_several_images(simple: Stage) -> None:
-    done = simple.run_here("--aorta-workload", "tells", "--aorta-dockers", "a,b")
-    assert done.ret == 4
-    assert "unrecognized arguments: --aorta-dockers" in done.stderr.str()
-    assert not simple.results.exists()
-
-
-def test_several_environments_are_cells_with_a_folder_each(simple: Stage) -> None:
-    done = simple.run("--aorta-workload", "tells", "--aorta-environment", "local", "--aorta-environment", "default")
-    assert counts(done) == {"passed": 2}
-    assert simple.files() == ["tells/default-none/trial_0.json", "tells/local-none/trial_0.json"]
-    assert [trial["execution_env"]["name"] for trial in simple.trials().values()] == ["default", "local"]
-
-
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
@@ -247,7 +233,7 @@ def test_union_order_of_variables(simple: Stage, options: tuple[str, ...], seen:
         environments={"here": {"env": {"A": "environment", "B": "environment", "D": "environment"}}},
     )
     where = ("--aorta-registry-file", registry, "--aorta-environment", "here", "--aorta-config", "show=A,B,C,D")
-    done = simple.run("--aorta-workload", "tells", *where, *options)
+    done = simple.run_here("--aorta-workload", "tells", *where, *options)
     assert done.ret == 0, text(done)
     trial = simple.trial("tells/trial_0.json")
     assert trial["result"]["metrics"]["variables"] == seen
@@ -276,13 +262,3 @@ def test_unknown_names_are_refused_with_a_list(simple: Stage, option: str, liste
     assert available == sorted(available)
     assert "Traceback" not in text(done)
     assert not simple.results.exists()
-
-
-def test_results_are_kept_per_workload(simple: Stage) -> None:
-    done = simple.run("--aorta-workload", "tells", "--aorta-workload", "second", "--aorta-trials", "2")
-    assert counts(done) == {"passed": 4}
-    assert simple.files() == [f"{name}/trial_{index}.json" for name in ("second", "tells") for index in (0, 1)]
-    assert {path: trial["workload"] for path, trial in simple.trials().items()} == {
-        path: path.partition("/")[0] for path in simple.files()
-    }
-    assert sorted(path.name for path in simple.results.iterdir() if path.is_dir()) == ["second", "tells"]

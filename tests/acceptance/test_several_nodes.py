@@ -135,7 +135,7 @@ def test_a_node_that_comes_late_is_taken_in(sums: Stage) -> None:
 @pytest.mark.slow
 def test_hosts_of_the_runtime_are_nodes(sums: Stage) -> None:
     options = ("--aorta-host", "2*popen", "--aorta-elastic", "nnodes=2", "--aorta-nproc", "1", "--aorta-timeout", "50")
-    sums.run("sums.py::Sums", "--aorta-trials", "2", *options).assert_outcomes(passed=2)
+    sums.run_here("sums.py::Sums", "--aorta-trials", "2", *options).assert_outcomes(passed=2)
     assert sums.files() == ["Sums/trial_0.json", "Sums/trial_1.json"]
     for trial in sums.trials().values():
         assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
@@ -153,7 +153,7 @@ def test_too_few_hosts_for_the_nodes(sums: Stage) -> None:
 def test_trials_of_several_nodes_run_one_at_a_time(sums: Stage) -> None:
     given = options(0, "2", "localhost:1")
     for more, named in ((("-n", "2"), "-n"), (("--aorta-slots", "2"), "--aorta-slots")):
-        result = sums.run("sums.py", *given, *more)
+        result = sums.run_here("sums.py", *given, *more)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([f"ERROR: --aorta-elastic nnodes: * one at a time, without {named}"])
 

@@ -55,9 +55,9 @@ def table(stage: Stage, results: str) -> list[Any]:
 
 
 def test_a_matrix_of_the_command_line(stage: Stage) -> None:
-    stage.run(*MATRIX, "--aorta-results-dir", "whole")
+    stage.run_here(*MATRIX, "--aorta-results-dir", "whole")
     for number in range(1, 5):
-        stage.run(*MATRIX, "--aorta-shard", f"{number}/4", "--aorta-results-dir", f"shard-{number}")
+        stage.run_here(*MATRIX, "--aorta-shard", f"{number}/4", "--aorta-results-dir", f"shard-{number}")
     aorta(stage, "merge", *(f"shard-{number}" for number in range(1, 5)), "merged")
     whole, merged = stage.trials("whole"), stage.trials("merged")
     assert {path: identity(record) for path, record in merged.items()} == {
@@ -65,5 +65,5 @@ def test_a_matrix_of_the_command_line(stage: Stage) -> None:
     }
     assert table(stage, "merged") == table(stage, "whole")
     # Nothing is left to do, nor was lost: a run that goes on there finds all of it.
-    result = stage.run(*MATRIX, "--aorta-results-dir", "merged", "--aorta-resume")
+    result = stage.run_here(*MATRIX, "--aorta-results-dir", "merged", "--aorta-resume")
     result.stdout.fnmatch_lines(["6 of 6 trials had a result already (--aorta-resume)"])

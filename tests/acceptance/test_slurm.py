@@ -98,15 +98,6 @@ def test_a_step_whose_nodes_would_never_meet(steps: Steps, srun: tuple[str, ...]
 
 
 @pytest.mark.slow
-def test_a_script_of_sbatch_that_has_forgotten_srun(steps: Steps) -> None:
-    script = steps.stage.write_file("job.sh", "#!/bin/sh\nexec " + " ".join(steps.command("nothing")))
-    done = steps.run("--wait", "-N", "2", "-o", "said.txt", str(script), srun=("sbatch",))
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    said = (steps.stage.path / "said.txt").read_text()
-    assert re.search(r"pytest was started by the script of SLURM job \d+, on one node only; start it with srun", said)
-
-
-@pytest.mark.slow
 def test_several_tasks_on_a_node_run_no_trial_twice(steps: Steps) -> None:
     two = ("srun", "-N", "1", "-n", "2")
     trials = (*PYTEST, "rank_faults.py::RankFaults", "--aorta-config", "script=nothing", "--aorta-nproc", "3")

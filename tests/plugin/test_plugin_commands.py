@@ -302,7 +302,7 @@ def test_a_command_runs_in_its_environment(stage: Stage) -> None:
     stage.write(where="import os, sys; print('prefix', sys.prefix); print('launched', os.environ.get('LAUNCHED'))")
     behind = {"launcher": ["env", "LAUNCHED=yes"]}
     stage.write_registry(environments={"own": {"venv": str(stage.path / "venv")}, "behind": behind})
-    stage.run(
+    stage.run_here(
         *("--aorta-command", "python where.py", "--aorta-registry-file", "registry.json"),
         *("--aorta-environment", "own", "--aorta-environment", "behind"),
         *("--aorta-metric", r"prefix (?P<prefix>\S+)", "--aorta-metric", r"launched (?P<launched>\S+)"),

@@ -36,5 +36,5 @@ REPRO = """
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_pool_of_a_file_workload(stage: Stage, isolation: str, method: str) -> None:
     stage.write(my_repro=REPRO)
-    result = stage.run("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
+    result = stage.run_here("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
     result.assert_outcomes(passed=1)

@@ -31,7 +31,9 @@ def test_help_lists_every_option_and_its_ini_twin(stage: Stage) -> None:
 
 
 def test_marker_and_fixtures_are_documented(stage: Stage) -> None:
-    stage.run("--markers").stdout.fnmatch_lines(["@pytest.mark.aorta(trials=, mitigations=, environments=, timeout=)*"])
+    stage.run_here("--markers").stdout.fnmatch_lines(
+        ["@pytest.mark.aorta(trials=, mitigations=, environments=, timeout=)*"]
+    )
     fixtures = stage.run_here("--fixtures", "-q").stdout.str()
     for name in ("aorta_run", "aorta_trial", "aorta_extra_env", "aorta_env"):
         assert f"\n{name}" in fixtures

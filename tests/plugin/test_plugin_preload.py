@@ -115,7 +115,7 @@ def test_modules_that_are_named_are_imported_before_the_workload(lazy: Stage) ->
 
 
 def test_a_module_that_is_named_and_not_there_is_an_error_that_says_so(lazy: Stage) -> None:
-    result = lazy.run("lazy.py", "--aorta-preload", "slowe")
+    result = lazy.run_here("lazy.py", "--aorta-preload", "slowe")
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     said = "--aorta-preload slowe: its import in advance raises ModuleNotFoundError: No module named 'slowe'"

@@ -33,7 +33,7 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
         *("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,tf32_off", "--aorta-config", "size=3"),
         *("faulty_workloads.py::SegfaultsInRun", "faulty_workloads.py::RaisesInSetup", "-o", "aorta_order=random"),
     )
-    alone = faulty.run(*options)
+    alone = faulty.run_here(*options)
     alone.assert_outcomes(passed=4, failed=8, errors=4)
     expected = essence(faulty)
     several = faulty.run(*options, "-n", "2", "--dist", mode)

@@ -66,14 +66,14 @@ def test_every_trial_says_who_names_the_variables_of_the_plan(cells: Stage, isol
 
 
 def test_a_trial_says_no_more_than_it_has_seen(cells: Stage) -> None:
-    cells.run("reads.py::Starts", "reads.py::Crashes", "reads.py::Fails", *AXIS)
+    cells.run_here("reads.py::Starts", "reads.py::Crashes", "reads.py::Fails", *AXIS)
     assert evidence(cells, "Starts")["subprocesses"] is True
     assert evidence(cells, "Crashes") is None
     assert evidence(cells, "Fails")["by"]["NOT_READ"]["count"] == 0
 
 
 def test_a_plan_that_sets_no_variable_records_and_keeps_nothing(cells: Stage, tmp_path: Path) -> None:
-    cells.run("reads.py::Reads")
+    cells.run_here("reads.py::Reads")
     end = cells.trial("Reads/trial_0.json")["env"]["end"]
     assert end.keys() == {"captured_at", "partial", "partial_reasons", "torch", "libraries", "modules", "parts_ms"}
     assert end["parts_ms"].keys() == {"torch", "libraries", "modules"}

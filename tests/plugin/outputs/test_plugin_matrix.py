@@ -106,7 +106,7 @@ def test_a_killed_run_leaves_a_valid_matrix_that_a_resumed_one_completes(flaky: 
         assert all(
             cell["comparison"] is None or cell["comparison"]["method"] == "sequential" for cell in content["cells"]
         )
-    flaky.run(*options, "--aorta-resume")
+    flaky.run_here(*options, "--aorta-resume")
     assert matrix(flaky)["complete"]
     assert seen(matrix(flaky)) == {"local-none": (10, 20), "local-steady": (0, 20)}
     assert {cell["comparison"]["method"] for cell in matrix(flaky)["cells"] if cell["comparison"]} == {"fixed"}

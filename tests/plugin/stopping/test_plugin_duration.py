@@ -74,9 +74,9 @@ def test_rounds_are_complete_and_what_does_not_begin_is_not_reported(short: Stag
 
 @pytest.mark.slow
 def test_a_resumed_run_adds_rounds_to_those_that_there_are(short: Stage) -> None:
-    short.run(*FOR_A_SECOND)
+    short.run_here(*FOR_A_SECOND)
     before = rounds(short)
-    done = short.run(*FOR_A_SECOND, "--aorta-resume")
+    done = short.run_here(*FOR_A_SECOND, "--aorta-resume")
     assert rounds(short) > before
     done.stdout.fnmatch_lines([f"{3 * before} of * trials had a result already (--aorta-resume)"])
 

@@ -52,7 +52,7 @@ def per_cell(stage: Stage) -> dict[str, int]:
 
 
 def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> None:
-    done = flaky.run(*UNTIL_DECIDED, "-rs")
+    done = flaky.run_here(*UNTIL_DECIDED, "-rs")
     assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
     assert counts(done) == {"failed": 4, "passed": 4, "skipped": 392}
     text = done.stdout.str()
@@ -84,5 +84,5 @@ def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
             assert aorta_trial("flaky").exit_status == "ok"
         """
     )
-    done = flaky.run("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-stop=decided")
+    done = flaky.run_here("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-stop=decided")
     assert counts(done) == {"failed": 4, "passed": 4, "skipped": 72}
