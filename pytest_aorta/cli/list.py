@@ -68,13 +68,12 @@ def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[s
 def _registered(registry: Registry, kind: Kind) -> list[Entry]:
     from pytest_aorta.registry.types import RegistryError, one_line_of
 
-    names, entry_of = _KINDS[kind]
     entries = []
-    for name in names(registry):
+    for name in registry.names(kind):
         entry: Entry = {"name": name, "source": registry.source_package(kind, name), "problem": None}
         try:
             with contextlib.redirect_stdout(sys.stderr):  # a plugin that prints while it is imported
-                entry |= entry_of(registry, name)
+                entry |= _ENTRIES[kind](registry, name)
         except RegistryError as error:
             entry["problem"] = str(error)
         except Exception as error:
@@ -148,14 +147,11 @@ def _collector(registry: Registry, name: str) -> Entry:
     return {"name": registry.collector(name)}
 
 
-_KINDS: dict[Kind, tuple[Callable[[Registry], list[str]], Callable[[Registry, str], Entry]]] = {
-    "workloads": (lambda registry: registry.workload_names(), _workload),
-    "mitigations": (lambda registry: registry.mitigation_names(), _mitigation),
-    "environments": (lambda registry: registry.environment_names(), _environment),
-    "collectors": (
-        lambda registry: registry.collector_names(),
-        lambda registry, name: {"name": registry.collector(name)},
-    ),
+_ENTRIES: dict[Kind, Callable[[Registry, str], Entry]] = {
+    "workloads": _workload,
+    "mitigations": _mitigation,
+    "environments": _environment,
+    "collectors": _collector,
 }
 
 

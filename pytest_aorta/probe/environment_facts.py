@@ -48,11 +48,6 @@ def _gibibytes(value: Any) -> str:
     return f"{float(value) / 2**30:.1f} GiB".replace(".0 ", " ")
 
 
-def _cache(value: Any) -> str:
-    kibibytes = float(value) / 2**10
-    return f"{kibibytes:g} KiB" if kibibytes < 2**10 else f"{kibibytes / 2**10:g} MiB"
-
-
 def _commit(value: Any) -> str:
     return str(value)[:_COMMIT]
 
@@ -96,10 +91,10 @@ RULES = (
     Rule(r"accelerator\.gpu\.mig_mode", "MIG", _words, implied_by=GPUS),
     Rule(r"accelerator\.gpu\.ecc_mode", "ECC", _words, implied_by=GPUS),
     Rule(r"accelerator\.gpu\.current_(compute|memory)_partition", r"\1 partition of the GPUs", _words, implied_by=GPUS),
-    Rule(r"accelerator\.(?:amd|nvidia)\.(?:devices|tool\..*)", ""),
+    Rule(r"accelerator\.(?:amd|nvidia)\.devices", ""),
     Rule(r"accelerator\.rocm\.version", "ROCm"),
     Rule(r"accelerator\.cuda_toolkit\.version", "CUDA toolkit"),
-    Rule(r"accelerator\.(?:rocm|cuda_toolkit)\.(?:path|found_by)", ""),
+    Rule(r"accelerator\.(?:rocm|cuda_toolkit)\.path", ""),
     # torch
     Rule(r"torch\.version", "torch"),
     Rule(r"torch\.cuda", "CUDA of torch", implied_by="torch"),
@@ -127,7 +122,7 @@ RULES = (
     Rule(r"python\.optimize", "optimisation of Python (-O)"),
     Rule(r"python\.free_threaded", "free threading of Python", _yes),
     Rule(r"python\.(?:executable|prefix|base_prefix)", ""),
-    Rule(r"libraries|end\.libraries\.(?:count|digest|names)", ""),
+    Rule(r"libraries|end\.libraries\.count", ""),
     Rule(r"end\.libraries\.relevant", "loaded libraries", _file_names),
     Rule(r"end\.libraries\.replaced", "libraries replaced since they were loaded", _file_names),
     Rule(r"end\.modules\..*", ""),
@@ -151,15 +146,9 @@ RULES = (
     Rule(r"host\.cpu_simd", "CPU instruction sets", _words),
     Rule(r"host\.cpu_count", "logical CPUs"),
     Rule(r"host\.cpu_cores", "CPU cores"),
-    Rule(r"host\.cpu_topology\.sockets", "CPU sockets"),
-    Rule(r"host\.cpu_topology\.threads_per_core", "threads per CPU core"),
-    Rule(r"host\.cpu_topology\..*", ""),
-    Rule(r"host\.cpu_caches\.(\w+)\.size_bytes", r"\1 cache", _cache, implied_by="CPU"),
-    Rule(r"host\.cpu_caches\..*", ""),
-    Rule(r"host\.cpu_frequency\.(driver|governors)", r"CPU clock \1", _words),
+    Rule(r"host\.cpu_frequency\.governors", "CPU clock governors", _words),
     Rule(r"host\.cpu_frequency\.boost", "CPU boost", _yes),
     Rule(r"host\.cpu_frequency\.(max|limit)_mhz", r"CPU clock \1", _megahertz, implied_by="CPU"),
-    Rule(r"host\.cpu_frequency\..*", ""),
     Rule(r"process\.cpu_affinity", "CPUs allowed", _number_of_cpus),
     Rule(r"process\.torch_threads\.intraop", "torch threads"),
     Rule(r"process\.torch_threads\.interop", "torch interop threads"),
@@ -169,12 +158,11 @@ RULES = (
     Rule(r"host\.swap_total_bytes", "swap", _gibibytes),
     Rule(r"host\.numa_nodes", "NUMA nodes"),
     Rule(r"host\.numa_balancing", "NUMA balancing", _yes),
-    Rule(r"host\.numa", ""),
     Rule(r"process\.numa_policy", "NUMA policy"),
     Rule(r"process\.numa_nodes_allowed", "NUMA nodes allowed"),
     Rule(r"host\.transparent_huge_pages\.(\w+)", r"transparent huge pages (\1)"),
     Rule(r"process\.transparent_huge_pages", "transparent huge pages of the process", _yes),
-    Rule(r"process\.huge_pages\.total", "huge pages"),
+    Rule(r"process\.huge_pages", "huge pages"),
     Rule(r"process\.rlimits\.(\w+)\.soft", r"limit \1", nothing="unlimited"),
     # what is around it
     Rule(r"runtime_context\.container\.kind", "container"),
@@ -216,10 +204,8 @@ SECTIONS = (
 #: Keys of a section that are other ones in every trial: without them, most trials have equal sections.
 _VOLATILE: Mapping[str, frozenset[str]] = {
     "env_vars": frozenset(("AORTA_TRIAL_DIR", "AORTA_TRIAL_INDEX", "AORTA_TRIAL_SEED", "TMPDIR")),
-    "host": frozenset(("own_name_lookup_ms",)),
     "process": frozenset(("pid", "ppid", "cwd", "memory_available_bytes", "load_average", "cpu_clock_mhz")),
-    "end.libraries": frozenset(("count", "digest", "names")),
-    "git": frozenset(("as_of", "watched_files", "tracked_files")),
+    "end.libraries": frozenset(("count",)),
 }
 
 #: What is compared of each GPU, besides its name.
@@ -261,9 +247,7 @@ def sections(env: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if isinstance(content, Mapping) and (content or name in ("env_vars", "git")):
             volatile = _VOLATILE.get(name)
             kept = content if volatile is None else {key: content[key] for key in content if key not in volatile}
-            if name == "process" and isinstance(pages := kept.get("huge_pages"), Mapping):
-                kept = {**kept, "huge_pages": {"total": pages.get("total")}}
-            elif name == "env_vars":
+            if name == "env_vars":
                 settings = {variable: as_setting(variable, str(value)) for variable, value in kept.items()}
                 kept = {variable: value for variable, value in settings.items() if value is not None}
             yield name, kept

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.probe.packages import read_package_list, write_package_list
+from pytest_aorta.probe.packages import package_list_name, read_package_list
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json, write_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of
@@ -125,8 +125,10 @@ class TrialStore:
 
     def write_packages(self, listing: Mapping[str, Any]) -> None:
         """Keep a list of installed distributions, which records name by its digest."""
+        file = self.results / package_list_name(listing["digest"])
         with contextlib.suppress(OSError):  # a record without it is still one
-            write_package_list(self.results, listing)
+            if not file.exists():
+                write_json(file, listing)
 
     def retire(self, paths: TrialPaths) -> None:
         """Move aside what an earlier run has left of a trial: to the history, or to the folder of another cell."""

@@ -233,14 +233,6 @@ def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(static, "NOT_READ", "OMP_NUM_THREADS") == first
 
 
-def test_a_damaged_answer_is_searched_for_again(cache: Path) -> None:
-    static = collect_static()
-    first = look(static, "OMP_NUM_THREADS")
-    for file in cache.iterdir():
-        file.write_text("{")
-    assert look(static, "OMP_NUM_THREADS") == first
-
-
 def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second search would take as long as the first."""
     file = tmp_path / "a file"
@@ -250,15 +242,6 @@ def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeyp
         "note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one",
         "subprocesses": False,
     }
-
-
-def test_the_cache_stays_small(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_KEPT", 10)
-    cache.mkdir(parents=True)
-    for number in range(100):
-        (cache / f"answer {number}").write_text("{}")
-    settled(lambda: named_variables(["OMP_NUM_THREADS"]))
-    assert len(list(cache.iterdir())) < 100
 
 
 def test_a_search_that_takes_too_long_says_so_and_goes_on_the_next_time() -> None:

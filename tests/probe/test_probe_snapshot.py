@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
-import pydantic
 import pytest
 
 from pytest_aorta.probe import collect as collect_module
@@ -171,13 +171,6 @@ def test_a_snapshot_survives_json_without_loss() -> None:
     assert EnvSnapshot.from_dict(json.loads(text)) == snapshot
 
 
-def test_a_collected_snapshot_is_a_valid_one() -> None:
-    """It is built without validation, for speed."""
-    snapshot = collect_env(collect_static())
-    assert EnvSnapshot.model_validate(snapshot.model_dump(), strict=True) == snapshot
-    assert set(snapshot.to_dict()) == set(EnvSnapshot.model_fields)
-
-
 def test_a_newer_minor_version_is_read_without_what_is_unknown() -> None:
     data = {**EnvSnapshot.unavailable("x").to_dict(), "schema_version": "1.7", "weather": "fine"}
     snapshot = EnvSnapshot.from_dict(data)
@@ -192,7 +185,7 @@ def test_a_file_that_lacks_sections_is_read() -> None:
 
 
 def test_another_major_version_is_refused_by_name() -> None:
-    with pytest.raises(pydantic.ValidationError, match=r"schema_version of an environment is '2\.0'.*reads 1\.x"):
+    with pytest.raises(ValueError, match=r"schema_version of an environment is '2\.0'.*reads 1\.x"):
         EnvSnapshot.from_dict({**EnvSnapshot.unavailable("x").to_dict(), "schema_version": "2.0"})
 
 
@@ -229,5 +222,6 @@ def test_the_comparison_has_every_field_of_the_probe_of_torch() -> None:
 def test_the_comparison_has_every_field_of_a_snapshot() -> None:
     named = set(re.findall(r"[a-z_]\w+", " ".join(re.findall(r"`([^`]+)`", DOCS))))
     static = collect_static()
-    fields = {*EnvSnapshot.model_fields, *EndSnapshot.model_fields, *static.sections["host"]} - {"hostname"}
+    fields = {each.name for snapshot in (EnvSnapshot, EndSnapshot) for each in dataclasses.fields(snapshot)}
+    fields |= {*static.sections["host"]} - {"hostname"}
     assert fields - named == set()

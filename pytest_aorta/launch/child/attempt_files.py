@@ -24,12 +24,10 @@ from pytest_aorta.launch.diagnosis.evidence import (
     RankExit,
     TrialEvidence,
     pid_of,
-    to_json,
-    trial_from_json,
 )
 from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
-from pytest_aorta.trials.events import Send, TrialEvent
 from pytest_aorta.trials.lifecycle import read_steps, step_file
+from pytest_aorta.trials.records import Event, ResultRecord, Send, event_of_rank, to_json
 
 #: Variable with the number of a rank's attempt.
 ATTEMPT = "AORTA_ATTEMPT"
@@ -82,8 +80,8 @@ class EventLogWriter:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._relay = relay
 
-    def send(self, event: TrialEvent) -> None:
-        os.write(self._fd, json.dumps(event).encode() + b"\n")
+    def send(self, event: Event) -> None:
+        os.write(self._fd, to_json(event).encode() + b"\n")
         if self._relay is not None:
             self._relay(event)
 
@@ -111,7 +109,7 @@ class EventLogRelay:
         self._offsets[path] = offset + len(complete)
 
 
-def read_events(folder: Path, rank: int) -> list[TrialEvent] | None:
+def read_events(folder: Path, rank: int) -> list[Event] | None:
     """What a rank has reported, as far as it got; ``None`` where it has no event log.
 
     Of its environment, only the process; of its steps, only the last.
@@ -119,7 +117,7 @@ def read_events(folder: Path, rank: int) -> list[TrialEvent] | None:
     lines = _lines(event_log(folder, rank))
     if lines is None:
         return None
-    events: list[TrialEvent] = [event for event in lines if event["type"] in ("begin", "end", "env", "lived")]
+    events = [event_of_rank(event) for event in lines if event["type"] in ("begin", "end", "env", "lived")]
     for event in events:
         if event["type"] == "env":
             event["env"] = {"process": event["env"].get("process")}
@@ -326,22 +324,22 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         short = [replace(rank, events=rank.events and list(map(_in_short, rank.events))) for rank in trial.ranks]
-        partial.write_text(to_json(replace(trial, ranks=short)))
+        partial.write_text(replace(trial, ranks=short).to_json())
         partial.rename(path)
 
 
-def _in_short(event: TrialEvent) -> TrialEvent:
+def _in_short(event: Event) -> Event:
     if event["type"] == "env":
         return {"type": "env", "env": event["env"]}
-    if event["type"] == "end" and "result" in event:
-        return {**event, "result": {"passed": event["result"]["passed"]}}
+    if event["type"] == "end" and (result := event.get("result")) is not None:
+        return {**event, "result": ResultRecord(result.passed)}
     return event
 
 
 def read_evidence(path: Path) -> TrialEvidence | None:
     """What ``keep_evidence`` has written; ``None`` where there is nothing."""
     try:
-        return trial_from_json(path.read_bytes())
+        return TrialEvidence.from_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 

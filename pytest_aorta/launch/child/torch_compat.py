@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -32,9 +33,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
 from pytest_aorta.launch.child.attempt_files import AttemptRecorder
-from pytest_aorta.launch.child.name_service import files_only
 from pytest_aorta.runtime.process_tree import native_threads
-from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName
+from pytest_aorta.trials.records import AttemptReason, GroupState, GroupStateName
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ReportingAgent(LocalElasticAgent):
         super().__init__(spec, *arguments, **keywords)
         self._worker_group: WorkerGroup = _ObservedGroup(spec, self)
 
-    def on_event(self, event: GroupEvent) -> None:
+    def on_state(self, state: GroupState) -> None:
         """The worker group has a new state."""
 
     def on_restart(self, reason: AttemptReason) -> None:
@@ -82,15 +82,8 @@ class ReportingAgent(LocalElasticAgent):
     def _note_state(self, state: WorkerState) -> None:
         workers = self._worker_group.workers
         size = workers[0].world_size if workers else -1
-        self.on_event(
-            {
-                "type": "group",
-                "state": cast(GroupStateName, state.name),
-                "at": time.time(),
-                "attempt": max(0, self.attempt()),
-                "world_size": None if size == -1 else size,
-            }
-        )
+        name, attempt = cast(GroupStateName, state.name), max(0, self.attempt())
+        self.on_state(GroupState(name, time.time(), attempt, None if size == -1 else size))
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         super()._setup_local_watchdog(envs)
@@ -235,6 +228,31 @@ def refuse_native_threads() -> None:
             f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
             "--aorta-elastic start_method=spawn starts them afresh"
         )
+
+
+def ask_files_only() -> None:
+    """From now on, look names up in /etc/hosts alone, in this process. Does nothing where libc cannot (musl)."""
+    _look_hosts_up_in("files")
+
+
+@contextlib.contextmanager
+def files_only() -> Iterator[None]:
+    """Look names up in /etc/hosts alone within the block, in all threads of this process."""
+    ask_files_only()
+    try:
+        yield
+    finally:
+        found = None
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found = re.search(r"^\s*hosts:([^#\n]*)", Path("/etc/nsswitch.conf").read_text(), re.MULTILINE)
+        _look_hosts_up_in((found[1].strip() if found else "") or "files dns")  # what glibc does without it
+
+
+def _look_hosts_up_in(services: str) -> None:
+    # nss.h: "override service configuration", a GNU extension. It holds from the next look-up on.
+    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
+    if configure is not None:
+        configure(b"hosts", services.encode())
 
 
 def connect_without_name_server(host: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +85,6 @@ def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None
     file = mine.path / "mine/workloads.py"
     result.stdout.fnmatch_lines(["*module of aorta mine.workloads " + str(file), "test in mine.workloads " + str(file)])
     result.stdout.fnmatch_lines(["*hook of the conftest"])
-
-
-def test_module_fixtures_apply_to_the_trials_of_a_file_that_is_not_imported(stage: Stage) -> None:
-    stage.write_file("conftest.py", CONFTEST)
-    stage.write_file("sub/reproducer.py", WORKLOADS + "\n    assert 'pytest' not in __import__('sys').modules\n")
-    result = stage.run("sub/reproducer.py", "-s", "--aorta-isolation", "spawn")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines([f"*module of sub/reproducer.py reproducer {stage.path}/sub/reproducer.py"])
 
 
 @pytest.mark.parametrize("arguments", [(), (".",), ("tests", "aorta::steady")], ids=" ".join)
