@@ -186,7 +186,7 @@ class RunTorchrun:
             "max_restarts": max_restarts,
             "cwd": str(folder),
             "source": source,
-            "digest": source and file_digest(Path(source)),
+            "digest": file_digest(Path(source)),
         }
         run = self._run.run
         selection = replace(
