@@ -20,7 +20,6 @@ from pytest_aorta.plugin.failures import failure_text, short_reason
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     ReportPayload,
-    RowKey,
     deadline_of,
     reason_of,
     run_of,
@@ -159,14 +158,15 @@ class RunTrial:
         except RequestError as error:
             raise error.with_traceback(None) from None  # that of the engine shows nothing that is wrong
         paths = self._next_paths(spec)
-        row = RowKey(self.test, options, _digest_of(spec, extra_env))
+        digest = _digest_of(spec, extra_env)
+        key = CellKey(spec.workload.name, spec.cell, printable(self.test), printable(options), digest)
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
             running: RunningTrial = run.runner.start(spec, paths, deadline)
         else:
             # A test that stands for a trial of a cell is skipped with it; any other counts on its trials.
-            key = CellKey(spec.workload.name, spec.cell, **vars(row)) if self.cell is not None else None
-            running = run.launch(self.item, spec, paths, self._extra_env, key, again=self.occurrence.again)
+            cell = key if self.cell is not None else None
+            running = run.launch(self.item, spec, paths, self._extra_env, cell, again=self.occurrence.again)
         try:
             record = running.finish()
         except BaseException as error:  # Ctrl-C, or a time limit for the whole test
@@ -174,11 +174,11 @@ class RunTrial:
             if isinstance(error, KeyboardInterrupt):
                 run.interrupt(why)
             running.interrupt(why)
-            run.add_record(self.item, paths, running.finish(), running.resumed, row)
+            run.add_record(self.item, paths, running.finish(), running.resumed, key)
             raise
         if run.watcher is not None:
             run.watcher.trial_ended(paths.file_in(run.results))
-        run.add_record(self.item, paths, record, running.resumed, row)
+        run.add_record(self.item, paths, record, running.resumed, key)
         warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths
 

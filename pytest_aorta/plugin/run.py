@@ -23,7 +23,6 @@ from pytest_aorta.plugin.compat import general_timeout
 from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.plugin.roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.plugin.stopping import Stopping, cell_of, round_name, round_of, where_of
-from pytest_aorta.probe.guard import printable
 from pytest_aorta.registry import Registry, WorkloadEntry
 from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.trial_runner import TrialRunner
@@ -131,38 +130,11 @@ def _pytest_timeout(item: pytest.Item) -> float | None:
 
 
 @dataclass(frozen=True)
-class RowKey:
-    """What keeps the trials of a test apart from others of the same workload, environment and mitigations."""
-
-    test: str = ""
-    options: str = ""
-    digest: str = ""
-
-
-@dataclass(frozen=True)
 class FinishedTrial:
     path: str
     result: dict[str, Any]
     resumed: bool = False
     not_kept: list[str] = field(default_factory=list)
-    row: RowKey = RowKey()
-
-    @classmethod
-    def of(
-        cls,
-        paths: TrialPaths,
-        record: TrialResult,
-        resumed: bool = False,
-        not_kept: Iterable[str] = (),
-        row: RowKey | None = None,
-    ) -> FinishedTrial:
-        """From the trial's record, which then names the test."""
-        if row is not None and row.test:
-            from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
-
-            started_by = StartedBy(node_id=printable(row.test), options=printable(row.options), digest=row.digest)
-            record = record.model_copy(update={"test": started_by})
-        return cls(str(paths.file), record.to_dict(), resumed, list(not_kept), row or RowKey())
 
 
 @dataclass
@@ -178,7 +150,7 @@ class ReportPayload:
 
         The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
         """
-        records = [{**vars(trial), "row": vars(trial.row)} for trial in self.trials] if with_records else []
+        records = [vars(trial) for trial in self.trials] if with_records else []
         return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(self.notes)}
 
 
@@ -186,7 +158,7 @@ PAYLOAD = pytest.StashKey[ReportPayload]()
 
 
 def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
-    return [FinishedTrial(**{**record, "row": RowKey(**record["row"])}) for record in json.loads(payload["records"])]
+    return [FinishedTrial(**record) for record in json.loads(payload["records"])]
 
 
 def without_exit_status(item: pytest.Item) -> list[tuple[str, object]]:
@@ -227,25 +199,23 @@ class Repeats:
     def __init__(self) -> None:
         #: How often items have begun, by their identity: equal items have equal node ids.
         self._begun: Counter[int] = Counter()
-        #: Of items that were collected several times, how often; and of each its place among those.
-        self._copies: dict[str, int] | None = None
-        self._places: dict[int, int] = {}
+        self._equal: dict[str, list[int]] = {}
 
     def next(self, item: pytest.Item) -> Repeat:
         times = self._begun[id(item)]
         self._begun[id(item)] += 1
-        return Repeat(times * self.copies(item) + self._places.get(id(item), 0), again=times > 0)
+        equal = self._equal_items(item)
+        place = equal.index(id(item)) if id(item) in equal else 0
+        return Repeat(times * len(equal) + place, again=times > 0)
 
     def copies(self, item: pytest.Item) -> int:
-        if self._copies is None:
-            found = Counter(each.nodeid for each in item.session.items)
-            self._copies = {nodeid: number for nodeid, number in found.items() if number > 1}
-            seen: Counter[str] = Counter()
-            for each in item.session.items if self._copies else ():
-                if each.nodeid in self._copies:
-                    self._places.setdefault(id(each), seen[each.nodeid])
-                    seen[each.nodeid] += 1
-        return self._copies.get(item.nodeid, 1)
+        return len(self._equal_items(item))
+
+    def _equal_items(self, item: pytest.Item) -> list[int]:
+        if not self._equal:
+            for each in item.session.items:
+                self._equal.setdefault(each.nodeid, []).append(id(each))
+        return self._equal.get(item.nodeid) or [id(item)]
 
 
 # Trials that are started before pytest has come to their items
@@ -336,7 +306,7 @@ class Prefetcher:
         for trial, paths in waiting.values():
             record = trial.finish()
             if trial.started:
-                finished.append(FinishedTrial.of(paths, record))
+                finished.append(FinishedTrial(str(paths.file), record.to_dict()))
         for trial, paths in self._dropped:
             trial.finish()
             if trial.started and not paths.file_in(self._run.results).exists():
@@ -468,11 +438,16 @@ class Run:
         paths: TrialPaths,
         record: TrialResult,
         resumed: bool = False,
-        row: RowKey | None = None,
+        key: CellKey | None = None,
     ) -> None:
-        """Have the item's last report bring this record to the process that writes."""
+        """Have the item's last report bring this record to the process that writes; of a test's trial, with its key."""
+        if key is not None:
+            from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
+
+            started_by = StartedBy(node_id=key.test, options=key.options, digest=key.digest)
+            record = record.model_copy(update={"test": started_by})
         not_kept = self.runner.store.not_kept.pop(paths, ())
-        trial = FinishedTrial.of(paths, record, resumed, not_kept, row)
+        trial = FinishedTrial(str(paths.file), record.to_dict(), resumed, list(not_kept))
         payload = item.stash.setdefault(PAYLOAD, ReportPayload())
         payload.exit_status = record.exit_status
         payload.trials.append(trial)

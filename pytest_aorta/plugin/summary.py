@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.run import FinishedTrial, RowKey, Run
+    from pytest_aorta.plugin.run import FinishedTrial, Run
+    from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.execution import Resources
 
@@ -129,7 +130,7 @@ class CellSummary:
 class Summary:
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._cells: dict[tuple[RowKey, str, str], CellSummary] = {}
+        self._cells: dict[CellKey, CellSummary] = {}
         self._beside = SideBySide()
         #: Earlier records that were removed from the history.
         self.pruned = 0
@@ -141,7 +142,7 @@ class Summary:
         #: Why other earlier results were not kept, and how many.
         self._not_kept: Counter[str] = Counter()
 
-    def add(self, trial: FinishedTrial) -> None:
+    def add(self, trial: FinishedTrial, key: CellKey) -> None:
         result = trial.result
         if repeat_of(PurePosixPath(trial.path)):
             self._repeats[result["exit_status"]] += 1
@@ -153,7 +154,7 @@ class Summary:
             self._not_kept[_listed(trial.not_kept)] += 1
         if not trial.resumed:
             self._beside.add(result, self._run.selection.resources)
-        cell = self._cells.setdefault((trial.row, result["workload"], result["cell"]), CellSummary())
+        cell = self._cells.setdefault(key, CellSummary())
         cell.trials += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         place = result["execution_env"]
@@ -178,8 +179,8 @@ class Summary:
             terminal.write_line(line, yellow=True)
         for line in self._replays:
             terminal.write_line(line)
-        for (row, workload, cell), found in self._cells.items():
-            name = " ".join(filter(None, (row.test, workload, cell, row.options)))
+        for key, found in self._cells.items():
+            name = " ".join(filter(None, (key.test, key.workload, key.cell, key.options)))
             if found.restarted:
                 what = f"{counted(found.restarted, 'trial')} of {name}"
                 terminal.write_line(f"{what} ok only after a restart of the ranks")
@@ -213,8 +214,8 @@ class Summary:
 
     def _warnings(self) -> list[str]:
         lines = [
-            printable(f"warning: {workload} {cell}: {text} ({counted(number, 'trial')})")
-            for (_, workload, cell), found in self._cells.items()
+            printable(f"warning: {key.workload} {key.cell}: {text} ({counted(number, 'trial')})")
+            for key, found in self._cells.items()
             for text, number in sorted(found.warnings.items())
         ]
         more = len(lines) - _WARNINGS

@@ -314,8 +314,8 @@ class TrialWriter:
             self.errors.append(f"{paths.file_in(self.store.results)}: {error}{self._write_elsewhere(trial)}")
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
-        self.summary.add(trial)
         facts = facts_of(trial.result, trial.path)
+        self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
             return facts
         self.triage.add(facts)
@@ -358,7 +358,8 @@ class TrialWriter:
         spec, paths = found
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
-        self.write(FinishedTrial.of(paths, lost_record(spec, Failure("launch", "signal", why), logs)))
+        record = lost_record(spec, Failure("launch", "signal", why), logs)
+        self.write(FinishedTrial(str(paths.file), record.to_dict()))
         return spec, paths
 
     def find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
