@@ -14,9 +14,6 @@ TRIALS, REPORTS = "aorta_trials", "aorta_reports"
 #: Name of the run in the history, where it was given to workers before there was a trial.
 STAMP = pytest.StashKey[str]()
 
-#: In a controller: what xdist calls this run.
-TEST_RUN = pytest.StashKey[str | None]()
-
 
 def is_worker(config: pytest.Config) -> bool:
     """Whether the items come from a controller, which also writes the results."""
@@ -38,17 +35,6 @@ def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
     """What the controller has sent to this worker, see ``pytest_configure_node``; empty in any other process."""
     decided: Mapping[str, Any] = getattr(config, "workerinput", {}).get("aorta", {})
     return decided
-
-
-def test_run_of(config: pytest.Config) -> str | None:
-    """What xdist calls this run, in all of its workers; ``None`` in any other process."""
-    found: Mapping[str, Any] = getattr(config, "workerinput", {})
-    return found.get("testrunuid")
-
-
-def test_run_everywhere(config: pytest.Config) -> str | None:
-    """The same in the controller as well; ``None`` without xdist."""
-    return test_run_of(config) or config.stash.get(TEST_RUN, None)
 
 
 def worker_of_workers(config: pytest.Config) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.plugin.compat import tear_down_before
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
-from pytest_aorta.plugin.roles import TEST_RUN, give_out_one_by_one, group_scheduler, is_worker
+from pytest_aorta.plugin.roles import give_out_one_by_one, group_scheduler, is_worker
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     TIMEOUT,
@@ -55,7 +55,6 @@ def pytest_configure_node(node: Any) -> None:
     if node.config.getoption("dist", "no") == "each":
         raise pytest.UsageError("--dist each would run every trial in each worker; for more trials: --aorta-trials N")
     run = run_of(node.config)
-    node.config.stash[TEST_RUN] = node.workerinput.get("testrunuid")
     folder = run.stopping.folder
     node.workerinput["aorta"] = {
         "folder": None if folder is None else str(folder),

@@ -23,7 +23,7 @@ import pytest
 
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import PlanError
-from pytest_aorta.plugin.roles import test_run_everywhere, test_run_of
+from pytest_aorta.plugin.roles import is_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
@@ -353,8 +353,8 @@ def close_recipes(config: pytest.Config) -> None:
 
 def _item_states(config: pytest.Config) -> ItemStates:
     if _ITEM_STATES not in config.stash:
-        run = test_run_of(config)
-        used = UsedFolder(partial(_shared_folder, run)) if run is not None else None
+        stamp = run_of(config).runner.store.stamp
+        used = UsedFolder(partial(_shared_folder, stamp)) if is_worker(config) else None
         config.stash[_ITEM_STATES] = ItemStates(None if used is None else used.path)
         if used is not None:
             config.add_cleanup(used.close)
@@ -449,9 +449,9 @@ def _gate(text: str, place: str) -> Gate:
 
 
 def _stopping_folder(config: pytest.Config, recipe: RecipeRun, action: Action) -> Callable[[], Path] | None:
-    run = test_run_everywhere(config)
-    if run is None:
+    if not is_worker(config) and not is_controller(config):
         return None
+    run = run_of(config).runner.store.stamp
     name = hashlib.sha256(f"{recipe.recipe.file}:{action.name}".encode()).hexdigest()[:16]
     return partial(_shared_folder, f"{run}-{name}")
 
