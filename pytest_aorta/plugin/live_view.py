@@ -30,9 +30,8 @@ from pytest_aorta.triage.facts import COUNTED, FAILURES, OUTCOMES, Outcome
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import RenderableType
     from rich.live import Live
-    from rich.segment import Segment
 
     from pytest_aorta.launch.engine import SlotTrial
     from pytest_aorta.plugin.run import Run
@@ -225,16 +224,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-class _Raw:
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Generator[Segment, None, None]:
-        from rich.segment import Segment
-
-        yield Segment(self._text)
-
-
 class LinesBelow:
     """pytest's file, and lines below what is written to it, which come and go without a trace. Thread-safe.
 
@@ -308,8 +297,10 @@ class LinesBelow:
             if self._live is not None and self._is_reached():
                 complete, newline, self._line = (self._line + text).rpartition("\n")
                 if newline:
+                    from rich.segment import Segment, Segments
+
                     with contextlib.suppress(OSError, ValueError):
-                        self._live.console.print(_Raw(complete + newline), soft_wrap=True, end="")
+                        self._live.console.print(Segments([Segment(complete + newline)]), soft_wrap=True, end="")
                         self._live.refresh()
                 return len(text)
             if self._is_reached():
