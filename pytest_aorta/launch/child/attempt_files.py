@@ -19,7 +19,7 @@ from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
 from pytest_aorta.trials.lifecycle import read_steps, step_file
-from pytest_aorta.trials.records import Event, Send, event_of_rank, to_json
+from pytest_aorta.trials.records import AttemptReason, Event, GroupState, Send, event_of_rank, to_json
 
 #: Variable with the number of a rank's attempt.
 ATTEMPT = "AORTA_ATTEMPT"
@@ -212,6 +212,12 @@ class AttemptRecorder:
     def stop(self) -> None:
         """The ranks that still run are about to be asked to end."""
         _append(_attempt_log(self.attempt_folder), {"stopped_at": time.time()})
+
+    def on_state(self, state: GroupState) -> None:
+        """The worker group has a new state."""
+
+    def on_restart(self, reason: AttemptReason) -> None:
+        """All ranks of an attempt have ended, and will be started again."""
 
     def has_left(self, local_rank: int) -> bool:
         """Whether a rank that has ended with exit code 0 was not done, so that the attempt has failed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,18 +50,17 @@ class WorkloadRecorder(AttemptRecorder):
         """Have stacks and flight recorders taken where they can say for which rank the others have waited."""
         super().stop()
         if is_about_a_missing_rank(self.evidence()):
-            take_stacks(self.running, self.attempt_folder, self._sockets)
+            self.take_stacks()
+
+    def take_stacks(self) -> None:
+        """Of the ranks that run, and what their flight recorders have."""
+        for rank in self.running:
+            save_collectives(self.attempt_folder, rank, self._sockets)
+        request_stacks(self.running.values())
 
     def has_left(self, local_rank: int) -> bool:
         seen = read_rank(RankEvidence(self.ranks[local_rank]), self.attempt_folder).seen()
         return not (seen.finished or seen.result is not None or seen.failures)
-
-
-def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None:
-    """Have the stacks and the flight recorders of processes taken, by rank."""
-    for rank in running:
-        save_collectives(folder, rank, sockets)
-    request_stacks(running.values())
 
 
 def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
