@@ -16,13 +16,11 @@ import operator
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Reader = Callable[[Any], Any]
+Reader = Callable[[Any], Any]
 
 #: Longest text of a bad value in a message.
 _SHOWN = 200
@@ -99,6 +97,19 @@ def _integer(value: Any, least: int) -> int | None:
     return number if number is not None and least <= number < 10**_DIGITS else None
 
 
+def _at_least(least: int) -> Reader:
+    def read(value: Any) -> int:
+        number = _integer(value, least)
+        if number is None:
+            raise ValueError(f"a whole number of at least {least}")
+        return number
+
+    return read
+
+
+positive_int, whole = _at_least(1), _at_least(0)
+
+
 def _number(value: Any) -> float:
     try:
         return math.nan if isinstance(value, bool) or not isinstance(value, str | numbers.Real) else float(value)
@@ -106,36 +117,18 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def positive_int(value: Any) -> int:
-    number = _integer(value, 1)
-    if number is None:
-        raise ValueError("a whole number of at least 1")
-    return number
+def _number_that(is_valid: Callable[[float], bool], valid: str) -> Reader:
+    def read(value: Any) -> float:
+        if not is_valid(_number(value)):
+            raise ValueError(valid)
+        return _number(value)
+
+    return read
 
 
-def whole(value: Any) -> int:
-    number = _integer(value, 0)
-    if number is None:
-        raise ValueError("a whole number of at least 0")
-    return number
-
-
-def seconds(value: Any) -> float:
-    if not 0 < _number(value) < math.inf:
-        raise ValueError("a number of seconds above 0")
-    return _number(value)
-
-
-def grace(value: Any) -> float:
-    if not 0 <= _number(value) < math.inf:
-        raise ValueError("a number of seconds, 0 for none")
-    return _number(value)
-
-
-def margin(value: Any) -> float:
-    if not 0 < _number(value) < 1:
-        raise ValueError("a number above 0 and below 1, such as 0.1")
-    return _number(value)
+seconds = _number_that(lambda number: 0 < number < math.inf, "a number of seconds above 0")
+grace = _number_that(lambda number: 0 <= number < math.inf, "a number of seconds, 0 for none")
+margin = _number_that(lambda number: 0 < number < 1, "a number above 0 and below 1, such as 0.1")
 
 
 def size(value: Any) -> int:
@@ -143,11 +136,10 @@ def size(value: Any) -> int:
     if isinstance(value, str):
         # ASCII, because without regard to case the Kelvin sign is a K, and then again none.
         found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
-        number = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
+        number = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else None
     else:
-        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        number = operator.index(value) if integral else 0
-    if not 0 < number < 2**63:  # what the system can count
+        number = _integer(value, 1)
+    if number is None or not 0 < number < 2**63:  # what the system can count
         raise ValueError("a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)")
     return number
 
@@ -325,13 +317,13 @@ def options(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-class Setting:  # much faster to define than a dataclass, and pytest waits for it at every start
+class Setting(NamedTuple):  # much faster to define than a dataclass, and pytest waits for it at every start
     """One setting.
 
-    Args:
+    Attributes:
         name: as typed on the command line, without ``--aorta-``.
-        reader: what makes a value of a text, or its ``module:function``.
-        metavar: what stands for the value; empty for a switch.
+        reader: what makes a value of a text, or its ``module:function`` within this package.
+        metavar: what stands for the value; empty for a switch, which stands without a value on the command line.
         help: one sentence.
         default: as it is typed; empty where there is none, or where ``help`` says what it depends on.
         separator: a regular expression that several values are separated by in a variable, where there may be several:
@@ -340,47 +332,46 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
             of pytest-aorta hands to pytest, see ``plugin.options.CommandSettings``.
     """
 
-    __slots__ = (
-        *("name", "metavar", "help", "default", "separator", "repeat", "is_switch", "scope"),
-        *("flag", "ini", "variable", "_reader"),
-    )
-
-    def __init__(
-        self,
-        name: str,
-        reader: Reader | str,
-        metavar: str,
-        help: str,
-        default: str = "",
-        *,
-        separator: str = "",
-        scope: str = "option",
-    ) -> None:
-        self.name = name
-        self._reader = reader
-        self.metavar = metavar
-        self.help = help
-        self.default = default
-        self.separator = separator
-        self.repeat = bool(separator)
-        self.is_switch = not metavar  # stands without a value on the command line
-        self.scope = scope
-        self.ini = f"aorta_{name.replace('-', '_')}"
-        self.variable = f"PYTEST_{self.ini.upper()}"
-        self.flag = f"--aorta-{name}" if scope == "option" else self.ini if scope == "ini" else f"--{name}"
+    name: str
+    reader: Reader | str
+    metavar: str
+    help: str
+    default: str = ""
+    separator: str = ""
+    scope: str = "option"
 
     def __repr__(self) -> str:
         return self.flag
 
     @property
+    def ini(self) -> str:
+        return f"aorta_{self.name.replace('-', '_')}"
+
+    @property
+    def variable(self) -> str:
+        return f"PYTEST_{self.ini.upper()}"
+
+    @property
+    def flag(self) -> str:
+        return {"option": f"--aorta-{self.name}", "ini": self.ini}.get(self.scope, f"--{self.name}")
+
+    @property
+    def repeat(self) -> bool:
+        return bool(self.separator)
+
+    @property
+    def is_switch(self) -> bool:
+        return not self.metavar
+
+    @property
     def parse(self) -> Reader:
         """The reader, imported only now."""
-        if callable(self._reader):
-            return self._reader
+        if callable(self.reader):
+            return self.reader
         from importlib import import_module
 
-        module, _, function = self._reader.partition(":")
-        found: Reader = getattr(import_module(module), function)
+        module, _, function = self.reader.partition(":")
+        found: Reader = getattr(import_module(f"pytest_aorta.{module}"), function)
         return found
 
     @property
@@ -393,34 +384,18 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         return "any text"
 
 
+_REGEX = "trials.command_line:checked_regex"
+
 #: Groups of ``pytest --help``, and the settings in each.
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "trials": (
         Setting("workload", name, "NAME", "run this registered workload (repeat)", separator=";"),
-        Setting(
-            "command",
-            "pytest_aorta.trials.command_line:checked_command",
-            "CMD",
-            "run this command (repeat)",
-            separator="\n",
-        ),
-        Setting(
-            "fail-on",
-            "pytest_aorta.trials.command_line:checked_regex",
-            "RE",
-            "a line that matches fails a command (repeat)",
-            separator="\n",
-        ),
-        Setting(
-            "pass-on",
-            "pytest_aorta.trials.command_line:checked_regex",
-            "RE",
-            "a command passes only if a line matches (repeat)",
-            separator="\n",
-        ),
+        Setting("command", "trials.command_line:checked_command", "CMD", "run this command (repeat)", separator="\n"),
+        Setting("fail-on", _REGEX, "RE", "a line that matches fails a command (repeat)", separator="\n"),
+        Setting("pass-on", _REGEX, "RE", "a command passes only if a line matches (repeat)", separator="\n"),
         Setting(
             "metric",
-            "pytest_aorta.trials.command_line:checked_metric",
+            "trials.command_line:checked_metric",
             "RE",
             "named groups are metrics of a command (repeat)",
             separator="\n",
@@ -458,7 +433,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "elastic",
-            "pytest_aorta.trials.execution:elastic_option",
+            "trials.execution:elastic_option",
             "K=V",
             "an option of the ranks' agent: max_restarts=1 (repeat)",
             separator=";",
@@ -469,7 +444,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("shard", shard, "I/N", "run part I of N; I/N:FILE balances by durations"),
         Setting(
             "where",
-            "pytest_aorta.common.conditions:parse_condition",
+            "common.conditions:parse_condition",
             "COND",
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
@@ -492,7 +467,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("margin", margin, "P", "differences of the failure rate that are no effect", "0.1", scope="ini"),
         Setting(
             "gate",
-            "pytest_aorta.triage.gates:parse_gate",
+            "triage.gates:parse_gate",
             "EXPR",
             "decides the exit status: failure_rate<=0.02 (repeat)",
             separator=";",
