@@ -15,13 +15,13 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED
 from pytest_aorta.workflow.commands import check_command
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.toml_errors import Location, describe, key_lines, line_of
+from pytest_aorta.workflow.toml_errors import check_table, describe, key_lines, line_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,6 +57,18 @@ class Table(BaseModel):
     """A table of a file; a key that it does not know is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_table(cls, content: Any) -> Any:
+        if not isinstance(content, cls):
+            check_table(cls, content, cls.useless_keys(content))
+        return content
+
+    @classmethod
+    def useless_keys(cls, content: Any) -> set[str]:
+        """The keys that cannot act with what the table is."""
+        return set()
 
 
 class OneOf(Table):
@@ -248,9 +260,9 @@ class ActionTable(CommandTable, MatrixTable):
     group: Group = Group()
     submit_options: Mapping[str, SubmitOptions] = Field(default_factory=dict)
 
-    @staticmethod
-    def useless_keys(content: Any) -> set[str]:
-        """The keys that cannot act with what the action is."""
+    @classmethod
+    def useless_keys(cls, content: Any) -> set[str]:
+        """See ``Table``; with a command those of a matrix, and the other way round."""
         if isinstance(content, Mapping) and ("command" in content) != ("workload" in content):
             return {*(MatrixTable if "command" in content else CommandTable).model_fields}
         return set()
@@ -405,8 +417,7 @@ def parse_tables(table: Any, text: str, file: Path) -> Any:
     try:
         return TypeAdapter(table).validate_python(content)
     except ValidationError as error:
-        location: Location
-        location, sentence = describe(error, content, table)
+        location, sentence = describe(error, content)
         raise RecipeError(sentence, file, line_of(key_lines(text), location)) from None
 
 
