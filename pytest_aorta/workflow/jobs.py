@@ -31,7 +31,7 @@ from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Cluster, Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.groups import action_variables
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions
-from pytest_aorta.workflow.scripts import JobScript, nodes_of, sbatch_options
+from pytest_aorta.workflow.scripts import nodes_of, sbatch_options, script_text
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
 
@@ -207,7 +207,7 @@ def _planned(
     target: Target, action: Action, groups: Sequence[Sequence[str]], commands_of: CommandsOf, files_of: FilesOf
 ) -> PlannedJob:
     recipe, cluster, size = target.recipe, target.cluster, len(groups[0])
-    table, is_slurm = action.table, cluster.scheduler == "slurm"
+    table = action.table
     own = table.submit_options.get(cluster.name, SubmitOptions())
     partition = cluster.choose_partition(own.partition, table.resources, size)
     job = Job(
@@ -219,8 +219,8 @@ def _planned(
         tasks=[Task(units=tuple(units)) for units in groups],
     )
     folder = job.folder.relative_to(recipe.root)
-    text = JobScript(
-        options=[*sbatch_options(action, cluster, partition, size)] if is_slurm else [],
+    text = script_text(
+        [*sbatch_options(action, cluster, partition, size)] if cluster.scheduler == "slurm" else None,
         name=job.name,
         root=recipe.root,
         folder=folder,
@@ -230,8 +230,7 @@ def _planned(
         note=[sys.executable, "-m", "pytest_aorta", "job-ended"],
         throttle=cluster.array_throttle,
         runs_trials=action.is_matrix,
-        for_slurm=is_slurm,
-    ).text()
+    )
     files = {name: text for number, units in enumerate(groups) for name, text in files_of(units, number).items()}
     warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
     cost = table.resources.cost(size) * len(groups)
