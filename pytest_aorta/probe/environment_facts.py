@@ -127,7 +127,6 @@ SECTIONS = (
 
 
 def _show(path: str, value: Any) -> Value:
-    """A value as people write it, by its type and the name of what it is of."""
     if path.startswith("end.libraries."):
         return tuple(sorted({os.path.basename(str(each)) for each in value}))
     if path == "host.kernel_command_line":

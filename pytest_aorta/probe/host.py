@@ -57,12 +57,10 @@ _CGROUP_ID = re.compile(r"([0-9a-f]{64})")
 
 
 def first_line(file: str | os.PathLike[str]) -> str | None:
-    """The file's first line without blanks at its ends; ``None`` without the file, or when the line is empty."""
     return _text(file).partition("\n")[0].strip() or None
 
 
 def keyed_lines(file: str | os.PathLike[str], separator: str = ":") -> dict[str, str]:
-    """``key: value`` lines as a dictionary, the first of equal keys; empty without the file."""
     found: dict[str, str] = {}
     for line in _text(file).splitlines():
         key, separates, value = line.partition(separator)
@@ -110,7 +108,6 @@ def host(guard: Guard) -> Facts:
 
 
 def kernel_command_line(root: Path = Path("/")) -> str | None:
-    """What the kernel was booted with, secrets redacted by the rules for variables."""
     line = first_line(root / "proc/cmdline")
     return redacted_command_line(line) if line is not None else None
 
@@ -160,7 +157,6 @@ def clock_mhz(root: Path = Path("/")) -> float | None:
 
 
 def clock_is_cheap(root: Path = Path("/")) -> bool:
-    """Whether ``clock_mhz`` gives a number, within a millisecond."""
     start = time.perf_counter()
     try:
         return clock_mhz(root) is not None and time.perf_counter() - start < _CHEAP_SEC
@@ -174,7 +170,6 @@ def _mhz(file: Path) -> float | None:
 
 
 def transparent_huge_pages(root: Path = Path("/")) -> Facts | None:
-    """The settings in force (``always``, ``madvise``, ``never``, ...) as ``enabled`` and ``defrag``."""
     folder = root / "sys/kernel/mm/transparent_hugepage"
     if not folder.is_dir():
         return None
@@ -184,7 +179,6 @@ def transparent_huge_pages(root: Path = Path("/")) -> Facts | None:
 
 
 def numa_balancing(root: Path = Path("/")) -> bool | None:
-    """Whether the kernel moves pages to the node that uses them; ``None`` for a kernel that cannot."""
     line = first_line(root / "proc/sys/kernel/numa_balancing")
     return None if line is None else line != "0"
 

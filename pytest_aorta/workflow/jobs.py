@@ -119,7 +119,6 @@ class Job(BaseModel):
         return []
 
     def command_statuses(self, task: int) -> dict[int, int]:
-        """Exit statuses of the commands that a task has run, by their numbers."""
         found = {}
         for line in self.lines("status", task):
             with contextlib.suppress(ValueError):
@@ -148,7 +147,6 @@ def read_jobs(index: Path, *, only_open: bool = False) -> list[Job]:
 
 
 def submitted_units(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
-    """Action to unit to ``CLUSTER/ID`` of the job that it is part of, of tasks that have not ended."""
     found: dict[str, dict[str, str]] = {}
     for job in jobs:
         for number, task in enumerate(job.tasks if job.is_open else ()):

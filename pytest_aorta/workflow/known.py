@@ -389,7 +389,6 @@ class Workspace:
             raise RequestError(f"the value of directory {name!r} is not valid JSON: {error}: {path}") from None
 
     def have_changed(self, sources: Mapping[str, str]) -> bool:
-        """Whether any of these files, path to digest, has another content now, or is gone."""
         for path in sources.keys() - self._digests.keys():
             self._digests[path] = file_digest(Path(path))
         return any(self._digests[path] != digest for path, digest in sources.items())

@@ -67,7 +67,6 @@ class Table(BaseModel):
 
     @classmethod
     def useless_keys(cls, content: Any) -> set[str]:
-        """The keys that cannot act with what the table is."""
         return set()
 
 
@@ -106,7 +105,6 @@ class Selector(OneOf):
     any: tuple[Condition, ...] | None = None
 
     def selects(self, value: Json, directory: str) -> bool:
-        """Whether a directory is selected; a missing element is an error unless an earlier condition has decided."""
         if self.any is not None:
             return builtins.any(is_met(value, *condition, directory) for condition in self.any)
         conditions = self.all if self.condition is None else (self.condition,)
@@ -262,7 +260,6 @@ class ActionTable(CommandTable, MatrixTable):
 
     @classmethod
     def useless_keys(cls, content: Any) -> set[str]:
-        """See ``Table``; with a command those of a matrix, and the other way round."""
         if isinstance(content, Mapping) and ("command" in content) != ("workload" in content):
             return {*(MatrixTable if "command" in content else CommandTable).model_fields}
         return set()
@@ -407,7 +404,6 @@ def parse_recipe(text: str, file: Path) -> Recipe:
 
 
 def parse_tables(table: Any, text: str, file: Path) -> Any:
-    """The content of a TOML file as a type of tables; errors name the file and the line."""
     from pydantic import TypeAdapter
 
     try:

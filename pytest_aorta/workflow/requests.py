@@ -83,7 +83,6 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
 
 
 def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, CellRequest]]:
-    """What is asked of each cell, by action and cell, of all actions with a workload. No workload is imported."""
     found: dict[str, dict[str, CellRequest]] = {}
     for action in recipe.actions:
         if action.is_matrix:

@@ -69,7 +69,6 @@ def key_lines(text: str) -> Mapping[Location, int]:
 
 
 def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int:
-    """The line of a location, or of the nearest one around it that stands in the text."""
     return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
 
 
@@ -130,7 +129,6 @@ def _place(location: Location, content: Any) -> str:
 
 
 def _known(location: Sequence[str | int], content: Any) -> Location:
-    """The beginning of a location that is one of the file: names of types follow where several are valid."""
     for position, step in enumerate(location):
         try:
             content = content[step]
