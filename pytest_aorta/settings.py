@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 Reader = Callable[[Any], Any]
 
@@ -97,17 +97,19 @@ def _integer(value: Any, least: int) -> int | None:
     return number if number is not None and least <= number < 10**_DIGITS else None
 
 
-def _at_least(least: int) -> Reader:
-    def read(value: Any) -> int:
-        number = _integer(value, least)
-        if number is None:
-            raise ValueError(f"a whole number of at least {least}")
-        return number
-
-    return read
+def positive_int(value: Any) -> int:
+    return _at_least(1, value)
 
 
-positive_int, whole = _at_least(1), _at_least(0)
+def whole(value: Any) -> int:
+    return _at_least(0, value)
+
+
+def _at_least(least: int, value: Any) -> int:
+    number = _integer(value, least)
+    if number is None:
+        raise ValueError(f"a whole number of at least {least}")
+    return number
 
 
 def _number(value: Any) -> float:
@@ -117,18 +119,23 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _number_that(is_valid: Callable[[float], bool], valid: str) -> Reader:
-    def read(value: Any) -> float:
-        if not is_valid(_number(value)):
-            raise ValueError(valid)
-        return _number(value)
-
-    return read
+def _between(low: float, high: float, value: Any, valid: str) -> float:
+    number = _number(value)
+    if not low < number < high:
+        raise ValueError(valid)
+    return number
 
 
-seconds = _number_that(lambda number: 0 < number < math.inf, "a number of seconds above 0")
-grace = _number_that(lambda number: 0 <= number < math.inf, "a number of seconds, 0 for none")
-margin = _number_that(lambda number: 0 < number < 1, "a number above 0 and below 1, such as 0.1")
+def seconds(value: Any) -> float:
+    return _between(0, math.inf, value, "a number of seconds above 0")
+
+
+def grace(value: Any) -> float:
+    return 0.0 if _number(value) == 0 else _between(0, math.inf, value, "a number of seconds, 0 for none")
+
+
+def margin(value: Any) -> float:
+    return _between(0, 1, value, "a number above 0 and below 1, such as 0.1")
 
 
 def size(value: Any) -> int:
@@ -317,7 +324,7 @@ def options(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-class Setting(NamedTuple):  # much faster to define than a dataclass, and pytest waits for it at every start
+class Setting:  # much faster to define than a dataclass, and pytest waits for it at every start
     """One setting.
 
     Attributes:
@@ -332,36 +339,31 @@ class Setting(NamedTuple):  # much faster to define than a dataclass, and pytest
             of pytest-aorta hands to pytest, see ``plugin.options.CommandSettings``.
     """
 
-    name: str
-    reader: Reader | str
-    metavar: str
-    help: str
-    default: str = ""
-    separator: str = ""
-    scope: str = "option"
+    __slots__ = (
+        *("name", "reader", "metavar", "help", "default", "separator", "scope"),
+        *("ini", "variable", "flag", "repeat", "is_switch"),
+    )
+
+    def __init__(
+        self,
+        name: str,
+        reader: Reader | str,
+        metavar: str,
+        help: str,
+        default: str = "",
+        separator: str = "",
+        scope: str = "option",
+    ) -> None:
+        self.name, self.reader, self.metavar, self.help = name, reader, metavar, help
+        self.default, self.separator, self.scope = default, separator, scope
+        self.ini = f"aorta_{name.replace('-', '_')}"
+        self.variable = f"PYTEST_{self.ini.upper()}"
+        self.flag = f"--aorta-{name}" if scope == "option" else self.ini if scope == "ini" else f"--{name}"
+        self.repeat = bool(separator)
+        self.is_switch = not metavar
 
     def __repr__(self) -> str:
         return self.flag
-
-    @property
-    def ini(self) -> str:
-        return f"aorta_{self.name.replace('-', '_')}"
-
-    @property
-    def variable(self) -> str:
-        return f"PYTEST_{self.ini.upper()}"
-
-    @property
-    def flag(self) -> str:
-        return {"option": f"--aorta-{self.name}", "ini": self.ini}.get(self.scope, f"--{self.name}")
-
-    @property
-    def repeat(self) -> bool:
-        return bool(self.separator)
-
-    @property
-    def is_switch(self) -> bool:
-        return not self.metavar
 
     @property
     def parse(self) -> Reader:

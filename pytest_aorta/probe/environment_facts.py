@@ -111,8 +111,9 @@ RULES = (
     Rule(r"runtime_context\.venv\.system_site_packages", "system packages in the venv"),
     Rule(r"runtime_context\..*|compilers\..*\.path", ""),
     Rule(r"compilers\.(.+)\.version", r"\1"),
+    Rule(r"git\.commit", "git commit"),
+    Rule(r"git\.branch", "git branch"),
     Rule(r"git\.changed_files", "files changed since the git commit"),
-    Rule(r"git\.(commit|branch)", r"git \1"),
     Rule(r"git\..*", ""),
     Rule(r"host\.hostname", "host"),
     # Keys that have no better name, and those of later versions.

@@ -93,15 +93,17 @@ def check_table(table: type[BaseModel], content: Any, useless: Collection[str] =
 def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
     """The first error in the content of a file: where it is, and a sentence."""
     errors = error.errors(include_url=False)
-    found, location = errors[0], _known(errors[0]["loc"], content)
+    found, steps = errors[0], errors[0]["loc"]
+    is_key = steps[-1:] == ("[key]",)
+    location = _known(steps[:-2] if is_key else steps, content)
     place = _place(location, content)
     if found["type"] == "unknown_key":
         return (*location, found["ctx"]["key"]), f"{place}: {found['msg']}" if place else found["msg"]
-    if found["type"] == "missing" and isinstance(found["loc"][-1], str):
-        sentence = f"key {found['loc'][-1]!r} is missing"
+    if found["type"] == "missing" and isinstance(steps[-1], str):
+        sentence = f"key {steps[-1]!r} is missing"
         return location, f"{place}: {sentence}" if place else sentence
     place, value = place or "the file", found["input"]
-    if found["loc"][-1:] == ("[key]",):
+    if is_key:
         return location, f"{place}: key {value!r}: expected a string"
     if found["type"] == "value_error":
         shown = "" if isinstance(value, dict) else _shown(location, value)
