@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.launch.child.torchrun import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
-from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.probe.environment_facts import FILES
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
@@ -26,6 +26,7 @@ from pytest_aorta.triage.environments import differences as differences_of_envir
 from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, elastic_options
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, differences, parts_of
+from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, RequestedEnvironment, TrialResult
 from pytest_aorta.trials.spec import Origin, TrialSpec
 from pytest_aorta.workspace.paths import TrialPaths
@@ -356,7 +357,7 @@ def _config(request: Request) -> dict[str, Any]:
         source = request.config.get("source")
         if source is not None and not os.path.isfile(source):
             raise ReplayError(f"the script {source} is gone")
-        return {**request.config, "digest": file_digest(source)}
+        return {**request.config, "digest": source and file_digest(Path(source))}
     if where.endswith(".py") and not os.path.isfile(where):
         raise ReplayError(f"the file of its workload, {where}, is gone")
     # Another interpreter, or what a launcher leads to, may have modules that are not here.

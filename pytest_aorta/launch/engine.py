@@ -20,7 +20,7 @@ from pytest_aorta.launch.host.evidence import report_unstarted
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialOrder, cell_key
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
-from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.nodes import endpoint, is_multi_node, node_rank
 from pytest_aorta.launch.pool import Job, JobPool, Slot
 from pytest_aorta.launch.record import build_record, logs_in, request_of
 from pytest_aorta.launch.workload_info import PreparedCell

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_aorta.launch.launch_mode import LaunchPlan
-from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.trials.fingerprint import Impositions, Ingredients, Parts, fingerprint_parts
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.result import Free

@@ -24,8 +24,6 @@ from pytest_aorta.launch.diagnosis.evidence import (
     RankExit,
     TrialEvidence,
     pid_of,
-    to_json,
-    trial_from_json,
 )
 from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
 from pytest_aorta.trials.events import Send, TrialEvent
@@ -326,7 +324,7 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         short = [replace(rank, events=rank.events and list(map(_in_short, rank.events))) for rank in trial.ranks]
-        partial.write_text(to_json(replace(trial, ranks=short)))
+        partial.write_text(replace(trial, ranks=short).to_json())
         partial.rename(path)
 
 
@@ -341,7 +339,7 @@ def _in_short(event: TrialEvent) -> TrialEvent:
 def read_evidence(path: Path) -> TrialEvidence | None:
     """What ``keep_evidence`` has written; ``None`` where there is nothing."""
     try:
-        return trial_from_json(path.read_bytes())
+        return TrialEvidence.from_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 

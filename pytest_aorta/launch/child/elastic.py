@@ -33,7 +33,7 @@ from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_recorder
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.launch_mode import TrialPayload
-from pytest_aorta.launch.nodes.addressing import is_multi_node, node_rank
+from pytest_aorta.launch.nodes import is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.events import AttemptReason, GroupEvent, Send
@@ -120,7 +120,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     relay = EventLogRelay(send)
     exchange = None
     if is_multi_node(options):
-        from pytest_aorta.launch.child.several_nodes import NodeExchange, rendezvous_of_nodes
+        from pytest_aorta.launch.child.several_nodes import NodeExchange
 
         exchange = NodeExchange(options, payload["trial_id"])
 
@@ -128,7 +128,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         forward_events()
         trial = recorder.evidence()
         if exchange is not None:
-            trial = exchange.share(trial, recorder.group, last=False)
+            trial = exchange.share(trial, last=False)
         keep_evidence(folder, trial)
         send(attempt_event(trial, reason))
 
@@ -140,7 +140,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         forward_events()
         if exchange is not None and exchange.is_asked(recorder.group):  # by node 0, whose ranks have ended
             take_stacks(recorder.running, recorder.attempt_folder, Path(payload["sockets"]))
-            exchange.answer(recorder.evidence().own_ranks(still_running=True), recorder.group)
+            exchange.answer(recorder.evidence(), still_running=True)
 
     recorder.watch = watch  # type: ignore[method-assign]
     use_recorder(recorder, max(1.0, payload["grace"]))
@@ -149,7 +149,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         spec = WorkerSpec(
             role=options.role,
             local_world_size=nproc,
-            rdzv_handler=(rendezvous if exchange is None else rendezvous_of_nodes)(options, payload["trial_id"]),
+            rdzv_handler=rendezvous(options, payload["trial_id"]),
             entrypoint=rank_main if forked else fresh_rank_main,
             args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
             max_restarts=options.max_restarts,
@@ -172,7 +172,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     close_stores()
     trial = recorder.evidence(None if error is None else AgentEnd("the agent", error=error))
     if recorder.attempt >= 0 and exchange is not None:
-        trial = exchange.share(trial, recorder.group)
+        trial = exchange.share(trial)
     found = judge(trial)
     # Node 0 may have to read it when the store has gone.
     if found.failure is not None or found.cleanup is not None or node_rank(options) != 0:

@@ -18,12 +18,12 @@ from pytest_aorta.launch.child.attempt_files import (
     left_early,
     save_collectives,
 )
-from pytest_aorta.launch.child.name_service import LOOPBACK
 from pytest_aorta.launch.child.torch_compat import connect_without_name_server, quiet_stderr, start_worker_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
 from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, socket_path
+from pytest_aorta.launch.nodes import LOOPBACK
 from pytest_aorta.runtime.process_tree import request_stacks
 from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.events import EndEvent, Send

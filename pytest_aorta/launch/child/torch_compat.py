@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -32,7 +33,6 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api as launcher
 
 from pytest_aorta.launch.child.attempt_files import AttemptRecorder
-from pytest_aorta.launch.child.name_service import files_only
 from pytest_aorta.runtime.process_tree import native_threads
 from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName
 
@@ -235,6 +235,31 @@ def refuse_native_threads() -> None:
             f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
             "--aorta-elastic start_method=spawn starts them afresh"
         )
+
+
+def ask_files_only() -> None:
+    """From now on, look names up in /etc/hosts alone, in this process. Does nothing where libc cannot (musl)."""
+    _look_hosts_up_in("files")
+
+
+@contextlib.contextmanager
+def files_only() -> Iterator[None]:
+    """Look names up in /etc/hosts alone within the block, in all threads of this process."""
+    ask_files_only()
+    try:
+        yield
+    finally:
+        found = None
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found = re.search(r"^\s*hosts:([^#\n]*)", Path("/etc/nsswitch.conf").read_text(), re.MULTILINE)
+        _look_hosts_up_in((found[1].strip() if found else "") or "files dns")  # what glibc does without it
+
+
+def _look_hosts_up_in(services: str) -> None:
+    # nss.h: "override service configuration", a GNU extension. It holds from the next look-up on.
+    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
+    if configure is not None:
+        configure(b"hosts", services.encode())
 
 
 def connect_without_name_server(host: str) -> None:

@@ -1,4 +1,4 @@
-"""What runs in torchrun's own process, for the ranks of a workload and for those of a script or command."""
+"""What runs in torchrun's own process, and in the ranks of a workload that it starts."""
 
 from __future__ import annotations
 
@@ -75,50 +75,35 @@ class TorchrunAgent(ReportingAgent):
         EventLogWriter(self.states).send(event)
 
 
-def run_workload(order: Path, arguments: list[str]) -> int:
-    """torchrun for the ranks of a workload; the exit status that it would have."""
-    payload: TrialPayload = json.loads(order.read_text())["payload"]
-    use_recorder(WorkloadRecorder(payload, "torchrun"), max(1.0, payload["grace"]))
-    TorchrunAgent.states = order.with_name(STATES)
-    use_agent_in_torchrun(TorchrunAgent)
-    try:
-        return _run(arguments)
-    except Exception as error:
-        order.with_name(ERROR).write_text(json.dumps(describe_exception(error)))
-        raise
-
-
-def run_script(order: dict[str, Any], arguments: list[str]) -> int:
-    """torchrun for the ranks of a script or a command; the exit status that it would have."""
+def main(launcher: str, path: Path, arguments: list[str]) -> int:
+    """Run torchrun, or one rank of a workload; the exit status that it would have."""
+    order: dict[str, Any] = json.loads(path.read_text())
+    payload: TrialPayload = order["payload"]
+    if launcher == "rank":
+        sys.path.extend(each for each in order["sys_path"] if each not in sys.path)
+        return 0 if run_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1
     os.chdir(order["cwd"])
-    use_recorder(ScriptRecorder(Path(order["folder"])), order["grace"])
-    os.environ.update(bootstrap_variables(os.environ, folder=order["folder"], sys_path=order["sys_path"]))
-    # Of an outer torchrun, whose rank's failure this one's are not.
-    os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
-    return _run(arguments)
-
-
-def _run(arguments: list[str]) -> int:
-    from torch.distributed.run import main
+    if launcher == "script":
+        use_recorder(ScriptRecorder(Path(payload["folder"])), payload["grace"])
+        os.environ.update(bootstrap_variables(os.environ, folder=payload["folder"], sys_path=order["sys_path"]))
+        # Of an outer torchrun, whose rank's failure this one's are not.
+        os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
+    else:
+        use_recorder(WorkloadRecorder(payload, "torchrun"), max(1.0, payload["grace"]))
+        TorchrunAgent.states = path.with_name(STATES)
+        use_agent_in_torchrun(TorchrunAgent)
+    from torch.distributed.run import main as torchrun
 
     try:
-        main(arguments)
+        torchrun(arguments)
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return 1
+    except Exception as error:
+        path.with_name(ERROR).write_text(json.dumps(describe_exception(error)))
+        raise
     return 0
 
 
-def run_workload_rank(payload: TrialPayload, sys_path: list[str]) -> int:
-    """A rank of a workload in an interpreter that torchrun started."""
-    sys.path.extend(path for path in sys_path if path not in sys.path)
-    return 0 if run_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1
-
-
 if __name__ == "__main__":
-    what, given, *rest = sys.argv[1:]
-    if what == "workload":
-        sys.exit(run_workload(Path(given), rest))
-    if what == "script":
-        sys.exit(run_script(json.loads(Path(given).read_text()), rest))
-    sys.exit(run_workload_rank(**json.loads(Path(given).read_text())))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.child.learned_imports import LearnedImports, import_in_advance, preload_as_asked
+from pytest_aorta.launch.child.learned_imports import LearnedImports, import_in_advance
 from pytest_aorta.probe.collect import (
     StaticEnv,
     collect_end,
@@ -101,7 +101,8 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[
     note_tmp()
     set_arguments(argument["target"])
     before = children_now()
-    preload_as_asked(modules)
+    if refused := import_in_advance(modules):
+        raise ImportError(f"--aorta-preload {refused['module']}: its import in advance {refused['why']}")
     load_class(argument["target"])
     _note_children(before)
 

@@ -145,6 +145,14 @@ class TrialEvidence:
         ranks |= {rank.rank: rank for rank in others if rank.rank not in ranks or not ranks[rank.rank].started}
         return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
 
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TrialEvidence:
+        """What ``to_json`` has written; raises ``ValueError`` for anything else."""
+        return _adapter().validate_json(text)
+
 
 def counts(at: float | None, until: float | None) -> bool:
     """Whether something of that time counts.
@@ -168,25 +176,8 @@ def pid_of(seen: Observed) -> int | None:
     return pid if isinstance(pid, int) else None
 
 
-def to_json(evidence: TrialEvidence | list[RankEvidence]) -> str:
-    """For another process, or a file."""
-    if isinstance(evidence, TrialEvidence):
-        return json.dumps(asdict(evidence))
-    return json.dumps([asdict(rank) for rank in evidence])
-
-
-def trial_from_json(text: str | bytes) -> TrialEvidence:
-    """What ``to_json`` has written; raises ``ValueError`` for anything else."""
-    return _adapters()[0].validate_json(text)
-
-
-def ranks_from_json(text: str | bytes) -> list[RankEvidence]:
-    """What ``to_json`` has written; raises ``ValueError`` for anything else."""
-    return _adapters()[1].validate_json(text)
-
-
 @cache
-def _adapters() -> tuple[TypeAdapter[TrialEvidence], TypeAdapter[list[RankEvidence]]]:
+def _adapter() -> TypeAdapter[TrialEvidence]:
     from pydantic import TypeAdapter  # not in every rank
 
-    return TypeAdapter(TrialEvidence), TypeAdapter(list[RankEvidence])
+    return TypeAdapter(TrialEvidence)

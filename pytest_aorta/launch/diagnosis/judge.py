@@ -362,10 +362,6 @@ def _where(rank: RankEvidence, own: _OwnFailure | None, *, unseen: bool) -> str:
 #: What an error of the agent says, and what helps.
 _HINTS = (
     (
-        r"is not registered",
-        "--aorta-elastic rdzv_backend= takes c10d or static",
-    ),
-    (
         r"EADDRINUSE|[Aa]ddress already in use|failed to listen",
         "give a free port of node 0 with --aorta-elastic rdzv_endpoint=HOST:PORT, on every node",
     ),

@@ -29,8 +29,7 @@ from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvide
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
 from pytest_aorta.launch.diagnosis.traces import locate, read_dump
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
-from pytest_aorta.launch.nodes.addressing import endpoint, is_multi_node, network_problem, node_rank
-from pytest_aorta.launch.nodes.store import NodeStore
+from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.events import ExitEvent, FailureData, RankData, ResultData
 from pytest_aorta.trials.execution import FILES, ElasticOptions

@@ -21,8 +21,7 @@ from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.evidence import Evidence, collect_artifacts, stacks_to_read, stderr_to_read
 from pytest_aorta.launch.host.place import Place, TemporaryFolders, clear_place, make_place, share_place
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command
-from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.launch.nodes.store import NodeStore
+from pytest_aorta.launch.nodes import NodeStore, is_multi_node
 from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now

@@ -16,7 +16,7 @@ from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.place import TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.store import NodeStore
+from pytest_aorta.launch.nodes import NodeStore
 from pytest_aorta.launch.record import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.registry import Environment

@@ -14,10 +14,11 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from pytest_aorta.launch.child.attempt_files import AttemptRecorder
 from pytest_aorta.launch.child.elastic import RankLogs
-from pytest_aorta.launch.child.rendezvous import OneHost
+from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_recorder
 from pytest_aorta.launch.diagnosis.evidence import RankExit
 from pytest_aorta.trials.events import AttemptReason, GroupEvent
+from pytest_aorta.trials.execution import ElasticOptions
 
 RANKS = 2
 
@@ -64,7 +65,7 @@ def main(folder: Path) -> None:
     spec = WorkerSpec(
         role="default",
         local_world_size=RANKS,
-        rdzv_handler=OneHost("contract", forks=True),
+        rdzv_handler=rendezvous(ElasticOptions(), "contract"),
         entrypoint=rank,
         args=(folder,),
         max_restarts=1,

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.diagnosis.evidence import trial_from_json
+from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
 
 CASES = Path(__file__).with_name("cases")
@@ -71,7 +71,8 @@ def _shifted(value: Any, by: float) -> Any:
 def main(source: Path, name: str, shows: str) -> None:
     """Write the case ``name``."""
     evidence = anonymous(json.loads(source.read_text()))
-    case = {"shows": shows, "evidence": evidence, "expected": expectation(judge(trial_from_json(json.dumps(evidence))))}
+    expected = expectation(judge(TrialEvidence.from_json(json.dumps(evidence))))
+    case = {"shows": shows, "evidence": evidence, "expected": expected}
     CASES.mkdir(exist_ok=True)
     (CASES / f"{name}.json").write_text(json.dumps(case, indent=1) + "\n")
 

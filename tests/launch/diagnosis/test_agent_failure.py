@@ -18,13 +18,6 @@ def evidence(error: dict[str, str] | None = None, returncode: int | None = None,
     return TrialEvidence("elastic", ranks=started, agent=AgentEnd("the agent", returncode, error))
 
 
-def no_backend() -> None:
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-    get_rendezvous_handler(RendezvousParameters("telepathy", "localhost:1", "id", 1, 1))
-
-
 def port_in_use() -> None:
     import torch.distributed as dist
 
@@ -47,7 +40,6 @@ def node_0_has_gone() -> None:
 @pytest.mark.parametrize(
     ("fails", "option"),
     [
-        (no_backend, "rdzv_backend="),
         (port_in_use, "rdzv_endpoint="),
         (no_other_node, "nnodes=MIN:MAX"),
         (node_0_has_gone, "rdzv_endpoint="),

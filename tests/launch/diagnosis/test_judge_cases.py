@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from record_case import CASES, expectation
 
-from pytest_aorta.launch.diagnosis.evidence import trial_from_json
+from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge
 from pytest_aorta.trials.result import Failure, RankRecord
 
@@ -33,7 +33,7 @@ ANONYMOUS = "/home/me/"
 def test_what_is_made_of_a_real_run(path: Path) -> None:
     case: dict[str, Any] = json.loads(path.read_text())
 
-    found = judge(trial_from_json(json.dumps(case["evidence"])))
+    found = judge(TrialEvidence.from_json(json.dumps(case["evidence"])))
 
     assert expectation(found) == case["expected"]
     for record in found.ranks:

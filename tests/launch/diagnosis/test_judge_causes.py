@@ -19,7 +19,7 @@ from pytest_aorta.launch.child.attempt_files import (
     write_exit,
     write_start,
 )
-from pytest_aorta.launch.diagnosis.evidence import RankExit, to_json, trial_from_json
+from pytest_aorta.launch.diagnosis.evidence import RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
 from pytest_aorta.trials.events import RankData, TrialEvent
 from pytest_aorta.trials.result import Failure, RankRecord
@@ -39,7 +39,7 @@ def judgement_of(
             log.send(event)
     for rank, code in (codes or {}).items():
         write_exit(folder, 0, rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
-    found = judge(trial_from_json(to_json(attempt_evidence(folder, 0, "elastic", None))))
+    found = judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None).to_json()))
     for record in found.ranks:
         RankRecord.model_validate(record)
     if found.failure is not None:

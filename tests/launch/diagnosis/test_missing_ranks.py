@@ -19,7 +19,7 @@ from pytest_aorta.launch.child.attempt_files import (
     write_exit,
     write_start,
 )
-from pytest_aorta.launch.diagnosis.evidence import RankExit, to_json, trial_from_json
+from pytest_aorta.launch.diagnosis.evidence import RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
 from pytest_aorta.trials.events import TrialEvent
 
@@ -75,7 +75,7 @@ def judgement(
         collectives_file(attempt, rank).write_text(trace if isinstance(trace, str) else json.dumps(trace))
     for rank, code in (codes or {}).items():
         write_exit(folder, 0, rank, RankExit(code, at=1000.0, stopped=False))
-    return judge(trial_from_json(to_json(attempt_evidence(folder, 0, "elastic", None, overdue=overdue))))
+    return judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None, overdue=overdue).to_json()))
 
 
 def test_the_rank_that_others_wait_for_is_missing(tmp_path: Path) -> None:
