@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from pytest_aorta.common.import_target import module_spec
-from pytest_aorta.launch.child.torchrun import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
 from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.probe.environment_facts import FILES
