@@ -26,8 +26,8 @@ from pytest_aorta.launch.diagnosis.evidence import (
     pid_of,
 )
 from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
-from pytest_aorta.trials.events import Send, TrialEvent
 from pytest_aorta.trials.lifecycle import read_steps, step_file
+from pytest_aorta.trials.records import Event, ResultRecord, Send, event_of_rank, to_json
 
 #: Variable with the number of a rank's attempt.
 ATTEMPT = "AORTA_ATTEMPT"
@@ -80,8 +80,8 @@ class EventLogWriter:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._relay = relay
 
-    def send(self, event: TrialEvent) -> None:
-        os.write(self._fd, json.dumps(event).encode() + b"\n")
+    def send(self, event: Event) -> None:
+        os.write(self._fd, to_json(event).encode() + b"\n")
         if self._relay is not None:
             self._relay(event)
 
@@ -109,7 +109,7 @@ class EventLogRelay:
         self._offsets[path] = offset + len(complete)
 
 
-def read_events(folder: Path, rank: int) -> list[TrialEvent] | None:
+def read_events(folder: Path, rank: int) -> list[Event] | None:
     """What a rank has reported, as far as it got; ``None`` where it has no event log.
 
     Of its environment, only the process; of its steps, only the last.
@@ -117,7 +117,7 @@ def read_events(folder: Path, rank: int) -> list[TrialEvent] | None:
     lines = _lines(event_log(folder, rank))
     if lines is None:
         return None
-    events: list[TrialEvent] = [event for event in lines if event["type"] in ("begin", "end", "env", "lived")]
+    events = [event_of_rank(event) for event in lines if event["type"] in ("begin", "end", "env", "lived")]
     for event in events:
         if event["type"] == "env":
             event["env"] = {"process": event["env"].get("process")}
@@ -328,11 +328,11 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
         partial.rename(path)
 
 
-def _in_short(event: TrialEvent) -> TrialEvent:
+def _in_short(event: Event) -> Event:
     if event["type"] == "env":
         return {"type": "env", "env": event["env"]}
-    if event["type"] == "end" and "result" in event:
-        return {**event, "result": {"passed": event["result"]["passed"]}}
+    if event["type"] == "end" and (result := event.get("result")) is not None:
+        return {**event, "result": ResultRecord(result.passed)}
     return event
 
 

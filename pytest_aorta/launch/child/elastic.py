@@ -36,8 +36,8 @@ from pytest_aorta.launch.launch_mode import TrialPayload
 from pytest_aorta.launch.nodes import is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking
-from pytest_aorta.trials.events import AttemptReason, GroupEvent, Send
 from pytest_aorta.trials.execution import ElasticOptions, elastic_options
+from pytest_aorta.trials.records import AttemptReason, GroupState, Send
 
 
 class RankLogs(LogsSpecs):
@@ -94,8 +94,8 @@ class _Agent(ReportingAgent):
     def attempt(self) -> int:
         return self._logs.attempt
 
-    def on_event(self, event: GroupEvent) -> None:
-        self._send(event)
+    def on_state(self, state: GroupState) -> None:
+        self._send({"type": "group", "group": state})
 
     def on_restart(self, reason: AttemptReason) -> None:
         self._before_restart(reason)

@@ -26,8 +26,8 @@ from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, socket_path
 from pytest_aorta.launch.nodes import LOOPBACK
 from pytest_aorta.runtime.process_tree import request_stacks
 from pytest_aorta.runtime.zygote_main import arm
-from pytest_aorta.trials.events import EndEvent, Send
 from pytest_aorta.trials.lifecycle import failure_of, step_file
+from pytest_aorta.trials.records import Event, Send
 from pytest_aorta.trials.seeding import rank_seed
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
 
 def _import(payload: TrialPayload, seed: int, send: Send) -> None:
     send({"type": "begin", "phase": "import"})
-    end: EndEvent = {"type": "end", "phase": "import", "sec": 0.0}
+    end: Event = {"type": "end", "phase": "import", "sec": 0.0}
     start = time.monotonic()
     try:
         load(payload, seed)

@@ -34,7 +34,7 @@ from torch.distributed.launcher import api as launcher
 
 from pytest_aorta.launch.child.attempt_files import AttemptRecorder
 from pytest_aorta.runtime.process_tree import native_threads
-from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName
+from pytest_aorta.trials.records import AttemptReason, GroupState, GroupStateName
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class ReportingAgent(LocalElasticAgent):
         super().__init__(spec, *arguments, **keywords)
         self._worker_group: WorkerGroup = _ObservedGroup(spec, self)
 
-    def on_event(self, event: GroupEvent) -> None:
+    def on_state(self, state: GroupState) -> None:
         """The worker group has a new state."""
 
     def on_restart(self, reason: AttemptReason) -> None:
@@ -82,15 +82,8 @@ class ReportingAgent(LocalElasticAgent):
     def _note_state(self, state: WorkerState) -> None:
         workers = self._worker_group.workers
         size = workers[0].world_size if workers else -1
-        self.on_event(
-            {
-                "type": "group",
-                "state": cast(GroupStateName, state.name),
-                "at": time.time(),
-                "attempt": max(0, self.attempt()),
-                "world_size": None if size == -1 else size,
-            }
-        )
+        name, attempt = cast(GroupStateName, state.name), max(0, self.attempt())
+        self.on_state(GroupState(name, time.time(), attempt, None if size == -1 else size))
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         super()._setup_local_watchdog(envs)

@@ -29,9 +29,9 @@ from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, s
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET
-from pytest_aorta.trials.events import EndEvent, Send
 from pytest_aorta.trials.execution import DEFAULTS, NAMES, ElasticOptions, elastic_options, note_tmp
 from pytest_aorta.trials.loading import describe, load_class
+from pytest_aorta.trials.records import Event, ResultRecord, Send
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.child.command import CommandOutput
@@ -141,14 +141,12 @@ def run_program(
     )
     found = judge(trial)
     code = 0 if trial.agent is None else trial.agent.returncode or 0
-    if ready is not None and (found.failure is None or found.failure.get("rank") is not None):
-        end: EndEvent = {"type": "end", "phase": "run", "sec": time.monotonic() - ready, "at": time.time()}
+    if ready is not None and (found.failure is None or found.failure.rank is not None):
+        end: Event = {"type": "end", "phase": "run", "sec": time.monotonic() - ready, "at": time.time()}
         if output is None:
-            end["result"] = {"passed": code == 0, "metrics": {"returncode": code}}
+            end["result"] = ResultRecord(code == 0, metrics={"returncode": code})
         else:
-            end["result"], failure = output.result(begun, code)
-            if failure is not None:
-                end["failure"] = failure
+            end["result"], end["failure"] = output.result(begun, code)
         send(end)
     _report(folder, trial, send)
     send({"type": "lived", "at": time.time()})

@@ -6,14 +6,13 @@ Times are seconds of ``time.time()``; codes are negative for a signal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.trials.events import TrialEvent
-from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.outcome import Observation
+from pytest_aorta.trials.records import Event, to_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -76,7 +75,7 @@ class RankEvidence:
     started: bool = False
     running: bool = False
     exit: RankExit | None = None
-    events: list[TrialEvent] | None = None
+    events: list[Event] | None = None
     location: Location | None = None
     collective: Collective | None = None
     error_file: dict[str, Any] | None = None
@@ -91,9 +90,9 @@ class RankEvidence:
         """Whether there is anything of it."""
         return self.started or self.exit is not None or self.events is not None
 
-    def seen(self, until: float | None = None) -> Observed:
+    def seen(self, until: float | None = None) -> Observation:
         """What it has reported up to a time."""
-        seen = Observed()
+        seen = Observation()
         for event in self.events or ():
             if counts(_time_of(event), until):
                 seen.see(event)
@@ -146,7 +145,7 @@ class TrialEvidence:
         return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TrialEvidence:
@@ -163,14 +162,14 @@ def counts(at: float | None, until: float | None) -> bool:
     return until is None or at is None or at <= until
 
 
-def _time_of(event: TrialEvent) -> float | None:
+def _time_of(event: Event) -> float | None:
     at: Any = event.get("at")
-    if event["type"] == "end" and "failure" in event:
-        at = event["failure"].get("at", at)
+    if event["type"] == "end" and (failure := event.get("failure")) is not None:
+        at = failure.at or at
     return None if at is None else float(at)
 
 
-def pid_of(seen: Observed) -> int | None:
+def pid_of(seen: Observation) -> int | None:
     """The process of a rank, from its environment snapshot."""
     pid = ((seen.env or {}).get("process") or {}).get("pid")
     return pid if isinstance(pid, int) else None

@@ -13,23 +13,23 @@ from dataclasses import dataclass, replace
 
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence, pid_of
 from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, has_lost_a_peer
-from pytest_aorta.trials.events import (
-    AttemptEvent,
-    AttemptReason,
-    Blame,
-    FailureData,
-    Phase,
-    RankData,
-    RanksEvent,
-)
 from pytest_aorta.trials.outcome import (
-    Observed,
+    Observation,
     after_step,
     exit_failure,
     place,
     signal_name,
     timeout_failure,
     unpassed_failure,
+)
+from pytest_aorta.trials.records import (
+    Attempt,
+    AttemptReason,
+    Blame,
+    Event,
+    Failure,
+    Phase,
+    RankRecord,
 )
 
 #: How likely a failure is the one that the others follow from; the smaller, the likelier.
@@ -56,9 +56,9 @@ class Judgement:
     limit has ended, where each of them was. ``hung_rank``: the one that these waited for, or the only one.
     """
 
-    ranks: list[RankData]
-    failure: FailureData | None = None
-    cleanup: FailureData | None = None
+    ranks: list[RankRecord]
+    failure: Failure | None = None
+    cleanup: Failure | None = None
     location: str | None = None
     hung_rank: int | None = None
 
@@ -82,15 +82,13 @@ def judge(trial: TrialEvidence) -> Judgement:
         for number in (wait.waiting | wait.unseen) & found.keys():
             found[number] = replace(found[number], weight=ENDED_UNSEEN)
     root = _root(found)
-    if wait is not None and wait.missing in found and found[wait.missing].failure["phase"] != "cleanup":
+    if wait is not None and wait.missing in found and found[wait.missing].failure.phase != "cleanup":
         root = wait.missing
     failure = None if root is None else _failure_of(root, found, ranks, trial)
     if wait is not None and wait.missing is not None and wait.gave_up is not None:
         # Of a rank for which a process group has waited until its timeout: the failure of the first that gave up.
         root = wait.missing
-        failure = {**found[wait.gave_up].failure, "rank": root, "message": wait.text}
-        if (stacks := ranks[root].stacks) is not None:
-            failure["stacks"] = stacks
+        failure = replace(found[wait.gave_up].failure, rank=root, message=wait.text, stacks=ranks[root].stacks)
     agent = agent_failure(trial)
     if agent is not None and _counts_more(agent, None if root is None else found.get(root), found):
         root, failure = None, agent
@@ -102,14 +100,14 @@ def judge(trial: TrialEvidence) -> Judgement:
     return Judgement(records, failure, cleanup, location, wait.missing)
 
 
-def attempt_event(trial: TrialEvidence, reason: AttemptReason = "failure") -> AttemptEvent:
+def attempt_event(trial: TrialEvidence, reason: AttemptReason = "failure") -> Event:
     """All ranks of an attempt have ended, and another one follows."""
     found = judge(trial)
     failure = found.failure if reason == "failure" else None
-    return {"type": "attempt", "attempt": trial.attempt, "reason": reason, "ranks": found.ranks, "failure": failure}
+    return {"type": "attempt", "attempt": Attempt(trial.attempt, reason, failure, found.ranks)}
 
 
-def ranks_event(found: Judgement) -> RanksEvent:
+def ranks_event(found: Judgement) -> Event:
     """All ranks have ended."""
     return {"type": "ranks", "ranks": found.ranks, "failure": found.failure, "cleanup": found.cleanup}
 
@@ -125,7 +123,7 @@ def is_about_a_missing_rank(trial: TrialEvidence) -> bool:
 
 @dataclass(frozen=True)
 class _OwnFailure:
-    failure: FailureData
+    failure: Failure
     weight: int
     at: float = 0.0
 
@@ -137,7 +135,7 @@ class _OwnFailure:
     @property
     def hung(self) -> bool:
         """Whether it was ended by a limit."""
-        return self.failure["kind"] in ("timeout", "stall")
+        return self.failure.is_late
 
 
 def _own_failures(ranks: Iterable[RankEvidence], trial: TrialEvidence) -> dict[int, _OwnFailure]:
@@ -165,7 +163,7 @@ def _overdue(rank: RankEvidence, trial: TrialEvidence) -> float | None:
 
 def _own_failure(rank: RankEvidence, trial: TrialEvidence, first_failure: float | None) -> _OwnFailure | None:
     if not rank.is_heard_of:
-        return _OwnFailure({"phase": "run", "kind": "rank", "message": "never heard of"}, UNHEARD)
+        return _OwnFailure(Failure("run", "rank", "never heard of"), UNHEARD)
     until = _overdue(rank, trial)
     seen, end = rank.seen(until), rank.exit
     where = f"{place(seen.phase)}{after_step(seen)}"
@@ -174,37 +172,37 @@ def _own_failure(rank: RankEvidence, trial: TrialEvidence, first_failure: float 
         seen.stalled = trial.stalled
         return _OwnFailure(timeout_failure(seen), FATAL)
     if reported is not None:
-        at = reported.get("at", 0.0)
+        at = reported.at or 0.0
         late = trial.stopped_at is not None and at > trial.stopped_at
         return _OwnFailure(reported, ENDED if late else _weight_of(reported), at)
     if rank.running and not seen.finished:
         message = f"still in {where} when the ranks of node 0 had ended"
         weight = UNHEARD if first_failure is None else ENDED_UNSEEN
-        return _OwnFailure({"phase": seen.phase, "kind": "rank", "message": message}, weight)
+        return _OwnFailure(Failure(seen.phase, "rank", message), weight)
     if end is None and not seen.finished and trial.launcher == "external":
         message = f"nothing is known of its end; it was in {where}"
-        return _OwnFailure({"phase": seen.phase, "kind": "rank", "message": message}, UNHEARD)
+        return _OwnFailure(Failure(seen.phase, "rank", message), UNHEARD)
     lost_agent = trial.launcher == "script" or _lost_its_agent(trial.agent)
     if end is None and not seen.finished and (first_failure is not None or lost_agent):
         message = f"ended in {where}, before it was done, because another rank had failed"
         if trial.agent is not None and lost_agent:
             message = f"{trial.agent.name} ended before this rank did"
-        return _OwnFailure({"phase": seen.phase, "kind": "signal", "message": message}, ENDED_UNSEEN)
+        return _OwnFailure(Failure(seen.phase, "signal", message), ENDED_UNSEEN)
     # A rank that is done waits for the others, until its agent or a limit ends it.
     waited = seen.finished and end is not None and (_was_ended(end, first_failure) or until is not None)
     if (end is not None and end.exitcode and not waited) or not seen.finished:
         return _exited(seen, end, rank.complaint, trial, first_failure)
-    if rank.rank != 0 and seen.result is not None and not seen.result["passed"]:  # rank 0's result is the trial's
+    if rank.rank != 0 and seen.result is not None and not seen.result.passed:  # rank 0's result is the trial's
         return _OwnFailure(unpassed_failure(seen.result), RETURNED)
     return None
 
 
-def _weight_of(failure: FailureData) -> int:
-    if failure["kind"] != "exception":
+def _weight_of(failure: Failure) -> int:
+    if failure.kind != "exception":
         return RETURNED
-    if gave_up_waiting(failure["message"]):
+    if gave_up_waiting(failure.message):
         return GAVE_UP
-    return PEER_LOST if has_lost_a_peer(failure["message"]) else RAISED
+    return PEER_LOST if has_lost_a_peer(failure.message) else RAISED
 
 
 def _lost_its_agent(agent: AgentEnd | None) -> bool:
@@ -214,7 +212,7 @@ def _lost_its_agent(agent: AgentEnd | None) -> bool:
 
 
 def _exited(
-    seen: Observed, end: RankExit | None, complaint: str | None, trial: TrialEvidence, first_failure: float | None
+    seen: Observation, end: RankExit | None, complaint: str | None, trial: TrialEvidence, first_failure: float | None
 ) -> _OwnFailure:
     code = 0 if end is None else end.exitcode
     where = f"in {place(seen.phase)}{after_step(seen)}"
@@ -348,12 +346,12 @@ def _where(rank: RankEvidence, own: _OwnFailure | None, *, unseen: bool) -> str:
         text = "exited 0"
     elif own.hung or (own.follows and rank.stacks is None and rank.exit is not None):
         text = "it gave no stack"
-    elif own.failure["kind"] == "exception":
-        text = f"raised {own.failure.get('type', 'an exception')}"
+    elif own.failure.kind == "exception":
+        text = f"raised {own.failure.type or 'an exception'}"
         if own.weight in (GAVE_UP, PEER_LOST):
-            text += f": {own.failure['message'].strip().splitlines()[0][:_SHOWN]}"
+            text += f": {own.failure.message.strip().splitlines()[0][:_SHOWN]}"
     else:
-        text = "never heard of" if own.weight == UNHEARD else own.failure["message"]
+        text = "never heard of" if own.weight == UNHEARD else own.failure.message
     return text if unseen or rank.collective is None else f"{text} (last: {rank.collective})"
 
 
@@ -381,7 +379,7 @@ _HINTS = (
 )
 
 
-def agent_failure(trial: TrialEvidence) -> FailureData | None:
+def agent_failure(trial: TrialEvidence) -> Failure | None:
     """Why the agent ended, unless it ended as it should.
 
     One that was ended, and one in a process of its own, failed in the phase that the first rank was in.
@@ -393,21 +391,15 @@ def agent_failure(trial: TrialEvidence) -> FailureData | None:
     if agent.returncode is not None and agent.returncode < 0:
         name = signal_name(-agent.returncode)
         message = f"{agent.name} was ended by {name} in {place(phase)}"
-        return {"phase": phase, "kind": "signal", "signal": name, "message": message, "rank": None}
+        return Failure(phase, "signal", message, signal=name)
     if agent.error is not None:
         text = f"{agent.error.get('type', '')}: {agent.error['message']}"
         hint = next((f"; {hint}" for pattern, hint in _HINTS if re.search(pattern, text)), "")
         message = f"{agent.name} failed: {agent.error['message']}{hint}"
-        failure: FailureData = {"phase": "launch", "kind": "exception", "message": message, "rank": None}
-        if "type" in agent.error:
-            failure["type"] = agent.error["type"]
-        if "traceback" in agent.error:
-            failure["traceback"] = agent.error["traceback"]
-        return failure
+        return Failure("launch", "exception", message, agent.error.get("type"), agent.error.get("traceback"))
     if agent.returncode:
         message = f"{agent.name} ended with exit code {agent.returncode}; see stderr"
-        code = agent.returncode
-        return {"phase": phase, "kind": "exit_code", "exit_code": code, "message": message, "rank": None}
+        return Failure(phase, "exit_code", message, exit_code=agent.returncode)
     return None
 
 
@@ -419,10 +411,10 @@ def _phase_of(trial: TrialEvidence) -> Phase:
     return "run" if trial.launcher == "script" and logs else "setup"
 
 
-def _counts_more(agent: FailureData, cause: _OwnFailure | None, found: Mapping[int, _OwnFailure]) -> bool:
-    if agent["kind"] == "signal":
+def _counts_more(agent: Failure, cause: _OwnFailure | None, found: Mapping[int, _OwnFailure]) -> bool:
+    if agent.kind == "signal":
         return True
-    if agent["kind"] == "exit_code":  # which follows from whatever has happened to a rank
+    if agent.kind == "exit_code":  # which follows from whatever has happened to a rank
         return not found
     return cause is None or cause.weight > RETURNED
 
@@ -432,7 +424,7 @@ def _counts_more(agent: FailureData, cause: _OwnFailure | None, found: Mapping[i
 
 def _root(found: Mapping[int, _OwnFailure]) -> int | None:
     order = sorted(found, key=lambda number: (found[number].weight, found[number].at, number))
-    causes = [number for number in order if found[number].failure["phase"] != "cleanup"]
+    causes = [number for number in order if found[number].failure.phase != "cleanup"]
     if not causes or (found[causes[0]].follows and not found[order[0]].follows):
         return None
     return causes[0]
@@ -440,9 +432,9 @@ def _root(found: Mapping[int, _OwnFailure]) -> int | None:
 
 def _failure_of(
     root: int, found: Mapping[int, _OwnFailure], ranks: Mapping[int, RankEvidence], trial: TrialEvidence
-) -> FailureData:
+) -> Failure:
     own, rank = found[root], ranks[root]
-    message = own.failure["message"]
+    message = own.failure.message
     lost = [number for number, each in ranks.items() if not each.is_heard_of]
     if own.weight == UNHEARD and root in lost:
         more = "" if len(lost) <= _NAMED else f" and {len(lost) - _NAMED} more"
@@ -451,7 +443,7 @@ def _failure_of(
         message += f"; of {size} ranks, there is no word of {listed}: their node may be lost"
     if rank.running and rank.location is not None:
         message += f"; {rank.location.text}"
-    return {**own.failure, "rank": root, "message": f"rank {root}: {message}"}
+    return replace(own.failure, rank=root, message=f"rank {root}: {message}")
 
 
 def _record(
@@ -461,40 +453,38 @@ def _record(
     root: int | None,
     wait: _Wait | None,
     trial: TrialEvidence,
-) -> RankData:
+) -> RankRecord:
     rank, own = ranks[number], found.get(number)
     blame = _blame(number, found, root, wait)
-    failure: FailureData | None = None if own is None else {**own.failure, "rank": number}
+    failure = None if own is None else replace(own.failure, rank=number)
     if failure is not None and rank.location is not None and (own is None or own.hung or blame == "cause"):
-        failure["message"] += f"; {rank.location.text}"
+        failure = replace(failure, message=f"{failure.message}; {rank.location.text}")
     end, seen = rank.exit, rank.seen()
     code = None if end is None else end.exitcode
     quiet = all(each.weight != ENDED_UNSEEN for each in found.values()) and _first_failure(ranks.values()) is None
     if code is None and quiet and rank.is_heard_of and (own is None or not own.hung):
         code = 0
     result = rank.seen(_overdue(rank, trial)).result
-    record: RankData = {
-        "rank": number,
-        "local_rank": rank.local_rank,
-        "host": rank.host,
-        "pid": end.pid if end is not None and end.pid else pid_of(seen),
-        "exit_code": code if code is not None and code >= 0 else None,
-        "signal": signal_name(-code) if code is not None and code < 0 else None,
-        "passed": None if result is None else result["passed"],
-        "failure": failure,
-        "blame": blame,
-        "collateral": blame == "collateral",
-        "error_file": rank.error_file,
-        "result": result,
-        "stdout": rank.stdout,
-        "stderr": rank.stderr,
-        "stacks": rank.stacks,
-        "seeds": seen.seeds,
-        "progress": seen.progress,
-    }
-    if rank.collective is not None and wait is not None:
-        record["collective"] = str(rank.collective)
-    return record
+    return RankRecord(
+        rank=number,
+        local_rank=rank.local_rank,
+        host=rank.host,
+        pid=end.pid if end is not None and end.pid else pid_of(seen),
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=signal_name(-code) if code is not None and code < 0 else None,
+        passed=None if result is None else result.passed,
+        failure=failure,
+        blame=blame,
+        collateral=blame == "collateral",
+        error_file=rank.error_file,
+        result=result,
+        stdout=rank.stdout,
+        stderr=rank.stderr,
+        stacks=rank.stacks,
+        collective=None if rank.collective is None or wait is None else str(rank.collective),
+        seeds=seen.seeds,
+        progress=seen.progress,
+    )
 
 
 def _blame(number: int, found: Mapping[int, _OwnFailure], root: int | None, wait: _Wait | None) -> Blame | None:
@@ -517,13 +507,13 @@ def _blame(number: int, found: Mapping[int, _OwnFailure], root: int | None, wait
 
 
 def _first_in_cleanup(found: Mapping[int, _OwnFailure]) -> int | None:
-    those = [number for number, own in found.items() if own.failure["phase"] == "cleanup" and not own.follows]
+    those = [number for number, own in found.items() if own.failure.phase == "cleanup" and not own.follows]
     return min(those, default=None)
 
 
-def _cleanup(records: list[RankData]) -> FailureData | None:
+def _cleanup(records: list[RankRecord]) -> Failure | None:
     for record in records:
-        failure = record["failure"]
-        if failure is not None and failure["phase"] == "cleanup" and not record["collateral"]:
-            return {**failure, "message": f"rank {record['rank']}: {failure['message']}"}
+        failure = record.failure
+        if failure is not None and failure.phase == "cleanup" and not record.collateral:
+            return replace(failure, message=f"rank {record.rank}: {failure.message}")
     return None

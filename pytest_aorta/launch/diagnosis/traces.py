@@ -8,17 +8,17 @@ import json
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.diagnosis.evidence import Collective, Location
-from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import signal_name
+from pytest_aorta.trials.records import Failure
 
 if TYPE_CHECKING:
-    from pytest_aorta.trials.outcome import Observed
+    from pytest_aorta.trials.outcome import Observation
 
 
 #: A thread's heading, and one of its frames, innermost first, as faulthandler writes them.
@@ -154,23 +154,23 @@ _CRASHED = "Fatal Python error: "
 _UNCAUGHT = 1
 
 
-def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> FailureData:
+def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> Failure:
     """The failure of a process in its ``run``."""
     if code < 0:
         name = signal_name(-code)
         if (raised := _printed(stderr, crashed=True)) is not None:
-            return {**raised, "signal": name}
-        return {"phase": "run", "kind": "signal", "signal": name, "message": f"ended by {name}"}
+            return replace(raised, signal=name)
+        return Failure("run", "signal", f"ended by {name}", signal=name)
     raised = _recorded(error_file) or (_printed(stderr) if code == _UNCAUGHT else None)
     if raised is not None:
-        return {**raised, "exit_code": code}
-    return {"phase": "run", "kind": "exit_code", "exit_code": code, "message": f"ended itself with exit code {code}"}
+        return replace(raised, exit_code=code)
+    return Failure("run", "exit_code", f"ended itself with exit code {code}", exit_code=code)
 
 
-def _recorded(error_file: dict[str, Any] | None) -> FailureData | None:
+def _recorded(error_file: dict[str, Any] | None) -> Failure | None:
     message = None if error_file is None else error_file.get("message")
     if isinstance(message, str):
-        return {"phase": "run", "kind": "exception", "message": message}
+        return Failure("run", "exception", message)
     if not isinstance(message, dict):
         return None
     extra = message.get("extraInfo")
@@ -178,7 +178,7 @@ def _recorded(error_file: dict[str, Any] | None) -> FailureData | None:
     return _exception(str(message.get("message", "")), traceback if isinstance(traceback, str) else None)
 
 
-def _printed(stderr: Path | str | None, *, crashed: bool = False) -> FailureData | None:
+def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | None:
     """The last traceback of a log; other lines may follow it, as libraries complain when a process ends.
 
     Where the interpreter has ``crashed``, only of an exception that was ending it: torch may abort such a process
@@ -202,15 +202,12 @@ def _was_ending(lines: Sequence[str]) -> bool:
     return crash is not None and "  <no Python frame>" in lines[crash:] and not any(map(_FRAME.match, lines[crash:]))
 
 
-def _exception(text: str, traceback: str | None) -> FailureData:
-    failure: FailureData = {"phase": "run", "kind": "exception", "message": text}
+def _exception(text: str, traceback: str | None) -> Failure:
     found = _RAISED.fullmatch(text.partition("\n")[0])
-    if found is not None:
-        failure["type"] = found["type"].rpartition(".")[2]
-        failure["message"] = text[found.end("type") :].removeprefix(": ")
-    if traceback is not None:
-        failure["traceback"] = traceback
-    return failure
+    if found is None:
+        return Failure("run", "exception", text, traceback=traceback)
+    message = text[found.end("type") :].removeprefix(": ")
+    return Failure("run", "exception", message, found["type"].rpartition(".")[2], traceback)
 
 
 #: The peer is gone: gloo, TCPStore, NCCL and RCCL.
@@ -258,7 +255,7 @@ class ImportHang:
     stacks: str
     output: str
 
-    def see(self, seen: Observed, target: str, folder: Path | None) -> None:
+    def see(self, seen: Observation, target: str, folder: Path | None) -> None:
         """Note it as what was seen of a trial of ``target``, and write it into the trial's ``folder``."""
         if folder is not None:
             with contextlib.suppress(OSError):

@@ -31,10 +31,10 @@ from pytest_aorta.launch.diagnosis.traces import locate, read_dump
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.trials.events import ExitEvent, FailureData, RankData, ResultData
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.lifecycle import read_steps, step_file
-from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.outcome import Observation
+from pytest_aorta.trials.records import Event, Failure, RankRecord, ResultRecord, to_json
 from pytest_aorta.trials.spec import TrialSpec
 
 #: In a trial's folder: the stacks that its process writes when asked to.
@@ -74,20 +74,20 @@ def _files_of(folder: Path) -> list[Path]:
     return found
 
 
-def stacks_to_read(seen: Observed, artifacts: dict[str, str]) -> str | None:
+def stacks_to_read(seen: Observation, artifacts: dict[str, str]) -> str | None:
     """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
-    rank = seen.hung_rank if seen.rank_failure is None else seen.rank_failure.get("rank")
+    rank = seen.hung_rank if seen.rank_failure is None else seen.rank_failure.rank
     for record in seen.ranks:
-        if record["rank"] == rank and record["stacks"] is not None:
-            return str(record["stacks"])
+        if record.rank == rank and record.stacks is not None:
+            return record.stacks
     return artifacts.get("stacks")
 
 
-def stderr_to_read(seen: Observed, folder: Path) -> Path | None:
+def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
     """The log of the process that has failed, in a trial's ``folder``: of the rank that is the cause, if one is."""
-    if seen.rank_failure is None or seen.rank_failure.get("rank") is None:
+    if seen.rank_failure is None or seen.rank_failure.rank is None:
         return folder / "stderr.log"
-    logs = (record["stderr"] for record in seen.ranks if record["rank"] == seen.rank_failure["rank"])
+    logs = (record.stderr for record in seen.ranks if record.rank == seen.rank_failure.rank)
     return next((folder.parent / log for log in logs if log is not None), None)
 
 
@@ -115,18 +115,18 @@ def report_exit(
     """
     event = _exit_event(returncode, overdue, interrupted)
     with event_log(folder, rank).open("a") as file:
-        file.write("\n" + json.dumps(event) + "\n")  # the child may have left a torn line
+        file.write("\n" + to_json(event) + "\n")  # the child may have left a torn line
 
 
-def report_unstarted(folder: Path, rank: int, failure: FailureData) -> None:
+def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
     """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
     folder.mkdir(parents=True, exist_ok=True)
     log = EventLogWriter(event_log(folder, rank))
-    log.send({"type": "begin", "phase": failure["phase"]})
-    if failure["kind"] == "timeout":
+    log.send({"type": "begin", "phase": failure.phase})
+    if failure.kind == "timeout":
         report_exit(folder, rank, None, overdue=time.time())
     else:
-        log.send({"type": "end", "phase": failure["phase"], "sec": 0.0, "failure": {**failure, "at": time.time()}})
+        log.send({"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=time.time())})
         report_exit(folder, rank, 1)
 
 
@@ -179,13 +179,13 @@ def _find(folder: Path, name: str) -> Path | None:
     return folder / name if name.endswith(".log") and (folder / name).exists() else None
 
 
-def _exit_of(end: ExitEvent) -> RankExit | None:
+def _exit_of(end: Event) -> RankExit | None:
     if end["returncode"] is None or end["overdue"] is not None:
         return None
     return RankExit(end["returncode"], at=end.get("at"), stopped=end.get("interrupted", False))
 
 
-def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool) -> ExitEvent:
+def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool) -> Event:
     return {
         "type": "over",
         "returncode": returncode,
@@ -195,7 +195,7 @@ def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool
     }
 
 
-def _read_exit(folder: Path, rank: int) -> ExitEvent | None:
+def _read_exit(folder: Path, rank: int) -> Event | None:
     try:
         lines = event_log(rank_folder(folder, rank), rank).read_text().splitlines()
         last = json.loads(lines[-1])
@@ -235,27 +235,28 @@ def node_folder(folder: Path, node: int) -> Path:
     return folder.with_name(f"{folder.name}.node_{node}")
 
 
-def combined_result(records: list[RankData]) -> ResultData | None:
+def combined_result(records: list[RankRecord]) -> ResultRecord | None:
     """The result of a trial with ``result_scope`` ``rank_local``; ``None`` unless all ranks have returned one.
 
     Failures are counted together, and their details listed in the order of the ranks, each with its ``rank``; all else
     is rank 0's.
     """
-    results = [record["result"] for record in records if record["result"] is not None]
+    results = [record.result for record in records if record.result is not None]
     if not results or len(results) < len(records):
         return None
-    firsts = [result.get("first_failure_iteration") for result in results]
-    return {
-        **results[0],
-        "passed": all(result["passed"] for result in results),
-        "failure_count": sum(result.get("failure_count", 0) for result in results),
-        "first_failure_iteration": min((first for first in firsts if first is not None), default=None),
-        "failure_details": [
-            {"rank": record["rank"], **detail}
-            for record, result in zip(records, results, strict=True)
-            for detail in result.get("failure_details", [])
-        ],
-    }
+    firsts = [result.first_failure_iteration for result in results]
+    details = [
+        {"rank": record.rank, **detail}
+        for record, result in zip(records, results, strict=True)
+        for detail in result.failure_details
+    ]
+    return replace(
+        results[0],
+        passed=all(result.passed for result in results),
+        failure_count=sum(result.failure_count or 0 for result in results),
+        first_failure_iteration=min((first for first in firsts if first is not None), default=None),
+        failure_details=details,
+    )
 
 
 #: Nodes that a message names.
@@ -274,7 +275,7 @@ class Evidence:
         cell: PreparedCell,
         folder: Path,
         sockets: Path | None,
-        seen: Observed,
+        seen: Observation,
         node_store: NodeStore | None = None,
     ) -> None:
         self._spec = spec
@@ -361,7 +362,7 @@ class Evidence:
         self._seen.see(ranks_event(found))
         if found.location is not None:
             self._seen.location, self._seen.hung_rank = found.location, found.hung_rank
-            if any(_hung_importing(record) for record in found.ranks if record["rank"] == found.hung_rank):
+            if any(_hung_importing(record) for record in found.ranks if record.rank == found.hung_rank):
                 self._seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
         self.combine_results()
 
@@ -371,9 +372,9 @@ class Evidence:
         if self._cell.info.result_scope == "rank_local":
             seen.result = combined_result(seen.ranks) or seen.result
         elif is_multi_node(self._spec.execution.elastic):  # rank 0 may be on any node
-            seen.result = next((rank["result"] for rank in seen.ranks if rank["rank"] == 0), seen.result)
+            seen.result = next((rank.result for rank in seen.ranks if rank.rank == 0), seen.result)
 
 
-def _hung_importing(record: RankData) -> bool:
-    failure = record["failure"]
-    return failure is not None and failure["kind"] in ("timeout", "stall") and failure["phase"] == "import"
+def _hung_importing(record: RankRecord) -> bool:
+    failure = record.failure
+    return failure is not None and failure.is_late and failure.phase == "import"

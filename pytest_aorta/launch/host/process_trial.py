@@ -28,8 +28,8 @@ from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.channel import Message
 from pytest_aorta.runtime.zygote import Server, StartLimits, Task, TaskEnd, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.events import GroupEvent, parse_event
-from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
+from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
+from pytest_aorta.trials.records import GroupState, parse_event
 from pytest_aorta.trials.result import Imposed, Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
@@ -98,7 +98,7 @@ class LogLimit:
 START_FAILURES = (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError, DevicesQuarantined)
 
 
-def see_start_failure(seen: Observed, error: Exception, target: str, folder: Path | None) -> None:
+def see_start_failure(seen: Observation, error: Exception, target: str, folder: Path | None) -> None:
     """Note why a trial of ``target`` could not start; stacks of an import that hung go into its ``folder``."""
     if isinstance(error, ZygoteTimeout):
         ImportHang(error.limit, error.stacks, error.output).see(seen, target, folder)
@@ -125,8 +125,8 @@ def leftover_notes(ended: TaskEnd) -> list[str]:
     return notes
 
 
-def membership_notes(states: Sequence[GroupEvent]) -> list[str]:
-    sizes = [(state["attempt"], state["world_size"]) for state in states if state["state"] == "HEALTHY"]
+def membership_notes(states: Sequence[GroupState]) -> list[str]:
+    sizes = [(state.attempt, state.world_size) for state in states if state.state == "HEALTHY"]
     return [
         f"from attempt {attempt} on, {after} ranks instead of {before}"
         for (_, before), (attempt, after) in itertools.pairwise(sizes)
@@ -155,7 +155,7 @@ class ProcessTrial:
         node_store: NodeStore | None = None,
     ) -> None:
         self.spec = spec
-        self.seen = Observed()
+        self.seen = Observation()
         #: Its processes that cannot be ended.
         self.stuck: list[str] = []
         self._folder = folder
@@ -446,7 +446,7 @@ class ProcessTrial:
         self._note([*self._logs.cut(), *membership_notes(self.seen.states)])
         artifacts = collect_artifacts(self._folder)
         failure = conclude(self.seen)[1]
-        crashed = failure is not None and "signal" in failure
+        crashed = failure is not None and failure.signal is not None
         if self._place is not None:
             artifacts |= clear_place(self._place, self._temporary, failed=failure is not None, in_use=bool(self.stuck))
         return build_record(

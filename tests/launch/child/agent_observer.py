@@ -17,8 +17,8 @@ from pytest_aorta.launch.child.elastic import RankLogs
 from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_recorder
 from pytest_aorta.launch.diagnosis.evidence import RankExit
-from pytest_aorta.trials.events import AttemptReason, GroupEvent
 from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.records import AttemptReason, GroupState
 
 RANKS = 2
 
@@ -41,8 +41,8 @@ seen: list[object] = []
 
 
 class Agent(ReportingAgent):
-    def on_event(self, event: GroupEvent) -> None:
-        seen.append(event["state"])
+    def on_state(self, state: GroupState) -> None:
+        seen.append(state.state)
 
     def on_restart(self, reason: AttemptReason) -> None:
         seen.append(f"restart: {reason}")

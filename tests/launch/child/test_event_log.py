@@ -18,11 +18,11 @@ from pytest_aorta.launch.child.attempt_files import (
     pids_of_ranks,
     read_events,
 )
-from pytest_aorta.trials.events import TrialEvent
+from pytest_aorta.trials.records import Event, to_json
 
 
 def test_an_event_log_has_what_was_sent(tmp_path: Path) -> None:
-    relayed: list[TrialEvent] = []
+    relayed: list[Event] = []
     log = EventLogWriter(event_log(tmp_path, 3), relayed.append)
     for event in returned(True):
         log.send(event)
@@ -40,7 +40,7 @@ def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("torn")
-    lines = [json.dumps(event).encode() + b"\n" for event in returned(True)]
+    lines = [to_json(event).encode() + b"\n" for event in returned(True)]
     text = b"".join(lines)
     cut = data.draw(st.integers(0, len(text)))
     event_log(folder, 0).write_bytes(text[:cut])
@@ -58,7 +58,7 @@ def test_bytes_that_are_no_text_do_not_end_an_event_log(tmp_path: Path) -> None:
 
 
 def test_a_relay_sends_complete_lines_once(tmp_path: Path) -> None:
-    sent: list[TrialEvent] = []
+    sent: list[Event] = []
     relay, path = EventLogRelay(sent.append), event_log(tmp_path, 0)
 
     relay.forward(path)
