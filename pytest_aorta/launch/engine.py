@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 
 from pytest_aorta.common.bounded_waits import pieces, wait_bounded
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.evidence import report_unstarted
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialOrder, cell_key
+from pytest_aorta.launch.host.trial_files import report_unstarted
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
 from pytest_aorta.launch.nodes import endpoint, is_multi_node, node_rank
 from pytest_aorta.launch.pool import Job, JobPool, Slot

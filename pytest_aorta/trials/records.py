@@ -193,7 +193,7 @@ class Event(TypedDict, total=False):
     ``at``: when, in seconds of ``time.time()``. ``sec``: how long a phase took. ``end`` and ``sources``: the part of
     the snapshot that is taken when ``run()`` is over, and digests of the source files imported since the preparation of
     the cell. ``error``: as of ``describe_exception``. ``over`` is added to the log of a rank by the process that waited
-    for it: ``overdue`` is when the deadline passed, ``interrupted`` whether its pytest has ended it.
+    for it: ``exit`` says how it ended, ``overdue`` when a deadline of its own passed.
     """
 
     type: Required[str]
@@ -216,9 +216,8 @@ class Event(TypedDict, total=False):
     ranks: list[RankRecord]
     cleanup: Failure | None
     error: dict[str, str]
-    returncode: int | None
+    exit: dict[str, Any] | None
     overdue: float | None
-    interrupted: bool
 
 
 Send = Callable[[Event], None]
@@ -238,7 +237,6 @@ _HAS: dict[str, tuple[str, ...]] = {
     "ranks": ("ranks", "failure", "cleanup"),
     "failed": ("error",),
     "lived": (),
-    "over": ("returncode", "overdue"),
 }
 
 

@@ -31,13 +31,13 @@ def judgement_of(
     at: dict[int, int] | None = None,
 ) -> Judgement:
     """Of ranks with these event logs; ``codes`` as an agent saw them that does not say which ranks it has ended."""
-    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
+    write_start(attempt_folder(folder, 0), {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
     for rank, events in enumerate(logs):
         log = EventLogWriter(event_log(attempt_folder(folder, 0), rank))
         for event in events:
             log.send(event)
     for rank, code in (codes or {}).items():
-        write_exit(folder, 0, rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
+        write_exit(attempt_folder(folder, 0), rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
     return judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None).to_json()))
 
 

@@ -64,7 +64,7 @@ def judgement(
 ) -> Judgement:
     """Of ranks with these event logs, stacks, recorders, and exits before the deadline."""
     attempt = attempt_folder(folder, 0)
-    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
+    write_start(attempt_folder(folder, 0), {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
     for rank, events in enumerate(logs):
         log = EventLogWriter(event_log(attempt, rank))
         for event in events:
@@ -74,7 +74,7 @@ def judgement(
     for rank, trace in (traces or {}).items():
         collectives_file(attempt, rank).write_text(trace if isinstance(trace, str) else json.dumps(trace))
     for rank, code in (codes or {}).items():
-        write_exit(folder, 0, rank, RankExit(code, at=1000.0, stopped=False))
+        write_exit(attempt_folder(folder, 0), rank, RankExit(code, at=1000.0, stopped=False))
     return judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None, overdue=overdue).to_json()))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.host.evidence import collect_artifacts, stacks_to_read
+from pytest_aorta.launch.host.trial_files import collect_artifacts, stacks_to_read
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.records import RankRecord
 
