@@ -25,18 +25,9 @@ def target_file(target: str) -> Path | None:
     return Path(where) if where.endswith(".py") else module_file(where)
 
 
-def module_file(module: str, path: Sequence[str] | None = None) -> Path | None:
-    """The file of a module, in a list of folders or on ``sys.path``.
-
-    Nothing is imported, neither the module nor the packages around it.
-    """
-    spec: ModuleSpec | None = None
-    parts = module.split(".")
-    for number in range(1, len(parts) + 1):
-        spec = _spec(".".join(parts[:number]), path)
-        path = None if spec is None else spec.submodule_search_locations
-        if spec is None or (path is None and number < len(parts)):
-            return None
+def module_file(module: str, places: Sequence[str] = ()) -> Path | None:
+    """The file of a module. Nothing is imported, neither the module nor the packages around it."""
+    spec = module_spec(module, places)
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 

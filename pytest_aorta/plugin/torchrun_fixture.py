@@ -240,8 +240,8 @@ class RunTorchrun:
 
 def _module_source(module: str, folder: Path, env: Mapping[str, str]) -> str:
     __tracebackhide__ = True
-    path = [str(folder), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
-    main, file = module_file(f"{module}.__main__", path), module_file(module, path)
+    places = [str(folder), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    main, file = module_file(f"{module}.__main__", places), module_file(module, places)
     if main is not None:
         return str(main)
     if file is None:
