@@ -92,7 +92,7 @@ def what_lacks(path: Path, wanted: bool = True) -> str:
     facts = workload_facts(path, always=True)
     if lacking := [found.lacks for found in facts.classes if found.lacks]:
         return "; ".join(lacking) + ". A workload has setup() and run(), and its file is read and not imported"
-    if not wanted or not facts.is_valid:
+    if not wanted or not facts.is_valid or facts.workloads:
         return ""
     if facts.classes:
         return f"{', '.join(found.name for found in facts.classes)}: neither setup() nor run()"
