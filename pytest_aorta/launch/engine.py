@@ -24,9 +24,9 @@ from pytest_aorta.common.bounded_waits import pieces, wait_bounded
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocator, Cancellable
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
-from pytest_aorta.launch.host.evidence import report_unstarted
 from pytest_aorta.launch.host.place import TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, START_FAILURES, ProcessTrial, see_start_failure
+from pytest_aorta.launch.host.trial_files import report_unstarted
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank, under_launcher
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, node_rank
 from pytest_aorta.launch.record import build_record, check_claims, logs_in, request_of, warning_of
@@ -36,10 +36,9 @@ from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.events import Phase, prepare_events
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
 from pytest_aorta.trials.outcome import Observation, conclude, interruption, was_terminated
-from pytest_aorta.trials.records import Failure, Phase
+from pytest_aorta.trials.records import Failure, Phase, prepare_events
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
