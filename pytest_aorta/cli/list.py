@@ -144,10 +144,6 @@ def _variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: shown_value(name, value) for name, value in variables.items()}
 
 
-def _collector(registry: Registry, name: str) -> Entry:
-    return {"name": registry.collector(name)}
-
-
 _KINDS: dict[Kind, tuple[Callable[[Registry], list[str]], Callable[[Registry, str], Entry]]] = {
     "workloads": (lambda registry: registry.workload_names(), _workload),
     "mitigations": (lambda registry: registry.mitigation_names(), _mitigation),

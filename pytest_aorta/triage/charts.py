@@ -1,11 +1,10 @@
-"""Charts of a report, drawn by matplotlib: each as SVG for a wide and for a narrow screen."""
+"""Charts of a report, drawn by matplotlib, as SVG."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, cast
 
@@ -30,9 +29,8 @@ COLOURS = {
 }
 INK, MUTED, LINE, ACCENT, OK, FAILED, TIMEOUT, OTHER = COLOURS
 
-#: Widths in points, and longest label, of the two versions.
-_WIDE = 760.0, 100
-_NARROW = 264.0, 42
+#: Width in points, and characters of a label.
+_WIDTH, _LONGEST = 760.0, 100
 
 #: Cells of a chart; a longer one cannot be read.
 MOST_CELLS = 60
@@ -47,24 +45,16 @@ _LOGARITHMIC = 12
 _SHAPE = 200
 
 
-@dataclass(frozen=True)
-class Chart:
-    """One picture; both versions show the same."""
-
-    wide: str
-    narrow: str
-
-
-def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> Chart | None:
+def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> str | None:
     """The distribution of each cell's steps, with the median of each trial; ``None`` where no cell has step times."""
     found = [(label, [facts.steps for facts in trials if facts.steps is not None]) for label, trials in cells]
     shown = [(label, trials) for label, trials in found if trials][:MOST_CELLS]
     if not shown:
         return None
-    return _chart(f"steps {shown[0][0]}", len(shown), 34.0, lambda axes, longest: _draw_steps(axes, shown, longest))
+    return _chart(f"steps {shown[0][0]}", len(shown), 34.0, lambda axes: _draw_steps(axes, shown))
 
 
-def timeline(cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> Chart | None:
+def timeline(cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> str | None:
     """Which trials have failed, in run order; ``None`` where there are none.
 
     ``cells``: labels with positions in the run, from 1.
@@ -72,27 +62,24 @@ def timeline(cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> Char
     shown = [(label, trials) for label, trials in cells if trials][:MOST_CELLS]
     if not shown:
         return None
-    return _chart("timeline", len(shown), 30.0, lambda axes, longest: _draw_timeline(axes, shown, longest))
+    return _chart("timeline", len(shown), 30.0, lambda axes: _draw_timeline(axes, shown))
 
 
-def _chart(name: str, rows: int, row_height: float, draw: Callable[[Axes, int], None]) -> Chart:
+def _chart(name: str, rows: int, row_height: float, draw: Callable[[Axes], None]) -> str:
     import matplotlib
 
-    versions = []
-    for (width, longest), version in ((_WIDE, "wide"), (_NARROW, "narrow")):
-        with matplotlib.rc_context(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of letters that matplotlib's own font does not have: the browser's has
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name + version, "font.size": 9.0})
-            versions.append(_svg(_drawn(width, rows * row_height + 34, longest, draw)))
-    return Chart(*versions)
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that matplotlib's own font does not have: the browser's has
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9.0})
+        return _svg(_drawn(rows * row_height + 34, draw))
 
 
-def _drawn(width: float, height: float, longest: int, draw: Callable[[Axes, int], None]) -> Figure:
+def _drawn(height: float, draw: Callable[[Axes], None]) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width / 72, height / 72))
-    axes = figure.add_axes((8 / width, 32 / height, 1 - 18 / width, 1 - 34 / height))
+    figure = Figure(figsize=(_WIDTH / 72, height / 72))
+    axes = figure.add_axes((8 / _WIDTH, 32 / height, 1 - 18 / _WIDTH, 1 - 34 / height))
     axes.patch.set_visible(False)
     figure.patch.set_visible(False)
     for side in ("left", "right", "top"):
@@ -100,17 +87,17 @@ def _drawn(width: float, height: float, longest: int, draw: Callable[[Axes, int]
     axes.spines["bottom"].set_color(LINE)
     axes.tick_params(axis="x", colors=MUTED, length=3, width=0.8)
     axes.set_yticks([])
-    draw(axes, longest)
+    draw(axes)
     axes.xaxis.label.set_color(MUTED)
     return figure
 
 
-def _label(axes: Axes, row: float, text: str, longest: int) -> None:
-    cut = text if len(text) <= longest else f"{text[: longest - 13]}…{text[-12:]}"
+def _label(axes: Axes, row: float, text: str) -> None:
+    cut = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 13]}…{text[-12:]}"
     axes.text(0, row, cut, transform=axes.get_yaxis_transform(), color=INK, va="center", parse_math=False)
 
 
-def _draw_steps(axes: Axes, cells: Sequence[tuple[str, Sequence[TrialSteps]]], longest: int) -> None:
+def _draw_steps(axes: Axes, cells: Sequence[tuple[str, Sequence[TrialSteps]]]) -> None:
     import numpy
 
     pooled = [numpy.concatenate([numpy.asarray(steps.sorted_ms) for steps in trials]) for _, trials in cells]
@@ -120,7 +107,7 @@ def _draw_steps(axes: Axes, cells: Sequence[tuple[str, Sequence[TrialSteps]]], l
     scale = numpy.log10 if is_log else numpy.asarray
     for row, ((label, trials), steps, shape) in enumerate(zip(cells, pooled, shapes, strict=True)):
         y = -float(row)
-        _label(axes, y + 0.36, label, longest)
+        _label(axes, y + 0.36, label)
         if shape[-1] > shape[0]:
             body = axes.violinplot([scale(shape)], [y - 0.1], orientation="horizontal", widths=0.46, showextrema=False)
             for part in cast("list[PolyCollection]", body["bodies"]):
@@ -143,7 +130,7 @@ def _draw_steps(axes: Axes, cells: Sequence[tuple[str, Sequence[TrialSteps]]], l
     axes.set_xlabel("ms per step" + (", logarithmic" if is_log else ""))
 
 
-def _draw_timeline(axes: Axes, cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]], longest: int) -> None:
+def _draw_timeline(axes: Axes, cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
     from matplotlib.ticker import MaxNLocator
@@ -151,7 +138,7 @@ def _draw_timeline(axes: Axes, cells: Sequence[tuple[str, Sequence[tuple[int, Ou
     last = max(order for _, trials in cells for order, _ in trials)
     for row, (label, trials) in enumerate(cells):
         y = -float(row)
-        _label(axes, y + 0.36, label, longest)
+        _label(axes, y + 0.36, label)
         for outcomes, low, high, colour, width in _MARKS:
             segments = [(order, end) for order, outcome in trials if outcome in outcomes for end in (low, high)]
             if segments:  # one path for all: a mark for each would be ten times as long

@@ -94,11 +94,11 @@ def effects(
       that was set around pytest.
     - ``not named``: see ``probe.named_variables``.
     """
-    alike: dict[tuple[str, ...], list[CellStatistics]] = {}
+    alike: dict[tuple[object, str], list[CellStatistics]] = {}
     for cell in cells.values():
-        alike.setdefault((*cell.key.group(), cell.environment), []).append(cell)
+        alike.setdefault((cell.key.group(), cell.environment), []).append(cell)
     return {
-        key: _effect(cells[key], cells[base], alike[(*key.group(), cells[key].environment)])
+        key: _effect(cells[key], cells[base], alike[key.group(), cells[key].environment])
         for key, base in baselines.items()
     }
 
@@ -168,7 +168,7 @@ class _Quantity:
 _QUANTITIES = (
     _Quantity("failure rate", lambda facts: float(facts.is_failure) if facts.is_counted else None,
               "{:.0%}".format, 0.1, of_host=False),
-    _Quantity("step times", lambda facts: facts.steps and facts.steps.median_ms,
+    _Quantity("step times", lambda facts: None if facts.steps is None else facts.steps.median_ms,
               "{:.4g} ms".format, 0.05, relative=True, of_host=False),
     # An average of one minute comes within 5 % of its end in three.
     _Quantity("load of the host, per CPU", lambda facts: facts.host.load, "{:.1f}".format, 0.5, settles_sec=180),

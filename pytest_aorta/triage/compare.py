@@ -152,25 +152,25 @@ def _ways(signatures: Sequence[SignatureCount]) -> list[dict[str, Any]]:
 
 #: What is said of each cell that both runs have; those with a title are shown to people.
 COLUMNS: tuple[Column[CellChange], ...] = (
-    Column("label", str, lambda change: change.label),
-    Column("workload", str, lambda change: change.b.key.workload),
-    Column("cell", str, lambda change: change.b.key.cell),
-    Column("cell_in_a", str, lambda change: change.a.key.cell),
-    Column("test", str | None, lambda change: change.b.key.test or None),
-    Column("options", str | None, lambda change: change.b.key.options or None),
-    Column("a", dict, lambda change: _numbers(change.a), "A", lambda change: _failures(change.a)),
-    Column("b", dict, lambda change: _numbers(change.b), "B", lambda change: _failures(change.b)),
-    Column("failure_rate", dict | None, lambda change: _rate(change.rate), "change (95%)",
+    Column("label", lambda change: change.label),
+    Column("workload", lambda change: change.b.key.workload),
+    Column("cell", lambda change: change.b.key.cell),
+    Column("cell_in_a", lambda change: change.a.key.cell),
+    Column("test", lambda change: change.b.key.test or None),
+    Column("options", lambda change: change.b.key.options or None),
+    Column("a", lambda change: _numbers(change.a), "A", lambda change: _failures(change.a)),
+    Column("b", lambda change: _numbers(change.b), "B", lambda change: _failures(change.b)),
+    Column("failure_rate", lambda change: _rate(change.rate), "change (95%)",
            lambda change: difference_with_interval(change.rate.difference, change.rate.interval)
            if change.rate else ""),
-    Column("", float | None, lambda change: change.rate and change.rate.p_adjusted, "p",
+    Column("", lambda change: change.rate and change.rate.p_adjusted, "p",
            lambda change: p_value(change.rate.p_adjusted) if change.rate else ""),
-    Column("speed", SpeedChange, lambda change: change.speed, "steps",
+    Column("speed", lambda change: change.speed, "steps",
            lambda change: "" if change.speed.ratio is None else f"{change.speed.ratio - 1:+.0%}"),
-    Column("verdict", str, lambda change: change.kind, "verdict", lambda change: change.verdict),
-    Column("more_trials", int | None, lambda change: change.more_trials),
-    Column("new_signatures", list, lambda change: _ways(change.new_signatures)),
-    Column("gone_signatures", list, lambda change: _ways(change.gone_signatures)),
+    Column("verdict", lambda change: change.kind, "verdict", lambda change: change.verdict),
+    Column("more_trials", lambda change: change.more_trials),
+    Column("new_signatures", lambda change: _ways(change.new_signatures)),
+    Column("gone_signatures", lambda change: _ways(change.gone_signatures)),
 )  # fmt: skip
 
 
@@ -232,7 +232,9 @@ def _compare(a: Side, b: Side, margin: float) -> RunComparison:
     for one, two in cells:
         rate, verdict = judged.get(two.key, (None, None))
         kind: ChangeKind = "not compared" if verdict is None else _CHANGES[verdict.kind]
-        changes.append(CellChange(one, two, kind, verdict and verdict.more_trials, rate, _speed(one, two)))
+        changes.append(
+            CellChange(one, two, kind, None if verdict is None else verdict.more_trials, rate, _speed(one, two))
+        )
     shared, particular = _environment(a, b, changes)
     return RunComparison(
         a=a,
