@@ -383,15 +383,6 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         found: Reader = getattr(import_module(module), function)
         return found
 
-    @property
-    def takes(self) -> str:
-        """What is valid, in the words that refuse what is not."""
-        try:
-            self.parse("")
-        except ValueError as error:
-            return str(error)
-        return "any text"
-
 
 #: Groups of ``pytest --help``, and the settings in each.
 GROUPS: Mapping[str, tuple[Setting, ...]] = {

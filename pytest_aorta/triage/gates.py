@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.sequential import rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, is_named
+from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, check_baseline, is_named
 
 #: What a gate can look at, in the order of messages.
 VALUES = ("failure_rate", "failures", "infrastructure", "step_ms", "speed_ratio", "verdict")
@@ -116,9 +115,8 @@ def check_gates(
         RequestError: naming the gate, the cell, and the cells that there are.
     """
     for gate in gates:
-        if gate.cell is not None and not any(is_named(gate.cell, label, names) for label, names in cells):
-            known = ", ".join(dict.fromkeys(label for label, _ in cells))
-            raise RequestError(f"{source} {gate.text!r}: there is no cell {gate.cell!r}; there are {known}")
+        if gate.cell is not None:
+            check_baseline(gate.cell, cells, f"{source} {gate.text!r}")
 
 
 def judge(gates: Iterable[Gate], table: Table) -> list[GateResult]:

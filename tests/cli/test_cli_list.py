@@ -29,9 +29,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments", ["--help", "--version", "list --help", "report --help", "compare --help", "list", "list options"]
-)
+@pytest.mark.parametrize("arguments", ["--help", "--version", "list --help", "report --help", "compare --help", "list"])
 def test_the_command_starts_light(stage: Stage, arguments: str) -> None:
     result = stage.command(sys.executable, "-X", "importtime", "-m", "pytest_aorta", *arguments.split())
     assert result.ret == 0
@@ -195,26 +193,6 @@ class Plain(Typed):
 class Bare(Typed):
     Config = None
 """
-
-
-def test_every_option_of_pytest_is_listed_with_its_three_spellings() -> None:
-    found = listed("options")["options"]
-    assert list(found) == [option.flag for option in SETTINGS]
-    assert found["--aorta-trials"] == {
-        "name": "--aorta-trials",
-        "source": "pytest-aorta",
-        "metavar": "N",
-        "takes": "a whole number of at least 1",
-        "default": "1",
-        "repeat": False,
-        "ini": "aorta_trials",
-        "variable": "PYTEST_AORTA_TRIALS",
-        "help": "trials per cell",
-    }
-    assert found["--aorta-isolation"]["takes"] == "one of fork, spawn, none"
-    assert "max_restarts" in found["--aorta-elastic"]["takes"]
-    assert found["--aorta-resume"]["takes"] == "nothing"
-    assert "  aorta_grace SEC (default 5)\n" in run("list", "options").output
 
 
 @pytest.mark.parametrize("option", [option for option in SETTINGS if option.default], ids=lambda option: option.name)
