@@ -90,7 +90,7 @@ def _make(project: Path, record: dict[str, Any]) -> None:
     from pytest_aorta.workflow.requests import cell_requests
 
     registry = Registry.load()
-    names = [name for name in registry.mitigation_names() if name != "none"]
+    names = [name for name in registry.names("mitigations") if name != "none"]
     sets = itertools.chain.from_iterable(itertools.combinations(names, size) for size in range(1, len(names)))
     chosen = [list(names) for names in itertools.islice(sets, _CELLS)]
     (project / "aorta.toml").write_text(_MATRIX.format(trials=_TRIALS, sets=json.dumps(chosen)))

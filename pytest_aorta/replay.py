@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
 
-from pytest_aorta.launch.child.torchrun import file_digest
+from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
-from pytest_aorta.launch.nodes.addressing import is_multi_node
-from pytest_aorta.probe.environment_facts import PACKAGES, Fact, Value, clause, facts_of_section, is_complete, sections
+from pytest_aorta.launch.nodes import is_multi_node
+from pytest_aorta.probe.environment_facts import FILES
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
+from pytest_aorta.triage.environments import Environments
+from pytest_aorta.triage.environments import differences as differences_of_environments
 from pytest_aorta.trials.conversion import identifier
-from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, Resources, elastic_options
-from pytest_aorta.trials.fingerprint import IMPORTED_LATER, Parts, changed_files, differences, parts_of
+from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, elastic_options
+from pytest_aorta.trials.fingerprint import IMPORTED_LATER, differences, parts_of
+from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, RequestedEnvironment, TrialResult
 from pytest_aorta.trials.spec import Origin, TrialSpec
 from pytest_aorta.workspace.paths import TrialPaths
 
-#: Sections of a snapshot that are compared: not those that depend on slots, or on how far the trial came.
-_SECTIONS = ("accelerator", "torch", "packages", "python", "env_vars", "host", "runtime_context", "compilers", "git")
+#: What is compared: not what depends on slots, or on how far the trial came.
+_SECTIONS = {
+    *("accelerator", "torch", "packages", "python", "env_vars", "host", "runtime_context", "compilers", "git"),
+    *(FILES, IMPORTED_LATER),
+}
 
 #: Parts of the fingerprint that records have nowhere else.
-_PARTS = ("sources", "data_files", "config", "imposed", "cpus", "nproc")
+_PARTS = ("config", "imposed", "cpus", "nproc")
 
 #: Variables that a launcher sets anew for every trial.
 _OF_A_LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
@@ -45,11 +50,22 @@ def changes(then: TrialResult, now: TrialResult) -> list[str]:
     """One line for each thing that is another one: host, interpreter, packages, code, variables, seeds."""
     lines = list(_request_changes(then, now))
     if then.env.get("python") and now.env.get("python"):  # else one of them did not get as far as its snapshot
-        lines += _snapshot(then.env, now.env, {*_OF_A_LAUNCH, *NAMES, *_overlay_names(then), *_overlay_names(now)})
-    lines += [*_seeds(then, now), *_parts(parts_of(then), parts_of(now))]
+        ignored = {*_OF_A_LAUNCH, *NAMES, *_overlay_names(then), *_overlay_names(now)}
+        found = differences_of_environments(_environments(then), _environments(now), ignored=ignored)
+        lines += [str(each) for each in found if each.fact.section in _SECTIONS]
+    lines += _seeds(then, now)
+    before, after = ({name: it for name, it in parts_of(each).items() if name in _PARTS} for each in (then, now))
+    if before and after:
+        lines += differences(before, after)
     if then.request_fingerprint and now.request_fingerprint and then.request_fingerprint != now.request_fingerprint:
         lines.append("the fingerprint of the request")
     return list(dict.fromkeys(lines))
+
+
+def _environments(record: TrialResult) -> Environments:
+    found = Environments()
+    found.add(record.to_dict())
+    return found
 
 
 def _request_changes(then: TrialResult, now: TrialResult) -> Iterator[str]:
@@ -57,46 +73,9 @@ def _request_changes(then: TrialResult, now: TrialResult) -> Iterator[str]:
     if then.request is not None and now.request is not None:
         yield from _one("interpreter", then.request.interpreter, now.request.interpreter)
         yield from _one("working directory", then.request.cwd, now.request.cwd)
-        yield from _each(then.request.ambient, now.request.ambient)
-
-
-def _snapshot(then: Mapping[str, Any], now: Mapping[str, Any], ignored: set[str]) -> Iterator[str]:
-    before, after = _facts(then), _facts(now)
-    found: dict[Fact, tuple[Value | None, Value | None]] = {}
-    for section in before.keys() & after.keys():
-        (one, all_of_one), (two, all_of_two) = before[section], after[section]
-        for fact in one.keys() | two.keys():
-            known = (fact in one or all_of_one) and (fact in two or all_of_two)
-            if known and one.get(fact) != two.get(fact) and fact.name not in ignored:
-                found[fact] = one.get(fact), two.get(fact)
-    digests = [(env.get("packages") or {}).get("digest") for env in (then, now)]
-    if digests[0] != digests[1] and None not in digests and not any(fact.section == "packages" for fact in found):
-        found[PACKAGES] = digests[0], digests[1]
-    names = {fact.name for fact in found}
-    for fact, (value, other) in sorted(found.items()):
-        if fact.implied_by not in names:
-            yield clause(fact, [(value, 1)], [(other, 1)])
-
-
-def _facts(env: Mapping[str, Any]) -> dict[str, tuple[Mapping[Fact, Value], bool]]:
-    reasons = env.get("partial_reasons") or []
-    return {
-        name: (facts_of_section(name, content), is_complete(name, reasons))
-        for name, content in sections(env)
-        if name in _SECTIONS
-    }
-
-
-def _parts(then: Parts, now: Parts) -> Iterator[str]:
-    if then and now:
-        before, after = then.get(IMPORTED_LATER, {}), now.get(IMPORTED_LATER, {})
-        both = before.keys() & after.keys()  # one of them may have ended before an import
-        yield from changed_files({path: before[path] for path in both}, {path: after[path] for path in both})
-        yield from differences({"": "", **_some(then)}, {"": "", **_some(now)})
-
-
-def _some(parts: Parts) -> Parts:
-    return {name: parts[name] for name in _PARTS if name in parts}
+        before, after = then.request.ambient, now.request.ambient
+        for name in sorted(before.keys() & after.keys()):
+            yield from _one(name, before[name], after[name], nothing="unset")
 
 
 def _seeds(then: TrialResult, now: TrialResult) -> Iterator[str]:
@@ -115,11 +94,6 @@ def _seeds(then: TrialResult, now: TrialResult) -> Iterator[str]:
 
 def _overlay_names(record: TrialResult) -> Mapping[str, Any]:
     return {} if record.request is None else {**record.request.ambient, **record.request.overlay}
-
-
-def _each(then: Mapping[str, str | None], now: Mapping[str, str | None]) -> Iterator[str]:
-    for name in sorted(then.keys() & now.keys()):
-        yield from _one(name, then[name], now[name], nothing="unset")
 
 
 def _one(what: str, then: Any, now: Any, nothing: str = "none") -> Iterator[str]:
@@ -310,16 +284,15 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
         ),
         limits=request.limits,
         collect=tuple(request.collect),
-        resources=_resources(request, hosts),
+        resources=replace(request.resources, hosts=hosts),
         watched=tuple(request.ambient),
         origin=Origin(request.seed, cwd, tuple(request.sys_path), _rank_seed(record)),
     )
 
 
 def _environment(requested: RequestedEnvironment) -> Environment:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in requested.model_dump().items()
-    }
+    fields: dict[str, Any] = requested.model_dump()
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     return Environment(**fields)
 
 
@@ -383,23 +356,12 @@ def _config(request: Request) -> dict[str, Any]:
         source = request.config.get("source")
         if source is not None and not os.path.isfile(source):
             raise ReplayError(f"the script {source} is gone")
-        return {**request.config, "digest": file_digest(source)}
+        return {**request.config, "digest": source and file_digest(Path(source))}
     if where.endswith(".py") and not os.path.isfile(where):
         raise ReplayError(f"the file of its workload, {where}, is gone")
     # Another interpreter, or what a launcher leads to, may have modules that are not here.
     if not where.endswith(".py") and environment.venv is None and not (environment.launcher or environment.enter):
         top = where.partition(".")[0]
-        if not _is_there(top, request.sys_path):
+        if module_spec(top, request.sys_path) is None:
             raise ReplayError(f"the module of its workload, {where}, is not installed for {sys.executable}")
     return dict(request.config)
-
-
-def _is_there(top: str, added: Sequence[str]) -> bool:
-    if importlib.machinery.PathFinder.find_spec(top, [*added, *sys.path]) is not None:
-        return True
-    # A finder of an editable install knows what no path leads to.
-    return any(finder.find_spec(top, None) is not None for finder in sys.meta_path)
-
-
-def _resources(request: Request, hosts: tuple[str, ...]) -> Resources:
-    return replace(request.resources, hosts=hosts)

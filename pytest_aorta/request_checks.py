@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.addressing import check_step, check_tasks, is_multi_node
+from pytest_aorta.launch.nodes import check_step, check_tasks, is_multi_node
 from pytest_aorta.plan import Selection
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.execution import ElasticOptions, Execution
@@ -17,9 +17,6 @@ Spelling = Callable[[str, object], str]
 
 #: torchrun has no option for these; its ranks are fresh interpreters.
 _NOT_OF_TORCHRUN = ("exit_barrier_timeout", "node_rank", "start_method")
-
-#: Rendezvous of several nodes.
-_OF_NODES = ("c10d", "static")
 
 
 def check_elastic(execution: Execution, spell: Spelling) -> None:
@@ -49,14 +46,11 @@ def check_elastic(execution: Execution, spell: Spelling) -> None:
 
 def _check_nodes(options: ElasticOptions, spell: Spelling) -> None:
     least, most = options.nnodes
-    backend = options.rdzv_backend or "c10d"
     if options.node_rank is not None and options.node_rank >= most:
         raise RequestError(
             f"{_spelled(spell, 'node_rank', options.node_rank)}: of {most} nodes, the last one is {most - 1}"
         )
-    if backend not in _OF_NODES:
-        raise RequestError(f"{_spelled(spell, 'rdzv_backend', backend)}: several nodes meet by {', '.join(_OF_NODES)}")
-    if backend == "static" and least != most:
+    if options.rdzv_backend == "static" and least != most:
         raise RequestError(
             f"{_spelled(spell, 'nnodes', options.nnodes)}: with rdzv_backend=static the number of nodes is fixed"
         )

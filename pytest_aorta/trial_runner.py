@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_aorta.launch.nodes.addressing import is_multi_node, process_rank
+from pytest_aorta.launch.nodes import is_multi_node, process_rank
 from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of
 from pytest_aorta.workspace import history

@@ -68,13 +68,6 @@ def test_what_is_declared_is_what_is_imported() -> None:
     assert needed(re.compile("")) - optional == declared() - PLUGINS
 
 
-@pytest.mark.parametrize("extra", BY_EXTRA)
-def test_what_an_extra_brings_is_needed_in_one_place_only(extra: str) -> None:
-    place = BY_EXTRA[extra]
-    assert needed(re.compile(f"(?!{place})")) & declared(extra) == set()
-    assert declared(extra) <= needed(re.compile(place))
-
-
 def test_what_the_oldest_python_cannot_install_is_not_pinned_for_it() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     unmarked = [line.partition("==")[0] for line in lines if ";" not in line]

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -15,12 +14,10 @@ from typing import Any, cast, get_args
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.plans import cell_of, entry, environment, grid, grids, mitigation
+from support.plans import cell_of, entry, environment, mitigation
 
 from pytest_aorta.plan import Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
 from pytest_aorta.registry import Registry, RegistryError, WorkloadEntry
-from pytest_aorta.trials.execution import Execution, Limits
-from pytest_aorta.trials.spec import TrialSpec
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
@@ -81,28 +78,6 @@ def test_trial_ids_have_the_positions_on_the_axes(registry: Registry) -> None:
         "gemm[e-a-0]": "gemm_d1_m1_t0",
         "gemm[e-a-1]": "gemm_d1_m1_t1",
     }
-
-
-def test_what_was_chosen_for_all_trials_reaches_each(registry: Registry) -> None:
-    chosen: dict[str, Any] = {
-        "steps": 3,
-        "execution": Execution(isolation="spawn", launcher="torchrun", nproc=2),
-        "limits": Limits(timeout=2.5),
-    }
-    selection = Selection(workloads=("gemm",), trials=2, config={"size": "64"}, collect=("rocprof",), **chosen)
-
-    for spec in make_plan(selection, registry).trials:
-        assert {name: getattr(spec, name) for name in chosen} == chosen
-        assert spec.overrides == {"size": "64"}
-        assert spec.collect == ("rocprof",)
-
-
-@given(grids)
-def test_the_names_and_ids_of_a_plan_are_unique(cells: list[list[TrialSpec]]) -> None:
-    trials = ordered(cells, "interleaved")
-
-    assert len(set(names(trials))) == len(trials)
-    assert len({spec.trial_id for spec in trials}) == len(trials)
 
 
 @given(
@@ -198,18 +173,6 @@ def test_every_process_makes_the_same_plan_and_the_same_fingerprints() -> None:
     assert len(made) == 1
 
 
-def test_an_option_s_value_that_cannot_be_shown_does_not_keep_a_plan_from_being_made() -> None:
-    class Unspeakable:
-        def __repr__(self) -> str:
-            raise RuntimeError("no")
-
-    trials = ordered(grid(1, 1, 2, 2), "grouped")
-    plan = Plan(tuple(replace(spec, overrides={"model": Unspeakable()}) for spec in trials))
-
-    assert re.fullmatch("[0-9a-f]{8}", plan.digest)
-    assert plan.digest != Plan(trials).digest
-
-
 # with which variables
 
 
@@ -219,11 +182,6 @@ def test_variables_of_the_environment_yield_to_mitigations_in_order_and_those_to
 
     assert overlay(here, sets, {"D": "extra"}) == {"A": "environment", "B": "one", "C": "two", "D": "extra"}
     assert overlay(here, sets[::-1], {})["C"] == "one"
-
-
-variables = st.dictionaries(
-    st.sampled_from("ABCDE"), st.text(st.characters(exclude_characters="\0"), max_size=3), max_size=4
-)
 
 
 OWNED = [
@@ -244,35 +202,6 @@ def test_variables_that_the_launcher_sets_cannot_be_overlaid(name: str, source: 
 
 
 # in which files
-
-
-def test_the_trials_of_one_cell_lie_flat_in_the_folder_of_their_workload() -> None:
-    plan = Plan(ordered([cell_of("a", trials=2), cell_of("b")], "grouped"))
-
-    assert {str(plan.paths(spec).file) for spec in plan.trials} == {
-        "a/trial_0.json",
-        "a/trial_1.json",
-        "b/trial_0.json",
-    }
-
-
-def test_the_trials_of_several_cells_lie_in_a_folder_per_cell() -> None:
-    cells = [cell_of("a"), cell_of("a", mitigations=("x", "y"), indices=(0, 1)), cell_of("b")]
-    plan = Plan(ordered(cells, "interleaved"))
-
-    assert [str(plan.paths(spec).file) for spec in plan.trials] == [
-        "a/local-none/trial_0.json",
-        "a/local-x+y/trial_0.json",
-        "b/trial_0.json",
-    ]
-
-
-@given(grids)
-def test_every_trial_has_a_place_of_its_own(cells: list[list[TrialSpec]]) -> None:
-    plan = Plan(ordered(cells, "random"))
-    found = [plan.paths(spec) for spec in plan.trials]
-
-    assert len({paths.file for paths in found} | {paths.folder for paths in found}) == 2 * len(found)
 
 
 any_name = st.text(alphabet=st.characters(codec=None), max_size=6) | st.text(alphabet="ab-+/", max_size=4)

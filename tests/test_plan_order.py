@@ -62,12 +62,6 @@ def test_where_a_run_may_end_early_blocks_of_cells_take_turns() -> None:
         assert found == expected
 
 
-def test_random_is_another_order() -> None:
-    cells = grid(2, 2, 2, 4)
-
-    assert names(ordered(cells, "random")) != names(ordered(cells, "interleaved"))
-
-
 def test_random_is_another_order_for_another_request() -> None:
     cells = grid(2, 2, 2, 4)
     changed = [[replace(spec, overrides={"size": 1}) for spec in cell] for cell in cells]

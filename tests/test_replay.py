@@ -100,17 +100,6 @@ def test_of_a_folder_all_records_but_no_replays_no_history_and_no_other_files(
     assert len({replay.paths for replay in replays}) == 3
 
 
-def test_a_folder_that_is_gone_is_replaced_by_the_current_one(
-    tmp_path: Path, request_of_a_trial: dict[str, Any]
-) -> None:
-    file = write(tmp_path / "x.json", request={**request_of_a_trial, "cwd": "/not/there"})
-
-    (replay,) = find_replays([file], NOTHING)
-
-    assert replay.spec.origin is not None
-    assert replay.spec.origin.cwd == str(Path.cwd())
-
-
 def test_a_secret_has_the_value_that_is_given(tmp_path: Path, request_of_a_trial: dict[str, Any]) -> None:
     file = write(tmp_path / "x.json", request={**request_of_a_trial, "overlay": {"A_TOKEN": "<redacted>", "B": "1"}})
 
@@ -197,13 +186,6 @@ def test_another_file_is_no_record(tmp_path: Path, content: str, message: str) -
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=f"{re.escape(str(tmp_path))}: there is no trial file in this folder"):
         find_replays([tmp_path], NOTHING)
-
-
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ReplayError) as caught:
-        find_replays([tmp_path / "a.json", tmp_path / "b.json"], NOTHING)
-
-    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_a_rank_of_an_outer_launcher_replays_only_what_was_one(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from pytest_aorta.probe.collect import before_forks, collect_end, collect_env, collect_static
+from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.named_variables import Watch
 
 #: Variables that a plan sets; libraries name some of them.
@@ -72,11 +72,8 @@ def start_and_end() -> dict[str, float]:
 
 source = Path(sys.argv[2])
 begin = time.perf_counter()
-static = collect_static(source)
+static = collect_static(source, watches=True)
 found: dict[str, list[float]] = {"static": [time.perf_counter() - begin]}
-begin = time.perf_counter()
-static = before_forks(static)
-found["static: for watched variables"] = [time.perf_counter() - begin]
 found |= {f"static.{name}": [milliseconds / 1000] for name, milliseconds in static.parts_ms.items()}
 with tempfile.TemporaryDirectory() as cache:
     os.environ["XDG_CACHE_HOME"] = cache

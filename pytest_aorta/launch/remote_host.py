@@ -1,16 +1,20 @@
-"""A host that execnet reaches: trials run there as on this one, and their files come home."""
+"""A host that execnet reaches: trials run there as on this one, and their files come home.
+
+Requests are ``(number, what, argument)`` with ``begin``, ``prepare``, ``run`` and ``cancel``; answers are
+``(number, kind, ...)`` with ``call`` (of a method of the job), ``file`` (a piece of one), ``value`` and ``error``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path, PurePosixPath
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -30,8 +34,6 @@ from pytest_aorta.trials.result import TrialResult
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.host_main import HostChannel
-
-_SERVICE = "pytest_aorta.launch.remote_host:serve"
 
 #: Bytes of a trial's files that travel in one message.
 _CHUNK = 2**20
@@ -59,15 +61,14 @@ class RemoteHost:
     ) -> None:
         self.name = without_values(spec)
         self._lock = threading.Lock()
-        self._asked: dict[int, SimpleQueue[dict[str, Any]]] = {}
-        self._numbers = iter(range(sys.maxsize))
+        self._asked: dict[int, SimpleQueue[tuple[Any, ...]]] = {}
+        self._numbers = count()
         self._death: HostError | None = None
         self._on_death = on_death
-        argument = _Argument(replace(resources, hosts=()), hosts, node_store, tuple(path for path in sys.path if path))
         self._connection = HostConnection(
             spec,
-            _SERVICE,
-            {"argument": pickle.dumps(argument)},
+            "pytest_aorta.launch.remote_host:serve",
+            _Argument(replace(resources, hosts=()), hosts, node_store, tuple(path for path in sys.path if path)),
             identity={**code_identity(package_files("pytest_aorta")), **identity},
             on_message=self._receive,
             on_death=self._lose,
@@ -83,59 +84,60 @@ class RemoteHost:
             self._connection.start()
         except HostError as error:
             raise EngineUnusable(str(error)) from error
-        problem = self._ask("begin", None, None)
-        if problem is not None:
-            raise EngineUnusable(f"host {self.name}: {problem}")
+        try:
+            self._ask("begin", None)
+        except LaunchModeError as error:
+            raise EngineUnusable(f"host {self.name}: {error}") from error
 
     def importing(self, order: TrialOrder) -> None:
         """As of ``TrialHost``; nothing is known of it here."""
 
     def prepare(self, order: TrialOrder, slot: int, job: TrialJob) -> PreparedCell:
         """As of ``TrialHost``."""
-        cell: PreparedCell = self._ask("prepare", (replace(order, folder=Path()), slot), job)
+        cell: PreparedCell = self._ask("prepare", (order, slot), job)
         return cell
 
     def run(self, order: TrialOrder, slot: int, job: TrialJob) -> TrialResult:
         """As of ``TrialHost``; the files of the trial are written into its folder here."""
-        record: TrialResult = self._ask("run", (order, slot), job)
+        record: TrialResult = self._ask("run", (order, slot), job, order.folder)
         return record
 
-    def _ask(self, what: str, argument: Any, job: Any) -> Any:
-        answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    def _ask(self, what: str, argument: Any, job: Any = None, folder: Path | None = None) -> Any:
+        answers: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         with self._lock:
             number = next(self._numbers)
             self._asked[number] = answers
             if self._death is not None:
-                answers.put({"lost": self._death})
+                answers.put(("error", HostLost(str(self._death))))
         try:
-            self._send({"id": number, "ask": what, "data": pickle.dumps(argument)})
+            self._send(number, what, argument)
             if job is not None:
-                job.on_cancel(lambda why: self._send({"id": number, "ask": "cancel", "data": pickle.dumps(why)}))
-            while "value" not in (answer := answers.get()):
-                if "lost" in answer:
-                    raise HostLost(str(answer["lost"]))
-                if "error" in answer:
-                    raise answer["error"]
-                if "file" in answer:
-                    _append(argument[0].folder, answer["file"], answer["bytes"])
-                else:
-                    getattr(job, answer["call"])(*answer["arguments"])
-            return answer["value"]
+                job.on_cancel(lambda why: self._send(number, "cancel", why))
+            while True:
+                kind, *rest = answers.get()
+                if kind == "value":
+                    return rest[0]
+                if kind == "error":
+                    raise rest[0]
+                if kind == "call":
+                    getattr(job, rest[0])(*rest[1:])
+                elif folder is not None:
+                    _append(folder, *rest)
         finally:
             with self._lock:
                 self._asked.pop(number, None)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, *message: Any) -> None:
         try:
             self._connection.send(message)
         except HostError as error:  # its death is noticed elsewhere, unless it was closed
             self._lose(error)
 
-    def _receive(self, message: Mapping[str, Any]) -> None:
+    def _receive(self, message: tuple[Any, ...]) -> None:
         with self._lock:
-            answers = self._asked.get(message["id"])
+            answers = self._asked.get(message[0])
         if answers is not None:
-            answers.put(pickle.loads(message["data"]))
+            answers.put(message[1:])
 
     def _lose(self, error: HostError) -> None:
         self._on_death(HostLost(str(error)))
@@ -143,7 +145,7 @@ class RemoteHost:
             self._death = self._death or error
             asked = list(self._asked.values())
         for answers in asked:
-            answers.put({"lost": error})
+            answers.put(("error", HostLost(str(error))))
 
     def close(self) -> None:
         """End it."""
@@ -158,12 +160,11 @@ def start_hosts(hosts: Sequence[RemoteHost]) -> None:
         starting = ThreadPoolExecutor(len(hosts), "aorta-start")
         started = [starting.submit(host.start) for host in hosts]
         starting.shutdown(wait=False)
-        while True:
+        late = set(started)
+        while late:
             done, late = wait(started, PIECE, FIRST_EXCEPTION)
             for attempt in done:
                 attempt.result()
-            if not late:
-                break
         undo.pop_all()
 
 
@@ -177,119 +178,94 @@ def _append(folder: Path, name: str, data: bytes) -> None:
         file.write(data)
 
 
-def serve(argument: Mapping[str, Any], channel: HostChannel) -> None:
+def serve(argument: _Argument, channel: HostChannel) -> None:
     """On the host: run what is asked for, each on a thread, until the other side ends."""
-    given: _Argument = pickle.loads(argument["argument"])
-    sys.path += [path for path in given.sys_path if path not in sys.path]
-    service: _Service | None = None
+    sys.path += [path for path in argument.sys_path if path not in sys.path]
+    number, _, _ = channel.receive() or (0, "", None)
     try:
-        while (message := channel.receive()) is not None:
-            number, data = message["id"], pickle.loads(message["data"])
-            if message["ask"] == "begin":
-                try:
-                    service = _Service(given, channel)
-                    answer: dict[str, Any] = {"value": None}
-                except LaunchModeError as error:
-                    answer = {"value": str(error)}
-                channel.send({"id": number, "data": pickle.dumps(answer)})
-            elif service is not None and message["ask"] == "cancel":
-                service.cancel(number, data)
-            elif service is not None:
-                service.begin(number, message["ask"], *data)
-    finally:
-        if service is not None:
-            service.close()
-
-
-class _Service:
-    def __init__(self, given: _Argument, channel: HostChannel) -> None:
-        self.channel = channel
-        self.host = TrialHost(given.resources, given.hosts, given.node_store)
-        self.folder = UsedFolder(make_own)
-        self.jobs: dict[int, _RemoteJob] = {}
-        self.threads: list[threading.Thread] = []
-
-    def begin(self, number: int, what: str, order: TrialOrder, slot: int) -> None:
-        """Run a job on a thread."""
-        order = replace(order, inherited=Inherited.now(self.folder.path, order.spec.origin))
-        if what == "run":
-            # The folder's name is the one that it has at home: records name files by it.
-            order = replace(order, folder=Path(tempfile.mkdtemp(dir=self.folder.path)) / order.folder.name)
-        self.jobs[number] = job = _RemoteJob(number, order, self)
-        # A slot has one thread at a time, because its caller waits for it.
-        thread = threading.Thread(target=job.run, args=(Slot(self.host, slot, ""),), daemon=True)
-        self.threads = [other for other in self.threads if other.is_alive()] + [thread]
-        thread.start()
-
-    def cancel(self, number: int, why: str) -> None:
-        """End a job, on a thread: it may wait for one that is being prepared."""
-        job = self.jobs.get(number)
-        if job is not None:
-            threading.Thread(target=job.cancel, args=(why,), daemon=True).start()
-
-    def close(self) -> None:
-        """End everything."""
-        for job in list(self.jobs.values()):
-            job.cancel("the run has ended")
-        for thread in self.threads:
-            thread.join(5)
-        self.host.close()
-        self.folder.close()
+        host = TrialHost(argument.resources, argument.hosts, argument.node_store)
+    except LaunchModeError as error:
+        channel.send((number, "error", error))
+        return
+    channel.send((number, "value", None))
+    jobs: dict[int, _RemoteJob] = {}
+    with contextlib.closing(UsedFolder(make_own)) as folder:
+        try:
+            while (message := channel.receive()) is not None:
+                number, what, given = message
+                if what != "cancel":
+                    order, slot = given
+                    jobs = {other: job for other, job in jobs.items() if job.thread.is_alive()}
+                    jobs[number] = _RemoteJob(number, what, order, slot, host, folder.path, channel)
+                elif number in jobs:  # on a thread: it may wait for a cell that is being prepared
+                    threading.Thread(target=jobs[number].cancel, args=(given,), daemon=True).start()
+        finally:
+            for job in jobs.values():
+                job.cancel("the run has ended")
+            for job in jobs.values():
+                job.thread.join(5)
+            host.close()
 
 
 class _RemoteJob(Job):
-    def __init__(self, number: int, order: TrialOrder, service: _Service) -> None:
+    """One request, on a thread of its own: a slot has one at a time, because its caller waits for it."""
+
+    def __init__(
+        self, number: int, what: str, order: TrialOrder, slot: int, host: TrialHost, folder: Path, channel: HostChannel
+    ) -> None:
         super().__init__()
+        order = replace(order, inherited=Inherited.now(folder, order.spec.origin))
+        if what == "run":
+            # The folder's name is the one that it has at home: records name files by it.
+            order = replace(order, folder=Path(tempfile.mkdtemp(dir=folder)) / order.folder.name)
         self._number = number
+        self._what = what
         self._order = order
-        self._service = service
+        self._channel = channel
+        self.thread = threading.Thread(target=self.run, args=(Slot(host, slot, ""),), daemon=True)
+        self.thread.start()
 
     def run(self, slot: Slot) -> None:
         """Run it; the last answer has its value, or its error."""
-        order = self._order
         try:
-            if order.folder == Path():
-                answer: dict[str, Any] = {"value": slot.host.prepare(order, slot.index, self)}
-            else:
-                answer = {"value": slot.host.run(order, slot.index, self)}
-                self._send_files(order.folder)
+            if self._what == "prepare":
+                self._answer("value", slot.host.prepare(self._order, slot.index, self))
+                return
+            record = slot.host.run(self._order, slot.index, self)
+            self._send_files(self._order.folder)
+            self._answer("value", record)
         except BaseException as error:
-            answer = {"error": error}
-        self._service.jobs.pop(self._number, None)
-        self._answer(answer)
+            try:
+                self._answer("error", error)
+            except Exception:  # it cannot be pickled
+                self._answer("error", RuntimeError(f"{type(error).__name__}: {error}"))
 
     def give_up(self, error: Exception | None = None) -> None:
         """Never: it begins at once."""
 
     def phase_ended(self, phase: str, failed: bool) -> None:
-        """As of ``SlotTrial``."""
-        self._answer({"call": "phase_ended", "arguments": (phase, failed)})
+        """As of ``TrialJob``."""
+        self._answer("call", "phase_ended", phase, failed)
 
     def warn(self, text: str) -> None:
-        """As of ``SlotTrial``."""
-        self._answer({"call": "warn", "arguments": (text,)})
+        """As of ``TrialJob``."""
+        self._answer("call", "warn", text)
 
     def packages_listed(self, listing: dict[str, Any]) -> None:
-        """As of ``SlotTrial``."""
-        self._answer({"call": "packages_listed", "arguments": (listing,)})
+        """As of ``TrialJob``."""
+        self._answer("call", "packages_listed", listing)
 
     def _send_files(self, folder: Path) -> None:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and not path.is_symlink():
-                name = path.relative_to(folder).as_posix()
                 with path.open("rb") as file:
-                    while True:
+                    data: bytes | None = None
+                    while data is None or len(data) == _CHUNK:
                         data = file.read(_CHUNK)
-                        self._answer({"file": name, "bytes": data})
-                        if len(data) < _CHUNK:
-                            break
+                        self._answer("file", path.relative_to(folder).as_posix(), data)
 
-    def _answer(self, answer: dict[str, Any]) -> None:
+    def _answer(self, *answer: Any) -> None:
         try:
-            data = pickle.dumps(answer)
-        except Exception as error:  # an exception that cannot be pickled
-            data = pickle.dumps({"error": RuntimeError(f"{type(error).__name__}: {answer.get('error', error)}")})
-        try:
-            self._service.channel.send({"id": self._number, "data": data})
+            self._channel.send((self._number, *answer))
         except OSError:
             os._exit(1)  # the other side is gone

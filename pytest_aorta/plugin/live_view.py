@@ -3,16 +3,19 @@
 In the process that owns the reports. It sees trials start through the ``TrialRunner``, on the threads of slots; in an
 xdist controller, through the reports of the workers. Steps are read from the file that every trial and rank writes its
 last step to (``trials.steps``), so the trials send nothing more than without it; those of other hosts have no such file
-here until they are over.
+here until they are over. Times are seconds of ``time.monotonic()``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import threading
 import time
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,10 +23,9 @@ import pytest
 
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin.compat import set_terminal_file, terminal_file
-from pytest_aorta.plugin.live_state import CellName, LiveState, RunningTrial
 from pytest_aorta.plugin.roles import is_controller
-from pytest_aorta.plugin.run import current_run, current_runs
-from pytest_aorta.triage.facts import COUNTED, OUTCOMES
+from pytest_aorta.plugin.run import CellName, current_run, current_runs
+from pytest_aorta.triage.facts import COUNTED, FAILURES, OUTCOMES, Outcome
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -48,7 +50,7 @@ _INTERVAL = 0.2
 _MOST_LINES = 20
 
 #: Columns of a trial's line beside its name.
-_BESIDE_NAME = 40
+_BESIDE_NAME = 34
 
 #: Variables by which pytest, too, knows that it runs for a log.
 _CI = ("CI", "BUILD_NUMBER")
@@ -65,6 +67,160 @@ def wanted_file(config: pytest.Config, environ: Mapping[str, str]) -> TextIO | N
     # What tests print would come in between, and a debugger needs the terminal for itself.
     shares = config.getoption("capture", "no") in ("no", "tee-sys")
     return None if shares or any(config.getoption(name, False) for name in ("usepdb", "trace")) else file
+
+
+@dataclass
+class RunningTrial:
+    """A trial that runs.
+
+    Attributes:
+        name: of its item.
+        cell: that it is in; ``None`` where a test chooses the workload when it runs.
+        place: its slot, host or xdist worker; empty where that is not known.
+        begun: when it was started.
+        folder: of its artifacts, where it writes its steps.
+        is_over: whether it has ended; in an xdist controller, only its report says so.
+        step: that it has reported last, of ``total``.
+    """
+
+    name: str
+    cell: CellName | None
+    place: str
+    begun: float
+    folder: Path | None = None
+    is_over: Callable[[], bool] = lambda: False
+    step: int | None = None
+    total: int | None = None
+
+
+@dataclass
+class CellProgress:
+    """The trials of a cell that are over."""
+
+    seconds: list[float] = field(default_factory=list)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+
+    @property
+    def failed(self) -> int:
+        return sum(self.outcomes[name] for name in FAILURES)
+
+    @property
+    def counted(self) -> int:
+        """Trials that say something of the workload."""
+        return sum(self.outcomes[name] for name in COUNTED)
+
+
+class LiveState:
+    """Counts of a run; ``slots`` trials run at a time. Not thread-safe."""
+
+    def __init__(self, begun: float, slots: int = 1) -> None:
+        self.begun = begun
+        self.slots = slots
+        self.running: dict[Hashable, RunningTrial] = {}
+        self.cells: dict[CellName, CellProgress] = {}
+        #: Trials with a result; and those that were or will be run, as far as known.
+        self.done = 0
+        self.total = 0
+        #: Cells of the items whose trial has no result yet, by node id.
+        self.expected: dict[str, CellName | None] = {}
+
+    def expect(self, items: Iterable[tuple[str, CellName | None]]) -> None:
+        """Items, by node id, each of which will run one trial."""
+        self.expected.update(items)
+        self.total = self.done + len(self.expected)
+
+    def item_over(self, nodeid: str, *, ran: bool) -> None:
+        """An item is over; unless it ``ran``, it has no trial."""
+        if nodeid in self.expected:
+            del self.expected[nodeid]
+            self.total -= not ran
+
+    def finished(self, key: Hashable, cell: CellName, seconds: float | None, outcome: Outcome) -> None:
+        """The result of a trial, which took ``seconds`` if that was measured."""
+        self.running.pop(key, None)
+        self.done += 1
+        progress = self.cells.setdefault(cell, CellProgress())
+        progress.outcomes[outcome] += 1
+        if seconds is not None:
+            progress.seconds.append(seconds)
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the run will be over: the median of each cell for all its trials to come, divided by the slots.
+
+        ``None`` while no trial has finished.
+        """
+        usual = {cell: statistics.median(it.seconds) for cell, it in self.cells.items() if it.seconds}
+        if not usual or not self.expected:
+            return None
+        other = statistics.mean(usual.values())
+        to_come = sum(number * usual.get(cell, other) for cell, number in Counter(self.expected.values()).items())
+        over = sum(min(now - trial.begun, usual.get(trial.cell, other)) for trial in self.running.values())
+        return max(0.0, to_come - over) / max(1, self.slots)
+
+
+def live_lines(state: LiveState, now: float, width: int, height: int) -> list[RenderableType]:
+    """The run in one line, its trials, and the cells that fail; half of the terminal at most."""
+    from rich.table import Table
+
+    room = min(_MOST_LINES, height // 2)
+    if room < 1:
+        return []
+    outcomes: Counter[Outcome] = sum((each.outcomes for each in state.cells.values()), Counter())
+    failed, left = sum(outcomes[name] for name in FAILURES), state.left(now)
+    parts = [
+        f"{state.done}/{max(state.done, state.total)} done",
+        f"{failed} failed" if failed else "",
+        *(f"{outcomes[name]} {name}" for name in OUTCOMES if name not in COUNTED and outcomes[name]),
+        "" if left is None else f"eta {clock(left)}",
+        f"elapsed {clock(now - state.begun)}",
+    ]
+    head = _text("aorta: " + ", ".join(filter(None, parts)), "red" if failed else "")
+    trials = sorted(state.running.values(), key=lambda trial: (_natural(trial.place), trial.begun))
+    shown = trials if len(trials) < room else trials[: max(0, room - 2)]
+    grid = Table.grid(*[""] * 4, padding=(0, 2, 0, 0))
+    for column in grid.columns:
+        column.no_wrap = True
+    for trial in shown:
+        step = "" if trial.step is None else f"step {trial.step}" + ("" if trial.total is None else f"/{trial.total}")
+        cells = [
+            f"  {one_line(trial.place)[:20]}" if trial.place else "",
+            _end_of(one_line(trial.name), width - _BESIDE_NAME),
+            clock(now - trial.begun),
+            step,
+        ]
+        grid.add_row(*map(_text, cells))
+    more = [_text(f"  and {len(trials) - len(shown)} more")] if len(shown) < len(trials) and room > 1 else []
+    failing = [(name, each) for name, each in state.cells.items() if each.failed]
+    failing.sort(key=lambda found: found[1].failed / found[1].counted, reverse=True)
+    several = len({workload for workload, _ in state.cells}) > 1
+    below = [
+        _text(f"  {one_line(f'{workload} {cell}' if several else cell)}: {it.failed} of {it.counted} failed", "red")
+        for (workload, cell), it in failing[: max(0, room - 1 - len(shown) - len(more))]
+    ]
+    return [head, *([grid] if shown else []), *more, *below]
+
+
+def _text(text: str, style: str = "") -> RenderableType:
+    from rich.text import Text
+
+    return Text(text, style=style, no_wrap=True, overflow="crop")
+
+
+def _end_of(name: str, room: int) -> str:
+    room = max(12, room)
+    return name if len(name) <= room else f"...{name[len(name) - room + 3 :]}"
+
+
+def _natural(place: str) -> tuple[str, int, str]:
+    words = place.rstrip("0123456789")
+    return words, int(place[len(words) :] or 0), place
+
+
+def clock(seconds: float) -> str:
+    """``0:07``, ``12:30``, ``3:00:00``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class _Raw:
@@ -194,9 +350,7 @@ class LiveView:
         #: Of all below; held for moments only, as slots wait for it, and never while something is drawn.
         self._lock = threading.Lock()
         self._state = LiveState(time.monotonic())
-        self._trials: dict[Hashable, SlotTrial] = {}
-        self._folders: dict[Hashable, Path] = {}
-        #: Trials of this run by node id, in an xdist controller; and how many workers there are.
+        #: Trials of this run by node id, in an xdist controller; and its workers.
         self._known: dict[str, FoundTrial] = {}
         self._workers: set[str] = set()
         self._ticker: threading.Thread | None = None
@@ -206,13 +360,12 @@ class LiveView:
 
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
         """A slot is about to start a trial."""
+        running = RunningTrial(name, cell, trial.place, time.monotonic(), trial.folder, trial.is_over)
         with self._lock:
-            self._trials[file] = trial
-            self._add(file, name, cell, trial.place, trial.folder)
+            self._add(file, running)
 
-    def _add(self, key: Hashable, name: str, cell: CellName | None, place: str, folder: Path) -> None:
-        self._folders[key] = folder
-        self._state.running[key] = RunningTrial(name, cell, place, time.monotonic())
+    def _add(self, file: Path, trial: RunningTrial) -> None:
+        self._state.running[file] = trial
         if self._ticker is None and self._below is not None:
             self._stop = threading.Event()
             arguments = (self._stop, self._below)
@@ -222,8 +375,7 @@ class LiveView:
     def trial_ended(self, file: Path) -> None:
         """The trial of a test is over: the terminal may be the test's now, or a debugger's."""
         with self._lock:
-            self._state.ended(file)
-            self._forget(file)
+            self._state.running.pop(file, None)
             is_quiet = not self._state.running
         if is_quiet:
             self._end_ticker()
@@ -232,11 +384,6 @@ class LiveView:
         """The result of a trial has been written."""
         with self._lock:
             self._state.finished(file, cell, facts.wall_sec, facts.outcome)
-            self._forget(file)
-
-    def _forget(self, key: Hashable) -> None:
-        self._trials.pop(key, None)
-        self._folders.pop(key, None)
 
     # Hooks
 
@@ -274,14 +421,15 @@ class LiveView:
             held = any(each.held_by for each in current_runs(self._config))
             self._state.slots = 1 if held else run.selection.resources.total_slots
             with self._lock:
-                is_quiet = not self._state.running and not self._state.expects(nodeid)
+                is_quiet = not self._state.running and nodeid not in self._state.expected
             if is_quiet:
                 self._end_ticker()
         elif nodeid in self._known:
             its, spec, paths = self._known[nodeid]
+            trial = RunningTrial(its.shown_name(spec), _cell_of(its, spec), "", time.monotonic())
+            trial.folder = paths.folder_in(its.results)
             with self._lock:
-                folder = paths.folder_in(its.results)
-                self._add(paths.file_in(its.results), its.shown_name(spec), _cell_of(its, spec), "", folder)
+                self._add(paths.file_in(its.results), trial)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """See on which worker a trial runs, and that an item did not run one."""
@@ -289,31 +437,10 @@ class LiveView:
         with self._lock:
             if node is not None and report.when == "setup" and report.nodeid in self._known:
                 its, _, paths = self._known[report.nodeid]
-                trial = self._state.running.get(paths.file_in(its.results))
-                if trial is not None:
+                if (trial := self._state.running.get(paths.file_in(its.results))) is not None:
                     trial.place = node.gateway.id
             if report.when == "teardown" or (report.when == "setup" and report.skipped):
                 self._state.item_over(report.nodeid, ran=report.when == "teardown")
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str) -> None:
-        """The worker of an item has died."""
-        if crashitem in self._known:
-            with self._lock:
-                self._state.item_over(crashitem, ran=True)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_enter_pdb(self) -> None:
-        """Leave the terminal to the debugger, for good."""
-        self.close()
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self) -> None:
-        self.close()
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_internalerror(self) -> None:
-        self.close()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, object, object]:
@@ -321,9 +448,12 @@ class LiveView:
         self.close()
         return (yield)
 
-    def pytest_unconfigure(self) -> None:
-        """Also of a session that did not finish."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_enter_pdb(self) -> None:
+        """Leave the terminal to the debugger, or to pytest's last words, for good."""
         self.close()
+
+    pytest_keyboard_interrupt = pytest_internalerror = pytest_unconfigure = pytest_enter_pdb
 
     def close(self) -> None:
         """Erase the view, for good."""
@@ -352,96 +482,17 @@ class LiveView:
 
     def _look(self) -> None:
         with self._lock:
-            for key, trial in list(self._trials.items()):
-                if trial.is_over():
-                    self._state.ended(key)
-                    self._forget(key)
-            folders = {key: self._folders[key] for key in self._state.running if key in self._folders}
-        found = {key: last_step(folder) for key, folder in folders.items()}
+            for key in [key for key, trial in self._state.running.items() if trial.is_over()]:
+                del self._state.running[key]
+            running = list(self._state.running.values())
+        found = [None if trial.folder is None else last_step(trial.folder) for trial in running]
         with self._lock:
-            for key, step in found.items():
-                if step is not None and key in self._state.running:
-                    self._state.running[key].reached(*step, time.monotonic())
+            for trial, step in zip(running, found, strict=True):
+                trial.step, trial.total = step or (None, None)
 
     def _lines(self, width: int, height: int) -> Sequence[RenderableType]:
         with self._lock:
             return live_lines(self._state, time.monotonic(), width, height)
-
-
-def live_lines(state: LiveState, now: float, width: int, height: int) -> list[RenderableType]:
-    from rich.table import Table
-    from rich.text import Text
-
-    room = min(_MOST_LINES, height // 2)
-    if room < 1:
-        return []
-    failed = sum(pace.failed for pace in state.cells.values())
-    counts = [
-        (sum(pace.outcomes[name] for pace in state.cells.values()), name) for name in OUTCOMES if name not in COUNTED
-    ]
-    left = state.left(now)
-    parts = [
-        f"{state.done}/{max(state.done, state.total)} done",
-        f"{failed} failed" if failed else "",
-        *(f"{number} {name}" for number, name in counts if number),
-        "" if left is None else f"eta {clock(left)}",
-        f"elapsed {clock(now - state.begun)}",
-    ]
-    found: list[RenderableType] = [_text("aorta: " + ", ".join(filter(None, parts)), "red" if failed else "")]
-
-    trials = sorted(state.running.values(), key=lambda trial: (_natural(trial.place), trial.begun))
-    shown = trials if len(trials) < room else trials[: max(0, room - 2)]
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(5):
-        grid.add_column(no_wrap=True)
-    for trial in shown:
-        is_slow = state.is_slow(trial, now)
-        eta = state.left_of(trial, now)
-        step = "" if trial.step is None else f"step {trial.step}" + ("" if trial.total is None else f"/{trial.total}")
-        cells = [
-            f"  {one_line(trial.place)[:20]}" if trial.place else "",
-            _end_of(one_line(trial.name), width - _BESIDE_NAME),
-            clock(now - trial.begun) + (" slow" if is_slow else ""),
-            step,
-            "" if eta is None else f"eta {clock(eta)}",
-        ]
-        grid.add_row(*map(Text, cells), style="yellow" if is_slow else "")
-    if shown:
-        found.append(grid)
-    if len(shown) < len(trials):
-        found.append(_text(f"  and {len(trials) - len(shown)} more"))
-
-    failing = [(name, pace) for name, pace in state.cells.items() if pace.failed]
-    failing.sort(key=lambda each: each[1].failed / each[1].counted, reverse=True)
-    several = len({workload for workload, _ in state.cells}) > 1
-    taken = len(found) - bool(shown) + len(shown)
-    for (workload, cell), pace in failing[: max(0, room - taken)]:
-        name = one_line(f"{workload} {cell}" if several else cell)
-        found.append(_text(f"  {name}: {pace.failed} of {pace.counted} failed", "red"))
-    return found[:room] if shown or room > 1 else found[:1]
-
-
-def _text(text: str, style: str = "") -> RenderableType:
-    from rich.text import Text
-
-    return Text(text, style=style, no_wrap=True, overflow="crop")
-
-
-def _end_of(name: str, room: int) -> str:
-    room = max(12, room)
-    return name if len(name) <= room else f"...{name[len(name) - room + 3 :]}"
-
-
-def _natural(place: str) -> tuple[str, int, str]:
-    words = place.rstrip("0123456789")
-    return words, int(place[len(words) :] or 0), place
-
-
-def clock(seconds: float) -> str:
-    """``0:07``, ``12:30``, ``3:00:00``."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def last_step(folder: Path) -> tuple[int, int | None] | None:

@@ -8,7 +8,7 @@ from typing import TypeGuard
 import pytest
 
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.addressing import check_tasks
+from pytest_aorta.launch.nodes import check_tasks
 from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.options import is_mentioned

@@ -72,7 +72,7 @@ def _is_further_rank(config: pytest.Config) -> bool:
 def _is_further_node(config: pytest.Config) -> bool:
     if not is_mentioned(config) or config.option.help:
         return False
-    from pytest_aorta.launch.nodes.addressing import node_rank
+    from pytest_aorta.launch.nodes import node_rank
     from pytest_aorta.plugin.run import run_of
 
     selection = run_of(config).selection
@@ -112,8 +112,7 @@ class FurtherRankHooks:
     def pytest_unconfigure(self) -> None:
         """End after node 0, where this node's exit status may have srun end the job (``KillOnBadExit``)."""
         if self._is_node and self._failed:
-            from pytest_aorta.launch.nodes.addressing import endpoint
-            from pytest_aorta.launch.nodes.store import wait_for_end
+            from pytest_aorta.launch.nodes import endpoint, wait_for_end
             from pytest_aorta.plugin.run import run_of
 
             elastic = run_of(self._config).selection.execution.elastic

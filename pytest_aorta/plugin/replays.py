@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
-from pytest_aorta.launch.nodes.addressing import is_multi_node
+from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.plan import Plan
 from pytest_aorta.plugin.collection import choose, directory_of
 from pytest_aorta.plugin.failures import TrialFailed

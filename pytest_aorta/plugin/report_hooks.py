@@ -14,7 +14,7 @@ import pytest
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
 from pytest_aorta.plugin.failures import html_header, html_row
-from pytest_aorta.plugin.folded_summary import FoldedSummary, cut_reasons
+from pytest_aorta.plugin.folded_summary import FoldedSummary
 from pytest_aorta.plugin.last_failed import remember
 from pytest_aorta.plugin.roles import place_under_each
 from pytest_aorta.plugin.run import (
@@ -233,29 +233,26 @@ class ReportHooks:
     ) -> Generator[None, object, object]:
         """Show one or two of many trials that have failed alike."""
         # The reporters of others that are no kind of pytest's own have no such lists, or do not read them.
-        is_shortened = isinstance(terminalreporter, pytest.TerminalReporter) and bool(self._writers)
-        if is_shortened and self.config.get_verbosity() <= 0:
+        if isinstance(terminalreporter, pytest.TerminalReporter) and self._writers and self.config.get_verbosity() <= 0:
             self._folded = FoldedSummary(terminalreporter, self.writer.alike)
-            self._folded.begin()
+            self._folded.narrow()
         try:
             return (yield)
         finally:
-            if is_shortened:
-                for line in cut_reasons(terminalreporter, self.config.get_terminal_writer().fullwidth):
-                    terminalreporter.write_line(line)
             if self._folded is not None:
-                self._folded.end()
+                self._folded.restore()
+                self._folded.print()
 
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, trylast=True)
     def pytest_terminal_summary_inside(self) -> Generator[None, object, object]:
         """Show other plugins all reports."""
         if self._folded is not None:
-            self._folded.pause()
+            self._folded.restore()
         try:
             return (yield)
         finally:
             if self._folded is not None:
-                self._folded.begin()
+                self._folded.narrow()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table of cells."""

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest_aorta.settings as valid
 from pytest_aorta.common.texts import printable
-from pytest_aorta.launch.child.torchrun import file_digest
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.failures import tail_of
 from pytest_aorta.plugin.ordinary_tests import check_keywords, in_a_process, shortened
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.execution import ElasticOptions
-from pytest_aorta.trials.result import RankRecord, TrialResult
+from pytest_aorta.trials.loading import file_digest
+from pytest_aorta.trials.records import RankRecord
+from pytest_aorta.trials.result import TrialResult
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.ordinary_tests import RunTrial
-    from pytest_aorta.trials.result import ExitStatus, Failure
+    from pytest_aorta.trials.records import Failure
+    from pytest_aorta.trials.result import ExitStatus
 
 
 @dataclass(frozen=True, repr=False)
@@ -197,7 +199,7 @@ class RunTorchrun:
             "max_restarts": max_restarts,
             "cwd": str(folder),
             "source": source,
-            "digest": file_digest(source),
+            "digest": source and file_digest(Path(source)),
         }
         run = self._run.run
         selection = replace(

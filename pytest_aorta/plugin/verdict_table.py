@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_aorta.common.texts import one_line
@@ -22,9 +21,6 @@ _FEW_CELLS = 12
 
 #: Ways to fail that are shown of a cell.
 _MOST_WAYS = 4
-
-#: Room for names that every layout leaves.
-_NAME = 16
 
 _GAP = "  "
 
@@ -53,56 +49,43 @@ class Piece(NamedTuple):
 Line = tuple[Piece, ...]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The columns beside the names, and whether their verdicts are the long ones."""
-
-    columns: tuple[Column[Row], ...]
-    long_verdicts: bool = True
-
-    def texts(self, row: Row) -> list[str]:
-        return [
-            row.verdict.kind if column.key == "verdict" and not self.long_verdicts else column.short_text_of(row)
-            for column in self.columns
-        ]
-
-    def widths(self, rows: Sequence[Row]) -> list[int]:
-        lines = zip(*([column.title.lower() for column in self.columns], *map(self.texts, rows)), strict=True)
-        return [max(map(terminal_width, texts)) for texts in lines]
-
-    def room(self, rows: Sequence[Row], width: int) -> int:
-        """What is left for the names."""
-        return width - sum(len(_GAP) + each for each in self.widths(rows))
-
-    def shows(self, key: str) -> bool:
-        return any(column.key == key for column in self.columns)
-
-
 def table_lines(table: Table, width: int) -> list[Line]:
     """The table, what belongs to each cell below it, and what it comes to; no line is wider than ``width``."""
     rows = [row for row in table.rows if row.cell.total]
     shown = _shown(rows)
     names = _names(rows)
-    layout = _layout(shown, names, width)
-    widths = layout.widths(shown)
-    longest = max((terminal_width(names[row.cell.key][-1]) for row in shown), default=0)
-    name_width = min(layout.room(shown, width), max(longest, len("cell")))
-    lines = [_row("cell", [column.title.lower() for column in layout.columns], name_width, layout, widths)]
-    heading: tuple[str, ...] = ()
+    unwanted = {"verdict"} if not any(row.has_verdict for row in shown) else set()
+    if not any(row.is_slower for row in shown):
+        unwanted.add("confound")
+    longest = max([len("cell"), *(terminal_width(names[row.cell.key][-1]) for row in shown)])
+    # Names come first: for them, a confound is a line of its own, and verdicts are short.
+    for without, has_long_verdicts in ((unwanted, True), ({*unwanted, "confound"}, True), ({"confound"}, False)):
+        columns = [each for each in COLUMNS if "terminal" in each.formats and each.key not in {*without, *unwanted}]
+        columns = [column for column in columns if column.says_something(shown)]
+        texts = {row.cell.key: _texts(row, columns, has_long_verdicts) for row in shown}
+        titles = [column.title.lower() for column in columns]
+        widths = [max(map(terminal_width, each)) for each in zip(titles, *texts.values(), strict=True)]
+        room = width - sum(len(_GAP) + each for each in widths)
+        if room >= longest:
+            break
+    has_confounds = any(column.key == "confound" for column in columns)
+    aligned = [(column, each) for column, each in zip(columns, widths, strict=True)]
+    name_width = min(room, longest)
+    lines = [_row("cell", titles, name_width, aligned)]
+    heading = ""
     seen: set[str] = set()
     for row in shown:
-        *above, name = names[row.cell.key]
-        if above and tuple(above) != heading:
-            lines.append((Piece(shortened(above[0], width), "bold"),))
-        heading = tuple(above)
+        above, name = names[row.cell.key]
+        if above and above != heading:
+            lines.append((Piece(shortened(above, width), "bold"),))
+        heading = above
         if terminal_width(name) > name_width:
             lines.append((Piece(shortened(name, width)),))
             name = ""
-        lines.append(_row(name, layout.texts(row), name_width, layout, widths, _COLOURS[row.verdict.kind]))
-        for note in _notes(row, layout, seen if len(shown) > _FEW_CELLS else set()):
+        lines.append(_row(name, texts[row.cell.key], name_width, aligned, _COLOURS[row.verdict.kind]))
+        for note in _notes(row, has_long_verdicts, has_confounds, seen if len(shown) > _FEW_CELLS else set()):
             lines.append((Piece(shortened(f"    {note.text}", width), note.colour),))
-    keys = {row.cell.key for row in shown}
-    if folded := Counter(row.verdict.kind for row in rows if row.cell.key not in keys):
+    if folded := Counter(row.verdict.kind for row in rows if row.cell.key not in texts):
         listing = ", ".join(f"{number} {kind}" for kind, number in folded.items())
         text = f"and {counted(folded.total(), 'more cell')}, {listing}: see {MATRIX_MD} in the results"
         lines += [(Piece(line),) for line in _wrapped(text, width)]
@@ -111,6 +94,13 @@ def table_lines(table: Table, width: int) -> list[Line]:
     if any(row.comparison and row.comparison.method == "sequential" for row in rows):
         lines.append((Piece("p and verdicts allow for a number of trials that was not fixed before", "light"),))
     return lines
+
+
+def _texts(row: Row, columns: Sequence[Column[Row]], has_long_verdicts: bool) -> list[str]:
+    return [
+        row.verdict.kind if column.key == "verdict" and not has_long_verdicts else column.short_text_of(row)
+        for column in columns
+    ]
 
 
 def shortened(text: str, width: int) -> str:
@@ -141,76 +131,53 @@ def _shown(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.cell.key in keys]
 
 
-def _names(rows: Sequence[Row]) -> dict[CellKey, tuple[str, ...]]:
-    """What is written for each cell: a heading and an indented name, or all in one name."""
-    groups: dict[tuple[str, str, str], list[CellKey]] = {}
-    for row in rows:
-        key = row.cell.key
-        groups.setdefault((key.test, key.workload, key.options), []).append(key)
-    found: dict[CellKey, tuple[str, ...]] = {}
-    for (test, workload, options), keys in groups.items():
-        labels = _numbered(keys)
-        heading = one_line(" ".join(filter(None, (test, workload, options))))
-        if len(keys) == 1:
-            found[keys[0]] = (one_line(" ".join(filter(None, (test, workload, labels[0], options)))),)
-        else:
-            found.update({key: (heading, f"  {label}") for key, label in zip(keys, labels, strict=True)})
+def _names(rows: Sequence[Row]) -> dict[CellKey, tuple[str, str]]:
+    """What is written for each cell: a heading and an indented name, or no heading and all in one name.
+
+    Cells that differ in what is not shown, such as values of variables, are numbered.
+    """
+    groups: dict[tuple[str, str, str], dict[CellKey, str]] = {}
+    alike: Counter[tuple[str, ...]] = Counter()
+    for key in (row.cell.key for row in rows):
+        shown = (key.test, key.workload, key.options)
+        alike[(*shown, key.cell)] += 1
+        number = alike[(*shown, key.cell)]
+        groups.setdefault(shown, {})[key] = f"{key.cell} #{number}" if number > 1 else key.cell
+    found = {}
+    for (test, workload, options), labels in groups.items():
+        for key, label in labels.items():
+            if len(labels) == 1:
+                found[key] = "", one_line(f"{test} {workload} {label} {options}")
+            else:
+                found[key] = one_line(f"{test} {workload} {options}"), f"  {one_line(label)}"
     return found
 
 
-def _numbered(keys: Sequence[CellKey]) -> list[str]:
-    """Cells that differ in what is not shown, such as values of variables, are numbered."""
-    alike: Counter[str] = Counter()
-    labels = []
-    for key in keys:
-        alike[key.cell] += 1
-        number = alike[key.cell]
-        labels.append(one_line(f"{key.cell} #{number}" if number > 1 else key.cell))
-    return labels
-
-
-def _layout(rows: Sequence[Row], names: Mapping[CellKey, tuple[str, ...]], width: int) -> _Layout:
-    """As many columns as there is something to say in, and as there is room for."""
-    columns = [column for column in COLUMNS if "terminal" in column.formats and column.says_something(rows)]
-    unwanted = set()
-    if not any(row.has_verdict for row in rows):
-        unwanted.add("verdict")
-    if not any(row.is_slower for row in rows):
-        unwanted.add("confound")
-    wide = tuple(column for column in columns if column.key not in unwanted)
-    narrow = tuple(column for column in wide if column.key != "confound")
-    layouts = [_Layout(each, long) for long in (True, False) for each in (wide, narrow)]
-    longest = max((terminal_width(names[row.cell.key][-1]) for row in rows), default=0)
-    fitting = (layout for layout in layouts if layout.room(rows, width) >= max(longest, len("cell")))
-    return next(fitting, next((each for each in layouts if each.room(rows, width) >= _NAME), layouts[-1]))
-
-
 def _row(
-    name: str, texts: Sequence[str], name_width: int, layout: _Layout, widths: Sequence[int], colour: str = ""
+    name: str, texts: Sequence[str], name_width: int, columns: Sequence[tuple[Column[Row], int]], colour: str = ""
 ) -> Line:
-    pieces = [Piece(_padded(name, name_width, left=True))]
-    for text, column, width in zip(texts, layout.columns, widths, strict=True):
-        padded = _padded(text, width, left=column.left)
-        pieces += [Piece(_GAP), Piece(padded, colour if column.key == "verdict" else "")]
+    pieces = [Piece(_padded(name, name_width, True))]
+    for text, (column, width) in zip(texts, columns, strict=True):
+        pieces += [Piece(_GAP), Piece(_padded(text, width, column.left), colour if column.key == "verdict" else "")]
     while not pieces[-1].text.strip():
         pieces.pop()
     pieces[-1] = Piece(pieces[-1].text.rstrip(), pieces[-1].colour)
     return tuple(pieces)
 
 
-def _padded(text: str, width: int, *, left: bool) -> str:
+def _padded(text: str, width: int, left: bool) -> str:
     space = " " * (width - terminal_width(text))
     return text + space if left else space + text
 
 
-def _notes(row: Row, layout: _Layout, seen: set[str]) -> Iterator[Piece]:
+def _notes(row: Row, has_long_verdicts: bool, has_confounds: bool, seen: set[str]) -> Iterator[Piece]:
     """What belongs to a cell and has no column. ``seen``: ways to fail that need no further line."""
     verdict = row.verdict
     if verdict.reason and row.has_verdict:
         yield Piece(f"{verdict.kind}: {verdict.reason}", _COLOURS[verdict.kind])
-    if not layout.long_verdicts and verdict.text != verdict.kind:
+    if not has_long_verdicts and verdict.text != verdict.kind:
         yield Piece(verdict.text, _COLOURS[verdict.kind])
-    if row.is_slower and row.confound and not layout.shows("confound"):
+    if row.is_slower and row.confound and not has_confounds:
         yield Piece(f"confound: {row.confound.text}", "yellow")
     if row.effect and row.effect.is_inert and not row.effect.is_second_baseline:
         yield Piece(f"inert? ({row.effect.reason})", "yellow")

@@ -9,14 +9,11 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
-from pytest_aorta.probe.host import first_line, keyed_lines
+from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.host import first_line
 from pytest_aorta.probe.tool import ToolFailed, ask
-
-if TYPE_CHECKING:
-    from pytest_aorta.probe.guard import Facts, Guard
 
 #: Seconds that a tool may take.
 _TIMEOUT_SEC = 5.0
@@ -36,34 +33,16 @@ _NEWER_SMI_FIELDS = {
     "mig.mode.current": "mig_mode",
     "ecc.mode.current": "ecc_mode",
 }
-_NO_DEVICES = "No devices were found"
-_DRIVER_FIELDS = {"Model": "name", "GPU UUID": "uuid", "Bus Location": "pci_bus_id", "Video BIOS": "vbios_version"}
 
-_AMD_TOOLS = (
-    ("amd-smi", "static", "--asic", "--driver", "--vbios", "--json"),
-    ("rocm-smi", "--showproductname", "--showdriverversion", "--showvbios", "--json"),
-)
 # Heap types of the KFD topology that are the device's own memory: public and private frame buffer.
 _FRAME_BUFFERS = (1, 2)
 _PCI_FILES = ("product_name", "vbios_version", "current_compute_partition", "current_memory_partition")
 
 # Where each component of ROCm keeps its version: lib/cmake/<folder>/*version.cmake.
 _ROCM_COMPONENTS = (
-    "hip",
-    "hsa-runtime64",
-    "rccl",
-    "rocblas",
-    "hipblas",
-    "hipblaslt",
-    "miopen",
-    "composable_kernel",
-    "rocsolver",
-    "Tensile",
-    "amd_comgr",
+    *("hip", "hsa-runtime64", "rccl", "rocblas", "hipblas", "hipblaslt", "miopen", "composable_kernel", "rocsolver"),
+    *("Tensile", "amd_comgr"),
 )
-
-# Characters of cuda.h in which its version is defined; the whole file has a million.
-_HEAD_OF_HEADER = 65536
 
 # Compilers, and a part of the line that names the version, where it is not the first line.
 _COMPILERS = {"gcc": "", "g++": "", "clang": "", "hipcc": "HIP version", "nvcc": "release "}
@@ -83,23 +62,17 @@ def accelerator(guard: Guard) -> Facts:
     )
 
 
-# NVIDIA
-
-
 def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
     """``driver_version`` and ``devices`` (memory in bytes); ``None`` on a machine without NVIDIA's driver."""
     proc = root / "proc/driver/nvidia"
-    has_driver = proc.exists()
-    smi = shutil.which("nvidia-smi")
-    devices: list[Facts] | None = None
+    has_driver, smi = proc.exists(), shutil.which("nvidia-smi")
+    nothing: list[Facts] = []
+    devices = nothing
     if smi is not None:
-        devices = guard.fact("accelerator.nvidia", lambda: _devices_of_smi(smi, expected=has_driver), None)
-    if devices is None:
-        if not has_driver:  # many images have the tool on machines without a GPU
-            return None
-        none: list[Facts] = []
-        devices = guard.fact("accelerator.nvidia", lambda: _devices_of_driver(proc), none)
-    version = next((device["driver_version"] for device in devices if device.get("driver_version")), None)
+        devices = guard.fact("accelerator.nvidia", lambda: _ask_smi(smi, expected=has_driver), nothing)
+    if not has_driver and not devices:  # many images have the tool on machines without a GPU
+        return None
+    version = next((device["driver_version"] for device in devices if device["driver_version"]), None)
     if version is None:
         line = guard.fact("accelerator.nvidia", lambda: first_line(proc / "version"), None)
         found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", line or "")
@@ -107,28 +80,17 @@ def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
     return {"driver_version": version, "devices": devices}
 
 
-def _devices_of_smi(smi: str, expected: bool) -> list[Facts] | None:
-    fields = {**_SMI_FIELDS, **_NEWER_SMI_FIELDS}
+def _ask_smi(smi: str, expected: bool, fields: dict[str, str] = _SMI_FIELDS | _NEWER_SMI_FIELDS) -> list[Facts]:
     try:
-        try:
-            answer = _ask_smi(smi, fields)
-        except ToolFailed as error:
-            if "not a valid field" not in str(error):
-                raise
-            fields = _SMI_FIELDS
-            answer = _ask_smi(smi, fields)
+        answer = ask([smi, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"], _TIMEOUT_SEC)
     except ToolFailed as error:
-        if _NO_DEVICES in str(error):
-            return []
-        if expected:
+        if "not a valid field" in str(error) and fields is not _SMI_FIELDS:
+            return _ask_smi(smi, expected, _SMI_FIELDS)
+        if expected and "No devices were found" not in str(error):
             raise
-        return None
-    lines = [line for line in answer.splitlines() if line.strip() and _NO_DEVICES not in line]
+        return []
+    lines = [line for line in answer.splitlines() if line.strip() and "No devices were found" not in line]
     return [_nvidia_device(dict(zip(fields.values(), row, strict=True))) for row in csv.reader(lines)]
-
-
-def _ask_smi(smi: str, fields: dict[str, str]) -> str:
-    return ask([smi, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"], _TIMEOUT_SEC)
 
 
 def _nvidia_device(row: dict[str, str]) -> Facts:
@@ -136,28 +98,15 @@ def _nvidia_device(row: dict[str, str]) -> Facts:
     device: Facts = {key: None if text.strip().startswith("[") else text.strip() for key, text in row.items()}
     mib = device.pop("memory_total_mib")
     device["memory_total_bytes"] = int(mib) * 2**20 if mib is not None else None
-    if device["index"] is not None:
-        device["index"] = int(device["index"])
+    device["index"] = int(device["index"]) if device["index"] is not None else None
     return device
-
-
-def _devices_of_driver(proc: Path) -> list[Facts]:
-    files = sorted(proc.glob("gpus/*/information"))
-    return [
-        {_DRIVER_FIELDS[key]: value for key, value in keyed_lines(file).items() if key in _DRIVER_FIELDS}
-        for file in files
-    ]
-
-
-# AMD
 
 
 def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
     """``driver_version``, ``devices`` (memory in bytes) and ``hidden_devices``; ``None`` without AMD's compute driver.
 
-    ``driver_version`` is ``None`` for the driver that comes with the kernel. ``hidden_devices`` counts the GPUs that a
-    container may not look at. ``tool`` is what amd-smi or rocm-smi said, asked only when the files show no device:
-    files answer at once and cannot hang, and the tools talk to every GPU of the host.
+    From the driver's files, which answer at once and cannot hang, as tools can. ``driver_version`` is ``None`` for the
+    driver that comes with the kernel. ``hidden_devices`` counts the GPUs that a container may not look at.
     """
     if not (root / "dev/kfd").exists() and not (root / "sys/class/kfd").exists():
         return None
@@ -165,26 +114,17 @@ def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
     hidden = 0
     for node in kfd_nodes(root):
         try:
-            device = _amd_device(node, root)
+            if int((node / "gpu_id").read_text(encoding="utf-8")) != 0:  # else a CPU
+                devices.append(_amd_device(node, root))
         except PermissionError:
             hidden += 1
         except Exception as error:
             guard.failed(f"accelerator.amd.node {node.name}", error)
-        else:
-            devices += [device] if device is not None else []
-    found: Facts = {
-        "driver_version": guard.fact("accelerator.amd", lambda: first_line(root / "sys/module/amdgpu/version"), None),
-        "devices": devices,
-        "hidden_devices": hidden,
-    }
-    if not devices and not hidden:
-        found["tool"] = guard.fact("accelerator.amd", _amd_tool, None)
-    return found
+    version = guard.fact("accelerator.amd", lambda: first_line(root / "sys/module/amdgpu/version"), None)
+    return {"driver_version": version, "devices": devices, "hidden_devices": hidden}
 
 
-def _amd_device(node: Path, root: Path) -> Facts | None:
-    if int((node / "gpu_id").read_text(encoding="utf-8")) == 0:
-        return None
+def _amd_device(node: Path, root: Path) -> Facts:
     properties = kfd_properties(node)
     location = properties.get("location_id", 0)
     bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7
@@ -193,7 +133,6 @@ def _amd_device(node: Path, root: Path) -> Facts | None:
     return {
         "node": int(node.name),
         "gfx": gfx_name(properties.get("gfx_target_version", 0)),
-        "codename": first_line(node / "name"),
         "pci_bus_id": address,
         "unique_id": f"0x{properties['unique_id']:016x}" if "unique_id" in properties else None,
         "compute_units": properties.get("simd_count", 0) // max(properties.get("simd_per_cu", 1), 1),
@@ -215,51 +154,18 @@ def gfx_name(target_version: int) -> str | None:
     return f"gfx{major}{minor:x}{step:x}"
 
 
-def _amd_tool() -> Facts | None:
-    for name, *arguments in _AMD_TOOLS:
-        path = shutil.which(name)
-        if path is not None:
-            return {"name": name, "answer": json.loads(ask([path, *arguments], _TIMEOUT_SEC))}
-    return None
-
-
-# Toolkits and compilers
-
-
 def cuda_toolkit_in_use(default: str = "/usr/local/cuda") -> Facts | None:
-    """The toolkit that extensions of torch are built with: ``path``, ``version`` and the place ``found_by``.
+    """``path`` and ``version`` of the toolkit that extensions of torch are built with.
 
-    Looked for where ``torch.utils.cpp_extension`` does: the variables, the folder of nvcc, the usual folder. Other than
-    torch, this passes over a folder that holds no toolkit, as where nvcc on PATH is a script that calls the real one.
+    Looked for where ``torch.utils.cpp_extension`` does: the variables, the folder of nvcc, the usual folder. A folder
+    that holds no toolkit is passed over, as where nvcc on PATH is a script that calls the real one.
     """
     nvcc = shutil.which("nvcc")
-    places = {
-        "CUDA_HOME": os.environ.get("CUDA_HOME"),
-        "CUDA_PATH": os.environ.get("CUDA_PATH"),
-        "nvcc": str(Path(os.path.realpath(nvcc)).parents[1]) if nvcc else None,
-        default: default,
-    }
-    for place, home in places.items():
-        toolkit = cuda_toolkit(Path(home)) if home else None
-        if toolkit is not None:
-            return {**toolkit, "found_by": place}
-    return None
-
-
-def cuda_toolkit(home: Path) -> Facts | None:
-    """``path`` and ``version`` of the CUDA toolkit in ``home``."""
-    file = home / "version.json"
-    if file.exists():
-        return {"path": home, "version": json.loads(file.read_text(encoding="utf-8"))["cuda"]["version"]}
-    old = first_line(home / "version.txt")  # before CUDA 11.1
-    if old is not None:
-        return {"path": home, "version": old.removeprefix("CUDA Version ")}
-    header = home / "include/cuda.h"  # where only parts of it have been installed
-    if header.exists():
-        with header.open(encoding="utf-8", errors="replace") as lines:
-            found = re.search(r"#define CUDA_VERSION (\d+)", lines.read(_HEAD_OF_HEADER))
-        if found is not None:
-            return {"path": home, "version": f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}"}
+    beside = str(Path(os.path.realpath(nvcc)).parents[1]) if nvcc else None
+    for home in filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), beside, default)):
+        file = Path(home, "version.json")
+        if file.exists():
+            return {"path": home, "version": json.loads(file.read_text(encoding="utf-8"))["cuda"]["version"]}
     return None
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -19,15 +16,9 @@ _LONGEST_MESSAGE = 300
 
 
 def printable(text: str) -> str:
-    r"""``text`` as an exact ``str`` that encodes as UTF-8.
-
-    Paths and variables that are not valid UTF-8 reach Python with lone surrogates, which neither pydantic nor a UTF-8
-    file accepts: the byte 0xff comes out as the six characters ``\udcff``.
-    """
+    r"""``text`` as an exact ``str`` that encodes as UTF-8: the byte 0xff, a lone surrogate here, becomes ``\udcff``."""
     text = str(text)
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def words(text: str) -> frozenset[str]:
@@ -39,8 +30,6 @@ def plain(value: object) -> Any:
     """``value`` rebuilt from dict, list, str, int, float, bool and None; NaN and infinities become their names."""
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):
-        return printable(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -61,19 +50,26 @@ def describe(probe: str, error: BaseException) -> str:
     try:
         message = printable(" ".join(str(error).split()))
     except Exception:
-        # An exception whose __str__ raises is still an exception with a type.
-        message = "(no message)"
+        message = "(no message)"  # an exception whose __str__ raises is still an exception with a type
     if len(message) > _LONGEST_MESSAGE:
         message = message[: _LONGEST_MESSAGE - 3] + "..."
     return f"{probe}: {type(error).__name__}: {message}"
 
 
 class Guard:
-    """Runs probes and keeps why some of them failed."""
+    """Runs probes and keeps why some of them failed, and how long the parts took."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.parts_ms: dict[str, float] = {}
+
+    def fact(self, name: str, probe: Callable[[], T], default: T) -> T:
+        """What ``probe()`` returns; ``default``, and a reason, when it raises an ``Exception``."""
+        try:
+            return probe()
+        except Exception as error:
+            self.failed(name, error)
+            return default
 
     def part(self, name: str, probe: Callable[[], T], default: T) -> T:
         """As ``fact()``, with the time it takes."""
@@ -89,17 +85,6 @@ class Guard:
         finally:
             self.parts_ms[name] = round((time.perf_counter() - start) * 1000, 3)
 
-    def fact(self, name: str, probe: Callable[[], T], default: T) -> T:
-        """What ``probe()`` returns; ``default``, and a reason, when it raises.
-
-        KeyboardInterrupt and SystemExit pass: they are no failures of a probe.
-        """
-        try:
-            return probe()
-        except Exception as error:
-            self.failed(name, error)
-            return default
-
     def failed(self, name: str, error: Exception) -> None:
         """Remember that the probe ``name`` failed with ``error``."""
         self.reasons.append(describe(name, error))
@@ -108,7 +93,6 @@ class Guard:
         """One plain value per name; ``None``, and a reason under ``section.name``, for those whose probe raised."""
         found: Facts = {}
         for name, probe in probes.items():
-            # The same as fact(), written out: this loop runs in every trial, and a closure per probe is not free.
             try:
                 found[name] = plain(probe())
             except Exception as error:

@@ -1,29 +1,25 @@
 """Which shared libraries this process has loaded, and which modules it has imported.
 
-The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
+The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart. What was there before a
+fork is looked at before the fork: reading ``/proc/self/maps`` takes two milliseconds in a fork, and each module that is
+touched there costs a copy of its page of memory.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-from pytest_aorta.probe.guard import plain
-
-if TYPE_CHECKING:
-    from pytest_aorta.probe.guard import Facts
-    from pytest_aorta.probe.packages import Installed
+from pytest_aorta.probe.guard import Facts, plain
+from pytest_aorta.probe.packages import Installed
 
 _RELEVANT = re.compile(
     r"lib(?:nccl|rccl|mscclpp|nvshmem|rocshmem|ucp|fabric"
@@ -35,7 +31,6 @@ _RELEVANT = re.compile(
 # address, permissions, offset, device, inode, path
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
 _SHARED_OBJECT = re.compile(r".+\.so(?:\.[\w.-]+)?$")
-_EXTENSION_MODULE = re.compile(r"\.(?:cpython-\w+-[\w-]+|abi3)\.so$")
 # What the kernel puts behind the path of a mapped file that has been removed or replaced since.
 _GONE = " (deleted)"
 
@@ -48,28 +43,25 @@ Identity = tuple[int, ...]
 # Libraries
 
 
+def _mapped(maps: Path) -> dict[str, bool]:
+    try:
+        paths = set(_MAPPED.findall(maps.read_text(encoding="utf-8", errors="replace")))
+    except FileNotFoundError:
+        return {}
+    found = {path.removesuffix(_GONE): path.endswith(_GONE) for path in sorted(paths)}
+    return {path: gone for path, gone in found.items() if _SHARED_OBJECT.match(os.path.basename(path))}
+
+
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not list them."""
-    return _relevant(_mapped(maps))
+    return [path for path in _mapped(maps) if _RELEVANT.match(os.path.basename(path))]
 
 
 def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
-    """All shared objects mapped now: ``count``, ``digest`` of their paths, ``names`` without their folders.
-
-    ``names`` leaves out extension modules of Python, which ``imported_modules()`` counts. ``relevant`` are the paths
-    that ``loaded_libraries()`` gives, ``replaced`` those whose file has been removed or overwritten since. The digest
-    is the SHA-256 of the sorted paths, each ended by a newline.
-    """
-    mapped = {path.removesuffix(_GONE): path.endswith(_GONE) for path in _mapped(maps)}
-    paths = sorted(path for path in mapped if _SHARED_OBJECT.match(os.path.basename(path)))
-    names = map(os.path.basename, paths)
-    lines = "".join(f"{path}\n" for path in paths)
+    mapped = _mapped(maps)
     return {
-        "count": len(paths),
-        "digest": "sha256:" + hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest(),
-        "names": sorted(name for name in names if not _EXTENSION_MODULE.search(name)),
-        "relevant": _relevant(paths),
-        "replaced": [path for path in paths if mapped[path]],
+        "count": len(mapped),
+        "relevant": [path for path in mapped if _RELEVANT.match(os.path.basename(path))],
+        "replaced": [path for path, gone in mapped.items() if gone],
     }
 
 
@@ -82,20 +74,17 @@ class MappedBefore:
     files: dict[str, Identity]
 
     def has_changed(self) -> bool:
-        """Whether something has been loaded, or a loaded file replaced, since."""
         if library_loads() != self.loads:
             return True
         return any(file_identity(path) != identity for path, identity in self.files.items())
 
 
 def map_before_forks() -> MappedBefore | None:
-    """What is mapped now, for the forks of this process; ``None`` where new libraries could not be noticed."""
     loads = library_loads()
     return None if loads is None else MappedBefore(plain(mapped_objects()), loads, mapped_files())
 
 
 def mapped_now(before: MappedBefore | None) -> Facts:
-    """As ``mapped_objects()``; the facts from ``before`` while nothing has been loaded or replaced since."""
     if before is not None and not before.has_changed():
         return before.facts
     facts: Facts = plain(mapped_objects())
@@ -103,15 +92,11 @@ def mapped_now(before: MappedBefore | None) -> Facts:
 
 
 def mapped_files() -> dict[str, Identity]:
-    """Identity of the executable, and of each shared object mapped now; empty for a file that has gone since."""
-    mapped = _mapped(Path("/proc/self/maps"))
-    paths = {path for path in mapped if _SHARED_OBJECT.match(os.path.basename(path.removesuffix(_GONE)))}
-    paths.add(os.readlink("/proc/self/exe"))
-    return {path.removesuffix(_GONE): () if path.endswith(_GONE) else file_identity(path) for path in sorted(paths)}
+    mapped = {**_mapped(Path("/proc/self/maps")), os.readlink("/proc/self/exe"): False}
+    return {path: () if gone else file_identity(path) for path, gone in mapped.items()}
 
 
 def file_identity(path: str) -> Identity:
-    """What changes when the file of this path is another one, or is overwritten; empty where there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -122,8 +107,7 @@ def file_identity(path: str) -> Identity:
 def library_loads() -> tuple[int, ...] | None:
     """How many shared objects the dynamic loader has added and removed so far.
 
-    ``None`` where ctypes is not imported (torch does it; this does not). Takes microseconds, where reading
-    ``/proc/self/maps`` takes two milliseconds in a fork.
+    ``None`` where ctypes is not imported (torch does it; this does not).
     """
     return _counter()() if "ctypes" in sys.modules else None
 
@@ -149,24 +133,12 @@ def _counter() -> Callable[[], tuple[int, ...]]:
     return count
 
 
-def _mapped(maps: Path) -> set[str]:
-    try:
-        text = maps.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return set()
-    return set(_MAPPED.findall(text))
-
-
-def _relevant(paths: Iterable[str]) -> list[str]:
-    return sorted(path for path in paths if _RELEVANT.match(os.path.basename(path)))
-
-
 # Modules
 
 
 @dataclass(frozen=True)
 class ModuleCount:
-    """``imported_modules()`` before a fork, with the number of modules and the one that was imported last."""
+    """``modules_from()`` all modules before a fork, their number, and the one that was imported last."""
 
     facts: Facts
     size: int
@@ -174,53 +146,33 @@ class ModuleCount:
 
 
 def count_modules(installed: Installed) -> ModuleCount:
-    """Count what is imported now, for the forks of this process."""
-    return ModuleCount(imported_modules(installed), len(sys.modules), next(reversed(sys.modules)))
+    return ModuleCount(modules_from(installed, list(sys.modules)), len(sys.modules), next(reversed(sys.modules)))
 
 
 def imported_modules(installed: Installed, before: ModuleCount | None = None) -> Facts:
-    """``count`` of all, ``stdlib`` of the standard library's, and the others by where they came from.
-
-    ``by_distribution``: ``version`` and number of ``modules`` of each distribution that something has been imported
-    from, by name. ``other``: number of ``modules`` and ``path`` of every top-level name that lies outside of the
-    installed distributions; ``distributions`` names those that claim the name nevertheless: an editable installation,
-    a file that hides one, or a namespace that several share.
-
-    With a count from ``before``, only what has been imported since is looked at: in a fork, each module that is
-    touched costs a copy of its page of memory.
-    """
     names = None if before is None else imported_since(before)
     if before is None or names is None:
-        names = list(sys.modules)
-        facts: Facts = {"count": 0, "stdlib": 0, "by_distribution": {}, "other": {}}
-    else:
-        facts = before.facts
-    if not names:
-        return facts
-    by_distribution, other = dict(facts["by_distribution"]), dict(facts["other"])
-    stdlib = facts["stdlib"]
-    for name, modules in Counter(name.partition(".")[0] for name in names).items():
-        if name in sys.stdlib_module_names:
-            stdlib += modules
-            continue
-        path = file_of(sys.modules.get(name))
-        owners = installed.owners.get(name, ())
+        return {"count": len(sys.modules), **modules_from(installed, list(sys.modules))}
+    new = modules_from(installed, names)
+    return {"count": len(sys.modules), **{kind: {**found, **new[kind]} for kind, found in before.facts.items()}}
+
+
+def modules_from(installed: Installed, names: Iterable[str]) -> Facts:
+    """Where modules come from, the standard library left out.
+
+    ``by_distribution``: the version of each distribution that something has been imported from. ``other``: the path of
+    every top-level name that lies outside of the installed distributions, such as the workload's own, a file that hides
+    a distribution, or a namespace that several share.
+    """
+    by_distribution: dict[str, str | None] = {}
+    other: dict[str, str | None] = {}
+    for name in sorted({name.partition(".")[0] for name in names} - sys.stdlib_module_names):
+        path, owners = file_of(sys.modules.get(name)), installed.owners.get(name, ())
         if len(owners) == 1 and path is not None and path.startswith(owners[0].folder + os.sep):
-            owner = owners[0].name
-            entry = by_distribution.get(owner, {"version": installed.versions.get(owner), "modules": 0})
-            by_distribution[owner] = {**entry, "modules": entry["modules"] + modules}
-        elif name in other:
-            other[name] = {**other[name], "modules": other[name]["modules"] + modules}
+            by_distribution[owners[0].name] = installed.versions.get(owners[0].name)
         elif len(other) < _MOST_OTHERS:
-            other[name] = {"modules": modules, "path": path}
-            if owners:
-                other[name]["distributions"] = sorted({owner.name for owner in owners})
-    return {
-        "count": facts["count"] + len(names),
-        "stdlib": stdlib,
-        "by_distribution": dict(sorted(by_distribution.items())),
-        "other": dict(sorted(other.items())),
-    }
+            other[name] = path
+    return {"by_distribution": by_distribution, "other": other}
 
 
 def imported_since(before: ModuleCount) -> list[str] | None:
@@ -233,7 +185,6 @@ def imported_since(before: ModuleCount) -> list[str] | None:
 
 
 def file_of(module: object) -> str | None:
-    """The file of a module, the folder of a namespace; ``None`` without one, and for what is no module."""
     if not isinstance(module, ModuleType):
         return None
     # Past the module's own __getattr__: a lazy module would be loaded by the question.

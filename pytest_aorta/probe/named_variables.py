@@ -12,15 +12,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_aorta.probe.guard import printable
-from pytest_aorta.probe.loaded import file_identity, file_of, imported_since, mapped_files
+from pytest_aorta.probe.guard import Facts, printable
+from pytest_aorta.probe.loaded import (
+    MappedBefore,
+    ModuleCount,
+    file_identity,
+    file_of,
+    imported_since,
+    mapped_files,
+)
 from pytest_aorta.probe.process import Children, children_now, had_children_since
-
-if TYPE_CHECKING:
-    from pytest_aorta.probe.guard import Facts
-    from pytest_aorta.probe.loaded import MappedBefore, ModuleCount
 
 #: Seconds that a search may take: in a torch for CPUs about one for each name, once per installation.
 PATIENCE = 5.0
@@ -31,7 +34,7 @@ _SHARE = 0.25
 #: Files that are recorded by name, for each variable.
 _MOST_LABELS = 4
 
-#: Bytes of a file from which the answer about it alone is kept.
+#: Bytes of a library from which the answer about it alone is kept: other cells have other libraries beside it.
 _LARGE = 2**20
 
 #: Answers in the user's cache before the older half of them is removed; one has some hundred bytes.
@@ -55,8 +58,8 @@ _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 #: Under this name, an answer lists what could not be searched.
 _UNSEARCHED = ""
 
+#: Label and identity of files, by path.
 Files = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Label and identity of files, by path."""
 
 
 class OutOfTime(Exception): ...
@@ -104,18 +107,16 @@ def named_variables(
 
     Args:
         names: of variables.
-        mapped: the objects that were mapped before a fork.
-        modules: the modules that were imported before a fork.
-        imported: the ``sources_key`` of these.
+        mapped, modules: the objects and modules that were there before a fork.
+        imported: the ``sources_key`` of these modules.
         seconds: that the search may take; what it has found until then is kept.
     """
     folder = _cache_folder()
     if folder is None:
         return {"note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one"}
     search = _Search(folder, sorted(set(names)), time.monotonic() + seconds)
-    earlier = {} if mapped is None else mapped.files
     try:
-        answers = [search.objects(earlier), search.objects(_mapped_since(mapped))]
+        answers = [search.objects({} if mapped is None else mapped.files), search.objects(_mapped_since(mapped))]
         later = None if modules is None or imported is None else imported_since(modules)
         if modules is None or imported is None or later is None:
             answers.append(search.sources(sources_key(sys.modules), sys.modules))
@@ -130,16 +131,14 @@ def named_variables(
 
 
 def sources_key(modules: Iterable[str]) -> str:
-    """Stands for the sources of these modules, as they are now."""
     return _key(_sources(modules))
 
 
 def _mapped_since(before: MappedBefore | None) -> dict[str, tuple[int, ...]]:
-    if before is None:
-        return mapped_files()
-    if not before.has_changed():
+    if before is not None and not before.has_changed():
         return {}
-    return {path: found for path, found in mapped_files().items() if before.files.get(path) != found}
+    earlier = {} if before is None else before.files
+    return {path: found for path, found in mapped_files().items() if earlier.get(path) != found}
 
 
 def _sources(modules: Iterable[str]) -> Files:
@@ -164,21 +163,19 @@ class _Search:
         self.names = names
         self._folder = folder
         self._deadline = deadline
-        self._reached = 0
 
     def objects(self, files: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
         labelled = {path: (printable(os.path.basename(path)), identity) for path, identity in files.items()}
-        return self._answer(_key(labelled, self.names), lambda: labelled)
+        found: dict[str, list[str]] = self._kept(_key(labelled, self.names), lambda: self._found(labelled))
+        return found
 
     def sources(self, key: str, modules: Iterable[str]) -> dict[str, list[str]]:
-        return self._answer(_key(key, self.names), lambda: _sources(modules))
+        found: dict[str, list[str]] = self._kept(_key(key, self.names), lambda: self._found(_sources(modules)))
+        return found
 
-    def _answer(self, key: str, files: Callable[[], Files]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] | None = self._read(key)
-        if found is not None:
-            return found
-        found = {}
-        for path, (label, identity) in files().items():
+    def _found(self, files: Files) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for path, (label, identity) in files.items():
             try:
                 content = _content(path, identity)
                 names = [name for name in self.names if self._contains(content, path, identity, name)]
@@ -186,40 +183,27 @@ class _Search:
                 names = [_UNSEARCHED]
             for name in names:
                 found.setdefault(name, []).append(label)
-        self._write(key, found)
         return found
 
     def _contains(self, content: bytes | mmap.mmap, path: str, identity: tuple[int, ...], name: str) -> bool:
         if len(content) < _LARGE:
             return self._holds(content, os.fsencode(name))
-        # Kept one by one: another cell has other files or names. A search that is out of time keeps how far it came.
-        key = _key(path, identity, name)
-        kept: bool | int | None = self._read(key)
-        if not isinstance(kept, bool):
-            try:
-                kept = self._holds(content, os.fsencode(name), kept or 0)
-            except OutOfTime:
-                self._write(key, self._reached)
-                raise
-            self._write(key, kept)
-        return kept
+        answer: bool = self._kept(_key(path, identity, name), lambda: self._holds(content, os.fsencode(name)))
+        return answer
 
-    def _holds(self, content: bytes | mmap.mmap, word: bytes, start: int = 0) -> bool:
+    def _holds(self, content: bytes | mmap.mmap, word: bytes) -> bool:
         if isinstance(content, bytes):
             found = self._occurrences(content, word)
             return any(content[at - 1 : at] not in _IN_NAMES and _ends(content, at, word) for at in found)
-        if any(_is_stored(content, at, word) for at in self._occurrences(content, word[:_OPERAND], start)):
+        if any(_is_stored(content, at, word) for at in self._occurrences(content, word[:_OPERAND])):
             return True
         # oneDNN puts its names together from such parts as ONEDNN_ and MAX_CPU_ISA.
-        if not word.startswith((b"ONEDNN_", b"DNNL_")):
-            return False
         family, _, rest = word.partition(b"_")
         parts = (family + b"_\0", rest + b"\0")
-        return all(next(self._occurrences(content, part), None) is not None for part in parts)
+        return family in (b"ONEDNN", b"DNNL") and all(any(True for _ in self._occurrences(content, p)) for p in parts)
 
-    def _occurrences(self, content: bytes | mmap.mmap, word: bytes, begin: int = 0) -> Iterator[int]:
-        for start in range(begin, len(content), _CHUNK):
-            self._reached = start
+    def _occurrences(self, content: bytes | mmap.mmap, word: bytes) -> Iterator[int]:
+        for start in range(0, len(content), _CHUNK):
             if time.monotonic() > self._deadline:
                 raise OutOfTime
             end = start + _CHUNK + len(word) - 1
@@ -228,13 +212,10 @@ class _Search:
                 yield at
                 at = content.find(word, at + 1, end)
 
-    def _read(self, key: str) -> Any:
-        try:
+    def _kept(self, key: str, find: Callable[[], Any]) -> Any:
+        with contextlib.suppress(OSError, ValueError):
             return json.loads((self._folder / key).read_bytes())
-        except (OSError, ValueError):
-            return None
-
-    def _write(self, key: str, value: object) -> None:
+        found = find()
         with contextlib.suppress(OSError):
             files = list(os.scandir(self._folder))
             if len(files) >= _MOST_KEPT:
@@ -242,8 +223,9 @@ class _Search:
                     os.unlink(entry)
             # Without tempfile, which a trial may not have imported: it brings a random generator along.
             unfinished = self._folder / f"{key}.{os.getpid()}.tmp"
-            unfinished.write_text(json.dumps(value), encoding="utf-8")
+            unfinished.write_text(json.dumps(found), encoding="utf-8")
             os.replace(unfinished, self._folder / key)
+        return found
 
 
 def _content(path: str, identity: tuple[int, ...]) -> bytes | mmap.mmap:

@@ -1,7 +1,4 @@
-"""The installed distributions: versions of those that matter, and a digest of them all.
-
-The list of them all is the same for thousands of trials: it is written once, into a file named by its digest.
-"""
+"""The installed distributions: versions of those that matter, and a digest of them all."""
 
 from __future__ import annotations
 
@@ -9,20 +6,15 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 from email.parser import HeaderParser
 from importlib import metadata
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
-from pytest_aorta.probe.guard import plain, words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from email.message import Message
-    from pathlib import Path
-
-    from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.guard import Facts, Guard, plain, words
 
 _NAMES = words(
     """
@@ -80,23 +72,8 @@ def package_list(installed: Installed) -> Facts:
 
 
 def package_list_name(digest: str) -> str:
+    """The file in which a results directory has the list with this digest: once, for thousands of trials."""
     return f"packages-{digest.removeprefix('sha256:')[:16]}.json"
-
-
-def write_package_list(folder: Path, listing: Mapping[str, object]) -> Path:
-    """Write what ``package_list()`` gave into ``folder``, unless it is there; the file. Raises ``OSError``."""
-    file = folder / package_list_name(str(listing["digest"]))
-    if not file.exists():
-        descriptor, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=folder)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as opened:
-                json.dump(listing, opened, indent=1)
-            os.chmod(draft, 0o644)
-            os.replace(draft, file)
-        except BaseException:
-            os.unlink(draft)
-            raise
-    return file
 
 
 def read_package_list(folder: Path, digest: str) -> dict[str, str] | None:
@@ -109,15 +86,10 @@ def read_package_list(folder: Path, digest: str) -> dict[str, str] | None:
 
 
 def installed_distributions(guard: Guard) -> Installed:
-    """All distributions on ``sys.path``; those whose metadata cannot be read are counted in a reason."""
-    return _installed(metadata.distributions(), guard)
-
-
-def _installed(distributions: Iterable[metadata.Distribution], guard: Guard) -> Installed:
     versions: dict[str, str] = {}
     owners: dict[str, tuple[Owner, ...]] = {}
     unreadable = []
-    for distribution in distributions:
+    for distribution in metadata.distributions():
         try:
             fields = _headers(distribution)
             # An interrupted pip leaves folders without metadata behind ("~orch-2.9.dist-info"): nothing installed.

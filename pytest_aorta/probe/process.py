@@ -11,13 +11,10 @@ import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_aorta.common.texts import format_ranges
-from pytest_aorta.probe.host import clock_mhz, keyed_lines, memory_state
-
-if TYPE_CHECKING:
-    from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.host import clock_mhz, first_line, keyed_lines
 
 _PRESSURE = "/proc/pressure"
 
@@ -38,23 +35,17 @@ _POLICIES = {
     os.SCHED_RR: "rr",
 }
 
-# Bytes of numa_maps that are enough for a policy. The kernel walks through the pages of every mapping that it gives a
-# line for, which takes milliseconds for all of them, and for the heap alone.
-_ONE_MAPPING = 128
-
 
 def process(guard: Guard, clock: bool = False) -> Facts:
     """Facts about this process and the load of its host; memory in bytes, load as the 1, 5 and 15 minute averages.
 
     ``pressure`` is the share of the last ten seconds, in percent, in which tasks have waited for a CPU, or for memory
     (Linux's pressure stall information, ``Documentation/accounting/psi.rst``). ``clock`` asks for the processor's
-    clock, too. ``transparent_huge_pages`` is not the setting of the machine, but whether this process may have them
-    (``prctl(PR_SET_THP_DISABLE)``).
+    clock, too.
     """
     nothing: dict[str, str] = {}
-    unknown: Facts = {"available_bytes": None, "huge_pages": None}
-    memory = guard.fact("process.memory", memory_state, unknown)
     status = guard.fact("process.status", lambda: keyed_lines("/proc/self/status"), nothing)
+    memory = guard.fact("process.memory", lambda: keyed_lines("/proc/meminfo"), nothing)
     return guard.facts(
         "process",
         {
@@ -70,8 +61,10 @@ def process(guard: Guard, clock: bool = False) -> Facts:
             "numa_policy": memory_policy,
             "numa_nodes_allowed": lambda: status.get("Mems_allowed_list"),
             "transparent_huge_pages": lambda: status["THP_enabled"] != "0" if "THP_enabled" in status else None,
-            "huge_pages": lambda: memory["huge_pages"],
-            "memory_available_bytes": lambda: memory["available_bytes"],
+            "huge_pages": lambda: int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None,
+            "memory_available_bytes": lambda: (
+                int(memory["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in memory else None
+            ),
             "load_average": os.getloadavg,
             "pressure": lambda: {what: _pressure(what) for what in ("cpu", "memory")},
             "rlimits": _rlimits,
@@ -88,30 +81,23 @@ def _scheduler() -> dict[str, str | int]:
 def memory_policy(maps: Path = Path("/proc/self/numa_maps")) -> str | None:
     """Where this process gets its memory from, as numactl has set it: ``default``, ``bind:0``, ``interleave:0-1``, ...
 
-    Read from the first mapping, the program, which has no policy apart from the process's. ``None`` for a kernel
-    without NUMA.
+    ``None`` for a kernel without NUMA. Read from the first mapping, the program, which has no policy of its own. The
+    kernel walks through the pages of every mapping that it gives a line for: no more than that line is read.
     """
-    columns = (_head(maps, _ONE_MAPPING) or "").split(maxsplit=2)
-    return columns[1] if len(columns) > 1 else None
+    try:
+        with open(maps, "rb", buffering=0) as file:
+            columns = file.read(128).split(maxsplit=2)
+    except FileNotFoundError:
+        return None
+    return columns[1].decode() if len(columns) > 1 else None
 
 
 def _pressure(what: str) -> float | None:
     try:
-        found = re.match(r"some avg10=([\d.]+)", _head(Path(_PRESSURE, what), 256) or "")
+        found = re.match(r"some avg10=([\d.]+)", first_line(Path(_PRESSURE, what)) or "")
     except OSError:  # as of a kernel that has the files and not the information
         return None
     return float(found[1]) if found else None
-
-
-def _head(file: Path, length: int) -> str | None:
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        return os.read(descriptor, length).decode("utf-8", "replace")
-    finally:
-        os.close(descriptor)
 
 
 def _rlimits() -> dict[str, dict[str, int | None]]:

@@ -50,9 +50,8 @@ def ask(argv: Sequence[str], timeout_sec: float, extra_env: Mapping[str, str] | 
     try:
         stdout, stderr = process.communicate(timeout=timeout_sec)
     except BaseException as error:
-        died = _kill(process)
+        left = _kill(process)
         if isinstance(error, subprocess.TimeoutExpired):
-            left = "" if died else f"; process {process.pid} did not die of SIGKILL"
             raise ToolTimedOut(f"{argv[0]} gave no answer within {timeout_sec:g} s{left}") from None
         raise
     if process.returncode != 0:
@@ -61,7 +60,7 @@ def ask(argv: Sequence[str], timeout_sec: float, extra_env: Mapping[str, str] | 
     return stdout
 
 
-def _kill(process: subprocess.Popen[str]) -> bool:
+def _kill(process: subprocess.Popen[str]) -> str:
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdout, process.stderr):
@@ -70,5 +69,5 @@ def _kill(process: subprocess.Popen[str]) -> bool:
     try:
         process.wait(timeout=_KILL_GRACE_SEC)
     except subprocess.TimeoutExpired:
-        return False
-    return True
+        return f"; process {process.pid} did not die of SIGKILL"
+    return ""

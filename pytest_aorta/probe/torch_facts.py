@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from pytest_aorta.probe.guard import Facts, Guard
-
+from pytest_aorta.probe.guard import Facts, Guard
 
 _BACKENDS = ("cpu", "cudnn", "cusparselt", "miopen", "mkl", "mkldnn", "nnpack", "openmp")
 _DISTRIBUTED = ("gloo", "mpi", "nccl", "ucc", "xccl")
@@ -25,6 +22,7 @@ def torch_build(guard: Guard) -> Facts:
     torch = sys.modules.get("torch")
     if torch is None:
         return guard.facts("torch", {"imported": lambda: False, "version": _installed_version})
+    is_hip = bool(getattr(getattr(torch, "version", None), "hip", None))
     return guard.facts(
         "torch",
         {
@@ -37,9 +35,10 @@ def torch_build(guard: Guard) -> Facts:
             "hip": lambda: torch.version.hip,
             "cxx11_abi": lambda: torch.compiled_with_cxx11_abi(),
             "arch_list": lambda: _arch_list(torch),
-            "backends": lambda: _backends(torch),
-            "distributed_backends": lambda: _distributed_backends(torch),
-            **_library_versions(torch),
+            "backends": lambda: [name for name in _BACKENDS if _says(torch.backends, name, "is_available")],
+            "distributed_backends": _distributed_backends,
+            "miopen_version" if is_hip else "cudnn_version": lambda: _dnn_version(torch),
+            "rccl_version" if is_hip else "nccl_version": lambda: _collectives_version(torch),
             "parallel_info": lambda: torch.__config__.parallel_info().splitlines(),
             "intraop_threads": lambda: torch.get_num_threads(),
             "interop_threads": lambda: torch.get_num_interop_threads(),
@@ -54,43 +53,26 @@ def _installed_version() -> str | None:
         return None
 
 
+def _says(owner: Any, name: str, question: str) -> bool:
+    asked = getattr(getattr(owner, name, None), question, None)
+    return asked is not None and bool(asked())
+
+
 def _on_gpu(torch: ModuleType) -> bool:
     return bool(torch.version.cuda or torch.version.hip)
 
 
 def _arch_list(torch: ModuleType) -> list[str] | None:
-    """The GPU architectures the build has code for; None without any.
-
-    Read where torch keeps it: in older releases ``torch.cuda.get_arch_list()`` counts the devices first.
-    """
+    # Where torch keeps it: in older releases torch.cuda.get_arch_list() counts the devices first.
     flags = getattr(torch._C, "_cuda_getArchFlags", None)
     return (flags() or "").split() if flags and _on_gpu(torch) else None
 
 
-def _backends(torch: ModuleType) -> list[str]:
-    compiled = []
-    for name in _BACKENDS:
-        backend = getattr(torch.backends, name, None)
-        available = getattr(backend, "is_available", None)
-        if available is not None and available():
-            compiled.append(name)
-    return compiled
-
-
-def _distributed_backends(torch: ModuleType) -> list[str]:
+def _distributed_backends() -> list[str]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return []
-    tests = {name: getattr(distributed, f"is_{name}_available", None) for name in _DISTRIBUTED}
-    return [name for name, test in tests.items() if test is not None and test()]
-
-
-def _library_versions(torch: ModuleType) -> dict[str, Any]:
-    hip = getattr(getattr(torch, "version", None), "hip", None)
-    return {
-        ("miopen_version" if hip else "cudnn_version"): lambda: _dnn_version(torch),
-        ("rccl_version" if hip else "nccl_version"): lambda: _collectives_version(torch),
-    }
+    return [name for name in _DISTRIBUTED if getattr(distributed, f"is_{name}_available", lambda: False)()]
 
 
 def _dnn_version(torch: ModuleType) -> int | None:
@@ -108,13 +90,13 @@ def _collectives_version(torch: ModuleType) -> str | None:
     return ".".join(str(part) for part in nccl.version())
 
 
-_DEVICES = ("cuda", "xpu")
 _SDPA = {
     "flash": "flash_sdp_enabled",
     "memory_efficient": "mem_efficient_sdp_enabled",
     "math": "math_sdp_enabled",
     "cudnn": "cudnn_sdp_enabled",
 }
+_CUDNN = ("enabled", "benchmark", "deterministic", "benchmark_limit")
 _MEMORY = {
     "peak_allocated_bytes": "allocated_bytes.all.peak",
     "peak_reserved_bytes": "reserved_bytes.all.peak",
@@ -143,20 +125,24 @@ def torch_state(guard: Guard, over: bool = True) -> Facts | None:
             "grad_enabled": lambda: torch.is_grad_enabled(),
             "anomaly_enabled": lambda: torch.is_anomaly_enabled(),
             "autocast": lambda: [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)],
-            "deterministic": lambda: _deterministic(torch),
+            "deterministic": lambda: {
+                "algorithms": torch.are_deterministic_algorithms_enabled(),
+                "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+                "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+            },
             "float32_matmul_precision": lambda: _matmul_precision(torch),
-            "matmul": lambda: _matmul(torch),
-            "cudnn": lambda: (
-                {
-                    name: getattr(torch.backends.cudnn, name)
-                    for name in ("enabled", "benchmark", "deterministic", "benchmark_limit")
-                }
-                | {"fp32_precision": _fp32_precision(torch.backends.cudnn)}
-            ),
+            "matmul": lambda: _matmul(torch.backends.cuda.matmul),
+            "cudnn": lambda: {
+                **{name: getattr(torch.backends.cudnn, name) for name in _CUDNN},
+                "fp32_precision": _fp32_precision(torch.backends.cudnn),
+            },
             "mkldnn": lambda: {"enabled": getattr(torch.backends.mkldnn, "enabled", None)},
             "sdpa": lambda: [name for name, ask in _SDPA.items() if getattr(torch.backends.cuda, ask, lambda: False)()],
-            "allocator": lambda: _allocator(torch),
-            "devices": lambda: {kind: found for kind in _DEVICES if (found := _devices(kind)) is not None},
+            "allocator": lambda: {
+                "settings": getattr(torch._C, "_accelerator_getAllocatorSettings", lambda: None)() or None,
+                "backend": getattr(torch._C, "_cuda_getAllocatorBackend", lambda: None)(),
+            },
+            "devices": lambda: {kind: found for kind in ("cuda", "xpu") if (found := _devices(kind)) is not None},
             "process_group": _process_group,
         },
     )
@@ -168,14 +154,6 @@ def _default_device() -> str:
     return "cpu" if device is None else str(device)
 
 
-def _deterministic(torch: ModuleType) -> Facts:
-    return {
-        "algorithms": torch.are_deterministic_algorithms_enabled(),
-        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
-    }
-
-
 def _matmul_precision(torch: ModuleType) -> str | None:
     try:
         precision: str = torch.get_float32_matmul_precision()
@@ -184,8 +162,7 @@ def _matmul_precision(torch: ModuleType) -> str | None:
     return precision
 
 
-def _matmul(torch: ModuleType) -> Facts:
-    settings = torch.backends.cuda.matmul
+def _matmul(settings: Any) -> Facts:
     return {
         "fp32_precision": _fp32_precision(settings),
         "allow_fp16_reduced_precision_reduction": settings.allow_fp16_reduced_precision_reduction,
@@ -194,9 +171,9 @@ def _matmul(torch: ModuleType) -> Facts:
 
 
 def _fp32_precision(settings: object) -> str | None:
-    """``ieee``, ``tf32``, ...; ``none`` is torch's own default. Asked in the newer way where there is one.
+    """``ieee``, ``tf32``, ...; ``none`` is torch's own default.
 
-    Torch refuses the older way once the newer has been used.
+    Asked in the newer way where there is one: torch refuses the older way once the newer has been used.
     """
     precision: str | None = getattr(settings, "fp32_precision", None)
     if precision is not None:
@@ -205,23 +182,12 @@ def _fp32_precision(settings: object) -> str | None:
     return None if allowed is None else "tf32" if allowed else "ieee"
 
 
-def _allocator(torch: ModuleType) -> Facts:
-    settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    backend = getattr(torch._C, "_cuda_getAllocatorBackend", None)
-    return {
-        "settings": settings() or None if settings is not None else None,
-        "backend": backend() if backend is not None else None,
-    }
-
-
 def _devices(kind: str) -> Facts | None:
     module = sys.modules.get(f"torch.{kind}")
     if module is None or not module.is_initialized():
         return None
-    memory = []
-    for index in range(module.device_count()):
-        stats = module.memory_stats(index)
-        memory.append({name: stats.get(key) for name, key in _MEMORY.items()})
+    stats = [module.memory_stats(index) for index in range(module.device_count())]
+    memory = [{name: each.get(key) for name, key in _MEMORY.items()} for each in stats]
     return {"count": len(memory), "current": module.current_device(), "memory": memory}
 
 

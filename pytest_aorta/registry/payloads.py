@@ -9,12 +9,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar, get_args
+from typing import Final, get_args
 
 from pytest_aorta.registry.types import (
     Engine,
@@ -25,10 +25,6 @@ from pytest_aorta.registry.types import (
     one_line_of,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-
 ENVIRONMENT_FIELDS: Final = ("docker", "venv", "rocm", "launcher", "env", "enter", "engine_options")
 
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
@@ -37,14 +33,12 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def mitigation_from(payload: object, *, name: str, source_package: str, where: str) -> Mitigation:
-    """A mitigation from a mapping of variables; ``where`` opens the message of a ``RegistryError``."""
     return Mitigation(name, _variables(payload, where), source_package)
 
 
 def environment_from(
     payload: object, *, name: str, source_package: str, where: str, base: Path | None = None
 ) -> Environment:
-    """An environment from a mapping of its fields; a relative ``venv`` is taken from ``base`` when that is given."""
     if not isinstance(payload, Mapping):
         raise RegistryError(f"{where}: must be a mapping of fields, not {_kind(payload)}")
     for key in payload:
@@ -153,35 +147,12 @@ def _kind(value: object) -> str:
 #
 # ``{"version": 1, "mitigations": {name: {VARIABLE: value}}, "environments": {name: {field: value}}}``
 
-
 VERSION: Final = 1
 
 _KEYS: Final = ("version", "mitigations", "environments")
 
-T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Sidecar:
-    """The checked content of one file."""
-
-    path: Path
-    mitigations: tuple[Mitigation, ...]
-    environments: tuple[Environment, ...]
-
-    @property
-    def source_package(self) -> str:
-        """How trial files name the file: without its folder, which differs between hosts."""
-        return _source_package(self.path)
-
-    @property
-    def source(self) -> str:
-        """The file, as messages name it."""
-        return f"the registry file {self.path}"
-
-
-def read_sidecars(paths: Sequence[Path]) -> list[Sidecar]:
-    """Read every file; two of the same name are refused, as results could not tell them apart."""
+def read_sidecars(paths: Sequence[Path]) -> list[tuple[Path, Mitigation | Environment]]:
     by_name: dict[str, Path] = {}
     for path in map(Path, paths):
         if path.name in by_name:
@@ -190,10 +161,10 @@ def read_sidecars(paths: Sequence[Path]) -> list[Sidecar]:
                 "results name a file without its folder, so the names must differ"
             )
         by_name[path.name] = path
-    return [read_sidecar(path) for path in by_name.values()]
+    return [(path, each) for path in by_name.values() for each in _read_sidecar(path)]
 
 
-def read_sidecar(path: Path) -> Sidecar:
+def _read_sidecar(path: Path) -> Iterator[Mitigation | Environment]:
     content = _parse(path)
     for key in content:
         if key not in _KEYS:
@@ -203,38 +174,18 @@ def read_sidecar(path: Path) -> Sidecar:
     version = content["version"]
     if type(version) is not int or version != VERSION:  # not isinstance: true is an int in Python
         raise RegistryError(f'{path}: version {version!r} is not known; this release reads "version": {VERSION}')
-    source_package = _source_package(path)
-    base = path.absolute().parent
-    return Sidecar(
-        path,
-        _section(
-            content,
-            "mitigations",
-            path,
-            lambda name, payload, where: mitigation_from(
-                payload, name=name, source_package=source_package, where=where
-            ),
-        ),
-        _section(
-            content,
-            "environments",
-            path,
-            lambda name, payload, where: environment_from(
-                payload, name=name, source_package=source_package, where=where, base=base
-            ),
-        ),
-    )
-
-
-def _source_package(path: Path) -> str:
-    return f"sidecar:{path.name}"
-
-
-def _section(content: dict[str, object], key: str, path: Path, build: Callable[[str, object, str], T]) -> tuple[T, ...]:
-    section = content.get(key, {})
-    if not isinstance(section, dict):
-        raise RegistryError(f"{path}: {key}: must be an object of names, not {type(section).__name__}")
-    return tuple(build(name, payload, f"{path}: {key}.{name}") for name, payload in section.items())
+    source = f"sidecar:{path.name}"  # without its folder, which differs between hosts
+    for key in ("mitigations", "environments"):
+        section = content.get(key, {})
+        if not isinstance(section, dict):
+            raise RegistryError(f"{path}: {key}: must be an object of names, not {type(section).__name__}")
+        for name, payload in section.items():
+            where = f"{path}: {key}.{name}"
+            if key == "mitigations":
+                yield mitigation_from(payload, name=name, source_package=source, where=where)
+            else:
+                base = path.absolute().parent
+                yield environment_from(payload, name=name, source_package=source, where=where, base=base)
 
 
 def _parse(path: Path) -> dict[str, object]:
@@ -242,11 +193,6 @@ def _parse(path: Path) -> dict[str, object]:
         data = path.read_bytes()
     except OSError as error:
         raise RegistryError(f"cannot read the registry file {path}: {error.strerror or error}") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise RegistryError(f"{path}:{line}: not UTF-8: {error.reason}") from None
 
     def refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
         # The json module lets the last one win, which here would drop a mitigation without a word.
@@ -258,7 +204,10 @@ def _parse(path: Path) -> dict[str, object]:
         return unique
 
     try:
-        content = json.loads(text, object_pairs_hook=refuse_duplicates)
+        content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_duplicates)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RegistryError(f"{path}:{line}: not UTF-8: {error.reason}") from None
     except json.JSONDecodeError as error:
         raise RegistryError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
     except RecursionError:
@@ -268,19 +217,14 @@ def _parse(path: Path) -> dict[str, object]:
     return content
 
 
-WORKLOADS: Final = "aorta.workloads"
-MITIGATIONS: Final = "aorta.mitigations"
-ENVIRONMENTS: Final = "aorta.environments"
-COLLECTORS: Final = "aorta.collectors"
-
 _VALUE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+)\s*)?(\[.*\]\s*)?\Z")
 
 
 @dataclass(frozen=True)
 class PluginEntry:
-    """One line of a distribution's ``entry_points.txt``."""
+    """One line of a distribution's ``entry_points.txt``, in the group ``aorta.<kind>``."""
 
-    group: str
+    kind: str
     name: str
     value: str
     distribution: str
@@ -291,22 +235,19 @@ class PluginEntry:
         """The distribution and the value, as messages name them."""
         return f"distribution {self.distribution!r} ({self.value})"
 
+    @property
+    def _described(self) -> str:
+        return f"entry point {self.name!r} of group 'aorta.{self.kind}' in {self.source}"
+
     def target(self) -> str:
         """``module:attribute``; ``RegistryError`` when the value is not of that form. Imports nothing."""
         match = _VALUE.match(self.value)
         if match is None or not match["attribute"]:
-            raise RegistryError(
-                f"entry point {self.name!r} of group {self.group!r} in {self.source} does not have the form "
-                "module:attribute"
-            )
+            raise RegistryError(f"{self._described} does not have the form module:attribute")
         return f"{match['module']}:{match['attribute']}"
 
     def payload(self) -> object:
-        """Import what the entry points to.
-
-        Raises:
-            RegistryError: whatever the import raised, with the entry and the distribution named.
-        """
+        """Import what the entry points to; raises ``RegistryError`` whatever the import raises."""
         self.target()
         try:
             payload: object = self._entry_point.load()
@@ -314,38 +255,27 @@ class PluginEntry:
             raise
         # Not only Exception: a module that calls sys.exit() or pytest.skip() while it is imported must not end the run.
         except BaseException as error:
-            raise RegistryError(
-                f"entry point {self.name!r} of group {self.group!r} in {self.source} cannot be loaded: "
-                f"{one_line_of(error)}"
-            ) from error
+            raise RegistryError(f"{self._described} cannot be loaded: {one_line_of(error)}") from error
         return payload
 
 
-def plugin_entries() -> dict[str, list[PluginEntry]]:
-    """Group -> entries, in the order of ``sys.path``; a distribution that is found twice there counts once."""
-    # One call for all groups: each call reads the metadata of everything that is installed.
-    everything = metadata.entry_points()
-    return {
-        group: list(_without_shadowed(everything.select(group=group), group))
-        for group in (WORKLOADS, MITIGATIONS, ENVIRONMENTS, COLLECTORS)
-    }
+def plugin_entries(kinds: Iterable[str]) -> Iterator[PluginEntry]:
+    """The entries of all kinds, in the order of ``sys.path``; a distribution that is found twice there counts once.
 
-
-def _without_shadowed(entry_points: metadata.EntryPoints, group: str) -> Iterator[PluginEntry]:
-    # importlib.metadata drops shadowed distributions itself, but compares their names as spelled in the names of their
-    # folders: Python 3.10 takes Foo.egg-info (an editable install) and foo-1.0.dist-info for two.
-    first: dict[str, object] = {}
-    seen: set[tuple[str, str, str]] = set()
-    for entry_point in entry_points:
-        name = _distribution_name(entry_point)
-        key = re.sub(r"[-_.]+", "-", name).lower()
-        if first.setdefault(key, entry_point.dist) is not entry_point.dist:
-            continue
-        identity = (key, entry_point.name, entry_point.value)
-        if identity in seen:
-            continue
-        seen.add(identity)
-        yield PluginEntry(group, entry_point.name, entry_point.value, name, entry_point)
+    ``importlib.metadata`` drops shadowed distributions itself, but compares their names as spelled in the names of
+    their folders: Python 3.10 takes Foo.egg-info (an editable install) and foo-1.0.dist-info for two.
+    """
+    everything = metadata.entry_points()  # once: each call reads the metadata of everything that is installed
+    for kind in kinds:
+        first: dict[str, object] = {}
+        seen: set[tuple[str, str, str]] = set()
+        for entry in everything.select(group=f"aorta.{kind}"):
+            name = _distribution_name(entry)
+            key = re.sub(r"[-_.]+", "-", name).lower()
+            identity = (key, entry.name, entry.value)
+            if first.setdefault(key, entry.dist) is entry.dist and identity not in seen:
+                seen.add(identity)
+                yield PluginEntry(kind, entry.name, entry.value, name, entry)
 
 
 def _distribution_name(entry_point: metadata.EntryPoint) -> str:

@@ -1,7 +1,7 @@
 """The other host's side of a connection: say which code is here, run the service, end when the parent has gone.
 
-Both sides send items over one channel of execnet: pieces of pickled messages as ``bytes``, signs of life as ``int``,
-and ``dict`` for how the service has ended. Pieces are small, so that a big message does not hold up the signs of life.
+Both sides send items over one channel of execnet: pickled messages as ``bytes``, signs of life as ``int``, and ``dict``
+for how the service has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.import_target import import_target
 from pytest_aorta.common.texts import describe_exception
-from pytest_aorta.runtime.channel import Joiner, cut
 
 if TYPE_CHECKING:
     import execnet
@@ -52,27 +51,15 @@ if facts["main_thread"] and not facts["problem"]:
     serve(channel)
 """
 
-#: Bytes of one piece. A line that needs more than a second for it is of no use anyway.
-PIECE = 256 * 1024
-
 #: Seconds between two signs of life.
 BEAT = 1.0
 
 #: Seconds that a service has to end in order once the parent has gone.
 _PARTING = 1.0
 
-#: From the parent: the service should end.
-END = "end"
-
-
-# Whether two hosts would run the same code
-
 
 def code_identity(files: Mapping[str, Path]) -> dict[str, str]:
-    """SHA-256 of every file, by its name; those that do not exist are left out.
-
-    A name is what :func:`package_files` gives, or an absolute path.
-    """
+    """SHA-256 of every file, by its name (of :func:`package_files`, or an absolute path); absent ones are left out."""
     digests = {}
     for name, path in files.items():
         with contextlib.suppress(OSError):
@@ -93,7 +80,6 @@ def package_files(package: str) -> dict[str, Path]:
 
 
 def _locate(names: Iterable[str]) -> dict[str, Path]:
-    """Where files of these names are on this host; those of packages that are not installed here are left out."""
     found = {}
     for name in names:
         package, _, rest = name.partition("/")
@@ -110,29 +96,21 @@ def _folder(package: str) -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-# The service
-
-
 class HostChannel:
     """A service's channel to its parent. All methods may be called from any thread."""
 
     def __init__(self, channel: execnet.Channel) -> None:
         self._channel = channel
-        self._sending = threading.Lock()  # of one message
-        self._writing = threading.Lock()  # of one piece: execnet's write to a socket can be torn apart by another
+        self._writing = threading.Lock()  # execnet's write to a socket can be torn apart by another
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._joiner = Joiner()
         self.gone = threading.Event()
 
     def send(self, message: Any) -> None:
         """Send any object that can be pickled; raises ``OSError`` when the parent has gone."""
-        data = pickle.dumps(message, 5)
-        with self._sending:
-            for piece in cut(data, PIECE):
-                self.write(piece)
+        self.write(pickle.dumps(message, 5))
 
     def write(self, item: object) -> None:
-        """Send as it is, between two pieces of whatever is being sent."""
+        """Send an item as it is."""
         with self._writing:
             self._channel.send(item)
 
@@ -143,16 +121,11 @@ class HostChannel:
             self._inbox.put(None)  # for the next call
         return message
 
-    def arrived(self, item: Any) -> None:
-        """Called with everything that comes from the parent, and with ``None`` when nothing can come any more."""
-        if isinstance(item, bytes):
-            whole = self._joiner.add(item)
-            if whole is not None:
-                self._inbox.put(pickle.loads(whole))
-            return
+    def arrived(self, item: bytes | str | None) -> None:
+        """Called with everything from the parent; a ``str`` asks to end, ``None``: nothing can come any more."""
         if item is None:
             self.gone.set()
-        self._inbox.put(None)
+        self._inbox.put(pickle.loads(item) if isinstance(item, bytes) else None)
 
 
 def serve(channel: execnet.Channel) -> None:
@@ -169,17 +142,17 @@ def serve(channel: execnet.Channel) -> None:
     finished = threading.Event()
     threading.Thread(target=_beat, args=(host_channel, finished), daemon=True).start()
     channel.setcallback(host_channel.arrived, endmarker=None)
+    last: dict[str, str] | None = None
     try:
         function = import_target(order["service"])
         argument = pickle.loads(order["argument"])
-        host_channel.write({"state": "ready"})
+        host_channel.write({"error": None})
         function(argument, host_channel)
-        last: dict[str, Any] = {"state": "returned"}
     except BaseException as error:
-        last = {"state": "failed", "error": describe_exception(error)}
+        last = describe_exception(error)
     finished.set()
     with contextlib.suppress(OSError):
-        host_channel.write(last)
+        host_channel.write({"error": last})
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

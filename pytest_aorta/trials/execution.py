@@ -154,7 +154,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "monitor_interval": (_seconds, "a number of seconds above 0"),
     "nnodes": (_nnodes, "a number of nodes, or MIN:MAX"),
     "node_rank": (_at_least(0), "a whole number, 0 for the node that reports"),
-    "rdzv_backend": (_matching(r"[a-z0-9_-]+"), "the name of a rendezvous backend, such as c10d"),
+    "rdzv_backend": (_matching("c10d|static"), "c10d or static"),
     "rdzv_endpoint": (_endpoint, "HOST:PORT, with a port up to 65535"),
     "rdzv_id": (_matching(r"\S+"), "a name without spaces"),
     "start_method": (_matching("fork|spawn|forkserver"), "fork, spawn or forkserver"),

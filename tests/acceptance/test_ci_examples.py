@@ -157,33 +157,3 @@ def test_the_jobs_of_github(runners: Runners) -> None:
         github_job(runners, jobs["shard"], matrix)
     folder, _ = github_job(runners, jobs["merge"], {})
     check(folder / "workspace", folder / "durations.json")
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_jobs_of_gitlab(runners: Runners) -> None:
-    parent, template = load("gitlab-ci.yml"), load("gitlab-shards.yml")
-
-    def job(steps: Any, variables: Mapping[str, str], *keys: str) -> Path:
-        folder = runners.checkout()
-        if runners.artifacts.exists():
-            shutil.copytree(runners.artifacts, folder, dirs_exist_ok=True)
-        for key in keys:
-            for command in steps[key]:
-                runners.run(folder, command, variables)
-        for path in steps["artifacts"]["paths"]:
-            name = variables.get(path.removeprefix("$"), path)
-            target = runners.artifacts / name
-            target.parent.mkdir(exist_ok=True)
-            shutil.copytree(folder / name, target) if (folder / name).is_dir() else shutil.copy(folder / name, target)
-        return folder
-
-    job(parent["plan"], {}, "script")
-    included = [next(iter(each.items())) for each in parent["triage"]["trigger"]["include"]]
-    assert included == [("artifact", "jobs.yml"), ("local", "examples/ci/gitlab-shards.yml")]
-    shards = json.loads((runners.artifacts / "jobs.yml").read_text())
-    assert len(shards) == 2
-    for shard in shards.values():
-        job(template[shard["extends"]], shard["variables"], "script", "after_script")
-    folder = job(template["merge"], {}, "script")
-    check(folder / "workspace", folder / "durations.json")

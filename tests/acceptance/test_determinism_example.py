@@ -34,14 +34,6 @@ def test_the_baseline_fails_and_the_mitigation_passes(example: tuple[Stage, pyte
     }
 
 
-def test_the_variable_is_in_the_files_of_the_second_cell(example: tuple[Stage, pytest.RunResult]) -> None:
-    stage, _ = example
-    for path, trial in stage.trials().items():
-        found = trial["env"]["env_vars"].get("OMP_NUM_THREADS")
-        assert found == ("1" if "omp_1" in path else None)
-        assert trial["mitigations_applied"] == ["omp_1" if "omp_1" in path else "none"]
-
-
 def test_the_variable_had_an_effect(example: tuple[Stage, pytest.RunResult]) -> None:
     stage, _ = example
     for path, trial in stage.trials().items():

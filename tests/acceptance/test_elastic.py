@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +14,7 @@ import pytest
 from packaging.version import Version
 from support.stage import Stage
 
-from pytest_aorta.trials.result import GroupState
+from pytest_aorta.trials.records import GroupState
 
 #: Real torchrun takes seconds for each trial.
 LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
@@ -208,13 +207,6 @@ def test_a_rank_that_fails_once_is_started_again(sums: Stage, launcher: str) -> 
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
 
 
-@pytest.mark.slow
-def test_the_summary_counts_them_apart(sums: Stage) -> None:
-    result = sums.run("sums.py::FailsOnce", "sums.py::Sums", "--aorta-elastic", "max_restarts=1")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["1 trial ok only after a restart of the ranks: 1 of FailsOnce local-none"])
-
-
 def test_the_last_attempt_is_the_trials(sums: Stage) -> None:
     trial = run(sums, "FailsAlways", "--aorta-elastic", "max_restarts=2")
     assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", "rank 1: attempt 2")
@@ -254,7 +246,7 @@ def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stag
     # What the model imports in run() would count as no progress.
     sums.write(waits="import torch.distributed.tensor\nfrom sums import WaitsInCpp as WaitsInCpp\n")
     sums.register(waits="waits:WaitsInCpp")
-    sums.run("--aorta-workload", "waits", "-o", "aorta_stall_timeout=4").assert_outcomes(failed=1)
+    sums.run_here("--aorta-workload", "waits", "-o", "aorta_stall_timeout=4").assert_outcomes(failed=1)
     trial = sums.trial("waits/trial_0.json")
     failure = trial["failure"]
     assert (trial["exit_status"], failure["rank"]) == ("timeout", 1)
@@ -324,19 +316,6 @@ def test_variables_of_the_launcher_are_recorded(
     assert "OMP_NUM_THREADS" not in trial["elastic"]["launcher_variables"]
 
 
-@pytest.mark.slow
-def test_variables_of_an_outer_launcher_are_recorded(sums: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "pytest")
-    done = sums.command(*command, "-p", "no:hypothesispytest", "sums.py::Sums")
-    assert done.ret == 0
-    trial = sums.trial("Sums/trial_0.json")
-    assert trial["elastic"]["launcher"] == "external"
-    found = trial["elastic"]["launcher_variables"]
-    assert found.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "WORLD_SIZE": "2"}.items()
-    assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "1"
-
-
 def test_ranks_with_local_results(sums: Stage) -> None:
     trial = run(sums, "Judges", "--aorta-nproc", "3")
     assert trial["exit_status"] == "workload_failed"
@@ -357,17 +336,6 @@ def test_every_state_can_be_recorded() -> None:
     assert {state.name for state in torch_api.WorkerState} == set(names)
     for name in names:
         assert GroupState(state=name, at=1.0, attempt=0).state == name  # type: ignore[arg-type]
-
-
-def test_a_wrong_option_is_answered_by_what_is_valid(sums: Stage) -> None:
-    for text, said in {
-        "max_restart=1": "expected KEY=VALUE with a KEY of max_restarts, *",
-        "nnodes=2:1": "expected nnodes= a number of nodes, or MIN:MAX",
-        "start_method=thread": "expected start_method= fork, spawn or forkserver",
-    }.items():
-        result = sums.run_here("sums.py", "--aorta-elastic", text)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"ERROR: --aorta-elastic: '{text}' is not valid; {said}"])
 
 
 def test_every_row_of_the_documentation_names_a_test() -> None:

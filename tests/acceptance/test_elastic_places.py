@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from support.processes import free_port
 from support.stage import Stage
@@ -66,11 +64,6 @@ def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
     }
 
 
-@pytest.mark.slow
-def test_an_address_without_a_port_gets_a_free_one(sums: Stage) -> None:
-    assert found(sums, *given(master_addr="127.0.0.1"))["MASTER_ADDR"] == "127.0.0.1"
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_static_rendezvous(sums: Stage, launcher: str) -> None:
     port = free_port()
@@ -78,16 +71,10 @@ def test_a_static_rendezvous(sums: Stage, launcher: str) -> None:
     assert found(sums, "--aorta-launcher", launcher, *options)["MASTER_PORT"] == str(port)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_static_rendezvous_needs_no_place(sums: Stage, launcher: str) -> None:
-    found(sums, "--aorta-launcher", launcher, *given(rdzv_backend="static"))
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -> None:
     variable = ("--aorta-extra-env", "TORCHELASTIC_ENABLE_FILE_TIMER=1")
-    sums.run("sums.py::Expires", *variable, "--aorta-launcher", launcher, "--aorta-timeout", "50")
+    sums.run_here("sums.py::Expires", *variable, "--aorta-launcher", launcher, "--aorta-timeout", "50")
     trial = sums.trial("Expires/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["rank"], trial["failure"]["signal"]) == (
         "workload_failed",
@@ -96,16 +83,3 @@ def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -
     )
     message = trial["ranks"][1]["error_file"]["message"]["message"]
     assert message == "torch's watchdog has ended this rank: the time for 'the second step' was over"
-
-
-@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"])
-def test_what_the_agent_sets_itself_is_no_option(sums: Stage, name: str) -> None:
-    done = sums.run("sums.py::Sums", "--aorta-extra-env", f"{name}=1")
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-
-
-def test_what_cannot_act_is_refused_before_the_first_trial(sums: Stage) -> None:
-    done = sums.run("sums.py::Sums", *given(rdzv_backend="telepathy", nnodes=2))
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    assert re.search("--aorta-elastic rdzv_backend=telepathy: several nodes meet", "\n".join(done.errlines))
-    assert sums.files() == []

@@ -33,7 +33,7 @@ def per_cell(stage: Stage) -> Counter[str]:
 
 
 def test_it_runs_until_all_is_decided(stage: Stage) -> None:
-    done = stage.run(*UNTIL_DECIDED)
+    done = stage.run_here(*UNTIL_DECIDED)
     assert per_cell(stage) == {"local-none": 4, "local-omp_1": 4}
     for line in SHOWN[0].splitlines():
         assert line in done.outlines
@@ -46,14 +46,14 @@ def test_side_by_side_less_than_thirty_trials_decide(stage: Stage, how: tuple[st
 
 
 def test_it_runs_for_so_long(stage: Stage) -> None:
-    done = stage.run(*["3s" if word == "8h" else word for word in FOR_SO_LONG], "--aorta-trials", "40")
+    done = stage.run_here(*["3s" if word == "8h" else word for word in FOR_SO_LONG], "--aorta-trials", "40")
     (rounds,) = set(per_cell(stage).values())
     assert re.search(rf"^{rounds} rounds? in 3s", done.stdout.str(), re.MULTILINE)
 
 
 @pytest.mark.long
 def test_gates_decide(stage: Stage) -> None:
-    done = stage.run(*WITH_GATES)
+    done = stage.run_here(*WITH_GATES)
     assert done.ret == 0
     for line in SHOWN[1].splitlines():
         assert line in done.outlines

@@ -15,8 +15,6 @@ import pytest
 from support.containers import install_stand_in
 from support.stage import Stage, text
 
-HERE = Path(__file__).parent
-
 CONTAINED = """
     import os, subprocess, time
     from pathlib import Path
@@ -198,14 +196,3 @@ def test_a_trial_in_podman(stage: Stage, podman: Podman) -> None:
     assert trial["env"]["runtime_context"]["container"]["kind"] == "podman"
     assert (trial["execution_env"]["verified"], trial["execution_env"]["entered_with"]) == (True, "podman")
     assert trial["execution_env"]["digest"].startswith("sha256:")
-
-
-@pytest.mark.slow
-def test_a_trial_that_hangs_in_podman_leaves_no_container(stage: Stage, podman: Podman) -> None:
-    options = ("--aorta-config", "act=hangs", "--aorta-timeout", "1")
-    run(stage, podman.variables, *options, docker=podman.image, enter="podman", engine_options=podman.options)
-
-    [trial] = stage.trials().values()
-    assert trial["exit_status"] == "timeout"
-    left = subprocess.run(["podman", "ps", "--quiet"], capture_output=True, text=True, check=True)
-    assert left.stdout == ""

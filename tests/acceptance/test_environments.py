@@ -153,28 +153,3 @@ def test_variables_are_in_place_before_the_interpreter_starts(ran: Ran) -> None:
 
     assert metrics(ran, "good")["hash"] == hash_with("7")
     assert metrics(ran, "image")["hash"] == hash_with("3")
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").read_text().count("libc.so.6"), reason="a variable of glibc's")
-def test_variables_of_the_c_library_take_effect(ran: Ran) -> None:
-    assert metrics(ran, "perturbed")["malloc_fills_with_0x5a"]  # 165 with all bits inverted
-    assert not metrics(ran, "image")["malloc_fills_with_0x5a"]
-
-
-def test_an_image_without_an_engine_is_a_label(ran: Ran) -> None:
-    there = ran[2]["image"]["execution_env"]
-    assert (there["kind"], there["image"], there["digest"]) == ("docker", IMAGE, None)
-    assert ran[2]["image"]["exit_status"] == "ok"
-
-
-def test_the_path_of_docker_does_not_matter(stage: Stage) -> None:
-    """An engine that answers with an error, and one that is not there at all: the trial runs, the digest is null."""
-    stage.copy(HERE / "simple_workloads.py")
-    registry = stage.write_registry(environments={"image": {"docker": IMAGE}})
-    docker = stage.write_file("bin/docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
-    docker.chmod(0o755)
-    options = ("-k", "Tells", "--aorta-environment", "image", "--aorta-registry-file", registry)
-    done = stage.run("simple_workloads.py", *options, env={"PATH": f"{docker.parent}:/usr/bin:/bin"})
-    assert done.ret == 0, text(done)
-    assert stage.trial("Tells/trial_0.json")["execution_env"]["digest"] is None
-    assert "Docker daemon" not in text(done)

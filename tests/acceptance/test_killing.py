@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.processes import is_gone, wait_for
-from support.stage import PYTEST, Stage, counts, torchrun_command
+from support.stage import PYTEST, Stage, counts
 
 HERE = Path(__file__).parent
 
@@ -108,20 +107,6 @@ def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
     assert stage.statuses() == {"Gloo/trial_0.json": "ok"}
 
 
-@pytest.mark.slow
-def test_killed_pytests_that_are_ranks(stage: Stage) -> None:
-    """All of them and their torchrun at once, as the kernel does when a job is over its limit of memory."""
-    running = start_a_pair_that_hangs(stage, *torchrun_command(2))
-    ranks = psutil.Process(running.pid).children()
-    assert len(ranks) == 2
-    running.kill()
-    for rank in ranks:
-        rank.kill()
-    running.wait(60)
-    stage.wait_until_alone()
-    assert stage.statuses() == {"Gloo/trial_0.json": "ok"}
-
-
 def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> None:
     running = stage.start(*trials_of_held(3))
     trial = held()
@@ -136,57 +121,6 @@ def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> No
     assert is_gone(trial.pid)
 
 
-def test_a_killed_trial(stage: Stage, held: Callable[[], psutil.Process]) -> None:
-    running = stage.start(*trials_of_held(3))
-    held().kill()
-    done = stage.finish(running)
-    assert (done.ret, counts(done)) == (1, {"failed": 1, "passed": 2})
-    first = stage.trial("Held/trial_0.json")
-    assert first["exit_status"] == "workload_failed"
-    assert (first["failure"]["kind"], first["failure"]["signal"]) == ("signal", "SIGKILL")
-
-
-@pytest.mark.parametrize(
-    "workers",
-    # xdist gives its workers seconds to end by themselves.
-    [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize(
-    ("number", "reason"),
-    [
-        pytest.param(signal.SIGINT, "KeyboardInterrupt", id="Ctrl-C"),
-        pytest.param(signal.SIGTERM, "SIGTERM", id="SIGTERM"),
-    ],
-)
-def test_an_interrupted_pytest_tells_of_the_trial(
-    stage: Stage, held: Callable[[], psutil.Process], number: int, reason: str, workers: tuple[str, ...]
-) -> None:
-    """SIGTERM as from a batch system, which comes to pytest only."""
-    running = stage.start(*workers, *trials_of_held(3))
-    trial = held()
-    running.send_signal(number)
-    done = stage.finish(running)
-    assert done.ret == pytest.ExitCode.INTERRUPTED
-    statuses = stage.statuses()
-    assert statuses.pop("Held/trial_0.json") == "infrastructure_failed"
-    assert set(statuses.values()) <= {"ok", "infrastructure_failed"}  # another worker's trial may have ended by then
-    assert stage.trial("Held/trial_0.json")["failure"]["message"] == f"interrupted: {reason}"
-    stage.wait_until_alone()
-    assert is_gone(trial.pid)
-
-
-@pytest.mark.slow
-def test_trials_that_resist_their_deadline(stage: Stage) -> None:
-    stage.copy(HERE / "simple_workloads.py")
-    parts = ["stops_itself", "ignores_sigterm", "passes"]
-    options = ("--aorta-trials", "3", "--aorta-timeout", "2", "--aorta-config", f"script={'.'.join(parts)}")
-    done = stage.run("simple_workloads.py", "-k", "Plays", *options)
-    assert (done.ret, counts(done)) == (1, {"failed": 2, "passed": 1})
-    assert list(stage.statuses().values()) == ["timeout", "timeout", "ok"]
-    failures = [trial["failure"] for trial in stage.trials().values()]
-    assert [failure["phase"] for failure in failures[:2]] == ["run", "run"]
-
-
 def test_a_daemon_is_swept_and_noted(stage: Stage) -> None:
     stage.copy(HERE / "simple_workloads.py")
     options = ("--aorta-trials", "2", "--aorta-config", "script=leaves_a_daemon.passes")
@@ -198,21 +132,3 @@ def test_a_daemon_is_swept_and_noted(stage: Stage) -> None:
     assert note["note"].startswith("sleep (pid ")
     assert note["note"].endswith(") was left running, and ended")
     assert second["result"]["failure_details"] == []
-
-
-def test_two_pytests_at_once(stage: Stage) -> None:
-    """In one folder, with results directories of their own."""
-    stage.copy(HERE / "simple_workloads.py")
-    processes = []
-    for name in ("left", "right"):
-        (stage.path / name).mkdir()
-        command = ("simple_workloads.py", "-k", "Tells", "--aorta-trials", "8")
-        variables = {"NAME": name}
-        options = ("--aorta-config", "show=NAME", "--aorta-results-dir", f"{name}/results")
-        processes.append(stage.start(*command, *options, env=variables))
-    for process in processes:
-        assert process.wait(120) == 0
-    for name in ("left", "right"):
-        trials = stage.trials(f"{name}/results")
-        assert len(trials) == 8
-        assert {trial["result"]["metrics"]["variables"]["NAME"] for trial in trials.values()} == {name}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -60,61 +58,6 @@ def ranks_of(trial: dict[str, Any], node: int) -> list[dict[str, Any]]:
     return first if node == 0 else halves[1 - halves.index(first)]
 
 
-def assert_second_node_is_lost(trial: dict[str, Any]) -> None:
-    lost = [rank["rank"] for rank in ranks_of(trial, 1)]
-    assert trial["exit_status"] == "infrastructure_failed"
-    assert trial["result"]["passed"] is False
-    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("rank", lost[0])
-    assert f"never heard of; of 4 ranks, there is no word of rank {lost[0]}, {lost[1]}" in trial["failure"]["message"]
-    assert [rank["blame"] for rank in ranks_of(trial, 1)] == ["cause", "unknown"]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_node_that_is_killed_after_the_first_one_is_done(faults: Stage) -> None:
-    nodes = Nodes(faults, "second_node_lingers")
-    barrier = "exit_barrier_timeout=3"
-    other, first = nodes.start(1, barrier), nodes.start(0, barrier)
-    faults.wait_until((faults.path / "lingers").exists)
-    other.send_signal(signal.SIGKILL)
-    finish(other)
-
-    assert finish(first) == pytest.ExitCode.TESTS_FAILED
-    trial = nodes.trial()
-    assert_second_node_is_lost(trial)
-    assert [(rank["passed"], rank["blame"]) for rank in ranks_of(trial, 0)] == [(True, None)] * 2
-    faults.wait_until(lambda: not faults.left_running())
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_node_that_is_killed_in_run(faults: Stage) -> None:
-    nodes = Nodes(faults, "second_node_sleeps")
-    other, first = nodes.start(1), nodes.start(0)
-    faults.wait_until((faults.path / "sleeps").exists)
-    other.send_signal(signal.SIGKILL)
-    finish(other)
-
-    assert finish(first) == pytest.ExitCode.TESTS_FAILED
-    trial = nodes.trial()
-    assert_second_node_is_lost(trial)
-    assert [rank["blame"] for rank in ranks_of(trial, 0)] == ["collateral", "collateral"]
-    faults.wait_until(lambda: not faults.left_running())
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_node_that_hangs_is_seen_from_the_first_one(faults: Stage) -> None:
-    nodes = Nodes(faults, "second_node_sleeps", "--aorta-timeout", "25")
-
-    assert nodes.run() == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
-    trial = nodes.trial()
-    hung = ranks_of(trial, 1)[0]
-    assert (trial["exit_status"], trial["failure"]["rank"]) == ("timeout", hung["rank"])
-    assert f"rank {hung['rank']} is missing: play() at rank_faults.py line" in trial["failure"]["message"]
-    assert hung["blame"] == "cause"
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_rank_of_the_second_node_that_raises(faults: Stage) -> None:
@@ -146,20 +89,6 @@ def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(faults: St
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_node_that_is_not_done_when_the_first_one_no_longer_waits(faults: Stage) -> None:
-    nodes = Nodes(faults, "second_node_lingers", "--aorta-timeout", "25")
-
-    assert nodes.run("exit_barrier_timeout=2") == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
-    trial = nodes.trial()
-    busy = ranks_of(trial, 1)
-    assert (trial["exit_status"], trial["failure"]["rank"]) == ("infrastructure_failed", busy[0]["rank"])
-    assert "still in run()" in trial["failure"]["message"]
-    assert [rank["passed"] for rank in ranks_of(trial, 0)] == [True, True]
-    assert [rank["passed"] for rank in busy] == [None, None]
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(faults: Stage) -> None:
     nodes = Nodes(faults, "first_node_lingers", "--aorta-timeout", "25")
 
@@ -167,53 +96,3 @@ def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(faults: Stag
     trial = nodes.trial()
     assert trial["exit_status"] == "timeout"
     assert [(rank["passed"], rank["blame"]) for rank in ranks_of(trial, 1)] == [(True, None)] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_node_that_never_comes(faults: Stage) -> None:
-    nodes = Nodes(faults, "raises", "--aorta-timeout", "8")
-
-    assert finish(nodes.start(0)) != 0
-    trial = nodes.trial()
-    assert trial["exit_status"] == "timeout"
-    assert f"the nodes have not all met at {nodes.where}" in trial["failure"]["message"]
-    assert "nnodes=MIN:MAX" in trial["failure"]["message"]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_second_node_whose_trials_never_begin(faults: Stage) -> None:
-    nodes = Nodes(faults, "raises", "--aorta-timeout", "8")
-
-    assert finish(nodes.start(1)) != 0
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_port_of_the_store_is_in_use(faults: Stage) -> None:
-    with socket.socket() as taken:
-        nodes = Nodes(faults, "raises", "--aorta-timeout", "20")
-        taken.bind(("", int(nodes.where.rpartition(":")[2])))
-        taken.listen()
-        process = nodes.start(0)
-        said = b"".join(process.communicate(timeout=110)).decode()
-
-    assert process.returncode == pytest.ExitCode.USAGE_ERROR, said
-    port = nodes.where.rpartition(":")[2]
-    assert f"the nodes cannot meet at port {port} of this host: Address already in use" in said
-    assert "--aorta-elastic rdzv_endpoint=HOST:PORT" in said
-    assert faults.trials() == {}
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_a_backend_that_does_not_exist(faults: Stage, launcher: str) -> None:
-    options = ("--aorta-launcher", launcher, "--aorta-elastic", "rdzv_backend=telepathy", "--aorta-timeout", "30")
-    done = faults.run("rank_faults.py::RankFaults", *options)
-    assert done.ret == pytest.ExitCode.TESTS_FAILED
-    trial = faults.trial("RankFaults/trial_0.json")
-    assert (trial["exit_status"], trial["failure"]["kind"]) == ("infrastructure_failed", "exception")
-    assert "telepathy" in trial["failure"]["message"]
-    assert "rdzv_backend=" in trial["failure"]["message"]

@@ -89,19 +89,6 @@ def test_both_take_part(nodes: Nodes, backend: str) -> None:
     nodes.stage.wait_until_alone()
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_c10d_counts_nodes_by_their_addresses_and_static_by_their_numbers(nodes: Nodes, backend: str) -> None:
-    """Here node 0 has the address that comes last."""
-    where = {"rdzv_endpoint": "node1:29500", "rdzv_backend": backend}
-    other = nodes.start("no_fault", 0, node_rank=1, **where)
-    first = nodes.start("no_fault", 1, node_rank=0, **where)
-
-    assert finish(first) == finish(other) == pytest.ExitCode.OK
-    hosts = [rank["host"] for rank in nodes.trial()["ranks"]]
-    ordered = ["node0", "node0", "node1", "node1"]
-    assert hosts == (ordered if backend == "c10d" else ordered[::-1])
-
-
 def test_the_store_listens_towards_the_other_nodes_only(nodes: Nodes) -> None:
     first = nodes.start("no_fault", 0)
     listening = [sys.executable, "-c", "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())"]
@@ -117,22 +104,6 @@ def test_the_store_listens_towards_the_other_nodes_only(nodes: Nodes) -> None:
     assert found == [f"{socket.inet_aton('10.213.77.1')[::-1].hex().upper()}:{29500:04X}"]
     first.kill()
     first.communicate()
-
-
-def test_a_node_that_is_late(nodes: Nodes) -> None:
-    first = nodes.start("no_fault", 0)
-    nodes.stage.wait_until((nodes.stage.results / "RankFaults" / "trial_0" / "stderr.log").exists)
-    other = nodes.start("no_fault", 1)
-
-    assert finish(first) == finish(other) == pytest.ExitCode.OK
-    assert ranks_on(nodes.trial(), "node1") == [2, 3]
-
-
-def test_a_node_that_is_too_late(nodes: Nodes) -> None:
-    first = nodes.start("no_fault", 0, "--aorta-timeout", "20")
-    assert finish(first) == pytest.ExitCode.TESTS_FAILED
-    assert finish(nodes.start("no_fault", 1, "--aorta-timeout", "8")) not in (0, None)
-    assert_not_met(nodes.trial())
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static"])
@@ -194,16 +165,6 @@ def test_a_link_that_goes_down_in_run(nodes: Nodes) -> None:
     assert {rank["blame"] for rank in trial["ranks"]} == {"unknown"}
 
 
-def test_a_link_that_goes_down_when_a_process_group_has_little_patience(nodes: Nodes) -> None:
-    part = "gives_up_when_the_network_goes"
-    other, first = nodes.start(part, 1), nodes.start(part, 0)
-    nodes.wait_for("steps")
-    nodes.network.cut()
-
-    assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
-    assert_lost(nodes.trial())
-
-
 def test_what_a_node_has_left_in_an_earlier_run_does_not_count(nodes: Nodes) -> None:
     limit = ("--aorta-timeout", "15")
     other, first = nodes.start("second_node_sleeps", 1, *limit), nodes.start("second_node_sleeps", 0, *limit)
@@ -212,22 +173,6 @@ def test_what_a_node_has_left_in_an_earlier_run_does_not_count(nodes: Nodes) -> 
 
     assert finish(nodes.start("second_node_sleeps", 0, *limit)) == pytest.ExitCode.TESTS_FAILED
     assert_not_met(nodes.trial())
-
-
-def test_the_port_of_the_store_is_in_use(nodes: Nodes) -> None:
-    program = "import socket; taken = socket.create_server(('', 29500)); print(flush=True); taken.accept()"
-    taken = nodes.network.start_command(0, sys.executable, "-c", program)
-    assert taken.stdout is not None
-    taken.stdout.readline()
-    first = nodes.start("no_fault", 0)
-    _, said = first.communicate(timeout=110)
-
-    assert first.returncode == pytest.ExitCode.USAGE_ERROR
-    assert b"the nodes cannot meet at port 29500 of this host: Address already in use" in said
-    assert finish(nodes.start("no_fault", 1, "--aorta-timeout", "8")) not in (0, None)
-    assert nodes.stage.trials() == {}
-    taken.kill()
-    taken.communicate()
 
 
 def test_nodes_that_do_not_see_the_same_results_directory(nodes: Nodes) -> None:

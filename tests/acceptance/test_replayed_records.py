@@ -109,67 +109,37 @@ def check_same(then: dict[str, Any], now: dict[str, Any]) -> None:
     assert (now["exit_status"], now["config"]) == (then["exit_status"], then["config"])
 
 
-@pytest.mark.slow
-def test_records_of_cells_tests_and_failures_are_replayed_from_another_folder(draws: Stage, elsewhere: Stage) -> None:
-    draws.run(
-        *("draws.py", "test_draws.py", *REGISTRY, "--aorta-timeout", "2", "--aorta-config", "size=5"),
-        *("--aorta-environment", "prefix", "--aorta-environment", "gone", "--aorta-mitigations", "seen"),
-    )
-
-    pairs = replayed(draws, elsewhere)
-
-    for then, now in pairs.values():
-        check_same(then, now)
-    statuses = {path: now["exit_status"] for path, (_, now) in pairs.items()}
-    assert statuses["hangs/prefix-seen/trial_0.json"] == "timeout"
-    assert statuses["draws/gone-seen/trial_0.json"] == "infrastructure_failed"
-    assert len(pairs) == 4 + 4 + 1
-    then, _ = pairs["draws/prefix-seen/trial_0.json"]
-    assert len(then["result"]["metrics"]["drawn"]) == 5
-    assert then["request"]["config"] == {"size": "5"}
-    assert then["request"]["environment"]["launcher"] == ["nice", "-n", "1"]
-    assert then["request"]["overlay"] == {"SEEN": "mitigation", "OMP_NUM_THREADS": "1"}
+WAYS = {
+    "fork": ("draws.py", "-k", "not hangs", "--aorta-environment", "venv", "--aorta-mitigations", "seen"),
+    "prefix": ("draws.py", "-k", "not hangs", "--aorta-environment", "prefix", "--aorta-config", "size=5"),
+    "tests": ("test_draws.py",),
+    "hang": ("draws.py", "-k", "hangs", "--aorta-timeout", "2"),
+    "launch": ("draws.py", "-k", "not hangs", "--aorta-environment", "gone"),
+    "spawn": ("draws.py", "-k", "not hangs", "--aorta-isolation", "spawn", "--aorta-steps", "7"),
+    "none": ("draws.py", "-k", "not hangs", "--aorta-isolation", "none", "--aorta-seed", "7"),
+    "slots": ("draws.py", "-k", "not hangs", "--aorta-slots", "2", "--aorta-trials", "2"),
+    "ranks": ("ranks.py",),
+    "torchrun": ("ranks.py", "--aorta-launcher", "torchrun", "--aorta-nproc", "3"),
+    "script": ("test_script.py",),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_records_of_every_way_to_run_a_trial_are_replayed(draws: Stage, elsewhere: Stage) -> None:
+@pytest.mark.parametrize(
+    "ways", [pytest.param([*WAYS][:8], id="alone"), pytest.param([*WAYS][8:], marks=pytest.mark.long, id="ranks")]
+)
+def test_records_of_every_way_to_run_a_trial_are_replayed(draws: Stage, elsewhere: Stage, ways: list[str]) -> None:
     make_venv(draws.path / "venv", with_ours=True)
     draws.write(ranks=RANKS, train=SCRIPT)
     (draws.path / "test_script.py").write_text(SCRIPT_TEST)
-    ways = {
-        "fork": ("draws.py", "-k", "not hangs", "--aorta-environment", "venv"),
-        "tests": ("test_draws.py",),
-        "hang": ("draws.py", "-k", "hangs", "--aorta-timeout", "2"),
-        "launch": ("draws.py", "-k", "not hangs", "--aorta-environment", "gone"),
-        "spawn": ("draws.py", "-k", "not hangs", "--aorta-isolation", "spawn", "--aorta-steps", "7"),
-        "none": ("draws.py", "-k", "not hangs", "--aorta-isolation", "none", "--aorta-seed", "7"),
-        "slots": ("draws.py", "-k", "not hangs", "--aorta-slots", "2", "--aorta-trials", "2"),
-        "ranks": ("ranks.py",),
-        "torchrun": ("ranks.py", "--aorta-launcher", "torchrun", "--aorta-nproc", "3"),
-        "script": ("test_script.py",),
-    }
-    for way, options in ways.items():
-        draws.run(*options, *REGISTRY, "--aorta-results-dir", f"results/{way}")
-
+    for way in ways:
+        draws.run(*WAYS[way], *REGISTRY, "--aorta-results-dir", f"results/{way}")
     pairs = replayed(draws, elsewhere)
-
     for then, now in pairs.values():
         check_same(then, now)
     assert {path.partition("/")[0] for path in pairs} == set(ways)
-    (failed,) = [then for path, (then, _) in pairs.items() if path.startswith("torchrun/")]
-    assert len({json.dumps(rank["seeds"]) for rank in failed["ranks"]}) == 3
     unseeded = {path.partition("/")[0] for path, (then, _) in pairs.items() if then["request"]["seed"] is None}
-    assert unseeded == {"launch", "script"}
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_ranks_of_an_outer_launcher_are_replayed_as_such(draws: Stage, elsewhere: Stage) -> None:
-    draws.write(ranks=RANKS)
-    draws.torchrun(2, "ranks.py")
-
-    elsewhere.torchrun(2, "--aorta-replay", str(draws.results))
-
-    check_same(draws.trial("ranks/trial_0.json"), elsewhere.trial("replay/ranks/local-none/trial_0.json"))
-    assert len(draws.trial("ranks/trial_0.json")["ranks"]) == 2
+    assert unseeded == {"launch", "script"} & set(ways)
+    for path, (then, _) in pairs.items():
+        if path.startswith("torchrun/"):
+            assert len({json.dumps(rank["seeds"]) for rank in then["ranks"]}) == 3

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.imports import imports_of
-from support.stage import Stage, counts, make_venv, text, torchrun_command
+from support.stage import Stage, counts, make_venv, text
 
 import pytest_aorta
 from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
@@ -49,7 +48,7 @@ def here(simple: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_trials_that_fail_do_not_stop_the_others(simple: Stage) -> None:
     parts = ["passes", "returns_false", "raises", "hangs", "segfaults", "setup_raises", "exits", "passes"]
     options = ("--aorta-trials", str(len(parts)), "--aorta-timeout", "2", "--aorta-config", f"script={'.'.join(parts)}")
-    done = simple.run("--aorta-workload", "plays", *options)
+    done = simple.run_here("--aorta-workload", "plays", *options)
     assert done.ret == 1
     assert counts(done) == {"failed": 5, "passed": 2, "errors": 1}
     expected = {
@@ -76,7 +75,7 @@ def test_trials_that_fail_do_not_stop_the_others(simple: Stage) -> None:
 
 
 def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(simple: Stage) -> None:
-    assert simple.run("--aorta-workload", "tells", "--aorta-trials", "3").ret == 0
+    assert simple.run_here("--aorta-workload", "tells", "--aorta-trials", "3").ret == 0
     trials = list(simple.trials().values())
     probed = [trial["env"]["process"]["pid"] for trial in trials]
     assert probed == [trial["result"]["metrics"]["pid"] for trial in trials]
@@ -85,15 +84,8 @@ def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(
     assert not any(trial["env"]["partial"] for trial in trials)
 
 
-def test_collect_env_is_the_one_probe_and_no_command() -> None:
-    assert "pytest_aorta.probe.collect" in imports_of(PACKAGE / "launch" / "child" / "workload_main.py")
-    for path in (PACKAGE / "launch").rglob("*.py"):
-        assert "pytest_aorta.probe.tool" not in imports_of(path), path
-        assert "pytest-aorta env" not in path.read_text(), path
-
-
 def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
-    done = stage.run(stage.copy(HERE / "vanished_folder_workload.py"))
+    done = stage.run_here(stage.copy(HERE / "vanished_folder_workload.py"))
     assert (done.ret, counts(done)) == (0, {"passed": 1})
     trial = stage.trial("Vanished/trial_0.json")
     assert trial["exit_status"] == "ok"
@@ -101,28 +93,6 @@ def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
     assert any(reason.startswith("process.cwd: FileNotFoundError") for reason in trial["env"]["partial_reasons"])
     assert trial["env"]["process"]["cwd"] is None
     assert trial["env"]["process"]["pid"]
-
-
-def test_trials_without_a_process_carry_a_partial_snapshot(simple: Stage) -> None:
-    registry = simple.write_registry(environments={"gone": {"venv": "no/such/venv"}})
-    done = simple.run("--aorta-workload", "tells", "--aorta-environment", "gone", "--aorta-registry-file", registry)
-    assert (done.ret, counts(done)) == (1, {"errors": 1})
-    env = simple.trial("tells/trial_0.json")["env"]
-    assert env["partial"]
-    assert env["partial_reasons"]
-
-
-@pytest.mark.parametrize("name", ["rocprof", "numerics", "amd_log"])
-def test_known_collectors_are_accepted(name: str, simple: Stage) -> None:
-    assert simple.run_here("--aorta-workload", "tells", "--aorta-collect", name, "--collect-only").ret == 0
-    assert not simple.results.exists()
-
-
-def test_unknown_collectors_are_refused_with_a_list(simple: Stage) -> None:
-    done = simple.run_here("--aorta-workload", "tells", "--aorta-collect", "rocprof,bogus")
-    assert done.ret == 4
-    assert "unknown collector 'bogus'; available: amd_log, numerics, rocprof" in done.stderr.str()
-    assert not simple.results.exists()
 
 
 def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
@@ -133,7 +103,7 @@ def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
     }
     axis = [word for name in ("local", *environments) for word in ("--aorta-environment", name)]
     registry = simple.write_registry(environments=environments)
-    done = simple.run("--aorta-workload", "tells", "--aorta-registry-file", registry, *axis)
+    done = simple.run_here("--aorta-workload", "tells", "--aorta-registry-file", registry, *axis)
     assert counts(done) == {"passed": 4}
     found = {}
     for trial in simple.trials().values():
@@ -151,13 +121,6 @@ def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
         "rocm7": {"kind": "rocm", "rocm": "7.0.1", **sidecar},
         "both": {"kind": "docker", "image": "aorta.invalid/no-such-image:0", "rocm": "6.4", **sidecar},
     }
-
-
-def test_config_is_the_workloads_defaults_and_the_overrides(stage: Stage) -> None:
-    done = stage.run("--aorta-workload", "gemm", "--aorta-steps", "1", "--aorta-config", "dtypes=float64")
-    assert done.ret == 0
-    config = stage.trial("gemm/trial_0.json")["config"]
-    assert (config["steps"], config["dtypes"], config["seed"]) == (1, ["float64"], 0)
 
 
 def test_run_trials_returns_a_result_per_trial_and_writes_files(here: Stage) -> None:
@@ -224,42 +187,21 @@ def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
             f"torchrun --nproc_per_node={needed} -m pytest --aorta-workload {name}"
         )
 
-    done = simple.run("--aorta-workload", "pair", "--aorta-launcher", "external")
+    done = simple.run_here("--aorta-workload", "pair", "--aorta-launcher", "external")
     refused(simple, done, message("pair", 2, 1))
     assert done.ret == 4
     done = simple.run("--aorta-workload", "pair", env={"WORLD_SIZE": "1", "RANK": "0"})
     refused(simple, done, message("pair", 2, 1))
-    done = simple.run("--aorta-workload", "quartet", "--aorta-nproc", "2")
+    done = simple.run_here("--aorta-workload", "quartet", "--aorta-nproc", "2")
     refused(simple, done, "workload quartet requires WORLD_SIZE >= 4 (got --aorta-nproc 2)")
 
 
-@pytest.mark.slow
-def test_ranks_of_torchrun_are_counted(simple: Stage) -> None:
-    message = "workload solo is single_process; do not wrap with torchrun"
-    refused(simple, simple.torchrun(2, "--aorta-workload", "solo"), message)
-    message = "workload quartet requires WORLD_SIZE >= 4 (got 2); launch with torchrun --nproc_per_node=4 -m pytest "
-    refused(simple, simple.torchrun(2, "--aorta-workload", "quartet"), message + "--aorta-workload quartet")
-
-
 def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -> None:
-    done = simple.run("--aorta-workload", "pair", "--aorta-workload", "solo")
+    done = simple.run_here("--aorta-workload", "pair", "--aorta-workload", "solo")
     assert (done.ret, counts(done)) == (0, {"passed": 2})
     assert len(list(simple.path.glob("setup_*"))) == 3
     assert len(simple.trial("pair/trial_0.json")["ranks"]) == 2
     assert simple.trial("solo/trial_0.json")["ranks"] == []
-
-
-@pytest.mark.slow
-def test_only_rank_0_writes_and_prints(stage: Stage) -> None:
-    """As the seed has it: no rendezvous of its own, so on torchrun's static port, but a free one."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = f"--master-port={probe.getsockname()[1]}"
-    command = [port if word == "--standalone" else word for word in torchrun_command(2)]
-    done = stage.command(*command, "--aorta-workload", "fsdp", "--aorta-trials", "1")
-    assert done.ret == 0, text(done)
-    assert stage.files() == ["fsdp/trial_0.json"]
-    assert_written_by_rank_0(stage, done)
 
 
 @pytest.mark.slow
@@ -282,12 +224,6 @@ def assert_written_by_rank_0(stage: Stage, done: pytest.RunResult) -> None:
         assert trial["env"]["env_vars"]["RANK"] == "0"
         assert trial["env"]["env_vars"]["WORLD_SIZE"] == "2"
         assert [record["passed"] for record in trial["ranks"]] == [True, True]
-
-
-def test_without_rank_a_process_is_rank_0(simple: Stage) -> None:
-    assert "RANK" not in simple.environ()
-    assert simple.run("--aorta-workload", "solo").ret == 0
-    assert simple.files() == ["solo/trial_0.json"]
 
 
 @pytest.fixture(scope="module")
@@ -323,11 +259,6 @@ def test_workloads_of_another_package_are_found_and_run(two_packages: tuple[Stag
         assert trial["result"]["metrics"]["PLUGIN_MODE"] == "fast"
     legacy = stage.trial("plugin_legacy/trial_0.json")["result"]
     assert (legacy["total_iterations"], legacy["step_times_ms"], legacy["main_work_started"]) == (2, [1.0, 1.0], True)
-
-
-def test_that_package_imports_nothing_of_ours() -> None:
-    for path in (PLUGIN_PACKAGE / "aorta_test_plugin").glob("*.py"):
-        assert not [name for name in imports_of(path) if name.startswith(("pytest_aorta", "aorta_workloads"))]
 
 
 def test_without_that_package_its_names_are_unknown(stage: Stage) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,21 +26,6 @@ MATRIX = (
     *("--aorta-workload", "shaky", "--aorta-trials", "3", "--aorta-seed", "7"),
     *("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1"),
 )
-
-RECIPE = """
-[[action]]
-name = "matrix"
-workload = "shaky"
-trials = 3
-mitigations = ["none", "omp_1"]
-
-[[action]]
-name = "list"
-each = "cell"
-command = "ls workspace/{directory} > workspace/{directory}/files.txt"
-products = ["files.txt"]
-previous_actions = ["matrix"]
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +55,9 @@ def table(stage: Stage, results: str) -> list[Any]:
 
 
 def test_a_matrix_of_the_command_line(stage: Stage) -> None:
-    stage.run(*MATRIX, "--aorta-results-dir", "whole")
+    stage.run_here(*MATRIX, "--aorta-results-dir", "whole")
     for number in range(1, 5):
-        stage.run(*MATRIX, "--aorta-shard", f"{number}/4", "--aorta-results-dir", f"shard-{number}")
+        stage.run_here(*MATRIX, "--aorta-shard", f"{number}/4", "--aorta-results-dir", f"shard-{number}")
     aorta(stage, "merge", *(f"shard-{number}" for number in range(1, 5)), "merged")
     whole, merged = stage.trials("whole"), stage.trials("merged")
     assert {path: identity(record) for path, record in merged.items()} == {
@@ -82,28 +65,5 @@ def test_a_matrix_of_the_command_line(stage: Stage) -> None:
     }
     assert table(stage, "merged") == table(stage, "whole")
     # Nothing is left to do, nor was lost: a run that goes on there finds all of it.
-    result = stage.run(*MATRIX, "--aorta-results-dir", "merged", "--aorta-resume")
+    result = stage.run_here(*MATRIX, "--aorta-results-dir", "merged", "--aorta-resume")
     result.stdout.fnmatch_lines(["6 of 6 trials had a result already (--aorta-resume)"])
-
-
-@pytest.mark.long
-def test_every_job_of_a_recipe_and_what_follows(stage: Stage) -> None:
-    stage.write_file("aorta.toml", RECIPE)
-    matrix = json.loads(aorta(stage, "ci-matrix", "--jobs", "4", "--github"))
-    assert len(matrix["include"]) == 4
-    for number, job in enumerate(matrix["include"]):
-        stage.run(*shlex.split(job["arguments"]))
-        shutil.move(stage.path / "workspace", stage.path / f"part-{number}")
-        shutil.rmtree(stage.path / ".aorta")
-    aorta(stage, "merge", *(f"part-{number}" for number in range(4)), ".")
-    assert [line.split()[:2] for line in aorta(stage, "status").splitlines()[1:]] == [["matrix", "3"], ["list", "0"]]
-    result = stage.run("aorta.toml", "-v")
-    assert stage.words(result) == {
-        **{f"matrix[local-none-{trial}]": ["FAILED"] for trial in range(3)},
-        **{f"matrix[local-omp_1-{trial}]": ["KEPT"] for trial in range(3)},
-        "list[local-none]": ["PASSED"],
-        "list[local-omp_1]": ["PASSED"],
-    }
-    assert stage.files("workspace/matrix") == [
-        f"shaky/{cell}/trial_{trial}.json" for cell in ("local-none", "local-omp_1") for trial in range(3)
-    ]

@@ -57,25 +57,6 @@ def test_a_cancelled_job_is_an_interrupted_trial(steps: Steps, how: tuple[str, .
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_job_that_is_cancelled_when_one_node_is_done(steps: Steps) -> None:
-    step = steps.start(*steps.command("second_node_lingers"))
-    steps.wait_for_file("lingers")
-    steps.slurm.command("scancel", str(steps.job()))
-    assert_interrupted(steps, steps.stage.finish(step), "SIGTERM")
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_job_that_is_cancelled_when_one_node_still_imports(steps: Steps) -> None:
-    step = steps.start(*steps.late_command())
-    steps.wait_for_file("imports")
-    steps.wait_for_file("results/RankFaults/trial_0/stdout.log")  # of node 0, which waits for the other one
-    steps.slurm.command("scancel", str(steps.job()))
-    assert_interrupted(steps, steps.stage.finish(step), "SIGTERM")
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_job_that_reaches_its_time_limit(steps: Steps) -> None:
     """SLURM counts in minutes: after one, SIGTERM to every process, and after KillWait SIGKILL."""
     step = steps.start(*steps.command("second_node_sleeps", "--aorta-timeout", "200"), srun=(*SRUN, "-p", "short"))
@@ -114,15 +95,6 @@ def test_a_step_whose_nodes_would_never_meet(steps: Steps, srun: tuple[str, ...]
     assert said in text(done)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     assert steps.stage.trials() == {}
-
-
-@pytest.mark.slow
-def test_a_script_of_sbatch_that_has_forgotten_srun(steps: Steps) -> None:
-    script = steps.stage.write_file("job.sh", "#!/bin/sh\nexec " + " ".join(steps.command("nothing")))
-    done = steps.run("--wait", "-N", "2", "-o", "said.txt", str(script), srun=("sbatch",))
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    said = (steps.stage.path / "said.txt").read_text()
-    assert re.search(r"pytest was started by the script of SLURM job \d+, on one node only; start it with srun", said)
 
 
 @pytest.mark.slow

@@ -46,19 +46,6 @@ def test_a_node_that_is_lost_when_the_first_one_is_done(steps: Steps) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_node_that_is_lost_before_the_nodes_have_met(steps: Steps) -> None:
-    step = steps.start(*steps.late_command("--aorta-timeout", "15"), srun=KEPT)
-    steps.wait_for_file("imports")
-    steps.slurm.kill_node("n1")
-    steps.stage.finish(step)
-    trial = steps.trial()
-    assert trial["exit_status"] == "timeout"
-    assert "the nodes have not all met at n0:2" in trial["failure"]["message"]
-    steps.wait_until_clean()
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_job_that_slurm_ends_because_of_a_lost_node(steps: Steps) -> None:
     """Without ``--no-kill``, it ends the job some seconds after the node has gone, in which node 0 waits for it."""
     step = steps.start(*steps.command("second_node_lingers"))
@@ -72,17 +59,3 @@ def test_a_job_that_slurm_ends_because_of_a_lost_node(steps: Steps) -> None:
     steps.wait_for_state(job, "NODE_FAIL")
     assert "NODE FAILURE" in text(ended)
     steps.wait_until_clean()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_slurmd_that_is_killed_and_started_again_disturbs_no_trial(steps: Steps) -> None:
-    """Its jobs are the children of processes of their own."""
-    step = steps.start(*steps.command("waits_for_a_file"))
-    steps.wait_for_file("waits")
-    steps.slurm.kill_daemon("n1")
-    steps.slurm.start_node("n1")
-    (steps.stage.path / "go_on").touch()
-    done = steps.stage.finish(step)
-    done.assert_outcomes(passed=1)
-    assert steps.trial()["exit_status"] == "ok"

@@ -161,8 +161,8 @@ def test_a_store_in_an_agent_that_forks_is_refused(stage: Stage) -> None:
         meets=f"""
         from pytest_aorta.launch.child import rendezvous
 
-        LocalStore = rendezvous.LocalStore
-        rendezvous.LocalStore = lambda port=0, *, forks: LocalStore(port, forks=False)
+        open_store = rendezvous.open_store
+        rendezvous.open_store = lambda port=0, *, forks: open_store(port, forks=False)
         {textwrap.indent(MEETS, 8 * " ")}
         """
     )

@@ -1,22 +1,226 @@
-"""The live view on a real terminal: what is on the screen while trials run, and that nothing of it stays."""
+"""The live view: what it knows of a run, what it shows below pytest's lines, and that nothing of it stays."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console, Group
+from rich.text import Text
 from support.stage import Stage
 from support.terminal import Terminal, finish, start_pytest
 
 from pytest_aorta.launch.child.attempt_files import attempt_folder
 from pytest_aorta.plugin.compat import set_terminal_file
-from pytest_aorta.plugin.live_view import last_step, wanted_file
+from pytest_aorta.plugin.live_view import (
+    CellName,
+    LinesBelow,
+    LiveState,
+    RunningTrial,
+    clock,
+    last_step,
+    live_lines,
+    wanted_file,
+)
+from pytest_aorta.triage.facts import Outcome
 from pytest_aorta.trials.lifecycle import StepCounter, step_file
+
+NONE, OMP = ("gemm", "local-none"), ("gemm", "local-omp_1")
+
+
+def expecting(*cells: CellName | None, slots: int = 1) -> LiveState:
+    """A run that began at 0, with one item for each cell: item 0, item 1, ..."""
+    state = LiveState(0.0, slots)
+    state.expect((f"item {number}", cell) for number, cell in enumerate(cells))
+    return state
+
+
+def end(state: LiveState, number: int, cell: CellName, seconds: float, outcome: Outcome = "ok") -> None:
+    state.finished(number, cell, seconds, outcome)
+    state.item_over(f"item {number}", ran=True)
+
+
+def start(state: LiveState, number: int, cell: CellName | None, begun: float) -> RunningTrial:
+    trial = state.running[number] = RunningTrial(f"trial {number}", cell, "slot 0", begun)
+    return trial
+
+
+def test_a_run_takes_the_median_of_its_cell_for_each_trial_to_come() -> None:
+    state = expecting(NONE, NONE, NONE, NONE, OMP, OMP)
+    end(state, 0, NONE, 10.0)
+    assert state.left(now=10.0) == 50.0  # a cell without a finished trial takes as long as the others
+    for number, seconds in ((1, 100.0), (2, 12.0)):
+        end(state, number, NONE, seconds)
+    end(state, 4, OMP, 3.0)
+    assert (state.done, state.total) == (4, 6)
+    assert state.left(now=120.0) == 12.0 + 3.0
+
+
+def test_slots_divide_the_time() -> None:
+    state = expecting(NONE, NONE, NONE, slots=2)
+    end(state, 0, NONE, 10.0)
+    start(state, 1, NONE, begun=10.0)
+    assert state.left(now=10.0) == (10.0 + 10.0) / 2
+
+
+def test_failures_are_those_of_the_workload() -> None:
+    state = expecting(*[NONE] * 5)
+    outcomes: list[Outcome] = ["ok", "failed", "timeout", "infrastructure", "did not run"]
+    for number, outcome in enumerate(outcomes):
+        end(state, number, NONE, 1.0, outcome)
+    assert (state.cells[NONE].failed, state.cells[NONE].counted) == (2, 3)
+
+
+# Its lines
+
+
+def a_run() -> LiveState:
+    """At 100 s: two trials run in two slots."""
+    state = LiveState(0.0, slots=2)
+    cells = [("fsdp", "local-none"), ("fsdp", "local-tf32_off")]
+    state.expect((f"item {number}", cells[number % 2]) for number in range(12))
+    outcomes: list[Outcome] = ["failed", "ok", "timeout", "failed", "ok", "ok", "infrastructure"]
+    for number, outcome in enumerate(outcomes):
+        end(state, number, cells[number % 2], 20.0, outcome)
+    for number, begun in ((7, 90.0), (8, 50.0)):
+        name = f"fsdp[{cells[number % 2][1]}-{number // 2}]"
+        state.running[number] = RunningTrial(name, cells[number % 2], f"slot {number % 2}", begun)
+    state.running[7].step, state.running[7].total = 20, 50
+    return state
+
+
+def texts(state: LiveState, width: int, height: int, now: float = 100.0) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
+    with console.capture() as captured:
+        console.print(Group(*live_lines(state, now, width, height)))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_the_run_its_trials_and_the_cells_that_fail() -> None:
+    state = a_run()
+    assert texts(state, 80, 24) == [
+        "aorta: 7/12 done, 3 failed, 1 infrastructure, eta 0:35, elapsed 1:40",
+        "  slot 0  fsdp[local-none-4]      0:50",
+        "  slot 1  fsdp[local-tf32_off-3]  0:10  step 20/50",
+        "  local-none: 2 of 3 failed",
+        "  local-tf32_off: 1 of 3 failed",
+    ]
+    # Workloads are named where there are several.
+    state.finished("other", ("gemm", "local-none"), 1.0, "failed")
+    assert "  gemm local-none: 1 of 1 failed" in texts(state, 80, 24)
+
+
+@pytest.mark.parametrize(
+    ("height", "shown"),
+    [
+        (8, ["aorta", "slot 0", "slot 1", "local-none"]),
+        (4, ["aorta", "and 2 more"]),
+        (1, []),
+    ],
+)
+def test_half_of_the_terminal_stays_free(height: int, shown: list[str]) -> None:
+    found = texts(a_run(), 80, height)
+    assert len(found) == len(shown)
+    assert all(line.lstrip().startswith(begin) for line, begin in zip(found, shown, strict=True))
+
+
+@given(st.text(), st.text(), st.integers(1, 200), st.integers(1, 60))
+def test_no_name_does_anything_to_the_terminal_and_no_line_is_too_long(
+    name: str, place: str, width: int, height: int
+) -> None:
+    state = a_run()
+    state.running["hostile"] = RunningTrial(f"\x1b[2J\n{name}", ("a\rb", name), place, 0.0)
+    state.finished("hostile too", ("a\rb", f"\x1b]0;{name}"), 1.0, "failed")
+    found = texts(state, width, height)
+    assert len(found) <= height // 2
+    assert all(line.isprintable() and len(line) <= width for line in found)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (754, "12:34"), (3600, "1:00:00"), (90061, "25:01:01")]
+)
+def test_a_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+class Written:
+    """A terminal, and what pytest writes to it above the lines ``below``."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        self.terminal = Terminal(columns, lines)
+        self._file = self.terminal.file()
+        self.below: list[str] = []
+        self.file = LinesBelow(self._file, lambda width, height: [Text(line) for line in self.below], False)
+
+    def show(self, *lines: str) -> None:
+        self.below[:] = lines
+        self.file.show()
+
+    def write(self, text: str) -> None:
+        self.file.write(text)
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+        self._file.close()
+
+
+def test_lines_come_below_what_is_written_and_go() -> None:
+    written = Written(20, 6)
+    written.write("one\n..")
+    written.show("first", "second")
+    assert written.terminal.lines() == ["one", "..", "first", "second"]
+    written.write(".")
+    written.show("first again")
+    assert written.terminal.lines() == ["one", "...", "first again"]
+    written.write("F\ntwo\n.")
+    assert written.terminal.lines() == ["one", "...F", "two", ".", "first again"]
+    written.file.hide()
+    assert written.terminal.lines() == ["one", "...F", "two", "."]
+    written.show("again")
+    written.close()
+    assert written.terminal.lines() == ["one", "...F", "two", "."]
+    written.terminal.close()
+
+
+#: What pytest writes; and lines that are shown below it.
+WRITTEN = st.sampled_from([".", "F", "\n", "name ", "PASSED", "  [ 50%]\n", "=" * 11 + "\n", "a\nb\nc\n"])
+SHOWN = st.lists(st.text("abc", min_size=1, max_size=11), max_size=3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.one_of(WRITTEN, SHOWN)))
+def test_in_the_end_all_is_as_without_them(actions: list[str | list[str]]) -> None:
+    with_lines, without = Written(24, 7), Terminal(24, 7)
+    plain = without.file()
+    column = 0
+    for action in actions:
+        if isinstance(action, str):
+            column = len(action.rpartition("\n")[2]) + (0 if "\n" in action else column)
+            if column > 24:  # pytest begins a new line before its own is full
+                column, action = 0, "\n"
+            with_lines.write(action)
+            plain.write(action)
+            plain.flush()
+        else:
+            with_lines.show(*action)
+        with_lines.terminal.read()
+        without.read()
+    with_lines.close()
+    assert with_lines.terminal.transcript() == without.transcript()
+    plain.close()
+    without.close()
+    with_lines.terminal.close()
+
+
+# On a real terminal
 
 #: Each trial reports a step, and goes on when there is a file ``go`` or one with its index; those of odd index fail.
 HELD = """
@@ -49,13 +253,10 @@ def terminal() -> Iterator[Terminal]:
     terminal.close()
 
 
-def go(stage: Stage, *indices: int) -> None:
-    for name in [f"go_{index}" for index in indices] or ["go"]:
-        Path(stage.path, name).touch()
-
-
-def is_of_the_view(line: str) -> bool:
-    return bool(re.search(r"^aorta: \d+/\d+ done|^  slot \d|^  gw\d|^  Held\[|^  local-none: ", line))
+def of_the_view(lines: list[str]) -> list[str]:
+    return [
+        line for line in lines if re.search(r"^aorta: \d+/\d+ done|^  (slot |gw)\d|^  Held\[|^  local-none: ", line)
+    ]
 
 
 def test_it_shows_running_trials_and_failures_below_the_dots_and_leaves_nothing(
@@ -65,49 +266,21 @@ def test_it_shows_running_trials_and_failures_below_the_dots_and_leaves_nothing(
     shown = terminal.wait_for("step 3/10", "step 3/10")
     assert shown[-4].startswith("held.py")
     assert re.fullmatch(r"aorta: 0/6 done, elapsed \d+:\d\d", shown[-3])
-    assert re.fullmatch(r"  slot 0  Held\[local-none-0\]  \d+:\d\d( slow)?  step 3/10", shown[-2])
-    assert re.fullmatch(r"  slot 1  Held\[local-none-1\]  \d+:\d\d( slow)?  step 3/10", shown[-1])
-    go(held, 0, 1)
+    for slot in (0, 1):
+        assert re.fullmatch(rf"  slot {slot}  Held\[local-none-{slot}\]  \d+:\d\d  step 3/10", shown[slot - 2])
+    for index in (0, 1):
+        Path(held.path, f"go_{index}").touch()
     shown = terminal.wait_for("local-none: 1 of 2 failed")
     assert "held.py .F" in shown
     assert any(line.startswith("aorta: 2/6 done, 1 failed, ") for line in shown)
-    assert {line[:28] for line in shown if line.startswith("  slot")} == {
-        f"  slot {slot}  Held[local-none-{index}]" for slot, index in _placed(shown)
-    }
-    go(held)
+    Path(held.path, "go").touch()
     left = finish(process, terminal)
     assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert not [line for line in left if is_of_the_view(line)]
+    assert of_the_view(left) == []
     (dots,) = [line for line in left if line.startswith("held.py ")]
     assert dots.split() == ["held.py", ".F.F.F", "[100%]"]
     assert left[-1].strip("= ").startswith("3 failed, 3 passed in")
     assert (terminal.screen.cursor.y, terminal.screen.cursor.x) == (len(terminal.lines()), 0)
-
-
-def _placed(lines: list[str]) -> set[tuple[int, int]]:
-    found = [re.match(r"  slot (\d)  Held\[local-none-(\d)\]", line) for line in lines]
-    return {(int(match[1]), int(match[2])) for match in found if match}
-
-
-def _has_line_with(text: str, lines: list[str]) -> bool:
-    return any(text in line for line in lines)
-
-
-@pytest.mark.slow
-def test_a_small_screen_that_scrolls(held: Stage) -> None:
-    terminal = Terminal(40, 10)
-    process = start_pytest(held, terminal, "held.py", "--aorta-trials", "5", "-v", "--tb=no")
-    for index in range(5):
-        running = f"-none-{index}]  0:"
-        shown = terminal.wait_until(partial(_has_line_with, running))
-        assert sum(map(is_of_the_view, shown)) <= 5
-        go(held, index)
-    left = finish(process, terminal)
-    assert not [line for line in left if is_of_the_view(line)]
-    joined = re.sub(r"\[ *(\d+)%\]", r"[\1%]", " ".join("".join(line.ljust(40) for line in left).split()))
-    for index, word in enumerate(("PASSED", "FAILED", "PASSED", "FAILED", "PASSED")):
-        assert f"held.py::Held[local-none-{index}] {word} [ {20 * (index + 1)}%]".replace("[ ", "[") in joined
-    terminal.close()
 
 
 @pytest.mark.slow
@@ -118,25 +291,20 @@ def test_ctrl_c_leaves_nothing_of_it(held: Stage, terminal: Terminal) -> None:
     left = finish(process, terminal)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert any("! KeyboardInterrupt !" in line for line in left)
-    assert not [line for line in left if is_of_the_view(line)]
+    assert of_the_view(left) == []
 
 
 @pytest.mark.slow
-def test_an_internal_error_leaves_nothing_of_it(held: Stage, terminal: Terminal) -> None:
-    held.write(
-        conftest="""
-        def pytest_runtest_logreport(report):
-            if report.when == "call":
-                raise OSError("the disk is full")
-        """
-    )
-    process = start_pytest(held, terminal, "held.py", "--aorta-trials", "2", "--aorta-slots", "2")
-    terminal.wait_for("step 3/10")
-    go(held)
+def test_under_xdist_the_controller_shows_it(held: Stage, terminal: Terminal) -> None:
+    process = start_pytest(held, terminal, "held.py", "--aorta-trials", "4", "-n", "2")
+    shown = terminal.wait_until(lambda lines: sum("step 3/10" in line and line[:4] == "  gw" for line in lines) == 2)
+    assert [line[:5] for line in shown if "step 3/10" in line] == ["  gw0", "  gw1"]
+    assert any(line.startswith("aorta: 0/4 done") for line in shown)
+    Path(held.path, "go").touch()
     left = finish(process, terminal)
-    assert process.returncode == pytest.ExitCode.INTERNAL_ERROR
-    assert any("INTERNALERROR> OSError: the disk is full" in line for line in left)
-    assert not [line for line in left if is_of_the_view(line)]
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    assert of_the_view(left) == []
+    assert any(re.fullmatch(r"[.F]{4} +\[100%\]", line) for line in left)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +312,10 @@ def test_an_internal_error_leaves_nothing_of_it(held: Stage, terminal: Terminal)
     [
         ((), {"TERM": "xterm"}, True),
         (("-v",), {"TERM": "xterm", "NO_COLOR": "1"}, True),
-        (("--capture=sys",), {"TERM": "xterm"}, True),
         (("-q",), {"TERM": "xterm"}, False),
         (("-s",), {"TERM": "xterm"}, False),
         (("--capture=tee-sys",), {"TERM": "xterm"}, False),
         (("--pdb",), {"TERM": "xterm"}, False),
-        (("--trace",), {"TERM": "xterm"}, False),
         (("-p", "no:debugging"), {"TERM": "xterm"}, True),
         ((), {"TERM": "dumb"}, False),
         ((), {}, False),
@@ -171,30 +337,6 @@ def test_it_is_not_shown_where_it_would_disturb(
         assert wanted_file(config, environ) is (file if shown else None)
 
 
-def test_without_a_terminal_reporter_there_is_nothing_to_show_it_below(pytester: pytest.Pytester) -> None:
-    assert wanted_file(pytester.parseconfigure("-p", "no:terminal"), {"TERM": "xterm"}) is None
-
-
-@pytest.mark.slow
-def test_a_debugger_has_the_terminal_for_itself(stage: Stage, terminal: Terminal) -> None:
-    stage.write(
-        held=HELD,
-        test_it="""
-        from held import Held
-
-        def test_it(aorta_run):
-            aorta_run(Held)
-            breakpoint()
-        """,
-    )
-    process = start_pytest(stage, terminal, "test_it.py")
-    terminal.wait_for("Held[local-none-0]")
-    go(stage)
-    left = finish(process, terminal)  # its standard input is empty
-    assert any("PDB set_trace" in line for line in left)
-    assert not [line for line in left if is_of_the_view(line)]
-
-
 def test_the_last_step_is_that_of_the_trial_or_of_its_rank_0_in_the_last_attempt(tmp_path: Path) -> None:
     assert last_step(tmp_path) is None
     for attempt in (0, 1):
@@ -205,16 +347,3 @@ def test_the_last_step_is_that_of_the_trial_or_of_its_rank_0_in_the_last_attempt
     assert last_step(tmp_path) == (11, 50)
     StepCounter(step_file(tmp_path)).set(7, None)
     assert last_step(tmp_path) == (7, None)
-
-
-@pytest.mark.slow
-def test_under_xdist_the_controller_shows_it(held: Stage, terminal: Terminal) -> None:
-    process = start_pytest(held, terminal, "held.py", "--aorta-trials", "4", "-n", "2")
-    shown = terminal.wait_until(lambda lines: sum("step 3/10" in line and line[:4] == "  gw" for line in lines) == 2)
-    assert [line[:5] for line in shown if "step 3/10" in line] == ["  gw0", "  gw1"]
-    assert any(line.startswith("aorta: 0/4 done") for line in shown)
-    go(held)
-    left = finish(process, terminal)
-    assert process.returncode == pytest.ExitCode.TESTS_FAILED
-    assert not [line for line in left if is_of_the_view(line)]
-    assert any(re.fullmatch(r"[.F]{4} +\[100%\]", line) for line in left)

@@ -1,23 +1,54 @@
-"""Command line, environment variables and ini file: what they mean, and which wins."""
+"""Command line, environment variables and ini file: what they mean, which wins, and what is said of a mistake."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from option_reading import NO_VARIABLES, configure, on_command_line, option, read
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.stage import Stage
 
 from pytest_aorta.plan import Selection
 from pytest_aorta.plugin.options import CommandSettings, is_mentioned, read_selection
-from pytest_aorta.settings import OptionError
+from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError, Setting, shown_command
 from pytest_aorta.trials.execution import Execution, Limits, Resources
+
+NO_VARIABLES: Mapping[str, str] = {}
+SECRET = "hunter2"
+
+
+def on_command_line(setting: Setting, text: str) -> tuple[str, ...]:
+    return (f"{setting.flag}={text}",) if setting.scope == "option" else ("-o", f"{setting.ini}={text}")
+
+
+def configure(pytester: pytest.Pytester, *arguments: str, ini: str = "") -> pytest.Config:
+    pytester.makeini(f"[pytest]\n{ini}")
+    return pytester.parseconfig(*arguments)
+
+
+def read(
+    pytester: pytest.Pytester, *arguments: str, environ: Mapping[str, str] = NO_VARIABLES, ini: str = ""
+) -> Selection:
+    """What a pytest with these arguments would be asked to do."""
+    return read_selection(configure(pytester, *arguments, ini=ini), environ)
+
+
+def typed(**given: Any) -> pytest.Config:
+    """As much of a configuration as is looked at, with these on the command line."""
+    options = SimpleNamespace(**{each.ini: given.get(each.ini) for each in SETTINGS})
+    here = SimpleNamespace(dir=Path("/"))
+    fields: dict[str, Any] = {"option": options, "getini": lambda name: None, "inipath": None}
+    return cast(pytest.Config, SimpleNamespace(**fields, invocation_params=here))
 
 
 def test_without_any_option_the_selection_is_the_default(pytester: pytest.Pytester) -> None:
     config = configure(pytester)
-
     assert read_selection(config, NO_VARIABLES) == Selection()
     assert not is_mentioned(config, NO_VARIABLES)
 
@@ -34,20 +65,10 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         *("-o", "aorta_stall_timeout=0.5", "-o", "aorta_grace=0", "--aorta-memory", "1.5G", "-o", "aorta_log_limit=4k"),
         *("--aorta-resume", "-o", "aorta_history=3", "--aorta-replay", "/results/trial_0.json"),
         *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
-        *("--aorta-preload", "torch,numpy.linalg"),
-        *("-o", "aorta_order=random", "--aorta-registry-file", "/a.json"),
-        *(
-            "--aorta-slots",
-            "3,own-cores",
-            "--aorta-devices",
-            "0,2-3",
-            "--aorta-host",
-            "2*popen",
-            "--aorta-host",
-            "ssh=gpu7",
-        ),
+        *("--aorta-preload", "torch,numpy.linalg", "-o", "aorta_order=random", "--aorta-registry-file", "/a.json"),
+        *("--aorta-slots", "3,own-cores", "--aorta-devices", "0,2-3"),
+        *("--aorta-host", "2*popen", "--aorta-host", "ssh=gpu7"),
     )
-
     assert selection == Selection(
         workloads=("fsdp", "gemm"),
         trials=4,
@@ -85,6 +106,21 @@ GIVEN = {
 }
 
 
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(
+    pytester: pytest.Pytester, name: str
+) -> None:
+    each = BY_NAME[name]
+    option, exported, written = GIVEN[name]
+    ini = f"{each.ini} = {written}"
+    alone = [read(pytester, *on_command_line(each, text)) for text in GIVEN[name]]
+    assert read(pytester, *on_command_line(each, option), environ={each.variable: exported}, ini=ini) == alone[0]
+    assert read(pytester, environ={each.variable: exported}, ini=ini) == alone[1]
+    assert read(pytester, environ={each.variable: ""}, ini=ini) == alone[2]
+    assert is_mentioned(configure(pytester), {each.variable: exported})
+    assert is_mentioned(configure(pytester, ini=ini), NO_VARIABLES)
+
+
 def test_a_switch_stands_alone_on_the_command_line_and_is_true_or_false_elsewhere(pytester: pytest.Pytester) -> None:
     assert not read(pytester).resume
     assert read(pytester, "--aorta-resume", environ={"PYTEST_AORTA_RESUME": "no"}).resume
@@ -95,51 +131,75 @@ def test_a_switch_stands_alone_on_the_command_line_and_is_true_or_false_elsewher
         read(pytester, environ={"PYTEST_AORTA_RESUME": "maybe"})
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(
-    pytester: pytest.Pytester, name: str
-) -> None:
-    each = option(name)
-    typed, exported, written = GIVEN[name]
-    ini = f"{each.ini} = {written}"
-    alone = [read(pytester, *on_command_line(each, text)) for text in GIVEN[name]]
-
-    assert read(pytester, *on_command_line(each, typed), environ={each.variable: exported}, ini=ini) == alone[0]
-    assert read(pytester, environ={each.variable: exported}, ini=ini) == alone[1]
-    assert read(pytester, ini=ini) == alone[2]
-    assert read(pytester, environ={each.variable: ""}, ini=ini) == alone[2]
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_an_option_from_anywhere_is_mentioned(pytester: pytest.Pytester, name: str) -> None:
-    each = option(name)
-    text = GIVEN[name][0]
-
-    assert is_mentioned(configure(pytester, *on_command_line(each, text)), NO_VARIABLES)
-    assert is_mentioned(configure(pytester), {each.variable: text})
-    assert is_mentioned(configure(pytester, ini=f"{each.ini} = {text}"), NO_VARIABLES)
-
-
-def test_repeated_options_take_lines_in_a_file_and_semicolons_in_a_variable(pytester: pytest.Pytester) -> None:
-    expected = replace(Selection(), mitigations=(("none",), ("a", "b")), environments=("local", "x"))
-
-    ini = "aorta_mitigations =\n  none\n  a,b\naorta_environment =\n  local\n  x"
-    assert read(pytester, ini=ini) == expected
-    environ = {"PYTEST_AORTA_MITIGATIONS": "none;a,b", "PYTEST_AORTA_ENVIRONMENT": "local; x;"}
-    assert read(pytester, environ=environ) == expected
-
-
 def test_a_relative_registry_file_of_an_ini_file_is_relative_to_that_file(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (pytester.path / "sub").mkdir()
     config = configure(pytester, ini="aorta_registry_file = here.json")
     monkeypatch.chdir(pytester.path / "sub")
-
     assert read_selection(config, NO_VARIABLES).registry_files == (pytester.path / "here.json",)
-
     (pytester.path / "sub" / "here.json").write_text("{}")
     assert read_selection(config, NO_VARIABLES).registry_files == (Path("here.json"),)
+
+
+SETTINGS_FILE = """
+{section}
+aorta_workload = {workload}
+aorta_trials = {quote}2{quote}
+aorta_mitigations = {mitigations}
+aorta_environment = {environment}
+aorta_extra_env = {extra_env}
+aorta_config = {config}
+aorta_results_dir = {quote}out{quote}
+aorta_order = {quote}grouped{quote}
+aorta_registry_file = {registry_file}
+"""
+LISTS = {
+    "workload": ["plain"],
+    "mitigations": ["none", "mine,omp_1"],
+    "environment": ["default"],
+    "extra_env": ["SEEN=a,b", "OTHER=1"],
+    "config": ["x=[1, 2]", "y=z"],
+    "registry_file": ["mine.json"],
+}
+
+
+@pytest.mark.parametrize("source", ["pytest.ini", "pyproject.toml", "pytest.toml", "environment"])
+def test_a_run_can_be_configured_in_files_and_by_variables(
+    offered: Stage, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    offered.write_registry("mine.json", mitigations={"mine": {"MINE": "1"}})
+    if source == "environment":
+        for name, value in {**LISTS, "trials": ["2"], "results_dir": ["out"], "order": ["grouped"]}.items():
+            monkeypatch.setenv(f"PYTEST_AORTA_{name.upper()}", ";".join(value))
+    elif source == "pytest.ini":
+        lists = {key: "\n    " + "\n    ".join(values) for key, values in LISTS.items()}
+        offered.write_file(source, SETTINGS_FILE.format(section="[pytest]", quote="", **lists))
+    else:
+        if source == "pytest.toml" and pytest.version_tuple < (9,):
+            pytest.skip("pytest has native TOML since 9.0")
+        section = "[pytest]" if source == "pytest.toml" else "[tool.pytest.ini_options]"
+        text = SETTINGS_FILE.format(section=section, quote='"', **{key: str(values) for key, values in LISTS.items()})
+        offered.write_file(source, text.replace('"2"', "2") if source == "pytest.toml" else text)
+    result = offered.run("-v")
+    result.assert_outcomes(passed=4)
+    names = [f"plain[default-{names}-{index}]" for names in ("none", "mine+omp_1") for index in (0, 1)]
+    assert list(offered.words(result)) == names
+    offered.results = offered.path / "out"
+    trial = offered.trial("plain/default-mine+omp_1/trial_1.json")
+    assert trial["config"] == {"x": [1, 2], "y": "z"}
+    assert trial["result"]["metrics"]["SEEN"] == "a,b"
+    assert trial["env"]["env_vars"].items() >= {"MINE": "1", "OTHER": "1", "OMP_NUM_THREADS": "1"}.items()
+
+
+def test_typed_options_are_read_as_their_type(offered: Stage) -> None:
+    config = ("--aorta-config", "size=64", "--aorta-config", "mode=5")
+    offered.run_here("--aorta-workload", "typed", *config).assert_outcomes(passed=1)
+    metrics = offered.trial("typed/trial_0.json")["result"]["metrics"]
+    assert metrics == {"size": 64, "mode": "5", "SEEN": None}
+
+
+# What ends a run, and searches
 
 
 def searched(pytester: pytest.Pytester, mitigations: str, *arguments: str) -> Selection:
@@ -151,44 +211,171 @@ def searched(pytester: pytest.Pytester, mitigations: str, *arguments: str) -> Se
 
 
 def test_what_ends_a_run_decides_how_many_trials_there_are_at_most(pytester: pytest.Pytester) -> None:
-    assert read(pytester, "--aorta-stop=decided").trials == 200
-    assert searched(pytester, "a").trials == 200
+    assert read(pytester, "--aorta-stop=decided").trials == searched(pytester, "a").trials == 200
     assert read(pytester, "--aorta-stop", "1h").trials == 10_000
     cells = [word for number in range(40) for word in ("--aorta-mitigations", f"m{number}")]
     assert read(pytester, "--aorta-stop", "1h", *cells).trials == 250
     assert read(pytester, "--aorta-stop", "1h", *cells, *cells, *cells).trials == 100
     assert read(pytester, "--aorta-stop", "1h", "--aorta-trials", "3").trials == 3
-
-
-def test_a_run_that_may_end_early_is_judged_sequentially(pytester: pytest.Pytester) -> None:
+    # A run that may end early is judged sequentially.
+    assert read(pytester, "--aorta-stop", "8h").triage.sequential
     assert not read(pytester, "--aorta-trials", "3").triage.sequential
-    for arguments in (["--aorta-stop=decided"], ["--aorta-stop", "8h"]):
-        assert read(pytester, *arguments).triage.sequential
-    assert searched(pytester, "a").triage.sequential
 
 
 def test_a_search_has_two_cells(pytester: pytest.Pytester) -> None:
     found = searched(pytester, "a,b", "--aorta-mitigations", "c")
     assert found.mitigations == (("c",), ("a", "b"))
-    assert (found.triage.baseline, found.max_trials) == ("c", 7)
+    assert (found.triage.baseline, found.max_trials, found.triage.sequential) == ("c", 7, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--aorta-stop", "1h", "-o", "aorta_order=random"], "aorta_order random and --aorta-stop with a time: whole"),
+        (["--aorta-trials=0"], "--aorta-trials: '0' is not valid; expected a whole number of at least 1"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(pytester: pytest.Pytester, arguments: list[str], message: str) -> None:
+def test_what_cannot_be_is_refused(pytester: pytest.Pytester, arguments: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         read(pytester, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("8h", 28800), ("1h30m", 5400), ("1d2h3m4.5s", 93784.5), ("90", 90), (" 0.5h ", 1800)],
+)
+def test_a_duration_is_typed_as_people_write_it(text: str, seconds: float) -> None:
+    assert BY_NAME["stop"].parse(text) == (False, seconds)
+    assert BY_NAME["stop"].parse(f"{text}, decided") == (True, seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "8x", "h", "1m1h", "-1h", "1.2.3h", "8 hours", "inf", "nan", "1h,2h", "decided,decided"]
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a duration such as 8h, 1h30m, 90s"):
+        BY_NAME["stop"].parse(text)
+
+
+# Variables of trials
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("A=1", {"A": "1"}),
+        ("A=1,B=x,y,C=3", {"A": "1", "B": "x,y", "C": "3"}),
+        ("A=,B=", {"A": "", "B": ""}),
+        ("A=a=b,c=d", {"A": "a=b", "c": "d"}),
+        ("A=1,2=3,", {"A": "1,2=3,"}),
+        ("A=1, B=2", {"A": "1, B=2"}),
+        ("A=1,A=2", {"A": "2"}),
+        ("_a1=é\n", {"_a1": "é\n"}),
+        ("NCCL_DEBUG_SUBSYS=INIT,COLL,NCCL_DEBUG=INFO", {"NCCL_DEBUG_SUBSYS": "INIT,COLL", "NCCL_DEBUG": "INFO"}),
+    ],
+)
+def test_a_comma_starts_a_new_variable_only_before_a_name_and_an_equals_sign(text: str, pairs: dict[str, str]) -> None:
+    assert BY_NAME["extra-env"].parse(text) == pairs
+
+
+def test_in_a_variable_a_semicolon_starts_a_new_pair_by_the_same_rule(pytester: pytest.Pytester) -> None:
+    environ = {"PYTEST_AORTA_EXTRA_ENV": "A=x;y,z;B=2,C=3;"}
+    assert read(pytester, environ=environ).extra_env == {"A": "x;y,z", "B": "2", "C": "3;"}
+
+
+@pytest.mark.parametrize(
+    "text", [*(f"{name}={SECRET}" for name in ("1TOKEN", "MY-TOKEN", "", " TOKEN", "X,TOKEN")), SECRET, f"{SECRET},A"]
+)
+def test_the_value_of_a_variable_is_never_repeated(pytester: pytest.Pytester, text: str) -> None:
+    for arguments, environ in (([f"--aorta-extra-env={text}"], NO_VARIABLES), ([], {"PYTEST_AORTA_EXTRA_ENV": text})):
+        with pytest.raises(OptionError, match=r"(?i)extra[-_]env.*NAME=VALUE") as caught:
+            read(pytester, *arguments, environ=environ)
+        assert SECRET not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        f"popen//env:TOKEN={SECRET}//speed=9",
+        f"2*env:TOKEN={SECRET}",
+        f"popen//env:A=1//Env:TOKEN={SECRET}",
+        f"ssh=a//popen//env:A/B={SECRET}/{SECRET}=",
+    ],
+)
+def test_the_value_of_a_host_s_variable_is_not_repeated_either(host: str) -> None:
+    with pytest.raises(OptionError, match=r"--aorta-host: .*\.\.\.") as caught:
+        read_selection(typed(aorta_host=[host]), NO_VARIABLES)
+    assert SECRET not in str(caught.value)
+
+
+# Mistakes; tests/test_run_request.py has a table of what each option refuses
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "valid"),
+    [
+        ("memory", "8X", "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
+        ("trials", "1_000", "a whole number of at least 1"),
+        ("order", "RANDOM", "one of interleaved, grouped, random"),
+        ("config", "size", "KEY=VALUE"),
+    ],
+)
+def test_a_mistake_names_its_source(pytester: pytest.Pytester, name: str, text: str, valid: str) -> None:
+    each = BY_NAME[name]
+    tail = f": {text!r} is not valid; expected {valid}"
+    source = each.flag if each.scope == "option" else f"-o {each.ini}"
+    with pytest.raises(OptionError, match=f"^{re.escape(source + tail)}$"):
+        read(pytester, *on_command_line(each, text))
+    with pytest.raises(OptionError, match=re.escape(f"the environment variable {each.variable}{tail}")):
+        read(pytester, environ={each.variable: text})
+    with pytest.raises(OptionError, match=re.escape(f"{each.ini} in {pytester.path / 'tox.ini'}{tail}")):
+        read(pytester, ini=f"{each.ini} = {text}")
+
+
+#: Texts that are nearly numbers, sizes, lists and pairs, and numbers larger than anything.
+odd_texts = (
+    st.text()
+    | st.text(alphabet=st.characters(codec=None), max_size=6)
+    | st.text(alphabet="0123456789.+-_eEinfa KMGTkiB\u212a\u0663\u00b2", max_size=8)
+    | st.text(alphabet="Aa_1=,; \0", max_size=8)
+    | st.integers(1, 6000).map(lambda count: "9" * count)
+)
+
+
+# "auto" counts what this machine has.
+@given(st.dictionaries(st.sampled_from(SETTINGS), odd_texts.filter(lambda text: text.strip() != "auto"), max_size=3))
+@example({BY_NAME["registry-file"]: "~nobody-of-this-name/registry.json"})
+@example({BY_NAME["registry-file"]: "a\0b"})
+@example({BY_NAME["memory"]: "3\u212a"})
+@example({BY_NAME["log-limit"]: "9" * 305 + "T"})
+@example({BY_NAME["host"]: "9" * 5000 + "*popen"})
+@example({BY_NAME["host"]: "//"})
+@example({BY_NAME["command"]: "A=0"})
+def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value_and_source(
+    given_texts: dict[Setting, str],
+) -> None:
+    config = typed(**{each.ini: [text] if each.repeat else text for each, text in given_texts.items()})
+    try:
+        assert isinstance(read_selection(config, NO_VARIABLES), Selection)
+    except OptionError as error:
+        answer = str(error)
+    else:
+        return
+    (wrong,) = (each for each in given_texts if answer.startswith(f"{each.flag}: "))
+    text = given_texts[wrong]
+    if wrong.name == "host" and text[:5].isdecimal():
+        text = text.partition("*")[0]
+    if wrong.name == "command":  # whose variables may have secrets
+        assert shown_command(text) in answer
+    elif wrong.name != "extra-env":
+        assert text in answer or repr(text) in answer
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--aorta-own-cores"], "--aorta-own-cores: there is no such option; use --aorta-slots=N,own-cores"),
-        (["--aorta-until-decided"], "use --aorta-stop=decided"),
         (["--aorta-duration=8h"], "use --aorta-stop=8h"),
         (["--aorta-grace", "5"], "use -o aorta_grace=VALUE, or the ini file"),
     ],
@@ -196,31 +383,38 @@ def test_what_cannot_be_combined_is_refused(pytester: pytest.Pytester, arguments
 def test_an_option_that_is_called_otherwise_is_refused_with_its_name(
     pytester: pytest.Pytester, arguments: list[str], message: str
 ) -> None:
-    result = pytester.runpytest_subprocess(*arguments)
+    result = pytester.runpytest_inprocess(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: *{message}*"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--aorta-stop=decided"], "pytest-aorta minimize and --aorta-stop: use one"),
-        (
-            ["--aorta-mitigations", "b", "--aorta-mitigations", "c"],
-            "--aorta-mitigations b and c: with pytest-aorta minimize, expected one other mitigation set",
-        ),
-    ],
-)
-def test_what_a_search_cannot_be_combined_with_is_refused(
-    pytester: pytest.Pytester, arguments: list[str], message: str
-) -> None:
-    with pytest.raises(OptionError, match=message):
-        searched(pytester, "a", *arguments)
+UNKNOWN = {
+    "--aorta-mitigations": ("xnak", "unknown mitigation 'xnak'; available: *; did you mean 'xnack'?"),
+    "--aorta-environment": ("nosuch", "unknown environment 'nosuch'; available: default, local"),
+    "--aorta-collect": ("nosuch", "unknown collector 'nosuch'; available: "),
+    "--aorta-registry-file": ("nosuch.json", "cannot read the registry file "),
+    "--aorta-baseline": ("nosuch", "there is no cell 'nosuch'; there are local-none"),
+}
+
+
+@pytest.mark.parametrize("option", UNKNOWN)
+def test_an_unknown_name_ends_a_run_before_its_first_trial(offered: Stage, option: str) -> None:
+    name, said = UNKNOWN[option]
+    offered.write(test_it="def test_it(aorta_run): pass")
+    files = ["offered.py"] if option == "--aorta-baseline" else ["offered.py", "test_it.py"]
+    runs = [offered.run_here(file, option, name) for file in files]
+    if option == "--aorta-mitigations":
+        runs.append(offered.run("offered.py", option, name, "-n", "1"))
+    for result in runs:
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: *{said}*"])
+        result.stderr.no_fnmatch_line("*Traceback*")
+    assert offered.files() == []
 
 
 def test_the_help_of_all_options_fits_two_screens(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = pytester.runpytest_subprocess("--help").outlines
+    lines = pytester.runpytest_inprocess("--help").outlines
     groups = [list(group) for _, group in itertools.groupby(lines, key=bool)]
     ours = [line for group in groups if group[0].startswith("aorta: ") for line in group]
     assert 30 < len(ours) <= 60

@@ -26,7 +26,7 @@ def metrics(stage: Stage) -> dict[str, Any]:
 @pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
 def test_a_wrapper_forwards_the_variables_of_its_trial(aorta: Stage, isolation: str) -> None:
     options = ("--aorta-mitigations", "omp_1", "--aorta-extra-env", "FIRST=1", "--aorta-isolation", isolation)
-    aorta.run("--aorta-workload", "wrapper", *options).assert_outcomes(passed=1)
+    aorta.run_here("--aorta-workload", "wrapper", *options).assert_outcomes(passed=1)
     found = metrics(aorta)
     assert {"-e FIRST=1", "-e OMP_NUM_THREADS=1"} <= set(found["flags"])
     assert not any(flag.startswith(("-e AORTA_", "-e TMPDIR")) for flag in found["flags"])
@@ -45,7 +45,7 @@ def test_variables_that_a_workload_needs_at_its_start_are_there_before_its_impor
 ) -> None:
     monkeypatch.setenv("OTHER_DEFAULT", "ambient")
     options = ("--aorta-config", "queues=2", "--aorta-isolation", isolation)
-    aorta.run("--aorta-workload", "queues", *options).assert_outcomes(passed=1)
+    aorta.run_here("--aorta-workload", "queues", *options).assert_outcomes(passed=1)
     # Defaults only, and no mitigation.
     assert metrics(aorta) == {"GPU_MAX_HW_QUEUES": "2", "OTHER_DEFAULT": "ambient", "import": "2"}
     (trial,) = aorta.trials().values()
@@ -62,30 +62,13 @@ def test_a_workload_that_requires_a_process_is_refused_without_one(aorta: Stage)
 @pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_ranks_find_the_process_group_made_and_their_failures_are_put_together(aorta: Stage, launcher: str) -> None:
     options = ("--aorta-launcher", launcher, "--aorta-config", "corrupt=true", "--aorta-config", "device=cpu")
-    aorta.run("--aorta-workload", "race", *options).assert_outcomes(failed=1)
+    aorta.run_here("--aorta-workload", "race", *options).assert_outcomes(failed=1)
     (trial,) = aorta.trials().values()
     result = trial["result"]
     assert (result["failure_count"], result["first_failure_iteration"]) == (2, 2)
     assert [(detail["rank"], detail["iteration"]) for detail in result["failure_details"][:2]] == [(0, 3), (1, 2)]
     file = [str(aorta.path / "their_workloads.py")]
     assert result["metrics"] == {"isolation": "process", "argv": file, "at_import": file}
-
-
-def test_other_classes_can_look_up_what_the_runner_adds_and_are_not_given_it_as_options(stage: Stage) -> None:
-    stage.write(
-        plain="""
-        class Model:
-            def __init__(self, size): self.size = size
-        class Plain:
-            def __init__(self, config):
-                self.model = Model(**config)
-                self.found = [config["_aorta_trial_env"], config.get("_aorta_collect", "none"), "other" in config]
-            def setup(self): pass
-            def run(self): return {"passed": True, "metrics": {"size": self.model.size, "found": self.found}}
-        """
-    )
-    stage.run_here("plain.py", "--aorta-config", "size=3", "--aorta-extra-env", "SEEN=1").assert_outcomes(passed=1)
-    assert metrics(stage) == {"size": 3, "found": [{"SEEN": "1"}, "none", False]}
 
 
 UNKNOWN = """
@@ -130,7 +113,7 @@ def test_from_aorta_run_and_run_trials_too(stage: Stage) -> None:
         """,
     )
     stage.register(known="known:Known")
-    done = stage.run("test_known.py")
+    done = stage.run_here("test_known.py")
     done.assert_outcomes(passed=1, warnings=1)
     done.stdout.fnmatch_lines([f"*{NOTE}"])
     done = stage.command(sys.executable, "script.py")

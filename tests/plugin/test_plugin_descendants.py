@@ -31,44 +31,10 @@ REPRO = """
                 return {"passed": pool.submit(double, Item(21)).result().value == 42}
 """
 
-TORCH = """
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Numbers(Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            return torch.tensor(index)
-
-    def rank(index, queue):
-        queue.put(index)
-
-    class Loads:
-        def __init__(self, config):
-            pass
-
-        def setup(self):
-            pass
-
-        def run(self):
-            loader = DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
-            queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
-            torch.multiprocessing.spawn(rank, (queue,), nprocs=1)
-            return {"passed": [int(batch) for batch in loader] == [0, 1, 2, 3] and queue.get() == 0}
-"""
-
 
 @pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_pool_of_a_file_workload(stage: Stage, isolation: str, method: str) -> None:
     stage.write(my_repro=REPRO)
-    result = stage.run("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
+    result = stage.run_here("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
     result.assert_outcomes(passed=1)
-
-
-@pytest.mark.slow
-def test_a_loader_and_ranks_of_torch(stage: Stage) -> None:
-    stage.write(my_loads=TORCH)
-    stage.run("my_loads.py").assert_outcomes(passed=1)

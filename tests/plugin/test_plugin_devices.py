@@ -35,7 +35,7 @@ def devices(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def test_trial_finds_its_devices_in_its_variables(devices: Stage) -> None:
     options = ("--aorta-devices", "2,4-5", "--aorta-slots", "auto")
-    result = devices.run(*workloads("tells", "pair"), "--aorta-trials", "3", *options)
+    result = devices.run_here(*workloads("tells", "pair"), "--aorta-trials", "3", *options)
     result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(["aorta: plan *, 3 slots, devices 2,4-5 (names only: there is no GPU), results in *"])
     single = [trial for path, trial in devices.trials().items() if path.startswith("tells")]
@@ -56,10 +56,12 @@ def test_what_is_said_for_trials_wins_and_what_pytest_has_does_not(
         monkeypatch.setenv(name, "7")
     devices.write_registry(mitigations={"mine": {"HIP_VISIBLE_DEVICES": "8"}})
     options = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "mine", "--aorta-devices", "3")
-    devices.run(*workloads("tells"), *options, "--aorta-extra-env", "CUDA_VISIBLE_DEVICES=9").assert_outcomes(passed=1)
+    devices.run_here(*workloads("tells"), *options, "--aorta-extra-env", "CUDA_VISIBLE_DEVICES=9").assert_outcomes(
+        passed=1
+    )
     assert [metrics(devices)[0][name] for name in VARIABLES] == ["9", "8", "3"]
     # Without the option, devices are left alone.
-    devices.run(*workloads("tells")).assert_outcomes(passed=1)
+    devices.run_here(*workloads("tells")).assert_outcomes(passed=1)
     assert [metrics(devices)[0][name] for name in VARIABLES] == ["7", "7", "7"]
 
 

@@ -64,26 +64,6 @@ def test_death_of_one_host_loses_no_trial(hosts: Stage) -> None:
     hosts.wait_until(lambda: not hosts.left_running())
 
 
-@pytest.mark.slow
-def test_death_of_all_hosts_ends_the_run(hosts: Stage) -> None:
-    run = hosts.start(*workloads("waits"), "--aorta-trials", "6", *TWO)
-    hosts.wait_until(lambda: notes(hosts, "waits") == 2)
-    for process in host_processes(run):
-        process.kill()
-    output = run.communicate(timeout=60)[0].decode()
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED, output
-    assert hosts.statuses() == {f"waits/trial_{index}.json": "infrastructure_failed" for index in range(6)}
-    failures = [trial["failure"] for trial in hosts.trials().values()]
-    phases = [failure["phase"] for failure in failures]
-    # The end of setup() is reported after it, and the report may be lost with the host.
-    assert sorted(phases)[:4] == ["launch"] * 4
-    assert {*sorted(phases)[4:]} <= {"setup", "run"}
-    for failure in failures:
-        started = failure["phase"] != "launch"
-        assert ("the host that ran this trial died" if started else "there is no host left") in failure["message"]
-    hosts.wait_until(lambda: not hosts.left_running())
-
-
 # The ends of pytest
 
 

@@ -62,7 +62,6 @@ class Passes:
 """
 
 ISOLATIONS = pytest.mark.parametrize("isolation", ["fork", "spawn"])
-MOSTLY_SPAWN = pytest.mark.parametrize("isolation", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
 
 
 def slow_to_import(seconds: str) -> str:
@@ -168,17 +167,6 @@ def test_with_slots_a_slow_import_holds_up_no_other_cell(stage: Stage, monkeypat
     result.assert_outcomes(passed=4)
 
 
-@pytest.mark.slow
-@MOSTLY_SPAWN
-def test_an_interrupt_ends_an_import(stage: Stage, isolation: str) -> None:
-    stage.write(hangs=HANGS)
-    process = stage.start("hangs.py", "--aorta-isolation", isolation)
-    stage.wait_until((stage.path / "imports").exists)
-    output = stage.press_ctrl_c(process)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
-    assert stage.left_running() == []
-
-
 RANKS = """
 import os
 import time
@@ -196,18 +184,6 @@ class Ranks:
     def setup(self): dist.init_process_group("gloo")
     def run(self): return {"passed": True}
 """
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_rank_that_hangs_in_its_import_is_missing(stage: Stage) -> None:
-    stage.write(ranks=RANKS)
-    result = stage.run("ranks.py", "--aorta-launcher", "torchrun", "--aorta-timeout", "20")
-    result.assert_outcomes(errors=1)
-    failure = stage.trial("Ranks/trial_0.json")["failure"]
-    assert (failure["phase"], failure["kind"], failure["rank"]) == ("import", "timeout", 1)
-    assert "passed in importing; rank 1 is missing: ranks.py line 7; rank 0: " in failure["message"]
-    assert stage.left_running() == []
 
 
 @pytest.mark.slow

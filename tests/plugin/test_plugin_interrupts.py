@@ -1,13 +1,22 @@
-"""Ctrl-C, and the end of pytest itself, while a trial runs."""
+"""Runs that end early: by Ctrl-C, a batch system's signals, -x, or the end of pytest itself."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
 import pytest
+from support.neighbourhood import leave, notes, workloads
 from support.stage import Stage
+
+FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
+THREE = ("--aorta-trials", "6", "--aorta-slots", "3")
 
 
 @pytest.mark.parametrize("phase", ["setup", "run", "cleanup"])
-def test_interrupt_keeps_what_is_finished_and_records_what_was_running(
+def test_ctrl_c_keeps_what_is_finished_and_records_what_was_running(
     waits: Stage, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     monkeypatch.setenv("WAIT_IN", phase)
@@ -17,22 +26,21 @@ def test_interrupt_keeps_what_is_finished_and_records_what_was_running(
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert "! KeyboardInterrupt !" in output
     assert "results: results" in output
-    assert waits.files() == [f"Waits/trial_{index}.json" for index in range(3)]
     trial = waits.trial("Waits/trial_2.json")
     failure = trial["failure"]
     assert (failure["phase"], failure["kind"]) == (phase, "signal")
     assert failure["message"].startswith("interrupted")
     assert trial["artifacts"].keys() >= {"stdout", "stderr"}
     # What was there already is not taken back.
-    assert trial["exit_status"] == ("ok" if phase == "cleanup" else "infrastructure_failed")
-    assert trial["result"]["metrics"] == ({"index": 2} if phase == "cleanup" else {})
-    assert [waits.trial(f"Waits/trial_{index}.json")["exit_status"] for index in range(2)] == ["ok", "ok"]
+    status, metrics = ("ok", {"index": 2}) if phase == "cleanup" else ("infrastructure_failed", {})
+    assert trial["result"]["metrics"] == metrics
+    assert waits.statuses() == {f"Waits/trial_{index}.json": each for index, each in enumerate(("ok", "ok", status))}
     assert waits.left_running() == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown"])
-def test_interrupt_between_two_phases(waits: Stage, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
+def test_an_interrupt_between_two_phases(waits: Stage, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
     monkeypatch.setenv("WAIT_IN", "run" if hook == "pytest_runtest_call" else "nothing")
     waits.write(
         conftest=f"""
@@ -53,60 +61,140 @@ def test_interrupt_between_two_phases(waits: Stage, monkeypatch: pytest.MonkeyPa
     assert waits.left_running() == []
 
 
-def test_interrupt_under_xdist(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WAIT_IN", "run")
-    process = waits.start("waits.py", "--aorta-trials", "5", "-n", "2")
-    waits.wait_until((waits.path / "waiting").exists)
-    waits.press_ctrl_c(process)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    statuses = waits.statuses()
-    assert set(statuses.values()) <= {"ok", "infrastructure_failed"}
-    waiting = [trial for trial in waits.trials().values() if trial["exit_status"] != "ok"]
-    assert len(waiting) >= 1
-    assert all("interrupted" in trial["failure"]["message"] for trial in waiting)
-    waits.wait_until(lambda: not waits.left_running())
-
-
-@pytest.mark.slow
-def test_interrupt_in_a_trial_of_a_test(waits: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WAIT_IN", "run")
-    waits.write(
-        test_it="""
-        from waits import Waits
-
-        def test_it(aorta_run):
-            for _ in range(5):
-                aorta_run(Waits)
-        """
-    )
-    process = waits.start("test_it.py")
-    waits.wait_until((waits.path / "waiting").exists)
-    waits.press_ctrl_c(process)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED
-    assert list(waits.statuses().values()) == ["ok", "ok", "infrastructure_failed"]
-    assert waits.left_running() == []
-
-
-#: Interrupts pytest while the engine is imported, in text that is executed, as in the making of a dataclass.
-INTERRUPTS_AN_IMPORT = """
-import sys
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pytest_aorta.launch.engine":
-            sys.meta_path.remove(self)
-            exec("import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(100): pass")
-
-sys.meta_path.insert(0, Finder())
-"""
-
-
 def test_an_interrupt_waits_for_the_end_of_the_engines_import(waits: Stage) -> None:
     """Python would end with SIGINT's own status, as if it had not been caught."""
-    waits.write(conftest=INTERRUPTS_AN_IMPORT)
+    waits.write(
+        conftest="""
+        import sys
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "pytest_aorta.launch.engine":
+                    sys.meta_path.remove(self)
+                    exec("import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(100): pass")
+
+        sys.meta_path.insert(0, Finder())
+        """
+    )
     waits.register(waits="waits:Waits")
     process = waits.start("--aorta-workload", "waits")
     output = process.communicate(timeout=60)[0].decode()
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "! KeyboardInterrupt !" in output
     assert waits.files() == []
+
+
+# Trials side by side
+
+
+def test_the_first_failure_ends_what_runs_and_starts_nothing(beside: Stage) -> None:
+    leave(beside, "calm")
+    options = (*workloads("fails", "stays"), "--aorta-trials", "4", "--aorta-slots", "3")
+    beside.run_here(*options).assert_outcomes(passed=8)
+    (beside.path / "notes" / "calm_").unlink()
+    for note in (beside.path / "notes").glob("started*"):
+        note.unlink()
+    result = beside.run_here(*options, "-x")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*stopping after 1 failures*"])
+    assert beside.left_running() == []
+    trials = beside.trials()
+    assert trials["fails/trial_0.json"]["exit_status"] == "workload_failed"
+    killed = [
+        trial["failure"]["message"] for trial in trials.values() if trial["exit_status"] == "infrastructure_failed"
+    ]
+    assert set(killed) == {"interrupted: stopping after 1 failures"}
+    # A trial has one new file, and its earlier one is in the history, exactly when it was started; and not all were,
+    # for those that stay hold all slots.
+    started = sorted(path for path, trial in trials.items() if trial["exit_status"] != "ok")
+    assert len(started) < 8
+    assert sorted(beside.earlier()) == started
+    # Some were ended before they could leave a note.
+    assert 2 <= notes(beside, "started-Fails") + notes(beside, "started-Stays") <= len(started)
+
+
+@pytest.mark.parametrize("how", [THREE, ("--aorta-trials", "5", "-n", "3")], ids=["slots", "xdist"])
+def test_ctrl_c_records_all_that_runs(beside: Stage, how: tuple[str, ...]) -> None:
+    process = beside.start(*workloads("stays"), *how)
+    beside.wait_until(lambda: notes(beside, "stays") == 3)
+    output = beside.press_ctrl_c(process)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "! KeyboardInterrupt !" in output or "-n" in how
+    failures = [trial["failure"] for trial in beside.trials().values()]
+    assert len(failures) == 3
+    # The controller of xdist knows only that its workers' trials were launched.
+    assert {failure["phase"] for failure in failures} == {"launch" if "-n" in how else "run"}
+    assert all(failure["message"].startswith("interrupted") for failure in failures)
+    assert notes(beside, "started-Stays") == 3
+    beside.wait_until(lambda: not beside.left_running())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
+    process = beside.start(*workloads("stays"), *THREE)
+    beside.wait_until(lambda: notes(beside, "stays") == 3)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    beside.wait_until(lambda: not beside.left_running())
+    ended_in_order = number == signal.SIGTERM
+    assert list(beside.statuses().values()) == (["infrastructure_failed"] * 3 if ended_in_order else [])
+
+
+# Signals that a batch system sends to all processes of its job: what pytest makes of them is what is recorded
+
+#: Pytest first, as batch systems do that begin with the oldest process, or last.
+ORDERS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+    "oldest_first": lambda processes: sorted(processes, key=lambda process: process.pid),
+    "newest_first": lambda processes: sorted(processes, key=lambda process: -process.pid),
+}
+NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "KeyboardInterrupt"}
+SIGNALS = [(number, order) for number in NAMES for order in ORDERS]
+
+
+def send_to_all(stage: Stage, number: signal.Signals, order: str) -> None:
+    for process in ORDERS[order](stage.processes()):
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+
+
+@pytest.mark.parametrize(("number", "order"), SIGNALS)
+def test_a_signal_to_all_processes_interrupts_a_trial(
+    waits: Stage, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, order: str
+) -> None:
+    monkeypatch.setenv("WAIT_IN", "run")
+    process = waits.start("waits.py", "--aorta-trials", "4")
+    waits.wait_until((waits.path / "waiting").exists)
+    send_to_all(waits, number, order)
+    ended = waits.finish(process)
+    assert ended.ret == pytest.ExitCode.INTERRUPTED
+    assert "Traceback" not in str(ended.stdout) + str(ended.stderr)
+    assert list(waits.statuses().values()) == ["ok", "ok", "infrastructure_failed"]
+    assert waits.trial("Waits/trial_2.json")["failure"]["message"] == f"interrupted: {NAMES[number]}"
+    assert waits.left_running() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "order", "script"),
+    [*((*each, "waits_for_a_file") for each in SIGNALS), (signal.SIGTERM, "", "lingers")],
+)
+def test_and_ranks_also_where_rank_0_has_its_result(
+    stage: Stage, number: signal.Signals, order: str, script: str
+) -> None:
+    stage.copy(FAULTS)
+    file = "waits" if order else script
+    process = stage.start("rank_faults.py::RankFaults", "--aorta-config", f"script={script}")
+    stage.wait_until((stage.path / file).exists)
+    if order:
+        send_to_all(stage, number, order)
+    else:
+        process.send_signal(number)
+    assert stage.finish(process).ret == pytest.ExitCode.INTERRUPTED
+    trial = stage.trial("RankFaults/trial_0.json")
+    assert (trial["exit_status"], trial["result"]["passed"]) == ("infrastructure_failed", False)
+    assert trial["failure"]["message"] == f"interrupted: {NAMES[number]}"
+    assert stage.left_running() == []

@@ -106,7 +106,7 @@ def test_trial_that_garbles_what_it_says_still_has_its_file(stage: Stage) -> Non
                 return {"passed": True}
         """
     )
-    result = stage.run("garbler.py", "--aorta-trials", "2")
+    result = stage.run_here("garbler.py", "--aorta-trials", "2")
     result.assert_outcomes(failed=2)
     assert stage.statuses() == {f"Garbler/trial_{index}.json": "workload_failed" for index in range(2)}
     assert stage.left_running() == []
@@ -126,7 +126,7 @@ def test_forks_share_what_was_imported_but_not_their_random_numbers(stage: Stage
             def run(self): return {"passed": True, "metrics": {"zygote": ZYGOTE, "roll": random.random()}}
         """
     )
-    stage.run("dice.py", "--aorta-trials", "4").assert_outcomes(passed=4)
+    stage.run_here("dice.py", "--aorta-trials", "4").assert_outcomes(passed=4)
     metrics = [trial["result"]["metrics"] for trial in stage.trials().values()]
     assert len({found["zygote"] for found in metrics}) == 1
     assert len({found["roll"] for found in metrics}) == 4
@@ -149,7 +149,7 @@ def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage)
                 return {"passed": sys.stdin.read() == "", "metrics": {"session": os.getsid(0) == os.getpid()}}
         """
     )
-    quiet = stage.run("reader.py")
+    quiet = stage.run_here("reader.py")
     quiet.assert_outcomes(passed=1)
     quiet.stdout.no_fnmatch_line("*noise*")
     quiet.stderr.no_fnmatch_line("*noise*")
@@ -172,7 +172,7 @@ def test_pdb_alone_says_how_to_debug_inside(stage: Stage) -> None:
     [hint] = [line for line in outside.splitlines() if "To debug inside: " in line]
     assert outside.index(hint) < outside.index("entering PDB")
     command = shlex.split(hint.partition("To debug inside: ")[2])
-    inside = stage.run(*command[1:])
+    inside = stage.run_here(*command[1:])
     inside.stdout.fnmatch_lines(["*entering PDB*", "> *repro.py(4)run()"])
     inside.stdout.no_fnmatch_line("*To debug inside*")
-    stage.run("repro.py").stdout.no_fnmatch_line("*To debug inside*")
+    stage.run_here("repro.py").stdout.no_fnmatch_line("*To debug inside*")

@@ -28,22 +28,6 @@ def test_each_nested_run_reports_its_trials_alike(stage: Stage) -> None:
     stage.run("test_nested.py", env={"PYTEST_AORTA_GRACE": ""}).assert_outcomes(passed=1)
 
 
-def test_each_nested_run_refuses_a_value_alike(stage: Stage) -> None:
-    stage.write(
-        test_nested="""
-        import pytest
-
-        pytest_plugins = "pytester"
-
-        def test_twice(pytester):
-            for _ in range(2):
-                result = pytester.runpytest_inprocess("--aorta-workload", "gemm", "--aorta-host", "nonsense")
-                assert result.ret == pytest.ExitCode.USAGE_ERROR
-        """
-    )
-    stage.run("test_nested.py", env={"PYTEST_AORTA_GRACE": ""}).assert_outcomes(passed=1)
-
-
 def test_items_can_be_collected_without_a_run(stage: Stage) -> None:
     stage.write(
         test_nested="""

@@ -104,17 +104,6 @@ def test_what_would_make_forks_unsafe_is_not_imported_in_advance(lazy: Stage) ->
     assert notes == {"slow.part: its import in advance started Python threads: bg"}
 
 
-def test_an_import_that_fails_in_advance_is_left_to_the_trials(lazy: Stage) -> None:
-    # Not in a process whose log is that of a trial.
-    source = "import os\nassert os.readlink('/proc/self/fd/1').endswith('stdout.log')\nseen = None"
-    install(lazy, {"other.py": source})
-    records = run(lazy)
-
-    assert own(records) == [True, False, False, False]
-    assert [record["preloaded"] for record in records] == [[], *[["slow"]] * 3]
-    assert records[3]["not_preloaded"] == "other: its import in advance raises AssertionError: "
-
-
 def test_modules_that_are_named_are_imported_before_the_workload(lazy: Stage) -> None:
     records = run(lazy, "--aorta-preload", "slow", trials=2)
     asked = [record["request_fingerprint"] for record in records]
@@ -126,38 +115,9 @@ def test_modules_that_are_named_are_imported_before_the_workload(lazy: Stage) ->
 
 
 def test_a_module_that_is_named_and_not_there_is_an_error_that_says_so(lazy: Stage) -> None:
-    result = lazy.run("lazy.py", "--aorta-preload", "slowe")
+    result = lazy.run_here("lazy.py", "--aorta-preload", "slowe")
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     said = "--aorta-preload slowe: its import in advance raises ModuleNotFoundError: No module named 'slowe'"
     assert said in text(result)
     assert lazy.statuses() == {"Lazy/trial_0.json": "infrastructure_failed"}
-
-
-TORCH = """
-class Lazy:
-    def __init__(self, config): self.config = config
-    def setup(self):
-        import torch
-        if self.config.get("optimizer"):
-            torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-    def run(self):
-        import random, torch
-        return {"passed": True, "metrics": {"drawn": [torch.initial_seed(), random.getrandbits(60)]}}
-"""
-
-
-def drawn(records: list[dict[str, Any]]) -> list[list[int]]:
-    return [record["result"]["metrics"]["drawn"] for record in records]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_random_numbers_are_those_that_they_would_be_without(stage: Stage) -> None:
-    stage.write(lazy=TORCH)
-    options = ("--aorta-seed", "7", "--aorta-config", "optimizer=1")
-    records = run(stage, *options)
-    plain = run(stage, *options, "--aorta-preload", "none")
-
-    assert [record["preloaded"] for record in records] == [[], *[["torch", "torch._dynamo"]] * 3]
-    assert drawn(records) == drawn(plain)

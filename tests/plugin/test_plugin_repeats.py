@@ -80,7 +80,7 @@ def failed_in_table(stage: Stage) -> list[tuple[int, int]]:
 
 def test_a_rerun_replaces_no_failure(second: Stage) -> None:
     second.write(conftest=AGAIN)
-    done = second.run("second.py", "--junitxml", "out.xml")
+    done = second.run_here("second.py", "--junitxml", "out.xml")
     assert outcomes(done) == {"failed": 1, "passed": 1}
     assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
     assert failed_in_table(second) == [(1, 1)]
@@ -101,13 +101,6 @@ def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> 
     assert counted == 2
 
 
-@pytest.mark.slow
-def test_every_worker_has_its_own_with_dist_each(second: Stage) -> None:
-    assert outcomes(second.run("second.py", "-n", "2", "--dist", "each")) == {"failed": 1, "passed": 1}
-    assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
-    assert second.earlier() == []
-
-
 def test_trials_of_a_test_that_runs_again_are_kept_and_counted_once(second: Stage) -> None:
     second.write(
         conftest=AGAIN,
@@ -117,7 +110,7 @@ def test_trials_of_a_test_that_runs_again_are_kept_and_counted_once(second: Stag
             assert aorta_run(Second).result.passed
         """,
     )
-    assert outcomes(second.run("test_it.py")) == {"failed": 1, "passed": 1}
+    assert outcomes(second.run_here("test_it.py")) == {"failed": 1, "passed": 1}
     folder = "test_it.py@test_it/Second@local-none"
     assert_all_apart(second, {f"{folder}/trial_0.json": 1, f"{folder}/trial_0.repeat_1.json": 2})
     assert failed_in_table(second) == [(1, 1)]
@@ -132,8 +125,8 @@ def test_the_count_of_pytest_repeat_is_refused(second: Stage) -> None:
             config.pluginmanager.register(object(), "repeat")
         """
     )
-    done = second.run("second.py", "--count", "3")
+    done = second.run_here("second.py", "--count", "3")
     done.stdout.fnmatch_lines(["*--count 3 of pytest-repeat*for 3 trials of every cell: --aorta-trials 3"])
     assert done.ret == pytest.ExitCode.INTERRUPTED
-    second.run("second.py", "--count", "1")
+    second.run_here("second.py", "--count", "1")
     assert second.files() == ["Second/trial_0.json"]

@@ -4,23 +4,63 @@ from __future__ import annotations
 
 import re
 import secrets
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.stage import Stage
 
-HERE = Path(__file__).parent
-
 #: A letter in front, so that none of them is a number that happens to be somewhere.
 CANARIES = {
     name: f"canary{secrets.token_hex(8)}"
-    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "GITHUB_TOKEN", "MY_PASSWORD", "SLURM_JWT")
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "GITHUB_TOKEN", "MY_PASSWORD", "SLURM_JWT", "NCCL_API_KEY")
 }
-URL = f"postgres://me:canary{secrets.token_hex(8)}@db/x"
-
+URLS = {
+    "DATABASE_URL": f"postgres://me:canary{secrets.token_hex(8)}@db/x",
+    "TORCH_STORE": f"redis://user:canary{secrets.token_hex(8)}@host",
+}
 #: Given to the trials by name, which is recorded.
 GIVEN = f"given{secrets.token_hex(8)}"
+
+#: Workloads that hold secrets while they go wrong, and never print them.
+WORKLOADS = f"""
+import ctypes
+import os
+
+class Passes:
+    def __init__(self, config):
+        # All of them have come through, so what is not found in a file has not just been lost on the way.
+        self.secrets = {{name: os.environ[name] for name in {[*CANARIES, *URLS]}}}
+    def setup(self): pass
+    def run(self): return {{"passed": True, "metrics": {{"held": len(self.secrets)}}}}
+    def go_wrong(self):
+        token = os.environ["HF_TOKEN"]
+        raise ValueError("x" if token else "")
+
+class Fails(Passes):
+    def run(self): return {{"passed": False, "failure_details": [{{"iteration": 1}}]}}
+
+class Raises(Passes):
+    run = Passes.go_wrong
+
+class RaisesInSetup(Passes):
+    setup = Passes.go_wrong
+
+class RaisesInCleanup(Passes):
+    cleanup = Passes.go_wrong
+
+class Segfaults(Passes):
+    def run(self):
+        token = os.environ["HF_TOKEN"]
+        ctypes.string_at(0)
+        return token
+
+class Hangs(Passes):
+    timeout_sec = 1.0
+    def run(self):
+        token = os.environ["HF_TOKEN"]
+        ctypes.PyDLL(None).sleep(1000)
+        return token
+"""
 
 STATUSES = {
     "Passes": "ok",
@@ -32,24 +72,38 @@ STATUSES = {
     "Hangs": "timeout",
 }
 
+RANKS = """
+import os
+from holds import Passes
+
+class Ranks(Passes):
+    launch_mode = "distributed"
+    min_world_size = 2
+    def run(self): return self.go_wrong() if os.environ["RANK"] == "1" else super().run()
+
+class AbortsOnRank1(Ranks):
+    def go_wrong(self): os.abort()
+"""
+
 
 @pytest.fixture
 def holder(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """A stage whose environment is full of secrets, with workloads that hold them."""
-    for name, value in {**CANARIES, "DATABASE_URL": URL}.items():
+    for name, value in {**CANARIES, **URLS}.items():
         monkeypatch.setenv(name, value)
-    stage.copy(HERE / "spilling_workloads.py")
+    stage.write(holds=WORKLOADS)
     return stage
 
 
-def check(stage: Stage, result: pytest.RunResult) -> None:
-    """Nothing is anywhere: neither on the terminal nor in any file that the run has left."""
-    told = {"stdout": result.stdout.str(), "stderr": result.stderr.str()}
+def check(stage: Stage, *results: pytest.RunResult) -> None:
+    """Nothing is anywhere: neither on the terminal nor in any file that the runs have left."""
+    told = {f"output {number}": f"{result.stdout}{result.stderr}" for number, result in enumerate(results)}
     for path in stage.path.rglob("*"):
         if path.is_file():
             told[str(path.relative_to(stage.path))] = path.read_bytes().decode(errors="replace")
-    spilled = [(name, word) for name, text in told.items() for word in re.findall("(?:canary|given)[0-9a-f]{8}", text)]
-    assert spilled == []
+    assert [
+        (name, word) for name, text in told.items() for word in re.findall("(?:canary|given)[0-9a-f]{8}", text)
+    ] == []
 
 
 WAYS = {
@@ -63,16 +117,16 @@ WAYS = {
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way != "fork" else ()) for way in WAYS])
 def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: str) -> None:
     result = holder.run(
-        *("spilling_workloads.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *WAYS[way]),
+        *("holds.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *WAYS[way]),
         *("-vv", "-ra", "--showlocals", "--junitxml", "out.xml", "-o", "junit_logging=all"),
     )
-
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert holder.statuses() == {f"{name}/trial_0.json": status for name, status in STATUSES.items()}
-    assert holder.trial("Passes/trial_0.json")["result"]["metrics"] == {"held": len(CANARIES) + 1}
-    # By name, because it was given by name, and without its value.
     trial = holder.trial("Passes/trial_0.json")
+    assert trial["result"]["metrics"] == {"held": len(CANARIES) + len(URLS)}
+    # By name, because it was given by name, and without its value.
     assert trial["env"]["env_vars"]["TOKEN"] == trial["request"]["overlay"]["TOKEN"] == "<redacted>"
+    assert trial["env"]["env_vars"].get("TORCH_STORE") == "<redacted>"
     result.stdout.fnmatch_lines(["run it again: pytest *--aorta-extra-env TOKEN=... *"])
     assert "ValueError: x" in (holder.path / "out.xml").read_text()
     check(holder, result)
@@ -81,29 +135,23 @@ def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: s
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
 def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Stage, launcher: str) -> None:
-    holder.copy(HERE / "spilling_ranks.py")
-    broken = ["RaisesOnRank1"] if launcher == "torchrun" else ["RaisesOnRank1", "AbortsOnRank1"]
-
+    holder.write(ranks=RANKS)
     result = holder.run(
-        *(*(f"spilling_ranks.py::{name}" for name in broken), "--aorta-extra-env", f"TOKEN={GIVEN}"),
-        *("--aorta-launcher", launcher, "-vv", "--showlocals", "--junitxml", "out.xml"),
+        *("ranks.py", "--aorta-extra-env", f"TOKEN={GIVEN}", "--aorta-launcher", launcher),
+        *("-vv", "--showlocals", "--junitxml", "out.xml"),
     )
-
-    assert holder.statuses() == {f"{name}/trial_0.json": "workload_failed" for name in sorted(broken)}
-    for trial in holder.trials().values():
-        assert trial["failure"]["rank"] == 1
+    trials = holder.trials()
+    assert list(trials) == ["AbortsOnRank1/trial_0.json", "Ranks/trial_0.json"]
+    assert [trial["failure"]["rank"] for trial in trials.values()] == [1, 1]
     check(holder, result)
 
 
-@pytest.mark.slow
 def test_in_pytest_s_own_process_only_what_showlocals_is_asked_for_shows_locals(holder: Stage) -> None:
     run = (
-        *("spilling_workloads.py", "-k", "Passes or Fails or Raises", "--aorta-isolation", "none"),
+        *("holds.py", "-k", "Passes or Fails or Raises", "--aorta-isolation", "none"),
         *("--aorta-extra-env", f"TOKEN={GIVEN}", "-vv", "--junitxml", "out.xml"),
     )
-
     result = holder.run(*run)
-
     result.assert_outcomes(passed=2, failed=2, errors=2)
     check(holder, result)
     # It does so in the frames of the workload, as it does in those of a test, but not in ours.
@@ -113,41 +161,18 @@ def test_in_pytest_s_own_process_only_what_showlocals_is_asked_for_shows_locals(
     assert "overlay" not in shown
 
 
-WRONG = {
-    "no name": [f"{GIVEN}"],
-    "base64": [f"{GIVEN}/+=="],
-    "a dash": [f"MY-TOKEN={GIVEN}"],
-    "a number": [f"1TOKEN={GIVEN}"],
-    "a space": [f"TOKEN ={GIVEN}"],
-    "a name too late": [f"{GIVEN},TOKEN=x"],
-    "one right": [f"TOKEN={GIVEN}", f"={GIVEN}"],
-}
+def test_a_mistake_in_the_extra_variables_is_told_without_them(holder: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in (f"{GIVEN}/+==", f"MY-TOKEN={GIVEN}", f"{GIVEN},TOKEN=x", f"MASTER_ADDR={GIVEN}"):
+        typed = holder.run_here("holds.py", f"--aorta-extra-env={given}", "-vv")
+        with monkeypatch.context() as patch:
+            patch.setenv("PYTEST_AORTA_EXTRA_ENV", given)
+            exported = holder.run_here("holds.py")
+        assert {typed.ret, exported.ret} <= {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED}
+        assert "extra" in f"{typed.stdout}{typed.stderr}"
+        check(holder, typed, exported)
 
 
-def test_a_variable_of_the_launcher_is_refused_without_its_value(holder: Stage) -> None:
-    result = holder.run_here("spilling_workloads.py", "--aorta-extra-env", f"MASTER_ADDR={GIVEN}", "-vv")
-
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["the extra variables: MASTER_ADDR is set by the launcher of the ranks*"])
-    check(holder, result)
-
-
-@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
-def test_a_mistake_in_the_extra_variables_is_told_without_them(
-    holder: Stage, monkeypatch: pytest.MonkeyPatch, given: list[str]
-) -> None:
-    typed = holder.run_here("spilling_workloads.py", *(f"--aorta-extra-env={text}" for text in given))
-    monkeypatch.setenv("PYTEST_AORTA_EXTRA_ENV", given[-1])
-    exported = holder.run_here("spilling_workloads.py")
-
-    for result in (typed, exported):
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["ERROR: *"])
-        check(holder, result)
-    typed.stderr.fnmatch_lines(["ERROR: *extra*"])
-
-
-BROKEN = {
+BROKEN: dict[str, dict[str, Any]] = {
     "a list": {"mitigations": {"mine": {"TOKEN": [GIVEN]}}},
     "no mapping": {"mitigations": {"mine": GIVEN}},
     "an unknown key": {"environments": {"here": {"env": {"TOKEN": GIVEN}, "dokcer": "x"}}},
@@ -164,33 +189,9 @@ def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
 ) -> None:
     holder.write_registry(**sections)
     chosen = ("--aorta-mitigations", "mine") if "mitigations" in sections else ("--aorta-environment", "here")
-
-    result = holder.run_here("spilling_workloads.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
-
+    result = holder.run_here("holds.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: *mine*" if "mitigations" in sections else "ERROR: *here*"])
-    (holder.path / "registry.json").unlink()
-    check(holder, result)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "environment",
-    [{"venv": "/no/such/venv"}, {"launcher": ["false"]}, {"launcher": ["/no/such/launcher"]}],
-    ids=["venv", "launcher ends", "no launcher"],
-)
-def test_an_environment_that_cannot_be_started_keeps_its_variables_to_itself(
-    holder: Stage, environment: dict[str, Any]
-) -> None:
-    holder.write_registry(environments={"here": {**environment, "env": {"TOKEN": GIVEN}}})
-
-    result = holder.run(
-        *("spilling_workloads.py::Passes", "--aorta-registry-file", "registry.json", "--aorta-environment", "here"),
-        *("-vv", "--showlocals", "--junitxml", "out.xml"),
-    )
-
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert holder.statuses() == {"Passes/trial_0.json": "infrastructure_failed"}
     (holder.path / "registry.json").unlink()
     check(holder, result)
 
@@ -217,6 +218,9 @@ def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrong
         def test_fixture_refused(aorta_run, bundles):
             aorta_run("gemm", extra_env=bundles[1])
 
+        def test_option_unknown(aorta_run, bundles):
+            aorta_run("gemm", extra_env=bundles[0], config={"sizez": 1})
+
         @pytest.mark.aorta
         def test_marked_unknown(aorta_trial, bundles):
             aorta_trial("no_such_thing", extra_env=bundles[0])
@@ -228,22 +232,9 @@ def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrong
             run_trials(RunRequest("gemm", 1, extra_env=dict(bundles[1])))
         """
     )
-
     result = holder.run("test_wrong.py", "-vv", "--showlocals", "--junitxml", "out.xml")
-
-    result.assert_outcomes(failed=5)
+    result.assert_outcomes(failed=6)
     result.stdout.fnmatch_lines_random(["*unknown workload 'no_such_thing'*", "*RANK is set by the launcher*"])
-    check(holder, result)
-
-
-def test_an_option_that_a_workload_does_not_have_is_told_without_variables(holder: Stage) -> None:
-    result = holder.run(
-        *("--aorta-workload", "gemm", "--aorta-config", "sizez=1", "--aorta-extra-env", f"TOKEN={GIVEN}"),
-        *("-vv", "--showlocals", "--junitxml", "out.xml"),
-    )
-
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*Gemm has no option 'sizez'*"])
     check(holder, result)
 
 
@@ -253,16 +244,11 @@ def test_a_fixture_that_gives_no_variables_is_told_without_them(holder: Stage, v
         conftest=f"""
         import os
         import pytest
-
         TOKEN = os.environ["HF_TOKEN"]
-
         @pytest.fixture
-        def aorta_extra_env():
-            return {value}
+        def aorta_extra_env(): return {value}
         """
     )
-
-    result = holder.run_here("spilling_workloads.py::Passes", "-vv")
-
+    result = holder.run_here("holds.py::Passes", "-vv")
     result.assert_outcomes(errors=1)
     check(holder, result)

@@ -87,10 +87,3 @@ def test_unknown_trial_is_an_error_that_names_it(stage: Stage, argument: str) ->
     name = re.escape(argument.rpartition("::")[2])
     result.stderr.re_match_lines([rf"ERROR: no such trial: {name}; the plan has steady\[local-none-0\], .*"])
     assert not stage.results.exists()
-
-
-def test_trials_of_a_selected_name_only_are_run_and_written(stage: Stage) -> None:
-    result = stage.run_here(*STEADY, "steady[local-none-1]")
-    result.assert_outcomes(passed=1)
-    assert stage.files() == ["steady/trial_1.json"]
-    assert stage.trial("steady/trial_1.json")["trial_id"] == "steady_d0_m0_t1"

@@ -82,12 +82,6 @@ def test_shards_are_disjoint_and_together_the_plan(stage: Stage, extra: tuple[st
         assert part == [name for name in whole if name in part]  # in their order
 
 
-def test_each_shard_has_trials_of_each_cell(stage: Stage) -> None:
-    for number in (1, 2):
-        part = collected(stage, *MATRIX, "--aorta-shard", f"{number}/2")
-        assert len({name.rpartition("-")[0] for name in part}) == 2
-
-
 def test_what_follows_a_trial_or_a_directory_is_in_its_shard(stage: Stage) -> None:
     stage.write_file("aorta.toml", RECIPE)
     for number in range(3):

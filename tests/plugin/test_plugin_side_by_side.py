@@ -85,15 +85,6 @@ def test_own_cores_are_imposed_recorded_and_said(
     )
 
 
-def test_what_a_trial_sets_itself_is_not_imposed(beside: Stage) -> None:
-    options = (*workloads("tells"), "--aorta-slots=2,own-cores", "--aorta-extra-env", "OMP_NUM_THREADS=5")
-    beside.run_here(*options).assert_outcomes(passed=1)
-    assert record(beside, workload="tells")["result"]["metrics"]["OMP_NUM_THREADS"] == "5"
-    imposed = record(beside, workload="tells")["imposed"]
-    assert imposed["threads"] is None
-    assert list(imposed["variables"]) == ["MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]
-
-
 def test_devices_are_imposed_by_number(beside: Stage) -> None:
     """Which device a trial gets is in its record, and no part of its request; without a GPU, they are names only."""
     found = []

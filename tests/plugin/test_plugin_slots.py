@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from support.neighbourhood import metrics, workloads
 from support.stage import Stage
 
 TWO = ("--aorta-slots", "2")
 
 
-# What they are for
-
-
 def test_trials_run_at_the_same_time(beside: Stage) -> None:
-    result = beside.run(*workloads("meets"), "--aorta-trials", "2", *TWO)
+    meets = (*workloads("meets"), "--aorta-trials", "2", *TWO)
+    result = beside.run(*meets)
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["aorta: plan * 2 trials in 1 cell, 2 slots, results in results"])
-    assert beside.left_running() == []
-
-
-TAKES_TURNS = """
-import os
-import neighbours
-
-LATE = os.environ.get("SEEN") == "late"
-if LATE:
-    assert neighbours.wait_for("started-quick", 3)
-
-class Turns(neighbours.Tells):
-    def setup(self):
-        neighbours.note("started-late" if LATE else "started-quick")
-    def run(self):
-        # From the third one on, it is the other cell's turn.
-        return {"passed": LATE or neighbours.count("started-quick") < 3 or neighbours.wait_for("started-late")}
-"""
-
-
-def test_cells_take_turns_however_long_their_preparation_takes(beside: Stage) -> None:
-    beside.write(turns=TAKES_TURNS)
-    beside.write_registry(mitigations={"late": {"SEEN": "late"}})
-    cells = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "late")
-    beside.run("turns.py", *cells, "--aorta-trials", "8", *TWO).assert_outcomes(passed=16)
-
-
-def test_isolation(beside: Stage) -> None:
-    options = (*workloads("meets"), "--aorta-trials", "2", *TWO)
-    beside.run(*options, "--aorta-isolation", "spawn").assert_outcomes(passed=2)
+    beside.run(*meets, "--aorta-isolation", "spawn").assert_outcomes(passed=2)
     # Without isolation they run in this process, and so one after the other.
-    result = beside.run(
-        *workloads("tells"), "--aorta-trials", "3", *TWO, "--aorta-isolation", "none", "--aorta-results-dir", "alone"
-    )
-    result.assert_outcomes(passed=3)
+    alone = ("--aorta-isolation", "none", "--aorta-results-dir", "alone")
+    beside.run(*workloads("tells"), "--aorta-trials", "3", *TWO, *alone).assert_outcomes(passed=3)
     beside.results = beside.path / "alone"
     assert len({seen["pid"] for seen in metrics(beside)}) == 1
     assert beside.left_running() == []
@@ -63,45 +31,108 @@ def test_distributed_trials(stage: Stage) -> None:
         class Pair:
             launch_mode = "distributed"
             min_world_size = 2
-
             def __init__(self, config): pass
             def setup(self): pass
             def run(self): return {"passed": True, "metrics": {"rank": int(os.environ["RANK"])}}
         """
     )
-    stage.run("pairs.py", "--aorta-trials", "3", *TWO).assert_outcomes(passed=3)
-    trials = stage.trials().values()
-    assert [[rank["rank"] for rank in trial["ranks"]] for trial in trials] == [[0, 1]] * 3
+    stage.run_here("pairs.py", "--aorta-trials", "3", *TWO).assert_outcomes(passed=3)
+    assert [[rank["rank"] for rank in trial["ranks"]] for trial in stage.trials().values()] == [[0, 1]] * 3
     assert stage.left_running() == []
 
 
-# Values
+def test_only_what_is_selected_is_started(faulty: Stage) -> None:
+    options = (*workloads("passes", "raises"), "--aorta-trials", "3", *TWO)
+
+    def run(*arguments: str) -> list[str]:
+        faulty.results = faulty.path / f"run_{len(list(faulty.path.glob('run_*')))}"
+        faulty.run_here(*options, *arguments, "--aorta-results-dir", faulty.results.name)
+        return faulty.files() if faulty.results.exists() else ["nothing at all"]
+
+    assert run("-k", "passes and 2") == ["passes/trial_2.json"]
+    assert run("aorta::raises[local-none-1]", "::passes[local-none-0]") == [
+        "passes/trial_0.json",
+        "raises/trial_1.json",
+    ]
+    assert run("--lf") == ["raises/trial_1.json"]
+    for arguments in (("--collect-only",), ("--setup-plan",)):
+        assert run(*arguments) == ["nothing at all"]
 
 
-# Cells that cannot be prepared, workloads that cannot be forked, time limits
-
-
-def test_cell_that_cannot_be_imported(faulty: Stage) -> None:
+def test_skipped_items_leave_nothing(faulty: Stage) -> None:
     faulty.write(
-        broken="""
-        import os
-        if os.path.exists("break"):
-            raise ImportError("no such driver")
-        from faulty_workloads import Passes
-        class Broken(Passes):
-            pass
+        conftest="""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            items[1].add_marker(pytest.mark.skip(reason="of a mark"))
         """
     )
-    faulty.register(passes="faulty_workloads:Passes", broken="broken:Broken")
-    options = (*workloads("broken", "passes"), "--aorta-trials", "3", *TWO)
-    faulty.run(*options).assert_outcomes(passed=6)
-    (faulty.path / "break").touch()
-    result = faulty.run(*options)
-    result.assert_outcomes(passed=3, errors=3)
-    trials = [faulty.trial(f"broken/trial_{index}.json") for index in range(3)]
-    assert [trial["exit_status"] for trial in trials] == ["infrastructure_failed"] * 3
-    assert {(trial["failure"]["phase"], trial["failure"]["type"]) for trial in trials} == {("import", "ImportError")}
-    assert {trial["failure"]["message"] for trial in trials} == {"no such driver"}
-    # None was started; earlier results were not overwritten all the same.
-    assert [trial["artifacts"] for trial in trials] == [{}] * 3
-    assert len(faulty.earlier()) == 6
+    options = (*workloads("passes"), "--aorta-trials", "5", *TWO)
+    faulty.run_here(*options).assert_outcomes(passed=4, skipped=1)
+    assert not [path for path in faulty.everything() if "trial_1" in path]
+    # A hook of the user may do anything before its item. A trial that has a result keeps it when its item is skipped.
+    faulty.write(
+        conftest="""
+        import pytest
+
+        def pytest_runtest_setup(item):
+            if "-3]" in item.name:
+                pytest.skip("of a hook")
+        """
+    )
+    result = faulty.run_here(*options)
+    result.assert_outcomes(passed=4, skipped=1)
+    result.stdout.fnmatch_lines(["one after the other, *: pytest_runtest_setup (conftest.py)"])
+    assert sorted(faulty.earlier()) == [f"passes/trial_{index}.json" for index in (0, 2, 4)]
+    assert len(faulty.files()) == 5
+
+
+BETWEEN = """
+import neighbours
+from neighbours import Tells
+
+def test_patches(monkeypatch, tmp_path):
+    (tmp_path / "patched").mkdir()
+    monkeypatch.setenv("SEEN", "patched")
+    monkeypatch.syspath_prepend(tmp_path / "patched")
+    monkeypatch.chdir(tmp_path / "patched")
+    neighbours.note("one")
+    # The next ones start only now.
+    assert neighbours.wait_for("started-Last", 3)
+
+def test_runs_a_trial_of_its_own(aorta_run, monkeypatch):
+    monkeypatch.setenv("SEEN", "by its own")
+    neighbours.note("go")
+    record = aorta_run(Tells)
+    assert record.exit_status == "ok"
+    assert record.result.metrics["SEEN"] == "by its own"
+"""
+
+
+@pytest.mark.slow
+def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: Stage) -> None:
+    beside.write(
+        first="""
+        import neighbours
+
+        class First(neighbours.Tells):
+            def setup(self): pass
+            def run(self): return {"passed": True, "metrics": self.seen()}
+        """,
+        test_between=BETWEEN,
+        last="""
+        import neighbours
+
+        class Last(neighbours.Tells):
+            def setup(self): super().setup()
+            def run(self):
+                # The first one ends once the test has patched; all others stay until it has ended.
+                kind = "one" if neighbours.count("started-Last") == 1 else "go"
+                return {"passed": neighbours.wait_for(kind), "metrics": self.seen()}
+        """,
+    )
+    result = beside.run("first.py", "test_between.py", "last.py", "--aorta-trials", "5", *TWO)
+    result.assert_outcomes(passed=12)
+    found = [trial["result"]["metrics"] for path, trial in beside.trials().items() if path.startswith("Last")]
+    assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in found] == [(None, str(beside.path), [])] * 5

@@ -57,12 +57,6 @@ TABLE = {
     "LeavesThingsBehind": Seen("ok", "", PASSED),
 }
 
-#: One of every kind, for modes in which a trial costs more.
-SOME = (
-    *("Passes", "ReturnsFalse", "RaisesInRun", "SegfaultsInRun", "VanishesInRun", "HangsInRun"),
-    *("RaisesInConstructor", "SegfaultsInSetup", "HangsInSetup", "RaisesInCleanup", "HangsInCleanup"),
-)
-
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.RunResult]:
@@ -84,14 +78,6 @@ def check_endings(stage: Stage, result: pytest.RunResult, workloads: tuple[str, 
 
 def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.RunResult]) -> None:
     check_endings(*every, tuple(TABLE))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("isolation", ["fork", "spawn"], ids=lambda isolation: f"{isolation}-xdist")
-def test_endings_under_xdist(stage: Stage, isolation: str) -> None:
-    stage.copy(FAULTY)
-    names = (f"faulty_workloads.py::{name}" for name in SOME)
-    check_endings(stage, stage.run("-v", "--aorta-isolation", isolation, "-n", "2", *names), SOME)
 
 
 def test_artifacts_exist(every: tuple[Stage, pytest.RunResult]) -> None:

@@ -33,7 +33,7 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
         *("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,tf32_off", "--aorta-config", "size=3"),
         *("faulty_workloads.py::SegfaultsInRun", "faulty_workloads.py::RaisesInSetup", "-o", "aorta_order=random"),
     )
-    alone = faulty.run(*options)
+    alone = faulty.run_here(*options)
     alone.assert_outcomes(passed=4, failed=8, errors=4)
     expected = essence(faulty)
     several = faulty.run(*options, "-n", "2", "--dist", mode)
@@ -49,17 +49,6 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     ]
     assert tables[0] == tables[1]
     assert faulty.left_running() == []
-
-
-@pytest.mark.slow
-def test_quiet_and_junit_and_durations(faulty: Stage) -> None:
-    arguments = ("--aorta-workload", "passes", "--aorta-trials", "3", "-n", "2", "-q", "--junitxml", "out.xml")
-    result = faulty.run(*arguments, "--durations", "3")
-    result.assert_outcomes(passed=3)
-    result.stdout.no_fnmatch_line("aorta: plan*")
-    text = (faulty.path / "out.xml").read_text()
-    assert text.count('<property name="aorta_trial_id" value="passes_d0_m0_t') == 3
-    assert text.count('<property name="aorta_exit_status" value="ok"') == 3
 
 
 @pytest.mark.parametrize(

@@ -120,26 +120,6 @@ def test_a_warning_can_be_turned_into_an_error(verdicts: Stage) -> None:
     assert verdicts.trial("Counts/trial_0.json")["exit_status"] == "ok"
 
 
-def test_a_resumed_run_shows_the_warnings_of_the_earlier_one_in_its_table(verdicts: Stage) -> None:
-    verdicts.run_here("verdicts.py::Counts")
-    result = verdicts.run_here("verdicts.py::Counts", "--aorta-resume")
-    result.stdout.fnmatch_lines(
-        ["warning: Counts local-none: passed=True, but failure_count=3 (1 trial)", "1 of 1 trial had a result *"]
-    )
-
-
-def test_a_test_that_starts_a_trial_is_warned_too(verdicts: Stage) -> None:
-    verdicts.write(
-        test_it="""
-        from verdicts import Counts
-
-        def test_it(aorta_run):
-            assert aorta_run(Counts).warnings == ["passed=True, but failure_count=3"]
-        """
-    )
-    verdicts.run_here("test_it.py").assert_outcomes(passed=1, warnings=1)
-
-
 def test_a_verdict_that_is_no_bool_fails_the_trial(verdicts: Stage) -> None:
     result = verdicts.run_here("verdicts.py::NotANumber")
     result.assert_outcomes(failed=1)
@@ -154,7 +134,7 @@ def test_a_verdict_that_is_no_bool_fails_the_trial(verdicts: Stage) -> None:
 def test_the_last_step_is_known_however_the_process_ends(verdicts: Stage, isolation: str) -> None:
     names = ("Killed", "HangsInC")
     options = ("--aorta-isolation", isolation, "--aorta-timeout", "0.5", "-o", "aorta_grace=0.1")
-    verdicts.run(*(f"verdicts.py::{name}" for name in names), *options)
+    verdicts.run_here(*(f"verdicts.py::{name}" for name in names), *options)
     killed, hung = (verdicts.trial(f"{name}/trial_0.json") for name in names)
     assert killed["failure"]["message"] == "ended by SIGKILL in run(), after step 637 of 1000"
     assert hung["failure"]["message"].startswith("the deadline of 0.5 s passed in run(), after step 637 of 1000; ")
@@ -167,7 +147,7 @@ def test_the_last_step_is_known_however_the_process_ends(verdicts: Stage, isolat
 @pytest.mark.slow
 def test_what_ranks_did_is_in_the_result(verdicts: Stage) -> None:
     options = ("--aorta-trials", "3", "--aorta-timeout", "2", "-o", "aorta_grace=0.1")
-    done = verdicts.run("verdicts.py::Ranks", *options)
+    done = verdicts.run_here("verdicts.py::Ranks", *options)
     counts, raises, hangs = (verdicts.trial(f"Ranks/trial_{index}.json") for index in range(3))
     assert [trial["exit_status"] for trial in (counts, raises, hangs)] == ["ok", "workload_failed", "timeout"]
     assert [trial["result"]["passed"] for trial in (counts, raises, hangs)] == [True, False, False]

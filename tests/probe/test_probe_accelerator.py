@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.probe import accelerator as module
-from pytest_aorta.probe import accelerator as nvidia_module
-from pytest_aorta.probe.accelerator import amd, compilers, cuda_toolkit, cuda_toolkit_in_use, nvidia, rocm
+from pytest_aorta.probe.accelerator import amd, compilers, cuda_toolkit_in_use, nvidia, rocm
 from pytest_aorta.probe.guard import Guard
 
 Double = Callable[[str, str], None]
@@ -20,10 +17,6 @@ Double = Callable[[str, str], None]
 DRIVER = {
     "proc/driver/nvidia/version": (
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\nGCC version:  gcc 12.3.0\n"
-    ),
-    "proc/driver/nvidia/gpus/0000:18:00.0/information": (
-        "Model: \t\t NVIDIA H200\nIRQ:   \t\t 11\nGPU UUID: \t GPU-1111\n"
-        "Video BIOS: \t 96.00\nBus Location: \t 0000:18:00.0\n"
     ),
 }
 
@@ -84,12 +77,6 @@ def guard() -> Guard:
     return Guard()
 
 
-@pytest.mark.usefixtures("double")
-def test_no_nvidia_driver_is_an_absence(tmp_path: Path, guard: Guard) -> None:
-    assert nvidia(guard, tmp_path) is None
-    assert guard.reasons == []
-
-
 def test_what_nvidia_smi_tells(tmp_path: Path, guard: Guard, double: Double) -> None:
     double("nvidia-smi", ANSWERS_IN_FULL)
     assert nvidia(guard, tree(tmp_path, DRIVER)) == {
@@ -120,37 +107,15 @@ def test_an_old_driver_is_asked_for_less(tmp_path: Path, guard: Guard, double: D
     assert guard.reasons == []
 
 
-@pytest.mark.usefixtures("double")
-def test_the_drivers_files_are_enough_where_nvidia_smi_is_missing(tmp_path: Path, guard: Guard) -> None:
-    assert nvidia(guard, tree(tmp_path, DRIVER)) == {
-        "driver_version": "550.54.15",
-        "devices": [
-            {"name": "NVIDIA H200", "uuid": "GPU-1111", "vbios_version": "96.00", "pci_bus_id": "0000:18:00.0"},
-        ],
-    }
-    assert guard.reasons == []
-
-
 def test_nvidia_smi_that_fails_beside_a_driver_is_a_reason(tmp_path: Path, guard: Guard, double: Double) -> None:
     double("nvidia-smi", NO_DRIVER)
     found = nvidia(guard, tree(tmp_path, DRIVER))
     assert found is not None
-    assert found["devices"][0]["name"] == "NVIDIA H200"
+    assert found == {"driver_version": "550.54.15", "devices": []}
     assert guard.reasons == [
         "accelerator.nvidia: ToolFailed: nvidia-smi exited with 9: "
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     ]
-
-
-def test_nvidia_smi_that_hangs_is_a_reason(
-    tmp_path: Path, guard: Guard, double: Double, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    double("nvidia-smi", "exec /bin/sleep 600")
-    monkeypatch.setattr(nvidia_module, "_TIMEOUT_SEC", 0.3)
-    found = nvidia(guard, tree(tmp_path, DRIVER))
-    assert found is not None
-    assert found["driver_version"] == "550.54.15"
-    assert [reason.split(": ")[:2] for reason in guard.reasons] == [["accelerator.nvidia", "ToolTimedOut"]]
 
 
 def test_a_driver_without_devices(tmp_path: Path, guard: Guard, double: Double) -> None:
@@ -187,7 +152,6 @@ def test_what_the_kernel_tells_about_amd_devices(tmp_path: Path, guard: Guard) -
             {
                 "node": 1,
                 "gfx": "gfx942",
-                "codename": "ip discovery",
                 "pci_bus_id": "0000:05:00.0",
                 "unique_id": "0x1234567890abcdef",
                 "compute_units": 304,
@@ -200,12 +164,6 @@ def test_what_the_kernel_tells_about_amd_devices(tmp_path: Path, guard: Guard) -
         ],
         "hidden_devices": 0,
     }
-    assert guard.reasons == []
-
-
-@pytest.mark.usefixtures("double")
-def test_no_amd_driver_is_an_absence(tmp_path: Path, guard: Guard) -> None:
-    assert amd(guard, tmp_path) is None
     assert guard.reasons == []
 
 
@@ -237,24 +195,6 @@ def test_one_unreadable_node_does_not_hide_the_others(tmp_path: Path, guard: Gua
     assert [reason.split(": ")[:2] for reason in guard.reasons] == [["accelerator.amd.node 2", "ValueError"]]
 
 
-def test_amd_smi_is_asked_where_the_kernel_shows_no_device(tmp_path: Path, guard: Guard, double: Double) -> None:
-    double("amd-smi", """echo '[{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}}]'""")
-    found = amd(guard, tree(tmp_path, {"dev/kfd": ""}))
-    assert found is not None
-    assert found["tool"] == {
-        "name": "amd-smi",
-        "answer": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}}],
-    }
-
-
-def test_the_cuda_toolkit_of_a_folder(tmp_path: Path) -> None:
-    assert cuda_toolkit(tmp_path) is None
-    tree(tmp_path, {"version.txt": "CUDA Version 10.2.89\n"})
-    assert cuda_toolkit(tmp_path) == {"path": tmp_path, "version": "10.2.89"}
-    tree(tmp_path, {"version.json": '{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}'})
-    assert cuda_toolkit(tmp_path) == {"path": tmp_path, "version": "12.4.1"}
-
-
 def test_the_rocm_release_of_a_folder_and_its_components(tmp_path: Path) -> None:
     assert rocm(tmp_path) is None
     tree(
@@ -273,11 +213,9 @@ def test_the_rocm_release_of_a_folder_and_its_components(tmp_path: Path) -> None
     }
 
 
-@pytest.mark.parametrize(
-    ("variable", "found_by"), [("CUDA_HOME", "CUDA_HOME"), ("CUDA_PATH", "CUDA_PATH"), (None, "nvcc")]
-)
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH", None])
 def test_the_toolkit_that_torch_would_build_with(
-    variable: str | None, found_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -288,21 +226,11 @@ def test_the_toolkit_that_torch_would_build_with(
     if variable is not None:
         monkeypatch.setenv(variable, str(named))
     assert cuda_toolkit_in_use() == {
-        "path": named if variable else on_path,
+        "path": str(named if variable else on_path),
         "version": "12.4.1" if variable else "13.0.2",
-        "found_by": found_by,
     }
-
-
-def test_an_nvcc_that_is_a_script_elsewhere_does_not_hide_the_toolkit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: Double
-) -> None:
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    double("nvcc", "exit 0")
-    usual = tree(tmp_path / "cuda", {"version.txt": "CUDA Version 10.2.89\n"})
-    assert cuda_toolkit_in_use(str(usual)) == {"path": usual, "version": "10.2.89", "found_by": str(usual)}
-    assert cuda_toolkit_in_use(str(tmp_path / "none")) is None
+    (on_path / "version.json").unlink()  # nvcc may be a script that calls the real one
+    assert cuda_toolkit_in_use(str(named)) == {"path": str(named), "version": "12.4.1"}
 
 
 NVCC = "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 12.4, V12.4.131'"
@@ -318,16 +246,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def script_in(folder: Path, name: str, script: str) -> None:
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
-def test_the_compiler_of_this_machine() -> None:
-    guard = Guard()
-    found = compilers(guard)["gcc"]
-    assert found["path"] == shutil.which("gcc")
-    said = subprocess.run(["gcc", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout
-    assert said.strip() in found["version"]
-    assert guard.reasons == []
 
 
 def test_doubles_say_their_version_in_the_line_that_has_it(path: Path) -> None:

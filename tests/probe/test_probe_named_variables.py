@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import platform
-import py_compile
 import shutil
 import subprocess
 import sys
@@ -172,14 +171,6 @@ def test_a_source_that_was_imported_later_is_searched_as_well(sources: Path) -> 
     assert look(collect_static(), NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
 
 
-def test_bytecode_without_a_source_is_searched(sources: Path) -> None:
-    (sources / "reads.py").write_text(f"import os\nos.environ.get('{NAME}')\n")
-    py_compile.compile(str(sources / "reads.py"), str(sources / "reads.pyc"))
-    (sources / "reads.py").unlink()
-    importlib.import_module("reads")
-    assert look(collect_static(), NAME)["by"][NAME]["first"] == ["reads"]
-
-
 @needs_gcc
 def test_a_library_that_was_loaded_later_is_searched_as_well(tmp_path: Path) -> None:
     source = '#include <stdlib.h>\nconst char *get(void) { return getenv("READ_BY_A_LIBRARY"); }\n'
@@ -233,14 +224,6 @@ def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(static, "NOT_READ", "OMP_NUM_THREADS") == first
 
 
-def test_a_damaged_answer_is_searched_for_again(cache: Path) -> None:
-    static = collect_static()
-    first = look(static, "OMP_NUM_THREADS")
-    for file in cache.iterdir():
-        file.write_text("{")
-    assert look(static, "OMP_NUM_THREADS") == first
-
-
 def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second search would take as long as the first."""
     file = tmp_path / "a file"
@@ -250,15 +233,6 @@ def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeyp
         "note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one",
         "subprocesses": False,
     }
-
-
-def test_the_cache_stays_small(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_KEPT", 10)
-    cache.mkdir(parents=True)
-    for number in range(100):
-        (cache / f"answer {number}").write_text("{}")
-    settled(lambda: named_variables(["OMP_NUM_THREADS"]))
-    assert len(list(cache.iterdir())) < 100
 
 
 def test_a_search_that_takes_too_long_says_so_and_goes_on_the_next_time() -> None:
@@ -290,10 +264,3 @@ def test_other_programs_are_noticed() -> None:
     process.communicate()
     assert had_children_since(now)
     assert had_children_since(before)
-
-
-def test_nothing_is_recorded_or_written_without_variables(cache: Path) -> None:
-    end = collect_end(collect_static())
-    assert end.variables is None
-    assert "variables" not in end.to_dict()
-    assert not cache.exists()

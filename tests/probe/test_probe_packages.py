@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -15,10 +14,7 @@ from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.packages import (
     Owner,
     installed_distributions,
-    package_list,
-    package_list_name,
     packages,
-    write_package_list,
 )
 
 if TYPE_CHECKING:
@@ -89,25 +85,6 @@ def test_names_that_can_be_imported_and_who_installed_them(site: Path) -> None:
     assert owners["yaml"] == (Owner("pyyaml", str(site)),)
     assert owners["sklearn"] == owners["six"] == (Owner("scikit-learn", str(site)),)
     assert ".." not in owners
-
-
-def test_the_list_of_all_is_written_once_under_its_digest(site: Path, tmp_path: Path) -> None:
-    install(site, "torch", "2.13.0")
-    install(site, "leftpad", "1.0")
-    installed = installed_distributions(Guard())
-    listing = package_list(installed)
-    file = write_package_list(tmp_path, listing)
-    digest = packages(installed)["digest"]
-    assert file.name == package_list_name(digest) == f"packages-{digest[7:23]}.json"
-    assert json.loads(file.read_text()) == {
-        "digest": digest,
-        "count": 2,
-        "versions": {"leftpad": "1.0", "torch": "2.13.0"},
-    }
-    written = file.stat()
-    assert write_package_list(tmp_path, listing) == file
-    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-    assert [path.name for path in tmp_path.glob("*packages*")] == [file.name]
 
 
 def test_the_packages_of_this_interpreter_are_those_that_importlib_finds() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.loaded import count_modules, imported_modules, mapped_objects
 from pytest_aorta.probe.packages import installed_distributions
-from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
+from pytest_aorta.probe.snapshot import EnvSnapshot
 from pytest_aorta.probe.torch_facts import torch_build, torch_state
 
 
@@ -119,16 +118,6 @@ def test_a_rocm_build_has_the_libraries_of_rocm(monkeypatch: pytest.MonkeyPatch)
     assert facts["arch_list"] == ["gfx90a", "gfx942"]
 
 
-def test_a_torch_that_is_half_imported_costs_only_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = double_of_torch(monkeypatch, cuda="12.8", hip=None)
-    del torch.version
-    guard = Guard()
-    facts = torch_build(guard)
-    assert facts["version"] == "2.9.0+gpu"
-    assert facts["cuda"] is None
-    assert "torch.cuda: AttributeError: 'types.SimpleNamespace' object has no attribute 'version'" in guard.reasons
-
-
 def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> Any:
     """What ``code`` prints, as JSON."""
     setup = "import json, os, sys\nfrom pytest_aorta.probe.collect import collect_end, collect_env, collect_static\n"
@@ -153,13 +142,8 @@ def test_a_torch_that_is_imported_in_run_is_described() -> None:
     found, extra = end_of("static = collect_static()\nextra = static.sections['torch']\nimport torch")
     assert extra["imported"] is False
     assert found["torch"]["default_dtype"] == "torch.float32"
-    assert found["modules"]["by_distribution"]["torch"]["version"] == metadata.version("torch")
+    assert found["modules"]["by_distribution"]["torch"] == metadata.version("torch")
     assert any(path.endswith("libtorch_cpu.so") for path in found["libraries"]["relevant"])
-
-
-def test_a_torch_that_was_never_imported_stays_so() -> None:
-    found, extra = end_of("static = collect_static()\ncollect_end(static)\nextra = 'torch' in sys.modules")
-    assert (found["torch"], extra) == (None, False)
 
 
 def test_what_run_has_set_is_seen() -> None:
@@ -208,18 +192,6 @@ extra = [hasattr(torch._C, f"_{name}") for name in ("accelerator_getAllocatorSet
     assert (torch["default_device"], torch["devices"], torch["process_group"]) == ("cuda", {}, None)
 
 
-def test_describing_the_end_changes_nothing() -> None:
-    code = """
-import psutil, torch
-static = collect_static()
-before = [psutil.Process().num_threads(), len(sys.modules)]
-collect_end(static)
-extra = [before, [psutil.Process().num_threads(), len(sys.modules)], torch.cuda.is_initialized()]
-"""
-    _, (before, after, initialised) = end_of(code)
-    assert (after, initialised) == (before, False)
-
-
 class Forbidden:
     """Stands for a function that starts a GPU, and must not be called."""
 
@@ -261,21 +233,15 @@ def test_modules_are_counted_by_what_installed_them(tmp_path: Path) -> None:
     (tmp_path / "mine" / "part.py").write_text("")
     found, _ = end_of("static = collect_static()\nimport numpy, mine.part", tmp_path)
     modules = found["modules"]
-    assert modules["by_distribution"]["numpy"]["version"] == metadata.version("numpy")
-    assert modules["other"]["mine"] == {"modules": 2, "path": str(tmp_path / "mine" / "__init__.py")}
-    rest = [*modules["by_distribution"].values(), *modules["other"].values()]
-    assert modules["count"] == modules["stdlib"] + sum(entry["modules"] for entry in rest)
+    assert modules["by_distribution"]["numpy"] == metadata.version("numpy")
+    assert modules["other"]["mine"] == str(tmp_path / "mine" / "__init__.py")
 
 
 def test_a_file_that_hides_a_distribution_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("")
     modules = end_of("static = collect_static()\nimport numpy", tmp_path)[0]["modules"]
     assert "numpy" not in modules["by_distribution"]
-    assert modules["other"]["numpy"] == {
-        "modules": 1,
-        "path": str(tmp_path / "numpy.py"),
-        "distributions": ["numpy"],
-    }
+    assert modules["other"]["numpy"] == str(tmp_path / "numpy.py")
 
 
 def test_the_mapped_objects_of_a_double(tmp_path: Path) -> None:
@@ -291,34 +257,11 @@ def test_the_mapped_objects_of_a_double(tmp_path: Path) -> None:
     ]
     maps = tmp_path / "maps"
     maps.write_text("".join(f"7f0-7f1 r-xp 00000000 fe:00 42          {path}\n" for path in paths))
-    lines = "\n".join(
-        [
-            "/opt/rocm/lib/librccl.so.1.0.70001",
-            "/site/torch/_C.cpython-311-x86_64-linux-gnu.so",
-            "/site/with space/libgomp-a34b3233.so.1.0.0",
-            "/usr/lib/libc.so.6",
-            "",
-        ]
-    )
     assert mapped_objects(maps) == {
         "count": 4,
-        "digest": "sha256:" + hashlib.sha256(lines.encode()).hexdigest(),
-        "names": ["libc.so.6", "libgomp-a34b3233.so.1.0.0", "librccl.so.1.0.70001"],
         "relevant": ["/opt/rocm/lib/librccl.so.1.0.70001", "/site/with space/libgomp-a34b3233.so.1.0.0"],
         "replaced": ["/site/with space/libgomp-a34b3233.so.1.0.0"],
     }
-
-
-def test_a_library_that_is_loaded_in_run_changes_the_digest() -> None:
-    code = """
-import ctypes
-static = collect_static()
-extra = collect_end(static).libraries
-ctypes.CDLL("libutil.so.1")
-"""
-    found, before = end_of(code)
-    assert found["libraries"]["digest"] != before["digest"]
-    assert set(found["libraries"]["names"]) - set(before["names"]) == {"libutil.so.1"}
 
 
 def test_a_library_that_is_replaced_during_run_is_named(tmp_path: Path) -> None:
@@ -345,17 +288,15 @@ def test_the_end_belongs_into_the_snapshot_of_the_start() -> None:
     data = {**start.to_dict(), "end": end.to_dict()}
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     snapshot = EnvSnapshot.from_dict(data)
-    assert snapshot.end == end
+    assert snapshot.end == end.to_dict()
     assert snapshot.to_dict() == data
-    assert EndSnapshot.model_validate(end.model_dump(), strict=True) == end
 
 
 def test_every_part_has_its_time() -> None:
     static = collect_static(Path(__file__))
     parts = collect_env(static).parts_ms
     assert {name.removeprefix("static.") for name in parts if name.startswith("static.")} == set(static.sections)
-    trial = {"trial.process", "trial.env_vars"} | ({"trial.git"} if static.git is not None else set())
-    assert {name for name in parts if name.startswith("trial.")} == trial
+    assert {name for name in parts if name.startswith("trial.")} == {"trial.process", "trial.env_vars"}
     assert set(collect_end(static).parts_ms) == {"torch", "libraries", "modules"}
     assert all(milliseconds >= 0 for milliseconds in parts.values())
 
@@ -373,4 +314,4 @@ def test_counting_from_an_earlier_count_gives_what_counting_all_gives(
     if gone:
         monkeypatch.delitem(sys.modules, "gone_later")
     assert imported_modules(installed, before) == imported_modules(installed)
-    assert imported_modules(installed, before)["other"]["first_new"]["modules"] == 2
+    assert imported_modules(installed, before)["other"]["first_new"] is None

@@ -33,7 +33,7 @@ def test_a_workload_is_found_without_importing_its_module(monkeypatch: pytest.Mo
 
     assert entry == WorkloadEntry("acme", "acme_workload:Acme", "acme-workloads")
     assert "acme_workload" not in sys.modules
-    assert "acme" in Registry.load().workload_names()
+    assert "acme" in Registry.load().names("workloads")
 
 
 @pytest.mark.parametrize("value", ["acme_workload", "acme-workload:Acme", "acme_workload:"])
@@ -61,7 +61,7 @@ def test_a_plugin_is_imported_only_when_its_own_mitigation_is_asked_for(
         )
 
     registry = Registry.load()
-    assert {"one", "two"} <= set(registry.mitigation_names())
+    assert {"one", "two"} <= set(registry.names("mitigations"))
     registry.mitigation("xnack")
     assert not {"acme_one", "acme_two"} & set(sys.modules)
 
@@ -110,7 +110,7 @@ def test_a_plugin_that_cannot_be_loaded_hurts_only_those_who_ask_for_it(
     registry = Registry.load()
 
     assert registry.mitigation("xnack").env == {"HSA_XNACK": "1"}
-    assert "acme" in registry.mitigation_names()
+    assert "acme" in registry.names("mitigations")
     with pytest.raises(RegistryError, match=f"'acme'.*'acme-broken'.*{reason}"):
         registry.mitigation("acme")
 

@@ -55,7 +55,7 @@ def test_an_unknown_name_is_answered_with_what_exists() -> None:
 
     with pytest.raises(UnknownMitigationError, match=r"^unknown mitigation 'nope'; available: ") as caught:
         registry.mitigation("nope")
-    assert ", ".join(registry.mitigation_names()) in str(caught.value)
+    assert ", ".join(registry.names("mitigations")) in str(caught.value)
     with pytest.raises(UnknownEnvironmentError, match=r"^unknown environment 'nope'; available: default, local"):
         registry.environment("nope")
     with pytest.raises(UnknownCollectorError, match=r"^unknown collector 'nope'; available: amd_log, numerics, "):

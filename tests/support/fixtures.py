@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import signal
 from collections.abc import Iterator
 
@@ -14,12 +16,20 @@ from support.stage import Stage
 
 
 @pytest.fixture(scope="session")
-def loaded_statistics() -> None:
+def imported() -> None:
+    """What runs of pytest in this process would import anew each time: pytester forgets modules after a run."""
     import scipy.stats  # noqa: F401
+
+    import pytest_aorta.launch.engine
+    import pytest_aorta.launch.inprocess
+    import pytest_aorta.plugin
+
+    for module in pkgutil.iter_modules(pytest_aorta.plugin.__path__, "pytest_aorta.plugin."):
+        importlib.import_module(module.name)
 
 
 @pytest.fixture
-def stage(loaded_statistics: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(imported: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     for name in set(os.environ) - set(Stage(pytester.path).environ()):
         monkeypatch.delenv(name)
     stage = Stage(pytester.path, pytester)

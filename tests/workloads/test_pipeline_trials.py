@@ -21,7 +21,7 @@ SLOW = pytest.mark.slow
     ids=" ".join,
 )
 def test_trials_pass_and_leave_nothing_running(stage: Stage, options: tuple[str, ...]) -> None:
-    result = stage.run("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
+    result = stage.run_here("--aorta-workload", "pipeline", "--aorta-trials", "2", "--aorta-steps", "1", *options)
 
     result.assert_outcomes(passed=2)
     assert set(stage.statuses().values()) == {"ok"}

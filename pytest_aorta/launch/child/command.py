@@ -12,15 +12,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO, ClassVar
+from typing import IO, BinaryIO
 
 from pytest_aorta.launch.child.attempt_files import attempt_folder, find_file
-from pytest_aorta.launch.child.torchrun import RanksOutput, TorchrunStart, follow_torchrun
+from pytest_aorta.launch.child.torchrun import run_program, send_environment
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
-from pytest_aorta.launch.launch_mode import SCRIPT, PrepareArgument, TrialPayload
-from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
-from pytest_aorta.probe.packages import package_list
+from pytest_aorta.launch.launch_mode import TrialPayload
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
 from pytest_aorta.trials.command_line import (
     COMMAND_TARGET,
@@ -34,12 +33,12 @@ from pytest_aorta.trials.command_line import (
     words_of,
 )
 from pytest_aorta.trials.config import resolve_config
-from pytest_aorta.trials.conversion import CommandResult, result_to_plain
-from pytest_aorta.trials.events import FailureData, ResultData, Send
-from pytest_aorta.trials.execution import NAMES, TRIAL_SEED, note_tmp
+from pytest_aorta.trials.conversion import CommandResult, read_result
+from pytest_aorta.trials.execution import TRIAL_SEED
 from pytest_aorta.trials.lifecycle import StepCounter, step_file
-from pytest_aorta.trials.loading import describe, load_class
-from pytest_aorta.trials.outcome import Observed, after_step
+from pytest_aorta.trials.loading import load_class
+from pytest_aorta.trials.outcome import Observation, after_step
+from pytest_aorta.trials.records import Failure, Progress, ResultRecord, Send
 
 _CHUNK = 2**16
 
@@ -49,8 +48,8 @@ _LONGEST_LINE = 2**16
 #: Bytes at the end of its standard error that are kept.
 _TAIL = 2**16
 
-#: Seconds between two looks at the process where the kernel does not say when it ends.
-_LOOK = 0.02
+#: Seconds between two looks at a process whose pipes are held by others.
+_LOOK = 0.05
 
 _LINE_END = re.compile(rb"[\r\n]+")
 
@@ -73,8 +72,7 @@ class Lines:
 
     def close(self) -> list[str]:
         """The last line, if it has no end."""
-        line, self._rest = self._rest, b""
-        return [line.decode(errors="replace")] if line else []
+        return self.feed(b"\n")
 
 
 class CommandProcess:
@@ -104,26 +102,22 @@ class CommandProcess:
         Returns:
             its exit code; negative for a signal.
         """
-        ended = _descriptor_of(self._process.pid)
         with selectors.DefaultSelector() as selector:
-            if ended is not None:
-                selector.register(ended, selectors.EVENT_READ)
             for stream in self._streams:
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ)
-            while self._process.poll() is None:
-                for key, _ in selector.select(_LOOK if ended is None else None):
-                    if key.fileobj != ended and self._pass_on(key.fileobj, take) == b"":  # type: ignore[arg-type]
+            while selector.get_map() and self._process.poll() is None:
+                for key, _ in selector.select(_LOOK):
+                    if self._pass_on(key.fileobj, take) == b"":  # type: ignore[arg-type]
                         selector.unregister(key.fileobj)
-        if ended is not None:
-            os.close(ended)
+        code = self._process.wait()
         for stream, (_, lines) in self._streams.items():
             while self._pass_on(stream, take):  # what it has written before its end
                 pass
             for line in lines.close():
                 take(line, time.perf_counter())
             stream.close()
-        return self._process.wait()
+        return code
 
     def _pass_on(self, stream: IO[bytes], take: Take) -> bytes | None:
         target, lines = self._streams[stream]
@@ -139,25 +133,12 @@ class CommandProcess:
             take(line, at)
         return chunk
 
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, negative for a signal; ``None`` as long as it runs."""
-        return self._process.poll()
-
     def end(self) -> None:
         """End it, if it still runs."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
         for stream in self._streams:
             stream.close()
-
-
-def _descriptor_of(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
 
 
 def write(descriptor: int, chunk: bytes) -> None:
@@ -204,7 +185,7 @@ def last_to_leave() -> Iterator[None]:
 _SHOWN = 200
 
 
-def command_failure(code: int, found: OutputFindings, errors: str) -> FailureData | None:
+def command_failure(code: int, found: OutputFindings, errors: str) -> Failure | None:
     """What a command has failed of; ``None`` when it has passed.
 
     The first of these decides: a signal; a line that matches ``fail_on``, or a metric that must be finite; ``pass_on``,
@@ -213,24 +194,24 @@ def command_failure(code: int, found: OutputFindings, errors: str) -> FailureDat
     if code < 0:
         return _after(infer_exit_reason(code, None, errors), found)
     if found.failures:
-        return {"phase": "run", "kind": "result", "message": found.reason}
+        return Failure("run", "result", found.reason)
     if found.passed:
         return None
     if code > 0:
         failure = _after(infer_exit_reason(code, None, errors), found)
-        said = errors.rstrip().rpartition("\n")[2].strip() if failure["kind"] == "exit_code" else ""
-        return {**failure, "message": f"{failure['message']}: {said[:_SHOWN]}"} if said else failure
+        said = errors.rstrip().rpartition("\n")[2].strip() if failure.kind == "exit_code" else ""
+        return replace(failure, message=f"{failure.message}: {said[:_SHOWN]}") if said else failure
     if found.rules.pass_on:
         patterns = " or ".join(map(repr, found.rules.pass_on))
-        return _after({"phase": "run", "kind": "result", "message": f"no line of its output matches {patterns}"}, found)
+        return _after(Failure("run", "result", f"no line of its output matches {patterns}"), found)
     return None
 
 
-def _after(failure: FailureData, found: OutputFindings) -> FailureData:
-    if found.step is None or failure["kind"] == "exception":
+def _after(failure: Failure, found: OutputFindings) -> Failure:
+    if found.step is None or failure.kind == "exception":
         return failure
-    step = after_step(Observed(progress={"type": "progress", "step": found.step, "total": found.total}))
-    return {**failure, "message": f"{failure['message']}{step}"}
+    step = after_step(Observation(progress=Progress(found.step, found.total)))
+    return replace(failure, message=f"{failure.message}{step}")
 
 
 def command_result(code: int, found: OutputFindings, errors: str, elapsed: float) -> CommandResult:
@@ -256,55 +237,38 @@ _LOG_CHUNK = 2**20
 #: Least time between two events that say nothing new, in seconds.
 _INTERVAL = 0.1
 
-_static: StaticEnv | None = None
-
-
-def prepare_command(argument: PrepareArgument) -> dict[str, Any]:
-    """Describe the command, without running it."""
-    global _static
-    variables = variables_now()
-    description = describe(load_class(COMMAND_TARGET), argument["overrides"], argument["steps"])
-    source = description["source"]
-    _static = collect_static(Path(source) if source else None)
-    note_tmp()
-    description["packages"] = package_list(_static.installed)
-    return {**description, "launch_mode": SCRIPT, "surroundings": surroundings(_static, variables)}
-
 
 def run_command_ranks(payload: TrialPayload, send: Send) -> None:
     """Start ``torchrun``, wait for it, report how the ranks ended and what they have printed."""
-    send({"type": "env", "env": collect_env(_static, [*payload["watched"], *NAMES]).to_dict()})
+    send_environment(payload, send)
     config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
     words = words_of(config.command)
     start = fill_in(words, os.environ)
     problem = program_not_found(start, os.environ.get("PATH", os.defpath))
     if problem is not None:
-        failure: FailureData = {"phase": "setup", "kind": "exception", "type": "CommandNotFound", "message": problem}
+        failure = Failure("setup", "exception", problem, "CommandNotFound")
         send({"type": "begin", "phase": "setup"})
         send({"type": "end", "phase": "setup", "sec": 0.0, "failure": failure})
         send({"type": "lived", "at": time.time()})
         return
-    environ = dict(os.environ)
-    if config.unbuffered:
-        environ.setdefault("PYTHONUNBUFFERED", "1")
-    restarts = int(payload["elastic"]["max_restarts"])
-    torchrun = TorchrunStart(os.getcwd(), restarts, ["--no-python", *start], (), environ)
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if config.unbuffered else {}
     rules = OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
     seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
-    follow_torchrun(payload, send, torchrun, CommandOutput(payload, send, rules, seed))
+    output = CommandOutput(payload, send, rules, seed)
+    run_program(payload, send, ["--no-python", *start], output, environ={**unbuffered, **os.environ})
 
 
-class CommandOutput(RanksOutput):
-    interval: ClassVar[float] = 0.005
+class CommandOutput:
+    """What the ranks of a command print, read from their logs while they run."""
 
     def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
         self._folder = Path(payload["folder"])
-        self._ranks = range(payload["nproc"])
+        self._nproc = payload["nproc"]
         self._send = send
         self._rules = rules
         self._seed = seed
         self._attempt = -1
-        self._outputs: list[RankOutput] = []
+        self._ranks: list[_RankOutput] = []
         self._started = time.perf_counter()
         self._said: tuple[float, int | None] = (0.0, None)
 
@@ -312,11 +276,10 @@ class CommandOutput(RanksOutput):
         """Read what is new, and report that something goes on."""
         if attempt != self._attempt:
             self._attempt = attempt
-            for output in self._outputs:
-                output.close()
-            self._outputs = [RankOutput(self._folder, attempt, rank, self._rules) for rank in self._ranks]
-        new = [output.read() for output in self._outputs]
-        found, now = self._outputs[0].found, time.monotonic()
+            self._close()
+            self._ranks = [_RankOutput(self._folder, attempt, rank, self._rules) for rank in range(self._nproc)]
+        new = [rank.read() for rank in self._ranks]
+        found, now = self._ranks[0].found, time.monotonic()
         sent_at, sent = self._said
         if now - sent_at < _INTERVAL:
             return
@@ -327,33 +290,36 @@ class CommandOutput(RanksOutput):
             self._said = now, sent
             self._send({"type": "alive"})
 
-    def result(self, attempt: int, code: int) -> tuple[ResultData, FailureData | None]:
+    def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
         """Of all ranks; where torchrun has ended with another code than 0, its ranks say why."""
         self.look(attempt)
-        for output in self._outputs:
-            output.close()
-        first = self._outputs[0].found
-        failed = next((rank for rank in self._ranks if self._outputs[rank].found.failures), None)
-        found = first if failed is None else self._outputs[failed].found
-        first.passed = found.passed = any(output.found.passed for output in self._outputs)
-        result = command_result(code, found, "", time.perf_counter() - self._started)
-        own = command_result(code, first, "", result.elapsed_sec)
-        details = [
-            {**detail, "rank": rank} for rank, output in enumerate(self._outputs) for detail in output.found.failures
-        ]
+        self._close()
+        all_found = [rank.found for rank in self._ranks]
+        first = all_found[0]
+        failed = next((rank for rank, found in enumerate(all_found) if found.failures), 0)
+        first.passed = all_found[failed].passed = any(found.passed for found in all_found)
+        elapsed = time.perf_counter() - self._started
+        result = command_result(code, all_found[failed], "", elapsed)
+        own = command_result(code, first, "", elapsed)
         own.passed = result.passed and code == 0
-        own.failure_details = details
-        own.failure_count = sum(output.found.failure_count for output in self._outputs)
+        own.failure_details = [
+            {**detail, "rank": rank} for rank, found in enumerate(all_found) for detail in found.failures
+        ]
+        own.failure_count = sum(found.failure_count for found in all_found)
         own.first_failure_iteration = result.first_failure_iteration
         if self._seed is not None:
             own.metrics[SEED] = self._seed
         failure = result.failure if code == 0 else None
-        if failure is not None and failed is not None:
-            failure["message"] = f"rank {failed}: {failure['message']}"
-        return result_to_plain(own), failure
+        if failure is not None and all_found[failed].failures:
+            failure = replace(failure, message=f"rank {failed}: {failure.message}")
+        return read_result(own), failure
+
+    def _close(self) -> None:
+        for rank in self._ranks:
+            rank.close()
 
 
-class RankOutput:
+class _RankOutput:
     def __init__(self, folder: Path, attempt: int, rank: int, rules: OutputRules) -> None:
         self.found = OutputFindings(rules)
         self._where = folder, attempt, rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import logging
@@ -11,7 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +20,7 @@ from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.launch_mode import Refused
 from pytest_aorta.probe.packages import Installed
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
-from pytest_aorta.trials.events import Send
+from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state
 
 #: torch keeps a folder below TMPDIR in it, another one in every trial, and computes it again where it is missing.
@@ -27,10 +28,6 @@ _MEMO = "TORCHINDUCTOR_CACHE_DIR"
 
 #: What an import may change: code before an import that comes earlier is not meant to depend on it.
 _HARMLESS = ("the filters of warnings", "sys.meta_path")
-
-
-class PreloadError(ImportError):
-    """A module that the user wants to be imported in advance cannot be."""
 
 
 def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None) -> Refused:
@@ -57,12 +54,6 @@ def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None
             os.environ.pop(_MEMO, None)
 
 
-def preload_as_asked(modules: Iterable[str]) -> None:
-    """Import what ``--aorta-preload`` names; raises ``PreloadError``."""
-    if refused := import_in_advance(modules):
-        raise PreloadError(f"--aorta-preload {refused['module']}: its import in advance {refused['why']}")
-
-
 class LearnedImports(importlib.abc.MetaPathFinder):
     """Reports each import from an installed distribution that is not part of another one, in order.
 
@@ -74,7 +65,7 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         self._owners = installed.owners
         self._seeds = seeds
         self._send = send
-        self._place = os.getpid(), threading.get_ident()
+        self._process, self._thread = os.getpid(), threading.get_ident()
         self._over = self._importing = False
         self._own: set[str] = set()
         sys.meta_path.insert(0, self)
@@ -90,25 +81,23 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The spec of the other finders; with a loader that reports, where it leads into a distribution."""
-        here = threading.get_ident() == self._place[1]
-        if self._over or fullname.partition(".")[0] in sys.stdlib_module_names or os.getpid() != self._place[0]:
+        top, elsewhere = fullname.partition(".")[0], threading.get_ident() != self._thread
+        if self._over or top in sys.stdlib_module_names or os.getpid() != self._process:
             return None
-        if here and self._importing:
+        if self._importing and not elsewhere:
             return None
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         found = (finder.find_spec(fullname, path, target) for finder in finders)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is None:
             return None
-        file = spec.origin if spec.origin is not None else next(iter(spec.submodule_search_locations or ()), "")
-        owners = self._owners.get(fullname.partition(".")[0], ())
-        if not any(file.startswith(owner.folder + os.sep) for owner in owners):
-            self._own.add(fullname)
-        elif not here:
+        file = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+        is_installed = any(file.startswith(owner.folder + os.sep) for owner in self._owners.get(top, ()))
+        if is_installed and elsewhere:
             self.end(f"{fullname}: a thread imported it")
-        elif hasattr(spec.loader, "exec_module") and spec.origin is not None:
+        elif is_installed and spec.origin is not None and hasattr(spec.loader, "exec_module"):
             self._watch(spec.name, spec.loader)
-        else:  # a namespace, which runs no code
+        else:  # the workload's own, or a namespace, which runs no code
             self._own.add(fullname)
         return spec
 
@@ -117,13 +106,12 @@ class LearnedImports(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             loader.exec_module = execute
-            changed = None if self._over or self._importing else self._changed(name)
-            if changed is not None:
+            if not (self._over or self._importing) and (changed := self._changed(name)) is not None:
                 self.end(f"{name}: {changed} had been changed before it was imported")
             if self._over or self._importing:
                 execute(module)
                 return
-            before = _state(name)
+            before = {what: value for what, value in _state(name).items() if what not in _HARMLESS}
             missing = {it for it in GENERATORS if it not in sys.modules or it == name}
             self._importing = True
             try:
@@ -133,19 +121,15 @@ class LearnedImports(importlib.abc.MetaPathFinder):
                 raise
             finally:
                 self._importing = False
-            self._learn(name, before, missing)
+            self._remember()
+            drawn = (it for it in sorted(missing & sys.modules.keys()) if not self._seeds.is_fresh(it))
+            left = _difference(before, self._expected) or next((f"random numbers of {it}" for it in drawn), None)
+            if left is not None:
+                self.end(f"{name}: its import changes {left}")
+            else:
+                self._tell({"type": "imported", "module": name})
 
         loader.exec_module = exec_module
-
-    def _learn(self, name: str, before: dict[str, Any], missing: set[str]) -> None:
-        self._remember()
-        left = _difference({it: value for it, value in before.items() if it not in _HARMLESS}, self._expected)
-        drawn = (it for it in sorted(missing & sys.modules.keys()) if not self._seeds.is_fresh(it))
-        left = left or next((f"random numbers of {it}" for it in drawn), None)
-        if left is not None:
-            self.end(f"{name}: its import changes {left}")
-        else:
-            self._tell({"type": "imported", "module": name})
 
     def _remember(self) -> None:
         self._expected = _state()
@@ -156,12 +140,10 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         own = {name: value for name, value in self._expected.items() if not name.startswith(("random", "the output"))}
         if (changed := _difference(own, _state(importing))) is not None:
             return changed
-        for name, module in self._modules.items():
-            if sys.modules.get(name, self) is not module:
-                return f"sys.modules[{name!r}]"
+        replaced = [name for name, module in self._modules.items() if sys.modules.get(name, self) is not module]
         new = sys.modules.keys() - self._modules.keys() - self._own - {importing}
         others = [name for name in new if name.partition(".")[0] not in sys.stdlib_module_names]
-        return f"sys.modules[{others[0]!r}]" if others else None
+        return next((f"sys.modules[{name!r}]" for name in [*replaced, *others]), None)
 
     def _tell(self, event: Any) -> None:
         with contextlib.suppress(OSError):  # the workload has closed the channel
@@ -171,41 +153,39 @@ class LearnedImports(importlib.abc.MetaPathFinder):
 def _state(importing: str | None = None) -> dict[str, Any]:
     """What an import could see and change, by names for messages; what is ``importing`` now does not count."""
     loaded = {name: module for name, module in sys.modules.items() if name != importing}
-    numpy, torch = loaded.get("numpy"), loaded.get("torch")
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # replaced or closed by the workload
             stream.flush()
-    return {
+    state: dict[str, Any] = {
         "os.environ": {name: value for name, value in os.environ.items() if name != _MEMO},
         "sys.path": list(sys.path),
         "sys.argv": list(sys.argv),
         "sys.meta_path": list(sys.meta_path),
-        "the working directory": _of(os.getcwd),
-        "the cores": os.sched_getaffinity(0),
+        "the working directory": _answer(os.getcwd),
         "the limit of recursion": sys.getrecursionlimit(),
         "the handlers of signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "the handlers of logging": [logging.root.level, logging.root.manager.disable, *logging.root.handlers],
         "the filters of warnings": [*warnings.filters, warnings.showwarning],
         "the open devices": open_gpu_devices(),
-        "the output": [_of(lambda number=number: os.fstat(number).st_size) for number in (1, 2)],
-        **({} if numpy is None else {"numpy.seterr": _of(numpy.geterr)}),
-        **({} if torch is None else {"settings of torch": _of(lambda: _torch_settings(torch))}),
+        "the output": [_answer(functools.partial(_size, number)) for number in (1, 2)],
         **{f"random numbers of {name}": generator_state(name) for name in GENERATORS if name in loaded},
     }
+    if (torch := loaded.get("torch")) is not None:
+        names = ("get_default_dtype", "is_grad_enabled", "are_deterministic_algorithms_enabled")
+        state["settings of torch"] = _answer(lambda: [getattr(torch, name)() for name in names])
+    return state
 
 
-def _of(question: Any) -> Any:
-    """The answer; ``None`` where there is none, whatever the workload has done to it."""
+def _size(descriptor: int) -> int:
+    return os.fstat(descriptor).st_size
+
+
+def _answer(question: Callable[[], Any]) -> Any:
+    """``None`` where there is none, whatever the workload has done to it."""
     try:
         return question()
     except Exception:
         return None
-
-
-def _torch_settings(torch: Any) -> list[Any]:
-    flags = ("grad_enabled", "anomaly_enabled")
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    return [torch.get_default_dtype(), *(getattr(torch, f"is_{flag}")() for flag in flags), *deterministic]
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:

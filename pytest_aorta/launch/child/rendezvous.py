@@ -1,4 +1,4 @@
-"""Where the agent and the ranks of one host meet: stores, and the rendezvous over them.
+"""Where the agents and the ranks of a trial meet: stores, and the rendezvous over them.
 
 A store has a thread that looks up the names of its peers, and holds a lock of libc while it does. A rank that was
 forked from that process at such a moment would wait for the lock without end, so an agent that forks has no store
@@ -13,94 +13,91 @@ import faulthandler
 import os
 import signal
 import socket
+import time
 import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from pytest_aorta.launch.child.name_service import LOOPBACK, ask_files_only, files_only
-from pytest_aorta.launch.child.torch_compat import serve_store
+from pytest_aorta.launch.child.torch_compat import ask_files_only, files_only, serve_store
+from pytest_aorta.launch.nodes import LOOPBACK, endpoint, is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.execution import ElasticOptions
 
+#: Seconds that the store of several nodes has to be there.
+_STORE_PATIENCE = 60.0
+
+#: A node that has gone is noticed after three missed keep-alives, and the nodes wait last_call_timeout for more than
+#: they need; in seconds.
+_DYNAMIC = {"last_call_timeout": "5", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
+
+#: Seconds between two looks at whether all nodes have come.
+_LOOK_INTERVAL = 0.05
+
 
 def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
-    """The handler for a trial on one host: ``OneHost``, or torch's own where another one is asked for.
+    """torch's handler for ``c10d``, else one for a fixed number of nodes.
 
-    Raises ``OSError`` where the port for its store is taken.
+    Raises:
+        OSError: the port for the store of one host is taken.
+        RuntimeError: there is no store at which several nodes meet.
     """
-    run_id = options.rdzv_id or trial_id
-    forks = options.start_method == "fork"
-    if options.rdzv_backend is None and options.nnodes == (1, 1):
-        return OneHost(run_id, options.master_addr, options.master_port, forks=forks)
-    if options.rdzv_backend == "static":
-        # As torch's, whose handler serves a store from a thread of the agent.
-        if options.rdzv_endpoint is None:
-            return OneHost(run_id, options.master_addr or LOOPBACK, options.master_port, forks=forks)
-        host, _, port = options.rdzv_endpoint.rpartition(":")
-        return OneHost(run_id, host, int(port), forks=forks)
-    own_store = options.rdzv_backend in (None, "c10d")
-    at = _store_here(options.rdzv_endpoint or f"{LOOPBACK}:0", forks) if own_store else options.rdzv_endpoint or ""
-    parameters = RendezvousParameters(
-        backend=options.rdzv_backend or "c10d",
-        endpoint=at,
-        run_id=run_id,
-        min_nodes=options.nnodes[0],
-        max_nodes=options.nnodes[1],
-        local_addr=options.local_addr or LOOPBACK,
-        **{"is_host": "0"} if own_store else {},
-    )
+    run_id, forks = options.rdzv_id or trial_id, options.start_method == "fork"
     # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    return get_rendezvous_handler(parameters)
+    if is_multi_node(options):
+        host, port = endpoint(options)
+        local_addr = options.local_addr or _address_towards(host, port)
+        store = connect_nodes(options, trial_id, _STORE_PATIENCE)
+        store.set(f"here/{node_rank(options)}", socket.gethostname())
+        if options.rdzv_backend == "static":
+            return _static(options, run_id, store, local_addr)
+        return _dynamic(options, run_id, store, f"{host}:{port}", local_addr)
+    if options.rdzv_backend == "c10d" or (options.rdzv_backend is None and options.rdzv_endpoint):
+        port = _store_at(options.rdzv_endpoint or f"{LOOPBACK}:0", forks=forks)
+        return _dynamic(options, run_id, connect(port), f"{LOOPBACK}:{port}", options.local_addr or LOOPBACK)
+    return _one_host(options, run_id, forks=forks)
 
 
-def free_port() -> int:
-    """A port that no process of this host listens on."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def _dynamic(options: ElasticOptions, run_id: str, store: Any, at: str, local_addr: str | None) -> RendezvousHandler:
+    least, most = options.nnodes
+    parameters = RendezvousParameters("c10d", at, run_id, least, most, local_addr, **_DYNAMIC)
+    return create_handler(store, C10dRendezvousBackend(store, run_id), parameters)
 
 
-def _store_here(at: str, forks: bool) -> str:
-    host, _, port = at.rpartition(":")
-    if not _is_here(host):
-        return at
-    try:
-        return f"{LOOPBACK}:{LocalStore(int(port), forks=forks).port}"
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise OSError(
-            f"port {port} of this host is taken, at which rdzv_endpoint={at} asks for the store; give a free one with "
-            "--aorta-elastic rdzv_endpoint=HOST:PORT, or leave it out: each trial then has one of its own"
-        ) from None
-
-
-def _is_here(host: str) -> bool:
-    # A socket can be bound only to a name or an address of this host.
-    with contextlib.suppress(OSError):
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-            return True
-    return False
-
-
-class FixedAgents(RendezvousHandler):
+class FixedNodes(RendezvousHandler):
     """Of agents whose number is fixed: none joins later, and none closes the rendezvous for the others.
 
-    Ranks find ``run_id`` in ``TORCHELASTIC_RUN_ID``.
+    ``meet`` takes the number of the attempt. Ranks find ``run_id`` in ``TORCHELASTIC_RUN_ID``.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, meet: Callable[[int], RendezvousInfo], *, shares_store: bool) -> None:
         self._run_id = run_id
+        self._meet = meet
+        self._shares_store = shares_store
+        self._attempt = -1
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._shares_store
+
+    def get_backend(self) -> str:
+        return "aorta"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._attempt += 1
+        return self._meet(self._attempt)
 
     def is_closed(self) -> bool:
         return False
@@ -114,91 +111,126 @@ class FixedAgents(RendezvousHandler):
     def get_run_id(self) -> str:
         return self._run_id
 
-
-class OneHost(FixedAgents):
-    """Rendezvous of a single agent: a new store on a free port, at once.
-
-    torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents. With a ``master_addr`` or
-    ``master_port``, rank 0 keeps the store of the ranks, as it does where several nodes meet. ``forks``: the agent
-    forks its ranks, and has no store itself.
-    """
-
-    def __init__(
-        self, run_id: str, master_addr: str | None = None, master_port: int | None = None, *, forks: bool
-    ) -> None:
-        super().__init__(run_id)
-        self._forks = forks
-        self._master = None if master_addr is None and master_port is None else (master_addr or LOOPBACK, master_port)
-        self._store: LocalStore | None = None
-
-    def get_backend(self) -> str:
-        return "aorta-one-host"
-
-    @property
-    def use_agent_store(self) -> bool:
-        return self._master is None
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """A fresh store for every attempt."""
-        self.shutdown()
-        self._store = LocalStore(forks=self._forks)
-        at = (LOOPBACK, self._store.port) if self._master is None else (self._master[0], self._master[1] or free_port())
-        return RendezvousInfo(connect(self._store.port), 0, 1, RendezvousStoreInfo(*at))
-
     def shutdown(self) -> bool:
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        close_stores()
         return True
 
 
-class LocalStore:
-    """Serves a ``TCPStore`` on the loopback interface until it is closed or this process ends.
+def _one_host(options: ElasticOptions, run_id: str, *, forks: bool) -> FixedNodes:
+    """A new store on a free port for every attempt, at once.
+
+    torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents. With an address or a port for
+    rank 0, that rank keeps the store of the ranks, as it does where several nodes meet.
+    """
+    host, port = options.master_addr, options.master_port
+    if options.rdzv_backend == "static":
+        host = host or LOOPBACK
+        if options.rdzv_endpoint is not None:
+            host, port = endpoint(options)
+    shares_store = host is None and port is None
+
+    def meet(attempt: int) -> RendezvousInfo:
+        close_stores()
+        own = open_store(forks=forks)
+        at = (LOOPBACK, own) if shares_store else (host or LOOPBACK, port or free_port())
+        return RendezvousInfo(connect(own), 0, 1, RendezvousStoreInfo(*at))
+
+    return FixedNodes(run_id, meet, shares_store=shares_store)
+
+
+def _static(options: ElasticOptions, run_id: str, common: Any, local_addr: str | None) -> FixedNodes:
+    """As many nodes as there are, in the order of their numbers.
+
+    torch's own has node 0's agent serve the store, from a thread beside which it forks, and gives the ranks of all
+    trials the same one.
+    """
+    node, nodes = node_rank(options), options.nnodes[1]
+
+    def meet(attempt: int) -> RendezvousInfo:
+        store = dist.PrefixStore(f"static/{attempt}", common)  # type: ignore[attr-defined]
+        if store.add(f"node/{node}", 1) > 1:
+            raise RendezvousError(f"two nodes say that they are node_rank={node}: each needs a number of its own")
+        while not store.check([f"node/{each}" for each in range(nodes)]):
+            time.sleep(_LOOK_INTERVAL)
+        return RendezvousInfo(store, node, nodes, RendezvousStoreInfo.build(node, store, local_addr=local_addr))
+
+    return FixedNodes(run_id, meet, shares_store=False)
+
+
+def connect_nodes(options: ElasticOptions, trial_id: str, patience: float) -> Any:
+    """The part of the store of several nodes that belongs to a trial; ``patience`` in seconds."""
+    host, port = endpoint(options)
+    client = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=patience))  # type: ignore[attr-defined]
+    return dist.PrefixStore(trial_id, client)  # type: ignore[attr-defined]
+
+
+def _address_towards(host: str, port: int) -> str | None:
+    # The host name of this node may be known only to itself.
+    with contextlib.suppress(OSError):
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    return None
+
+
+def free_port() -> int:
+    """A port that no process of this host listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _store_at(at: str, *, forks: bool) -> int:
+    port = int(at.rpartition(":")[2])
+    try:
+        return open_store(port, forks=forks)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(
+            f"port {port} of this host is taken, at which rdzv_endpoint={at} asks for the store; give a free one with "
+            "--aorta-elastic rdzv_endpoint=HOST:PORT, or leave it out: each trial then has one of its own"
+        ) from None
+
+
+#: The stores of this process: served by a process of their own, or by a thread.
+_processes: list[int] = []
+_threads: list[Any] = []
+
+
+def open_store(port: int = 0, *, forks: bool) -> int:
+    """Serve a ``TCPStore`` on the loopback interface until this process ends, or closes it; its port.
 
     Where this process ``forks``, a process of its own serves the store, else a thread of this one, which asks no name
     server any more. ``port`` 0 is a free one; raises ``OSError`` where the port is taken.
     """
-
-    def __init__(self, port: int = 0, *, forks: bool) -> None:
-        listening = socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)  # torch: on all interfaces
-        self.port = int(listening.getsockname()[1])
-        self._pid: int | None = None
-        self._served: dist.TCPStore | None = None  # type: ignore[name-defined]
-        if forks:
-            agent = os.getpid()
-            self._pid = os.fork()
-            if self._pid == 0:
-                _serve(agent, listening)
-            listening.close()
-        else:
-            ask_files_only()
-            self._served = serve_store(listening)
-        _open.append(self)
-
-    def close(self) -> None:
-        """End it; twice is harmless."""
-        self._served = None
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
-            self._pid = None
-        if self in _open:
-            _open.remove(self)
-
-
-#: Those that this process serves, or has served for it.
-_open: list[LocalStore] = []
+    listening = socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)  # torch: on all interfaces
+    port = int(listening.getsockname()[1])
+    if not forks:
+        ask_files_only()
+        _threads.append(serve_store(listening))
+        return port
+    agent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _serve(agent, listening)
+    listening.close()
+    _processes.append(pid)
+    return port
 
 
 def close_stores() -> None:
     """End the stores of this process: what outlives a trial's process counts as left behind by the trial."""
-    for store in list(_open):
-        store.close()
+    _threads.clear()
+    while _processes:
+        pid = _processes.pop()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-def connect(port: int) -> dist.TCPStore:  # type: ignore[name-defined]
+def connect(port: int) -> Any:
     """A client of such a store, which has no thread."""
     with files_only():
         return dist.TCPStore(LOOPBACK, port, is_master=False)  # type: ignore[attr-defined]

@@ -25,10 +25,8 @@ def load(argument: PrepareArgument) -> None:
 
 def prepare(argument: PrepareArgument) -> dict[str, Any]:
     """Describe what was loaded, and import torch's agent where trials need it."""
-    if argument["target"] == SCRIPT_TARGET:
-        return torchrun.prepare_script(argument)
-    if argument["target"] == COMMAND_RANKS_TARGET:
-        return command.prepare_command(argument)
+    if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
+        return torchrun.prepare_program(argument)
     description = workload_main.prepare(argument)
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.launch.child.learned_imports import LearnedImports, import_in_advance, preload_as_asked
+from pytest_aorta.launch.child.learned_imports import LearnedImports, import_in_advance
 from pytest_aorta.probe.collect import (
     StaticEnv,
-    before_forks,
     collect_end,
     collect_env,
     collect_static,
@@ -26,10 +25,10 @@ from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.process import Children, children_now, had_children_since
 from pytest_aorta.probe.variables import recorded_variables
 from pytest_aorta.trials.config import TrialIsolation, added_options, resolve_config, supports_process, with_added
-from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.execution import NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, imported_later, load_class, set_arguments
+from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 
 if TYPE_CHECKING:
@@ -89,8 +88,6 @@ _sources_in_advance: Mapping[str, str] = {}
 _class: type[Any] | None = None
 #: Names of the variables that the workload wants to have at its start.
 _startup: tuple[str, ...] = ()
-#: Whether the trials that will be forked from this process watch variables.
-_watches = False
 #: Whether what was imported for the trials has started other programs.
 _had_children = False
 
@@ -104,7 +101,8 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[
     note_tmp()
     set_arguments(argument["target"])
     before = children_now()
-    preload_as_asked(modules)
+    if refused := import_in_advance(modules):
+        raise ImportError(f"--aorta-preload {refused['module']}: its import in advance {refused['why']}")
     load_class(argument["target"])
     _note_children(before)
 
@@ -116,16 +114,14 @@ def _note_children(before: Children) -> None:
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe the workload that was loaded; take the snapshot of what will not change."""
-    global _static, _sources, _startup, _class, _watches
+    global _static, _sources, _startup, _class
     _class = load_class(argument["target"])
     description = describe(_class, argument["overrides"], argument["steps"])
     assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
-    _static = collect_static(Path(source) if source else None)
-    _watches = bool(argument.get("watches"))  # a rank prepares itself with the payload of its trial
-    if _watches:
-        _static = before_forks(_static)
+    watches = bool(argument.get("watches"))  # a rank prepares itself with the payload of its trial
+    _static = collect_static(Path(source) if source else None, watches=watches)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
@@ -142,8 +138,6 @@ def extend(extension: Extension) -> Refused:
     if not refused and _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
         _static = refreshed(_static)
-        if _watches:
-            _static = before_forks(_static)
     return refused
 
 
@@ -167,7 +161,7 @@ def run_workload(
     watch = Watch.begin(payload["watched"], _had_children) if payload["watched"] and is_first else None
     assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
-    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
+    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.record()})
     cls = load_class(payload["target"])
     isolation: TrialIsolation = "process" if supports_process(cls) else "in_process"
     added = added_options(

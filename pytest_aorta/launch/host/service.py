@@ -16,15 +16,15 @@ from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.place import TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
 from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes.store import NodeStore
+from pytest_aorta.launch.nodes import NodeStore
 from pytest_aorta.launch.record import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
-from pytest_aorta.trials.events import prepare_events
 from pytest_aorta.trials.execution import Resources
+from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 

@@ -6,14 +6,11 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.namespaces import in_namespace, needs_namespaces
 from support.stage import Stage
 from support.workloads import GLOO
-
-from pytest_aorta.launch.child import name_service
 
 MEET = (
     GLOO
@@ -80,7 +77,7 @@ def test_ranks_of_one_host_ask_no_name_server(stage: Stage, queries: list[bytes]
 def test_a_workload_can_ask_before_and_after(stage: Stage, queries: list[bytes]) -> None:
     script = """
     import socket
-    from pytest_aorta.launch.child.name_service import files_only
+    from pytest_aorta.launch.child.torch_compat import files_only
 
     def ask():
         try:
@@ -98,11 +95,3 @@ def test_a_workload_can_ask_before_and_after(stage: Stage, queries: list[bytes])
     assert done.ret == 0
     assert {b"somewhere" in query for query in queries} == {True}
     assert len(queries) in (1, 2)  # of IPv4 and of IPv6, of one of two calls
-
-
-def test_the_configuration_of_the_system_is_what_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "nsswitch.conf"
-    monkeypatch.setattr(name_service, "_CONFIGURATION", path)
-    assert name_service._services() == "files dns"
-    path.write_text("passwd: files\nhosts:   files mdns4_minimal [NOTFOUND=return] dns # as Debian has it\n")
-    assert name_service._services() == "files mdns4_minimal [NOTFOUND=return] dns"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.diagnosis.evidence import trial_from_json
+from pytest_aorta.launch.diagnosis.evidence import TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
 
 CASES = Path(__file__).with_name("cases")
@@ -26,8 +26,8 @@ def expectation(found: Judgement) -> dict[str, Any]:
     """What is compared of a judgement."""
     failure, cleanup = found.failure, found.cleanup
     return {
-        "blame": {str(record["rank"]): record["blame"] for record in found.ranks},
-        "passed": {str(record["rank"]): record["passed"] for record in found.ranks},
+        "blame": {str(record.rank): record.blame for record in found.ranks},
+        "passed": {str(record.rank): record.passed for record in found.ranks},
         "failure": failure and _in_short(failure),
         "cleanup": cleanup and _in_short(cleanup),
         "location": found.location and found.location[:_COMPARED],
@@ -37,8 +37,8 @@ def expectation(found: Judgement) -> dict[str, Any]:
 
 def _in_short(failure: Any) -> dict[str, Any]:
     keys = ("phase", "kind", "type", "signal", "exit_code", "rank")
-    return {key: failure[key] for key in keys if failure.get(key) is not None} | {
-        "message": failure["message"][:_COMPARED]
+    return {key: getattr(failure, key) for key in keys if getattr(failure, key) is not None} | {
+        "message": failure.message[:_COMPARED]
     }
 
 
@@ -71,7 +71,8 @@ def _shifted(value: Any, by: float) -> Any:
 def main(source: Path, name: str, shows: str) -> None:
     """Write the case ``name``."""
     evidence = anonymous(json.loads(source.read_text()))
-    case = {"shows": shows, "evidence": evidence, "expected": expectation(judge(trial_from_json(json.dumps(evidence))))}
+    expected = expectation(judge(TrialEvidence.from_json(json.dumps(evidence))))
+    case = {"shows": shows, "evidence": evidence, "expected": expected}
     CASES.mkdir(exist_ok=True)
     (CASES / f"{name}.json").write_text(json.dumps(case, indent=1) + "\n")
 

@@ -18,13 +18,6 @@ def evidence(error: dict[str, str] | None = None, returncode: int | None = None,
     return TrialEvidence("elastic", ranks=started, agent=AgentEnd("the agent", returncode, error))
 
 
-def no_backend() -> None:
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-    get_rendezvous_handler(RendezvousParameters("telepathy", "localhost:1", "id", 1, 1))
-
-
 def port_in_use() -> None:
     import torch.distributed as dist
 
@@ -47,7 +40,6 @@ def node_0_has_gone() -> None:
 @pytest.mark.parametrize(
     ("fails", "option"),
     [
-        (no_backend, "rdzv_backend="),
         (port_in_use, "rdzv_endpoint="),
         (no_other_node, "nnodes=MIN:MAX"),
         (node_0_has_gone, "rdzv_endpoint="),
@@ -59,9 +51,9 @@ def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], optio
     found = judge(evidence(describe_exception(raised.value))).failure
 
     assert found is not None
-    assert found["message"].startswith(f"the agent failed: {raised.value}")
-    assert option in found["message"]
-    assert (found["phase"], found["type"]) == ("launch", type(raised.value).__qualname__)
+    assert found.message.startswith(f"the agent failed: {raised.value}")
+    assert option in found.message
+    assert (found.phase, found.type) == ("launch", type(raised.value).__qualname__)
 
 
 def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
@@ -73,25 +65,25 @@ def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
     for state in (WorkerState.UNHEALTHY, WorkerState.FAILED):
         found = agent_failure(evidence(reason_of(RunResult(state))))
         assert found is not None
-        assert "uninterruptible sleep" in found["message"]
-        assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found["message"]
+        assert "uninterruptible sleep" in found.message
+        assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found.message
 
 
 def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
     found = judge(evidence(returncode=-9, ranks=2))
 
     assert found.failure is not None
-    assert found.failure["message"] == "the agent was ended by SIGKILL in setup()"
-    assert [record["blame"] for record in found.ranks] == ["collateral", "collateral"]
+    assert found.failure.message == "the agent was ended by SIGKILL in setup()"
+    assert [record.blame for record in found.ranks] == ["collateral", "collateral"]
 
 
 def test_an_agent_that_fails_before_it_has_started_its_ranks_is_the_cause() -> None:
     found = judge(evidence({"type": "RuntimeError", "message": "no more processes"}, ranks=2))
 
     assert found.failure is not None
-    assert found.failure["message"] == "the agent failed: no more processes"
-    assert found.failure["rank"] is None
+    assert found.failure.message == "the agent failed: no more processes"
+    assert found.failure.rank is None
     for record in found.ranks:
-        assert record["failure"] is not None
-        assert record["failure"]["message"] == "the agent ended before this rank did"
-        assert (record["blame"], record["exit_code"]) == ("collateral", None)
+        assert record.failure is not None
+        assert record.failure.message == "the agent ended before this rank did"
+        assert (record.blame, record.exit_code) == ("collateral", None)

@@ -67,17 +67,6 @@ def test_it_stands_where_pytest_says_that_it_has_collected_nothing(stage: Stage,
     result.stdout.fnmatch_lines(["no workload in my repro.py: A has no run(). A workload has setup() and run(), *"])
 
 
-def test_a_script_is_said_to_be_one_only_if_trials_were_asked_for(stage: Stage) -> None:
-    stage.write(train="print('training')")
-    asked = stage.run("train.py", "--aorta-trials", "2")
-    asked.stdout.fnmatch_lines(["no workload in train.py: it defines no class; *"])
-    stage.run("train.py").stdout.no_fnmatch_line("*workload*")
-    stage.write(test_train="def test_it(): pass")
-    result = stage.run("train.py", "test_train.py", "--aorta-trials", "2")
-    result.assert_outcomes(passed=1)
-    result.stdout.no_fnmatch_line("*no workload*")
-
-
 def test_a_script_that_fails_when_it_is_imported_is_named_with_the_option_that_runs_it(stage: Stage) -> None:
     stage.write(train="import sys\nprint(sys.argv[sys.argv.index('--steps')])")
     stage.write(test_train="import nothing\ndef test_it(): pass")

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
-from support.stage import Stage, counts, text
+from support.stage import Stage, text
 
 WORKLOAD = """
 import os
@@ -60,14 +60,6 @@ def test_what_is_needed_is_found_and_every_trial_has_its_file(flaky: Stage) -> N
     assert {name for name in alone["env"]["env_vars"] if name.startswith("V") and name[1:].isdigit()} == {"V2"}
     ids = [trial["trial_id"] for trial in flaky.trials().values()]
     assert len(set(ids)) == len(ids)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
-def test_slots_and_workers_find_the_same(flaky: Stage, how: tuple[str, ...]) -> None:
-    done = minimize(flaky, *how)
-    assert counts(done) == {"passed": 1}
-    done.stdout.fnmatch_lines(["flaky: of 4 variables of four, V2 is needed", "V2 *fixes"])
 
 
 @pytest.mark.slow

@@ -89,37 +89,6 @@ def test_one_class_or_trial_of_a_file_can_be_named(stage: Stage) -> None:
     missing.stderr.fnmatch_lines(["ERROR: not found: *mixed.py::Missing"])
 
 
-def test_all_options_apply_to_workloads_of_a_file(stage: Stage) -> None:
-    stage.write(
-        configured="""
-        import os
-
-        class Configured:
-            default_config = {"steps": 1, "shape": [1]}
-
-            def __init__(self, config): self.config = config
-            def setup(self): pass
-            def run(self): return {"passed": True, "metrics": {**self.config, "omp": os.environ.get("OMP_NUM_THREADS")}}
-        """
-    )
-    result = stage.run(
-        *("configured.py", "--aorta-trials", "2", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1"),
-        *("--aorta-steps", "5", "--aorta-config", "shape=[64, 128]", "--aorta-config", "mode=fast"),
-        *("--aorta-extra-env", "OMP_NUM_THREADS=7", "-o", "aorta_order=grouped"),
-        *("--aorta-results-dir", "elsewhere", "-v"),
-    )
-    result.assert_outcomes(passed=4)
-    # Extra variables are on top of the mitigations'.
-    expected = {"steps": 5, "shape": [64, 128], "mode": "fast", "omp": "7"}
-    stage.results = stage.path / "elsewhere"
-    assert [trial["result"]["metrics"] for trial in stage.trials().values()] == [expected] * 4
-    assert [trial["config"] for trial in stage.trials().values()] == [
-        {"steps": 5, "shape": [64, 128], "mode": "fast"}
-    ] * 4
-    order = [f"Configured[local-{mitigation}-{index}]" for mitigation in ("none", "omp_1") for index in (0, 1)]
-    assert list(stage.words(result)) == order
-
-
 def test_file_with_workloads_only_is_not_imported_by_pytest(stage: Stage) -> None:
     stage.write(
         alone="""
@@ -167,12 +136,6 @@ def test_file_with_both_has_its_tests_and_its_workloads_collected(stage: Stage) 
     # Not named itself, it is a test file and nothing else.
     assert names(stage) == found
     assert names(stage, ".") == found
-
-
-def test_directory_does_not_collect_workloads(stage: Stage) -> None:
-    stage.write(mixed=MIXED, test_plain="def test_plain(): pass")
-    assert names(stage, ".") == ["test_plain.py::test_plain"]
-    assert names(stage, ".", "--aorta-trials", "3") == ["test_plain.py::test_plain"]
 
 
 def test_two_classes_of_one_name_are_refused(stage: Stage) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +85,6 @@ def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None
     file = mine.path / "mine/workloads.py"
     result.stdout.fnmatch_lines(["*module of aorta mine.workloads " + str(file), "test in mine.workloads " + str(file)])
     result.stdout.fnmatch_lines(["*hook of the conftest"])
-
-
-def test_module_fixtures_apply_to_the_trials_of_a_file_that_is_not_imported(stage: Stage) -> None:
-    stage.write_file("conftest.py", CONFTEST)
-    stage.write_file("sub/reproducer.py", WORKLOADS + "\n    assert 'pytest' not in __import__('sys').modules\n")
-    result = stage.run("sub/reproducer.py", "-s", "--aorta-isolation", "spawn")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines([f"*module of sub/reproducer.py reproducer {stage.path}/sub/reproducer.py"])
 
 
 @pytest.mark.parametrize("arguments", [(), (".",), ("tests", "aorta::steady")], ids=" ".join)
@@ -178,53 +169,3 @@ def test_last_failed_alone_asks_for_variables_that_are_not_kept(mine: Stage) -> 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --lf: the trials that failed had --aorta-extra-env, whose values are not*"])
     assert "hunter2" not in "".join(path.read_text() for path in mine.path.glob(".pytest_cache/**/*") if path.is_file())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", ["", "tests"])
-def test_a_node_id_as_pytest_prints_it_runs_again_from_there(
-    mine: Stage, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine.write_file("tests/repro/reproducer.py", WORKLOADS)
-    monkeypatch.chdir(mine.path / folder)
-    file = str((mine.path / "tests/repro/reproducer.py").relative_to(mine.path / folder))
-    failing = ("--aorta-mitigations", "bad", *broken(mine), "-q")
-    shown = mine.run_here(file, "aorta::steady", "--aorta-trials=1", *failing).outlines
-    ids = [match[1] for line in shown if (match := re.match(r"FAILED (\S+)", line))]
-    assert len(ids) == 3
-    mine.run_here(*ids, *failing).assert_outcomes(failed=3)
-
-
-VSCODE = "python_files/vscode_pytest/__init__.py"
-
-
-def vscode_plugin() -> Path | None:
-    """The plugin of an installed VS Code, or that which ``VSCODE_PYTEST`` names."""
-    given = os.environ.get("VSCODE_PYTEST")
-    found = sorted(Path.home().glob(f".vscode*/extensions/ms-python.python-*/{VSCODE}"))
-    return Path(given) if given else found[-1] if found else None
-
-
-@pytest.mark.slow
-def test_vs_code_s_own_plugin_finds_and_runs_trials(mine: Stage) -> None:
-    plugin = vscode_plugin()
-    if plugin is None:
-        pytest.skip(f"neither VS Code's Python extension nor VSCODE_PYTEST, the path of its {VSCODE}")
-    mine.write_file("ide/vscode_pytest.py", plugin.read_text())
-    pipe = mine.path / "pipe"
-    path = os.pathsep.join([str(mine.path), str(mine.path / "ide")])
-    env = {"TEST_RUN_PIPE": str(pipe), "PYTHONPATH": path}
-
-    def run(*arguments: str) -> str:
-        pipe.write_text("")
-        mine.run("-p", "vscode_pytest", f"--rootdir={mine.path}", *arguments, env=env)
-        return pipe.read_text()
-
-    name = "mine/workloads.py::steady[local-none-1]"
-    found = run("--collect-only", ".")
-    assert name in found
-    assert "tests/test_it.py::TestMore::test_number[2]" in found
-    assert '"error": []' in found
-    ran = run(f"{mine.path}/{name}")
-    assert f'"{mine.path}/{name}"' in ran
-    assert '"outcome": "success"' in ran

@@ -104,7 +104,7 @@ def test_a_killed_run_leaves_a_valid_matrix_that_a_resumed_one_completes(flaky: 
         assert all(
             cell["comparison"] is None or cell["comparison"]["method"] == "sequential" for cell in content["cells"]
         )
-    flaky.run(*options, "--aorta-resume")
+    flaky.run_here(*options, "--aorta-resume")
     assert matrix(flaky)["complete"]
     assert seen(matrix(flaky)) == {"local-none": (10, 20), "local-steady": (0, 20)}
     assert {cell["comparison"]["method"] for cell in matrix(flaky)["cells"] if cell["comparison"]} == {"fixed"}
@@ -164,9 +164,3 @@ def test_the_summary_of_a_step_gets_the_table_of_each_run(simple: Stage, monkeyp
     result = simple.run_here("--aorta-workload", "simple")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["not written: GITHUB_STEP_SUMMARY: *No such file or directory*"])
-
-
-def test_verdicts_are_coloured_on_a_terminal_and_plain_in_a_pipe(flaky: Stage) -> None:
-    assert "\x1b" not in flaky.run_here(*RUN, "--aorta-trials", "2").stdout.str()
-    coloured = flaky.run_here(*RUN, "--aorta-trials", "2", "--color", "yes").stdout.str()
-    assert "\x1b[33mundecided" in coloured

@@ -36,7 +36,7 @@ def test_a_run_ends_with_its_report(stage: Stage) -> None:
         """
     )
     cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    result = stage.run("flaky.py", "--aorta-trials", "4", *cells, "--aorta-report", "report.html")
+    result = stage.run_here("flaky.py", "--aorta-trials", "4", *cells, "--aorta-report", "report.html")
     result.assert_outcomes(passed=4, failed=4)
     assert "report: report.html" in result.outlines
     page = report(stage)
@@ -76,7 +76,7 @@ def test_a_missing_library_is_refused_before_the_first_trial(stage: Stage, monke
 def test_a_report_that_cannot_be_written_in_the_end_is_said_and_costs_no_result(stage: Stage) -> None:
     stage.write(vanishing=VANISHING)
     (stage.path / "pages").mkdir()
-    result = stage.run("vanishing.py", "--aorta-trials", "2", "--aorta-report", "pages/r.html", "-W", "error")
+    result = stage.run_here("vanishing.py", "--aorta-trials", "2", "--aorta-report", "pages/r.html", "-W", "error")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["not written: report */pages/r.html: the folder */pages does not exist*"])

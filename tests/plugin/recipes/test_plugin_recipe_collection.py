@@ -43,25 +43,3 @@ def test_among_testpaths(stage: Stage) -> None:
     make(stage, "aorta.toml", "sub/workflow.toml")
     (stage.path / "pytest.ini").write_text("[pytest]\ntestpaths = sub/workflow.toml\n")
     assert collected(stage) == ["sub/workflow.toml"]
-
-
-@pytest.mark.parametrize("base", ["Directory", "Dir"])
-def test_where_another_plugin_collects_the_files_of_a_folder(stage: Stage, base: str) -> None:
-    stage.write_file(
-        "conftest.py",
-        f"""
-        import pytest
-
-        class Listed(pytest.{base}):
-            def collect(self):
-                for name in (self.path / "list.txt").read_text().split():
-                    yield from self.ihook.pytest_collect_file(file_path=self.path / name, parent=self)
-
-        def pytest_collect_directory(path, parent):
-            if (path / "list.txt").exists():
-                return Listed.from_parent(parent, path=path)
-        """,
-    )
-    make(stage, "own/below/aorta.toml", "own/aorta.toml")
-    stage.write_file("own/list.txt", "below/aorta.toml")
-    assert collected(stage) == ["own/below/aorta.toml"]

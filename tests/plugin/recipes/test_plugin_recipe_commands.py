@@ -81,25 +81,6 @@ def test_a_command_that_makes_no_product_fails_and_its_output_is_shown(stage: St
     result.stdout.fnmatch_lines(["no x, y in a", "command: echo seen a", "*Captured output call*", "seen a"])
 
 
-def test_a_previous_action_without_products_is_never_complete(stage: Stage) -> None:
-    make(
-        stage,
-        """
-        [[action]]
-        name = "one"
-        command = "echo {directory}"
-        [[action]]
-        name = "two"
-        command = "echo {directory}"
-        previous_actions = ["one"]
-        """,
-        "a",
-    )
-    result = stage.run_here("-rs", "aorta.toml")
-    result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*one has no products, so it is never complete*"])
-
-
 GROUPED = """
 [workspace]
 value_file = "value.json"
@@ -149,26 +130,6 @@ def test_a_workflow_of_row_runs_only_when_it_is_given(stage: Stage) -> None:
     stage.run_here("workflow.toml").assert_outcomes(passed=2)
 
 
-def test_recipes_in_collected_folders_are_test_files(stage: Stage) -> None:
-    stage.write_file("sub/nightly.aorta.toml", GREETINGS)
-    stage.write_file("sub/aorta.toml", GREETINGS)
-    stage.write_file("sub/other.toml", "no recipe")
-    (stage.path / "sub/workspace/a").mkdir(parents=True)
-    result = stage.run_here("--collect-only", "-q")
-    assert [line for line in result.outlines if "::" in line] == [
-        f"sub/{name}::{item}" for name in ("aorta.toml", "nightly.aorta.toml") for item in ("greet[a]", "leave[a]")
-    ]
-
-
-def test_a_mistake_is_one_error_with_its_line(stage: Stage) -> None:
-    make(stage, '[[action]]\nname = "one"\ncommand = "echo {directory}"\nproduct = ["a"]', "a")
-    result = stage.run_here("aorta.toml")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(
-        ["*aorta.toml:4: action 'one': unknown key 'product'; did you mean 'products'[?] valid: *"]
-    )
-
-
 def test_launchers_begin_the_command(stage: Stage) -> None:
     recipe = """
     [[action]]
@@ -188,14 +149,6 @@ def test_a_launcher_that_does_not_exist_is_refused(stage: Stage) -> None:
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*aorta.toml:1: action 'one': no launcher is called 'pmi'; there are openmp, mpi, *"])
-
-
-def test_launchers_of_which_none_starts_the_processes_are_refused(stage: Stage) -> None:
-    recipe = '[[action]]\nname = "one"\ncommand = "echo {directory}"\nlaunchers = ["openmp"]\n'
-    make(stage, recipe + "resources.processes.per_submission = 2", "a")
-    result = stage.run_here("aorta.toml")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*action 'one' has 2 processes, and no launcher that starts them*"])
 
 
 def test_directories_of_two_actions_of_one_name_may_not_overlap(stage: Stage) -> None:

@@ -71,13 +71,6 @@ def test_what_a_killed_run_has_made_and_not_noted_is_noted_when_it_is_kept(
     assert not list((stage.path / ".aorta" / "staged").iterdir())  # nothing was new
 
 
-def test_a_recipe_above_pytests_root_is_run_as_well(stage: Stage) -> None:
-    project(stage.path, GREET, 1)
-    (stage.path / "deep").mkdir()
-    stage.write_file("deep/pytest.ini", "[pytest]")
-    stage.run_here("--rootdir=deep", "aorta.toml").assert_outcomes(passed=2)
-
-
 def all_noted_is_there(folder: Path) -> bool:
     """Whether the index names completed directories only, with their products."""
     return all(

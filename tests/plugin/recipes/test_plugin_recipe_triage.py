@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy  # noqa: F401  (a stage takes back what was imported on it, and numpy cannot be imported twice)
 import pytest
 import scipy.special  # noqa: F401  (as numpy)
-from support.projects import command, short_status
+from support.projects import short_status
 from support.stage import Stage, counts
 from support.workloads import SHAKY
 
@@ -63,31 +62,6 @@ def test_trials_of_decided_cells_are_skipped_and_what_follows_runs(stage: Stage)
 
 
 @pytest.mark.slow
-def test_decisions_hold_until_something_else_is_asked_for(stage: Stage) -> None:
-    stage.run_here("aorta.toml", "-k", "matrix")
-    assert counts(stage.run_here("aorta.toml", "-k", "compare")) == {"passed": 2}
-    before = stage.trials("workspace")
-    assert counts(stage.run_here("aorta.toml")) == {"failed": 4, "passed": 6, "skipped": 32}
-    assert stage.trials("workspace") == before
-    stage.write_file("aorta.toml", RECIPE.replace('"fix"]', '"fix", "other"]'))
-    assert short_status()["matrix"] == [4, 4, 0, 0, 52, 0]
-    stage.write_file("aorta.toml", RECIPE.replace("trials = 20", "trials = 20\nconfig = {bad = 2}"))
-    assert short_status()["matrix"] == [0, 0, 8, 0, 32, 0]
-
-
-@pytest.mark.slow
-def test_a_command_on_each_trial_has_nothing_to_do_on_those_that_are_not_needed(stage: Stage) -> None:
-    stage.write_file("aorta.toml", RECIPE.replace('each = "cell"', 'each = "trial"'))
-    assert counts(stage.run_here("aorta.toml")) == {"failed": 4, "passed": 8, "skipped": 68}
-    assert short_status() == {"matrix": [4, 4, 0, 0, 0, 0], "compare": [4, 0, 0, 0, 0, 4]}
-
-
-def test_without_a_number_of_trials_there_are_as_many_as_with_the_option(stage: Stage) -> None:
-    stage.write_file("aorta.toml", RECIPE.replace("trials = 20\n", ""))
-    assert short_status()["matrix"] == [0, 0, 0, 0, 400, 0]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
 def test_side_by_side_decisions_reach_every_process(stage: Stage, side_by_side: tuple[str, ...]) -> None:
     stage.write_file("aorta.toml", RECIPE.replace("trials = 20", "trials = 100"))
@@ -114,14 +88,6 @@ def test_gates_decide_the_exit_status(stage: Stage) -> None:
     result = stage.run_here("aorta.toml")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["does not hold: matrix: failure_rate(none)<=0.5: *2 of 2 failed"])
-
-
-@pytest.mark.slow
-def test_gates_of_the_command_line_are_about_actions_that_have_the_cell(stage: Stage) -> None:
-    matrix(stage)
-    assert stage.run_here("aorta.toml", "--aorta-gate", "failure_rate(fix)<=0").ret == 0
-    result = stage.run_here("aorta.toml", "--aorta-gate", "failure_rate(fxi)<=0")
-    assert result.ret == 1
 
 
 def test_a_gate_on_a_reproduction_excuses_trials_that_are_ok(stage: Stage) -> None:
@@ -167,15 +133,3 @@ def test_a_wrong_gate_is_an_error_of_the_recipe(stage: Stage, line: str, message
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([message])
-
-
-@pytest.mark.slow
-def test_a_duration_ends_a_matrix_after_a_whole_round(stage: Stage) -> None:
-    matrix(stage)
-    (stage.path / "work.py").write_text(SHAKY.replace("def setup(self): pass", "def setup(self): time.sleep(0.5)"))
-    with Path("work.py").open("a") as file:
-        file.write("import time\n")
-    result = stage.run_here("aorta.toml", "--aorta-stop", "0.2s")
-    assert counts(result) == {"failed": 1, "passed": 1}
-    assert short_status()["matrix"] == [1, 1, 0, 0, 2, 0]
-    assert command("status").exit_code == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from support.recipes import noted
 from support.stage import Stage
@@ -128,15 +126,6 @@ def test_under_xdist_a_matrix_waits_for_the_smoke_test_and_commands_for_their_ce
         "local-none": "completed",
         "local-fix": "completed",
     }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("distribution", ["load", "worksteal"])
-def test_under_xdist_nothing_waits_for_what_will_not_come(stage: Stage, distribution: str) -> None:
-    change(stage, "bad = 0", "bad = 1")
-    result = stage.run("-n", "3", "-x", "--dist", distribution, "aorta.toml")
-    assert result.parseoutcomes()["failed"] == 1
-    assert json.loads((stage.path / "workspace/smoke/shaky/trial_0.json").read_text())["exit_status"]
 
 
 @pytest.mark.parametrize(

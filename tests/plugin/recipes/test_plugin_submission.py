@@ -140,12 +140,6 @@ def test_what_is_chosen_is_submitted(stage: Stage, scheduler: StandInScheduler, 
     assert [job[1].partition(".")[0] for job in scheduler.jobs] == [name]
 
 
-def test_what_is_on_disk_already_is_not_submitted(stage: Stage, scheduler: StandInScheduler) -> None:
-    """The index does not know it: a run was killed between the product and the note, or it was copied."""
-    stage.write_file("workspace/b/one", "")
-    assert matches(submit(), "one: 2 jobs (3 directories)*, 1 completed")
-
-
 def test_the_scheduler_decides_what_has_ended_and_how(stage: Stage, scheduler: StandInScheduler) -> None:
     submit()
     [first, second] = scheduler.jobs
@@ -269,25 +263,6 @@ def test_ctrl_c_lets_the_job_that_is_being_submitted_be_recorded(stage: Stage, s
     assert process.returncode == 130
     assert b"interrupted: 1 of 2 submitted, which are recorded; the rest is not" in output
     assert (status()["one"]["submitted"], status()["one"]["eligible"]) == (2, 2)
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_leaves_at_once_and_the_job_is_looked_up_later(
-    stage: Stage, scheduler: StandInScheduler
-) -> None:
-    scheduler.does("slow")
-    process = start(stage)
-    wait_until((scheduler.folder / "sbatch-began").exists)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.stderr is not None
-    assert b"Ctrl-C once more" in process.stderr.readline()
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate()
-    assert process.returncode != 0
-    assert status()["one"]["submitted"] == 2  # perhaps: it is not known
-    scheduler.does("ok")
-    submit()
-    assert status()["one"]["submitted"] == 4
 
 
 def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandInScheduler) -> None:

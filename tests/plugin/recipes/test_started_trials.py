@@ -7,26 +7,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin.recipes.runs import MAXIMUM_STARTS, StartedTrials
-
-UNIT = "local-none/3"
-
-
-def starts(folder: Path, **variables: str) -> StartedTrials:
-    """Of a job that begins."""
-    return StartedTrials({"AORTA_JOB": str(folder), "AORTA_JOB_TASK": "2", **variables})
-
-
-def test_a_job_that_is_started_again_knows_the_starts_of_its_earlier_times(tmp_path: Path) -> None:
-    for _ in range(MAXIMUM_STARTS):
-        job = starts(tmp_path)
-        assert job.has_too_many("matrix", UNIT) is None
-        job.note(UNIT)
-    assert starts(tmp_path).has_too_many("matrix", UNIT) == (
-        "matrix: started 3 times by this job, which it has taken along each time"
-    )
-    assert starts(tmp_path).has_too_many("matrix", "local-none/4") is None
-    assert [path.name for path in tmp_path.iterdir()] == ["started-2"]
+from pytest_aorta.plugin.recipes.runs import MAXIMUM_STARTS
 
 
 def test_a_trial_with_too_many_starts_is_skipped_with_the_reason(

@@ -74,24 +74,11 @@ def test_rounds_are_complete_and_what_does_not_begin_is_not_reported(short: Stag
 
 @pytest.mark.slow
 def test_a_resumed_run_adds_rounds_to_those_that_there_are(short: Stage) -> None:
-    short.run(*FOR_A_SECOND)
+    short.run_here(*FOR_A_SECOND)
     before = rounds(short)
-    done = short.run(*FOR_A_SECOND, "--aorta-resume")
+    done = short.run_here(*FOR_A_SECOND, "--aorta-resume")
     assert rounds(short) > before
     done.stdout.fnmatch_lines([f"{3 * before} of * trials had a result already (--aorta-resume)"])
-
-
-@pytest.mark.slow
-def test_tests_that_follow_find_their_fixtures_in_order(short: Stage) -> None:
-    """What is not run is torn down before as if it had been."""
-    short.write(
-        more="class First:\n    def __init__(self, config): pass\n    def setup(self): pass\n"
-        "    def run(self): return {'passed': True}\n",
-        test_more="def test_it(): pass\n",
-    )
-    done = short.run("more.py", "test_more.py", "--aorta-stop", "0.2s")
-    assert done.ret == 0
-    assert counts(done) == {"passed": len(short.files()) + 1}
 
 
 @pytest.fixture(params=["alone", "shared"])
@@ -105,12 +92,6 @@ def test_a_round_that_has_begun_goes_on_and_none_begins_late(folder: Path | None
     time.sleep(0.25)
     assert found.begin("gemm 0")
     assert not found.begin("gemm 1")
-
-
-def test_the_time_begins_with_the_first_round(folder: Path | None) -> None:
-    found = Rounds(0.2, folder)
-    time.sleep(0.25)
-    assert found.begin("gemm 0")
 
 
 def test_workers_agree_on_rounds_and_on_the_time(tmp_path: Path) -> None:

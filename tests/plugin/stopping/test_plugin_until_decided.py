@@ -52,7 +52,7 @@ def per_cell(stage: Stage) -> dict[str, int]:
 
 
 def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> None:
-    done = flaky.run(*UNTIL_DECIDED, "-rs")
+    done = flaky.run_here(*UNTIL_DECIDED, "-rs")
     assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
     assert counts(done) == {"failed": 4, "passed": 4, "skipped": 392}
     text = done.stdout.str()
@@ -74,15 +74,6 @@ def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, 
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_to_the_same_decision(flaky: Stage) -> None:
-    flaky.run(*UNTIL_DECIDED[:-1], "2")
-    assert per_cell(flaky) == {"local-none": 2, "local-fixed": 2}
-    done = flaky.run(*UNTIL_DECIDED, "--aorta-resume")
-    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
-    done.stdout.fnmatch_lines(["4 of 8 trials had a result already (--aorta-resume)"])
-
-
-@pytest.mark.slow
 def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
     flaky.write(
         test_marked="""
@@ -93,5 +84,5 @@ def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
             assert aorta_trial("flaky").exit_status == "ok"
         """
     )
-    done = flaky.run("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-stop=decided")
+    done = flaky.run_here("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-stop=decided")
     assert counts(done) == {"failed": 4, "passed": 4, "skipped": 72}

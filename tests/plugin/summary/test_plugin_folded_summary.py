@@ -84,20 +84,3 @@ def test_verbose_shows_all(broken: Stage) -> None:
     assert len(sections(result.outlines)) == 9
     assert len(short_summary(result.outlines)) == 9
     result.stdout.no_fnmatch_line("... and *")
-
-
-@pytest.mark.slow
-def test_tests_that_start_trials_are_shown_one_by_one(broken: Stage) -> None:
-    broken.write(
-        test_it="""
-        import pytest
-        from broken import Broken
-
-        @pytest.mark.aorta(trials=5)
-        def test_it(aorta_trial):
-            assert aorta_trial(Broken).exit_status == "ok"
-        """
-    )
-    result = broken.run_here("test_it.py")
-    result.assert_outcomes(failed=5)
-    result.stdout.no_fnmatch_line("... and *")

@@ -86,13 +86,6 @@ def test_a_confound_has_a_column_where_there_is_room_and_else_a_line() -> None:
     assert "    confound: speed (+49%)" in shown(cells[0], long)
 
 
-def test_a_name_that_is_too_long_for_its_column_has_a_line_of_its_own() -> None:
-    lines = shown(trials("none", "F" * 14 + "." * 6), trials("_".join(["a_mitigation"] * 5), "." * 20))
-    name = next(number for number, line in enumerate(lines) if "a_mitigation_a_mitigation" in line)
-    assert lines[name].strip() == "local-" + "_".join(["a_mitigation"] * 5)
-    assert lines[name + 1].split()[:3] == ["0", "of", "20"]
-
-
 def test_of_many_cells_those_that_say_most_are_shown_and_the_rest_is_counted() -> None:
     cells = [trials("none", "F" * 100 + "." * 100)]
     cells += [trials(f"same_{number}", "F" * 99 + "." * 101) for number in range(48)]

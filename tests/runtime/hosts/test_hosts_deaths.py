@@ -15,7 +15,6 @@ import pytest
 from host_bench import HostBench, host_bench_at
 from support.processes import is_gone, wait_until
 
-from pytest_aorta.runtime import hosts
 from pytest_aorta.runtime.hosts import HostError
 
 
@@ -79,20 +78,6 @@ def test_a_host_that_is_frozen_is_killed(bench: HostBench) -> None:
     assert is_gone(pid)
     with pytest.raises(HostError, match="no sign of life"):
         host.link.send({})
-
-
-def test_what_waits_for_a_frozen_host_is_bounded(bench: HostBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "MAX_WAITING", 3_000_000)
-    host = bench.start("echo")
-    os.kill(host.next()["pid"], signal.SIGSTOP)
-
-    def send_for_ever() -> None:
-        while True:
-            host.link.send({"body": b"x" * 1_000_000})
-
-    with pytest.raises(HostError, match="does not read, and was given up: 3"):
-        send_for_ever()
-    host.death()
 
 
 def test_a_death_is_noticed_although_a_child_still_holds_the_connection(bench: HostBench) -> None:

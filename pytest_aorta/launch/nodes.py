@@ -1,24 +1,36 @@
-"""Which node this is, and where the nodes of a run meet: as the options say, or SLURM. Imports no torch."""
+"""The nodes of a trial: which one this is, where they meet, and the store that node 0 keeps there. Imports no torch."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import json
 import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from pytest_aorta.launch.launch_mode import LaunchModeError, own_rank, under_launcher
 from pytest_aorta.trials.execution import ElasticOptions
+
+#: Numeric, so that no name has to be looked up.
+LOOPBACK = "127.0.0.1"
 
 #: Range of the ports for SLURM jobs.
 _FIRST_PORT, _PORTS = 20000, 10000
 
 #: Seconds that node 0 has to accept a connection.
 _PATIENCE = 2.0
+
+#: Seconds that a process takes to end after it has closed its store.
+_LAST = 1.0
 
 
 def is_multi_node(options: ElasticOptions) -> bool:
@@ -62,15 +74,12 @@ def endpoint(options: ElasticOptions, environ: Mapping[str, str] = os.environ) -
 
 
 def _first_of(nodes: str) -> str:
-    if "[" not in nodes:
-        return nodes.split(",")[0]
-    if shutil.which("scontrol"):
+    if "[" in nodes and shutil.which("scontrol"):
         command = ["scontrol", "show", "hostnames", nodes]
-        listed = subprocess.run(command, capture_output=True, text=True).stdout.split()
-        if listed:
+        if listed := subprocess.run(command, capture_output=True, text=True).stdout.split():
             return listed[0]
     name, _, rest = nodes.partition("[")
-    return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
+    return re.split(r"[],-]", name + rest)[0] if rest else nodes.split(",")[0]
 
 
 def network_problem(options: ElasticOptions) -> str | None:
@@ -134,3 +143,88 @@ def check_tasks(results: Path, options: ElasticOptions, environ: Mapping[str, st
 
 def _step(environ: Mapping[str, str]) -> str:
     return f"step {environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']} of SLURM"
+
+
+class NodeStore:
+    """The process with the store at which the nodes of all trials of a run meet; it ends with this one.
+
+    Node 0 keeps it for as long as its pytest runs, so that the nodes of a trial can still read from it when that trial
+    is over on node 0, and the next trial needs no other port. Raises ``LaunchModeError`` where the port is taken: the
+    nodes would meet at another program's.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            listening = listen(host, port)
+        except OSError as error:
+            raise LaunchModeError(
+                f"the nodes cannot meet at port {port} of this host: {error.strerror}; give a free port of node 0 with "
+                "--aorta-elastic rdzv_endpoint=HOST:PORT, on every node"
+            ) from None
+        with listening:
+            descriptor = listening.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pytest_aorta.launch.child.several_nodes", str(descriptor)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[descriptor],
+                start_new_session=True,
+                text=True,
+            )
+        self._lock = threading.Lock()
+
+    def nodes_of(self, trial_id: str, nodes: int) -> dict[int, str] | None:
+        """Those of the ``nodes`` that have come to a trial, with their host names; ``None`` if that is not known."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps([trial_id, nodes]) + "\n")
+            self._process.stdin.flush()
+            found = cast(dict[str, str], json.loads(self._process.stdout.readline()))
+            return {int(node): host for node, host in found.items()}
+        return None
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen on the interface of ``host``, where that is one address of this host; else on all.
+
+    A name may have several addresses, and its own host may know it by a loopback address that other hosts do not mean
+    (Debian's ``127.0.1.1``); an address that is not one of this host may be translated to one. Raises ``OSError`` where
+    the port is taken.
+    """
+    with contextlib.suppress(OSError):
+        if (address := {"localhost": LOOPBACK}.get(host, host) if host in _LOCAL else _only_address(host)) is not None:
+            return _listen_at(address, port)
+    return _listen_at("::" if socket.has_dualstack_ipv6() else "0.0.0.0", port)
+
+
+_LOCAL = ("localhost", LOOPBACK, "::1")
+
+
+def _only_address(host: str) -> str | None:
+    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries}
+    address = found.pop()
+    return None if found or address.is_loopback or address.is_link_local else str(address)
+
+
+def _listen_at(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    on_all = address == "::"
+    return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=on_all)
+
+
+def wait_for_end(host: str, port: int, patience: float) -> None:
+    """Block until a store has gone, or cannot be reached; at most ``patience`` seconds, and a little longer.
+
+    It goes when the pytest of node 0 ends, which has reported everything then.
+    """
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1) as connection:
+        connection.settimeout(patience)
+        connection.recv(1)
+        time.sleep(_LAST)

@@ -1,0 +1,182 @@
+"""What reports say of a trial: why it failed, the ends of its logs, and the command that runs it again."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.records import record
+from support.stage import Stage
+
+from pytest_aorta.plugin.failures import failure_text, html_header, html_row, links_of, rerun_line, tail_of
+from pytest_aorta.settings import SETTINGS
+from pytest_aorta.trials.result import TrialResult
+
+FAULTY = Path(__file__).with_name("faulty_workloads.py")
+NODE_ID = "aorta::fsdp[local-none-3]"
+TOP = Path("/project")
+
+
+def item(node_id: str = NODE_ID, *, here: Path = TOP, others: dict[str, Any] | None = None, **own: Any) -> pytest.Item:
+    """As much of an item as is looked at; options as the command line gave them, ``own`` ones without ``aorta_``."""
+    given = argparse.Namespace(**{each.ini: None for each in SETTINGS}, **(others or {}))
+    for name, value in own.items():
+        setattr(given, f"aorta_{name}", value)
+    config = SimpleNamespace(option=given, rootpath=TOP, invocation_params=SimpleNamespace(dir=here))
+    return cast(pytest.Item, SimpleNamespace(nodeid=node_id, config=config))
+
+
+def failed(failure: dict[str, Any], **fields: Any) -> TrialResult:
+    return TrialResult.from_dict(record(exit_status="workload_failed", failure=failure, **fields))
+
+
+def test_the_cause_of_a_failed_rank_is_shown_once(tmp_path: Path) -> None:
+    failure = {"phase": "run", "kind": "exception", "type": "ValueError", "rank": 1, "message": "rank 1: boom"}
+    details = [{"rank": rank, "kind": "exception", "message": "boom"} for rank in (1, 2)]
+    trial = failed(failure, result={"passed": False, "failure_details": details})
+    assert failure_text(trial, tmp_path / "trial_0.json", item()).splitlines()[:2] == [
+        "workload_failed in run: ValueError: rank 1: boom",
+        "- rank: 2, kind: exception, message: boom",
+    ]
+
+
+@pytest.mark.parametrize(("wanted", "shown"), [("all", 2), ("stdout", 1), ("stderr", 1), ("log", 0), ("no", 0)])
+def test_show_capture_decides_which_logs_are_shown(tmp_path: Path, wanted: str, shown: int) -> None:
+    (tmp_path / "trial_3").mkdir()
+    artifacts = {name: f"trial_3/{name}.log" for name in ("stdout", "stderr", "gone")}
+    for name in ("stdout", "stderr"):
+        (tmp_path / artifacts[name]).write_text("a line\n")
+    trial = failed({"phase": "run", "kind": "result", "message": "no"}, artifacts=artifacts)
+    text = failure_text(trial, tmp_path / "trial_3.json", item(others={"showcapture": wanted}))
+    assert text.count("a line") == text.count("--- end of") == shown
+    assert wanted == "all" or f"end of {wanted}" in text or not shown
+
+
+def test_a_stack_dump_ends_where_the_runner_begins(tmp_path: Path) -> None:
+    log = tmp_path / "stacks.log"
+    log.write_text(
+        "Current thread 0x00007f (most recent call first):\n"
+        '  File "/home/me/fsdp.py", line 12 in run\n'
+        '  File "/site-packages/pytest_aorta/trials/lifecycle.py", line 70 in _phase\n'
+        '  File "<string>", line 1 in <module>\n'
+        "Thread 0x00007e (most recent call first):\n"
+        '  File "/home/me/loader.py", line 3 in load\n'
+    )
+    assert tail_of(log) == [
+        "Current thread 0x00007f (most recent call first):",
+        '  File "/home/me/fsdp.py", line 12 in run',
+        "Thread 0x00007e (most recent call first):",
+        '  File "/home/me/loader.py", line 3 in load',
+    ]
+
+
+# The command that runs one item again: from the same directory, with what its trial depends on, without secrets
+
+
+def test_the_command_to_run_again_has_the_options_that_shape_the_plan() -> None:
+    own = {"workload": ["fsdp"], "trials": "8", "mitigations": ["none", "tf32_off,xnack"], "config": ["note=two words"]}
+    assert shlex.split(rerun_line(item("my tests/it's.py::A[local-none-0]", **own))) == [
+        *("pytest", "--aorta-workload", "fsdp", "--aorta-trials", "8"),
+        *("--aorta-mitigations", "none", "--aorta-mitigations", "tf32_off,xnack"),
+        *("--aorta-config", "note=two words", "my tests/it's.py::A[local-none-0]"),
+    ]
+    # Limits and configuration files of pytest are kept.
+    others = {"timeout": 2.5, "inifilename": "other.ini", "rootdir": "..", "override_ini": ["x=1 2"], "verbose": 2}
+    words = shlex.split(rerun_line(item(others=others)))
+    assert words == ["pytest", "-c", "other.ini", "--rootdir", "..", "-o", "x=1 2", "--timeout", "2.5", NODE_ID]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"extra_env": ["TOKEN=hunter2,B=x,y", "C="]},
+            ["--aorta-extra-env", "TOKEN=...,B=...", "--aorta-extra-env", "C=..."],
+        ),
+        ({"host": ["popen//env:TOKEN=hunter2//id=a"]}, ["--aorta-host", "popen//env:TOKEN=...//id=a"]),
+        ({"others": {"override_ini": ["aorta_extra_env=TOKEN=hunter2"]}}, ["-o", "aorta_extra_env=..."]),
+    ],
+)
+def test_the_command_to_run_again_names_variables_without_their_values(given: Any, words: list[str]) -> None:
+    assert shlex.split(rerun_line(item(**given)))[1:-1] == words
+
+
+@pytest.mark.parametrize(
+    ("node_id", "here", "shown"),
+    [
+        ("sub/repro.py::Hangs[local-none-0]", TOP, "sub/repro.py::Hangs[local-none-0]"),
+        ("sub/repro.py::Hangs[local-none-0]", TOP / "sub", "repro.py::Hangs[local-none-0]"),
+        ("sub/repro.py::Hangs[local-none-0]", TOP / "other/below", "../../sub/repro.py::Hangs[local-none-0]"),
+        (NODE_ID, TOP / "sub", NODE_ID),
+    ],
+)
+def test_files_are_relative_to_the_directory_that_pytest_was_started_in(node_id: str, here: Path, shown: str) -> None:
+    assert shlex.split(rerun_line(item(node_id, here=here))) == ["pytest", shown]
+
+
+# Reports of other plugins; real ones are in tests/downstream/test_plugins_of_others.py
+
+
+def report(**properties: str) -> pytest.TestReport:
+    properties = {f"aorta_{name}": text for name, text in properties.items()}
+    return pytest.TestReport(
+        "a.py::x", ("a.py", 0, "x"), {}, "passed", None, "teardown", user_properties=properties.items()
+    )
+
+
+def test_links_lead_to_the_trial_file_and_the_artifacts_beside_it() -> None:
+    found = links_of(report(trial_file="/r/a b/trial_0.json", artifacts="stderr=trial_0/stderr.log, tmp=trial_0/tmp"))
+    assert {link["name"]: link["content"] for link in found} == {
+        "trial file": "file:///r/a%20b/trial_0.json",
+        "stderr": "file:///r/a%20b/trial_0/stderr.log",
+        "tmp": "file:///r/a%20b/trial_0/tmp",
+    }
+    assert links_of(report()) == []
+
+
+def test_the_table_of_pytest_html_has_columns_with_harmless_texts() -> None:
+    heads = ["result", "test", "duration"]
+    html_header(heads)
+    assert [head.rpartition("</th>")[0].rpartition(">")[2] for head in heads[2:4]] == ["Cell", "Status"]
+    row = ["result", "test", "duration"]
+    html_row(report(trial_id="x", environment="<b>", mitigations="none"), "ok", row)
+    assert row[2:] == ['<td class="col-cell">&lt;b&gt;-none</td>', '<td class="col-status">ok</td>', "duration"]
+
+
+def test_a_passed_trial_has_the_ends_of_its_logs_as_captured_output(faulty: Stage) -> None:
+    result = faulty.run_here("--aorta-workload", "passes", "-rP")
+    result.stdout.fnmatch_lines(["*Captured stdout teardown*", "cleaned up"])
+    faulty.run_here("--aorta-workload", "passes", "-rP", "--show-capture=no").stdout.no_fnmatch_line("cleaned up")
+
+
+def test_the_table_is_printed_by_a_reporter_that_is_none_of_pytest_s(faulty: Stage) -> None:
+    faulty.write(
+        conftest="""
+        import pytest
+
+        class Short:
+            '''Knows as little of a terminal as those of pytest-tldr and others do.'''
+            verbosity = 0
+            def __init__(self, config):
+                self.config = config
+                self.stats = {}
+            def write(self, text, **markup): print(text, end="")
+            def write_line(self, text, **markup): print(text)
+            def write_sep(self, sep, title=None, **markup): print(sep, title, sep)
+            @pytest.hookimpl(trylast=True)
+            def pytest_unconfigure(self, config):
+                config.hook.pytest_terminal_summary(terminalreporter=self, exitstatus=0, config=config)
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_configure(config):
+            config.pluginmanager.unregister(name="terminalreporter")
+            config.pluginmanager.register(Short(config), "terminalreporter")
+        """
+    )
+    result = faulty.run("--aorta-workload", "raises", "--aorta-trials", "5")
+    result.stdout.fnmatch_lines(["= trials =", "*5 of 5*", "results: results"])
+    assert "Error" not in result.stderr.str()

@@ -1,0 +1,333 @@
+"""``--aorta-command``: any command is a workload, and what becomes of it is what becomes of a trial."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stage import Stage, counts, make_venv, text
+
+from pytest_aorta import RequestError, RunRequest, run_trials
+
+PYTHON = shlex.quote(sys.executable)
+
+#: Ends as the number of its trial says.
+ENDS = """
+import ctypes, os, signal, sys
+print("begins")
+print("to stderr", file=sys.stderr)
+way = int(sys.argv[1])
+if way == 1: sys.exit(3)
+if way == 2: raise ValueError("too bad")
+if way == 3: os.kill(os.getpid(), signal.SIGKILL)
+if way == 4: ctypes.string_at(0)
+"""
+
+#: Says what its arguments say.
+SAYS = """
+import sys
+for word in sys.argv[2:]:
+    print(word)
+sys.exit(int(sys.argv[1]))
+"""
+
+#: Two ranks, of which rank 1 does at step 3 what the argument says.
+RANKS = r"""
+import os, sys
+import torch, torch.distributed as dist
+how = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(1, 5):
+    dist.all_reduce(torch.ones(1))
+    print(f"step {step}/4 loss {rank}.{step}", flush=True)
+    if step == 3 and rank == 1:
+        if how == "says":
+            print("NaN in gradient")
+        if how == "raises":
+            raise ValueError("rank one")
+        if how == "again" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os._exit(9)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+STEPS = ("--aorta-metric", r"step (?P<step>\d+)/(?P<total>\d+) loss (?P<loss>\S+)")
+
+
+def command(words: str) -> tuple[str, str]:
+    return "--aorta-command", f"{PYTHON} {words}"
+
+
+def test_its_exit_status_is_the_outcome_of_the_trial(stage: Stage) -> None:
+    stage.write(ends=ENDS)
+    result = stage.run_here(*command("ends.py {trial}"), "--aorta-trials", "5", "-v")
+    result.assert_outcomes(passed=1, failed=4)
+    assert list(stage.words(result)) == [f"command-ends[local-none-{index}]" for index in range(5)]
+    trials = list(stage.trials().values())
+    assert [trial["exit_status"] for trial in trials] == ["ok"] + ["workload_failed"] * 4
+    assert [trial["result"]["metrics"]["returncode"] for trial in trials] == [0, 3, 1, -9, -11]
+    failures = [trial["failure"] for trial in trials[1:]]
+    assert [failure["kind"] for failure in failures] == ["exit_code", "exception", "signal", "signal"]
+    assert failures[0]["message"] == "ended itself with exit code 3: to stderr"
+    assert (failures[1]["type"], failures[1]["message"]) == ("ValueError", "too bad")
+    assert "ends.py" in failures[1]["traceback"]
+    assert [failure["signal"] for failure in failures[2:]] == ["SIGKILL", "SIGSEGV"]
+    assert "ends.py" in failures[3]["traceback"]
+    for trial in trials:
+        assert (stage.results / "command-ends" / trial["artifacts"]["stdout"]).read_text() == "begins\n"
+        assert "to stderr\n" in (stage.results / "command-ends" / trial["artifacts"]["stderr"]).read_text()
+
+
+def test_its_output_may_say_otherwise(stage: Stage) -> None:
+    stage.write(says=SAYS)
+    given = ("--aorta-fail-on", "nan", "--aorta-fail-on", "in{2}f", "--aorta-pass-on", "^ *fine$")
+    commands = [*command("says.py 7 fine"), *command("says.py 0 'loss nan' fine"), *command("says.py 0 other")]
+    stage.run_here(*commands, *given).assert_outcomes(passed=1, failed=2)
+    failures = [trial["failure"] for trial in stage.trials().values()]
+    assert [failure and failure["message"] for failure in failures] == [
+        "its output matches 'nan': loss nan",
+        "no line of its output matches '^ *fine$'",
+        None,
+    ]
+
+
+def test_steps_metrics_and_the_step_of_the_first_failure_are_in_the_result(stage: Stage) -> None:
+    stage.write(
+        train="""
+        import time
+        for step, loss in enumerate([0.5, 0.25, float("nan"), 0.125], 1):
+            print(f"step {step}/4 loss {loss}")
+            time.sleep(0.02)
+        """
+    )
+    result = stage.run_here(*command("train.py"), *STEPS, "--aorta-fail-on-nonfinite")
+    result.stdout.fnmatch_lines(["workload_failed in run: loss is nan at step 3", "*1x loss is nan*"])
+    (trial,) = stage.trials().values()
+    found = trial["result"]
+    assert found["metrics"] == {"loss": 0.125, "returncode": 0}
+    assert (found["failure_count"], found["first_failure_iteration"]) == (1, 3)
+    assert (found["total_iterations"], found["executed_iterations"], found["configured_iterations"]) == (4, 4, 4)
+    assert len(found["step_times_ms"]) == 3
+    assert found["elapsed_sec"] >= 0.08
+    # No process of the trial has imported torch for it.
+    assert "torch" not in trial["env"]["end"].get("imported", {})
+    assert trial["preloaded"] == []
+
+
+def test_the_variables_of_a_cell_are_there_and_nothing_else_has_changed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    stage.write(
+        looks="""
+        import json, os, sys
+        json.dump([sys.argv, sys.path, dict(os.environ), os.getcwd()], open(sys.argv[1] + "/seen.json", "w"))
+        """
+    )
+    stage.run_here(*command("looks.py {dir} '{\"a\": {trial}}' x{seed}"), "--aorta-mitigations", "omp_1")
+    trial = stage.trial("command-looks/trial_0.json")
+    folder = stage.results / "command-looks" / "trial_0" / "files"
+    argv, path, variables, cwd = json.loads((folder / "seen.json").read_text())
+    assert argv[1:] == [str(folder), '{"a": 0}', f"x{trial['result']['metrics']['seed']}"]
+    assert (path[0], cwd) == (str(stage.path), str(stage.path))
+    assert not any("bootstrap" in each for each in path)
+    added = {"AORTA_TRIAL_INDEX", "AORTA_TRIAL_DIR", "AORTA_TRIAL_SEED", "TMPDIR", "PYTHONUNBUFFERED"}
+    added |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    changed = {name for name in variables.keys() | os.environ.keys() if variables.get(name) != os.environ.get(name)}
+    own = {"PYTEST_AORTA_ZYGOTE", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "PYTEST_AORTA_GRACE"}
+    assert changed - own - {name for name in changed if name.startswith("PYTEST_XDIST")} == added
+    assert variables["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_program_that_is_not_there_has_not_run(stage: Stage) -> None:
+    result = stage.run_here("--aorta-command", "trian --steps 4", "--aorta-command", "./folder x")
+    assert counts(result) == {"errors": 2}
+    result.stdout.fnmatch_lines(
+        ["infrastructure_failed in setup: CommandNotFound: there is no program 'trian' in the folders of PATH: */*"]
+    )
+    assert "Traceback" not in text(result)
+    assert set(stage.statuses().values()) == {"infrastructure_failed"}
+
+
+@pytest.mark.parametrize("ranks", [(), ("--aorta-nproc", "2")], ids=["alone", "ranks"])
+def test_a_script_that_is_not_there_has_not_run(stage: Stage, ranks: tuple[str, ...]) -> None:
+    result = stage.run_here(*command("-u trian.py --steps 4"), *ranks)
+    assert counts(result) == {"errors": 1}
+    result.stdout.fnmatch_lines(
+        [f"infrastructure_failed in setup: CommandNotFound: there is no file 'trian.py' in {stage.path}"]
+    )
+
+
+def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: Stage) -> None:
+    stage.write(
+        hangs="""
+        import subprocess, sys, time
+        def waits():
+            subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"])
+        print("step 7/9 loss 1")
+        waits()
+        """
+    )
+    result = stage.run_here(*command("hangs.py"), *STEPS, "--aorta-timeout", "3")
+    result.stdout.fnmatch_lines(
+        ["timeout in run: the deadline of 3 s passed in run(), after step 7 of 9; *waits() at hangs.py*"]
+    )
+    assert list(stage.statuses().values()) == ["timeout"]
+    assert "step 7/9" in (stage.results / "command-hangs" / "trial_0" / "stdout.log").read_text()
+    stage.wait_until_alone()
+
+
+def test_several_commands_are_several_workloads_that_can_be_chosen(stage: Stage) -> None:
+    stage.write(says=SAYS, other="print(1)")
+    words = ("says.py 0 x", "says.py 0 y", "other.py")
+    commands = [*(option for each in words for option in command(each)), "--aorta-trials", "2", "-v"]
+    collected = stage.run_here(*commands, "--collect-only", "-qq")
+    names = [f"command-{name}[local-none-{trial}]" for trial in "01" for name in ("says-x", "says-y", "other")]
+    collected.stdout.fnmatch_lines([f"aorta::{name.replace('[', '[[]')}" for name in names])
+    result = stage.run_here(*commands, "-k", "says-y or other")
+    assert sorted(stage.words(result)) == sorted(name for name in names if "says-x" not in name)
+    assert stage.files() == [f"command-{name}/trial_{trial}.json" for name in ("other", "says-y") for trial in "01"]
+    result = stage.run_here(*commands, "aorta::command-says-x[local-none-1]")
+    assert list(stage.words(result)) == ["command-says-x[local-none-1]"]
+
+
+def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
+    stage.write(says=SAYS)
+    given = {
+        "command": f"{PYTHON} says.py 0 'step 1 loss inf' bad",
+        "fail_on": ["b[a]d", "worse"],
+        "pass_on": ["bad; or better", "bad"],
+        "metric": [r"step (?P<step>\d+) loss (?P<loss>\S+)"],
+        "fail_on_nonfinite": True,
+    }
+    (record,) = run_trials(RunRequest("command", 1, config_overrides=given, results_dir=stage.results))
+    assert record.config == {**given, "unbuffered": True}
+    assert (record.result.failure_count, record.result.metrics["returncode"]) == (2, 0)
+
+    texts = {"command": f"{PYTHON} says.py 0 x", "fail_on": "[xy]", "pass_on": '["a", "b"]'}
+    (record,) = run_trials(RunRequest("command", 1, config_overrides=texts, results_dir=stage.results))
+    assert (record.config["fail_on"], record.config["pass_on"]) == (["[xy]"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "command={}: Field required"),
+        ({"command": "python 'x"}, "no closing quotation"),
+        ({"command": "true", "metric": ["loss"]}, "named groups"),
+        ({"command": "true", "fail_on": ["("]}, "unterminated subpattern"),
+        ({"command": "true", "steps": 4}, "Command has no option 'steps'; valid: command, fail_on, fa"),
+    ],
+)
+def test_what_it_cannot_take_is_refused_before_a_trial(tmp_path: Path, config: dict[str, object], said: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        run_trials(RunRequest("command", 1, config_overrides=config, results_dir=tmp_path))
+    assert said in str(refused.value)
+
+
+TWO_RANKS = ("--aorta-command", "true", "--aorta-nproc", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--aorta-command", "python 'x"), '--aorta-command: "python \'x" is not valid; expected a program'),
+        (("--aorta-command", "HF_TOKEN=hidden python x"), "--aorta-command: 'HF_TOKEN=... python x' is not valid"),
+        (("--aorta-command", "true", "--aorta-metric", "x"), "--aorta-metric: 'x' is not valid; expected a reg"),
+        (("--aorta-command", "true", "--aorta-fail-on", "("), "--aorta-fail-on: '(' is not valid; expected a reg"),
+        (("--aorta-fail-on", "nan"), "--aorta-fail-on: is about the output of a command; add --aorta-command 'CMD'"),
+        ((*TWO_RANKS, "--aorta-isolation", "none"), "the ranks of command-true are p"),
+        ((*TWO_RANKS, "--aorta-launcher", "elastic"), "are started by torchrun"),
+        ((*TWO_RANKS, "--aorta-elastic", "tee=3"), "the ranks of command-true, a command, take max_restarts only"),
+        (("--aorta-command", "true", "--aorta-command", "true"), "'command-true' is given twice; for more"),
+    ],
+)
+def test_a_wrong_option_ends_the_run_before_it_starts(stage: Stage, options: tuple[str, ...], said: str) -> None:
+    result = stage.run_here(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert said in text(result)
+    assert "hidden" not in text(result)
+    assert not stage.results.exists()
+
+
+def test_resume_runs_only_what_has_changed(stage: Stage) -> None:
+    script = "import helper, json; print(json.load(open('cfg.json')))"
+    stage.write(train=script, helper="")
+    stage.write_file("cfg.json", "{}")
+
+    def started(*more: str) -> str:
+        stage.run_here(*command("train.py cfg.json"), "--aorta-resume", *more).assert_outcomes(passed=1)
+        return str(stage.trial("command-train/trial_0.json")["started_at"])
+
+    last = started()
+    assert started() == last
+    for name, content in (("train.py", f"{script}\n# changed"), ("cfg.json", "[]"), ("helper.py", "x = 1")):
+        stage.write_file(name, content)
+        before, last = last, started()
+        assert last != before, name
+    assert started("--aorta-fail-on", "never") != last
+
+
+def test_a_replay_runs_the_same_command_with_the_same_seed(stage: Stage) -> None:
+    stage.write(draws="import sys\nprint('seed', sys.argv[1])")
+    stage.run_here(*command("draws.py {seed}"), "--aorta-trials", "2", "--aorta-metric", r"seed (?P<drawn>\d+)")
+    one, two = (trial["result"]["metrics"] for trial in stage.trials().values())
+    assert one["drawn"] == one["seed"] != two["seed"]
+    assert 0 <= one["seed"] < 2**31
+    stage.run_here("--aorta-replay", "results/command-draws/trial_1.json").assert_outcomes(passed=1)
+    replayed = stage.trial("replay/command-draws/local-none/trial_1.json")
+    assert (replayed["result"]["metrics"], replayed["replay_of"]["differences"]) == (two, [])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_output_or_steps_keep_the_stall_limit_away(stage: Stage) -> None:
+    stage.write(prints="import time\nfor i in range(60):\n    print('line', i)\n    time.sleep(0.25)")
+    limit = (*command("prints.py"), "-o", "aorta_stall_timeout=10")
+    stage.run_here(*limit).assert_outcomes(passed=1)
+    stage.run_here(*limit, "--aorta-metric", r"line (?P<step>\d+)").assert_outcomes(passed=1)
+    stage.run_here(*limit, "--aorta-metric", r"step (?P<step>\d+)").assert_outcomes(failed=1)
+    assert stage.trial("command-prints/trial_0.json")["failure"]["kind"] == "stall"
+
+
+@pytest.mark.slow
+def test_a_command_runs_in_its_environment(stage: Stage) -> None:
+    make_venv(stage.path / "venv", with_ours=True)
+    stage.write(where="import os, sys; print('prefix', sys.prefix); print('launched', os.environ.get('LAUNCHED'))")
+    behind = {"launcher": ["env", "LAUNCHED=yes"]}
+    stage.write_registry(environments={"own": {"venv": str(stage.path / "venv")}, "behind": behind})
+    stage.run_here(
+        *("--aorta-command", "python where.py", "--aorta-registry-file", "registry.json"),
+        *("--aorta-environment", "own", "--aorta-environment", "behind"),
+        *("--aorta-metric", r"prefix (?P<prefix>\S+)", "--aorta-metric", r"launched (?P<launched>\S+)"),
+    ).assert_outcomes(passed=2)
+    found = {trial["cell"]: trial["result"]["metrics"] for trial in stage.trials().values()}
+    assert found["own-none"]["prefix"] == str(stage.path / "venv")
+    assert found["behind-none"]["launched"] == "yes"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_what_any_rank_says_or_does_fails_the_trial(stage: Stage) -> None:
+    stage.write(ranks=RANKS)
+
+    def played(how: str, *options: str) -> dict[str, Any]:
+        stage.run_here(*command(f"ranks.py {how}"), "--aorta-nproc", "2", *STEPS, *options)
+        return stage.trial("command-ranks/trial_0.json")
+
+    trial = played("says", "--aorta-fail-on", "NaN")
+    assert trial["exit_status"] == "workload_failed"
+    assert trial["failure"]["message"] == "rank 1: its output matches 'NaN' at step 3: NaN in gradient"
+    assert trial["result"]["failure_details"][0] == {"message": "NaN in gradient", "step": 3, "rank": 1}
+    trial = played("raises")
+    assert (trial["failure"]["type"], trial["failure"]["message"]) == ("ValueError", "rank 1: rank one")
+    assert [rank["blame"] for rank in trial["ranks"]] == ["collateral", "cause"]
+    trial = played("again", "--aorta-elastic", "max_restarts=1")
+    assert (trial["exit_status"], trial["elastic"]["restarts"]) == ("ok", 1)
+    assert played("passes", "--aorta-pass-on", "loss 1.4")["exit_status"] == "ok"
