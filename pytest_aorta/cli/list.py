@@ -129,14 +129,11 @@ def _variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: shown_value(name, value) for name, value in variables.items()}
 
 
-_KINDS: dict[Kind, tuple[Callable[[Registry], list[str]], Callable[[Registry, str], Entry]]] = {
-    "workloads": (lambda registry: registry.workload_names(), _workload),
-    "mitigations": (lambda registry: registry.mitigation_names(), _mitigation),
-    "environments": (lambda registry: registry.environment_names(), _environment),
-    "collectors": (
-        lambda registry: registry.collector_names(),
-        lambda registry, name: {"name": registry.collector(name)},
-    ),
+_ENTRIES: dict[Kind, Callable[[Registry, str], Entry]] = {
+    "workloads": _workload,
+    "mitigations": _mitigation,
+    "environments": _environment,
+    "collectors": lambda registry, name: {"name": registry.collector(name)},
 }
 
 

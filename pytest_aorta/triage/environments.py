@@ -208,15 +208,16 @@ def differences(a: Environments, b: Environments) -> list[Difference]:
     found = []
     known = a.facts().keys() | b.facts().keys()
     for fact in sorted(known):
-        if fact.section == _INSTALLED and fact._replace(section=_PACKAGES) in known:
+        of_record = fact._replace(section=_PACKAGES) if fact.section in (_INSTALLED, _DIGEST) else fact
+        if fact.section == _INSTALLED and of_record in known:
             continue
         one, two = a.values(fact), b.values(fact)
         if one and two and one.keys() != two.keys():
-            found.append(Difference(fact, _by_frequency(one), _by_frequency(two)))
-    if any(difference.fact.section in (_PACKAGES, _INSTALLED) for difference in found):
-        found = [difference for difference in found if difference.fact.section != _DIGEST]
-    names = {difference.fact.name for difference in found}
-    return [difference for difference in found if difference.fact.implied_by not in names]
+            found.append(Difference(of_record, _by_frequency(one), _by_frequency(two)))
+    if any(each.fact.section == _PACKAGES and each.fact != PACKAGES for each in found):
+        found = [each for each in found if each.fact != PACKAGES]
+    names = {each.fact.name for each in found}
+    return [each for each in found if each.fact.implied_by not in names]
 
 
 def _by_frequency(counts: Counts) -> tuple[tuple[Value | None, int], ...]:
