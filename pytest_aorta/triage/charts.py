@@ -6,13 +6,12 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pytest_aorta.triage.facts import Outcome, TrialFacts, TrialSteps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
 
 
@@ -40,9 +39,6 @@ _MOST_MARKS = 40
 
 #: Longest step, as a multiple of the shortest, above which the scale is logarithmic.
 _LOGARITHMIC = 12
-
-#: Quantiles of a cell's steps that its shape is drawn from.
-_SHAPE = 200
 
 
 def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> str | None:
@@ -99,31 +95,26 @@ def _label(axes: Axes, row: float, text: str) -> None:
 
 def _draw_steps(axes: Axes, cells: Sequence[tuple[str, Sequence[TrialSteps]]]) -> None:
     import numpy
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     pooled = [numpy.concatenate([numpy.asarray(steps.sorted_ms) for steps in trials]) for _, trials in cells]
-    shapes = [numpy.quantile(steps, numpy.linspace(0.005, 0.995, _SHAPE)) for steps in pooled]
-    # Over a wide range, shapes and scale are of logarithms.
-    is_log = 0 < min(shape[0] for shape in shapes) < max(shape[-1] for shape in shapes) / _LOGARITHMIC
-    scale = numpy.log10 if is_log else numpy.asarray
-    for row, ((label, trials), steps, shape) in enumerate(zip(cells, pooled, shapes, strict=True)):
+    for row, ((label, trials), steps) in enumerate(zip(cells, pooled, strict=True)):
         y = -float(row)
         _label(axes, y + 0.36, label)
-        if shape[-1] > shape[0]:
-            body = axes.violinplot([scale(shape)], [y - 0.1], orientation="horizontal", widths=0.46, showextrema=False)
-            for part in cast("list[PolyCollection]", body["bodies"]):
-                part.set(facecolor=ACCENT, alpha=0.22, edgecolor="none")
-        low, median, high = scale(numpy.quantile(steps, [0.1, 0.5, 0.9]))
-        axes.plot([low, high], [y - 0.1] * 2, color=ACCENT, linewidth=1.2, solid_capstyle="butt")
+        low, p10, median, p90, high = numpy.quantile(steps, [0.005, 0.1, 0.5, 0.9, 0.995])
+        axes.plot([low, high], [y - 0.1] * 2, color=ACCENT, linewidth=0.8, solid_capstyle="butt")
+        axes.plot([p10, p90], [y - 0.1] * 2, color=ACCENT, linewidth=7, alpha=0.3, solid_capstyle="butt")
         axes.plot([median] * 2, [y - 0.3, y + 0.1], color=INK, linewidth=1.8, solid_capstyle="butt")
         medians = numpy.asarray([each.median_ms for each in trials])
         if len(medians) > _MOST_MARKS:
             medians = numpy.quantile(medians, numpy.linspace(0, 1, _MOST_MARKS))
-        axes.plot(scale(medians), [y - 0.1] * len(medians), "o", color=INK, alpha=0.55, markersize=2.6, mew=0)
+        axes.plot(medians, [y - 0.1] * len(medians), "o", color=INK, alpha=0.55, markersize=2.6, mew=0)
+    is_log = max(steps.max() for steps in pooled) > _LOGARITHMIC * min(steps.min() for steps in pooled)
     if is_log:
-        low, high = axes.get_xlim()
-        marks = [digit * 10.0**power for power in range(-9, 12) for digit in (1, 2, 5)]
-        shown = [mark for mark in marks if low <= numpy.log10(mark) <= high]
-        axes.set_xticks([float(numpy.log10(mark)) for mark in shown], [f"{mark:g}" for mark in shown])
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(-len(cells) + 0.45, 0.65)
     axes.grid(axis="x", color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)

@@ -210,7 +210,6 @@ class FailedTrial:
         headline: first line of the message.
         texts: long ones with their headings; each is bounded.
         warnings: of the record.
-        seeds: one line.
         artifacts: name to path, relative to the results directory.
         can_replay: whether the record says how it was run.
     """
@@ -219,7 +218,6 @@ class FailedTrial:
     headline: str
     texts: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    seeds: str = ""
     artifacts: Mapping[str, str] = field(default_factory=dict)
     can_replay: bool = False
 
@@ -257,7 +255,6 @@ def _failed_trial(record: Mapping[str, Any], file: str) -> FailedTrial:
         headline=headline or where,
         texts=texts,
         warnings=tuple(one_line(text, 400) for text in (record.get("warnings") or ())[:_MOST_ENTRIES]),
-        seeds=_seeds(record),
         artifacts={name: str(folder / path) for name, path in (record.get("artifacts") or {}).items()},
         can_replay=record.get("request") is not None,
     )
@@ -284,15 +281,6 @@ def _details(record: Mapping[str, Any]) -> list[str]:
         found.append(f"rank {rank.get('rank')}{collateral}: {rank['failure'].get('message', '')}")
     found += _more(len(ranks) - _MOST_ENTRIES, "{} more ranks in the trial file")
     return [one_line(text, 400) for text in found]
-
-
-def _seeds(record: Mapping[str, Any]) -> str:
-    seeds = record.get("seeds") or {}
-    if not seeds:
-        of_ranks = [str(rank["seeds"]["seed"]) for rank in record.get("ranks") or () if rank.get("seeds")]
-        return f"of the ranks: {', '.join(of_ranks[:_MOST_ENTRIES])}" if of_ranks else ""
-    generators = ", ".join(f"{name} {seed}" for name, seed in (seeds.get("generators") or {}).items())
-    return one_line(f"{seeds.get('seed')} ({generators})" if generators else str(seeds.get("seed")), 400)
 
 
 # The page.

@@ -77,7 +77,6 @@ def test_a_failed_trial_has_all_that_is_known_of_it(page: str) -> None:
         "end of stdout step 10 loss 3.1 step 11 loss nan",
         "pytest --aorta-replay",
         "results/train/local-none/trial_0.json",
-        "seeds: 1000 (random 7)",
         "trial_0/stdout.log",
     ):
         assert part in text
@@ -130,7 +129,7 @@ def test_a_record_that_cannot_be_read_or_shown_is_said(tmp_path: Path) -> None:
     first, second, _ = write_cell(tmp_path / "results", "none", "FF.")
     first.write_text("{")
     content = json.loads(second.read_text())
-    second.write_text(json.dumps({**content, "artifacts": {"stdout": 5}, "seeds": "none"}))
+    second.write_text(json.dumps({**content, "artifacts": {"stdout": 5}}))
     text = words(written(tmp_path / "results"))
     assert "1 trial file could not be read; the first is train/local-none/trial_0.json: not valid JSON" in text
     assert "this record cannot be shown" in text
