@@ -108,7 +108,6 @@ def broken(*arguments: object, **options: object) -> NoReturn:
         (importlib.metadata, "distributions", "packages: OSError: broken for the test"),
         (subprocess, "Popen", "git.status: OSError: broken for the test"),
         (static_module, "runtime_context", "runtime_context: OSError: broken for the test"),
-        (static_module, "loaded_libraries", "libraries: OSError: broken for the test"),
         (static_module, "accelerator", "accelerator: OSError: broken for the test"),
         (collect_module, "process", "process: OSError: broken for the test"),
         (collect_module, "recorded_variables", "env_vars: OSError: broken for the test"),
