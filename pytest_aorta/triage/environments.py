@@ -22,8 +22,8 @@ from pytest_aorta.probe.environment_facts import (
     sections,
 )
 from pytest_aorta.probe.variables import DIGEST, REDACTED
-from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER
+from pytest_aorta.trials.records import canonical_json
 
 #: Name to version of all installed distributions.
 Versions = Mapping[str, str]

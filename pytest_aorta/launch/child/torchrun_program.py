@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -25,7 +25,7 @@ from pytest_aorta.launch.child.attempt_files import (
 )
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.rank_main import WorkloadRecorder, run_rank
-from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_agent_in_torchrun, use_recorder
+from pytest_aorta.launch.child.torch_compat import use_agent_in_torchrun, use_recorder
 from pytest_aorta.launch.child.torchrun import ERROR, STATES
 from pytest_aorta.launch.diagnosis.evidence import RankExit
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
@@ -67,13 +67,11 @@ class ScriptRecorder(AttemptRecorder):
                 log.send(event)
 
 
-class TorchrunAgent(ReportingAgent):
-    """torchrun's agent, which writes the states of its worker group into the file ``states``."""
-
-    states: ClassVar[Path]
+class StatesRecorder(WorkloadRecorder):
+    """Writes the states of the worker group into a file."""
 
     def on_state(self, state: GroupState) -> None:
-        EventLogWriter(self.states).send({"type": "group", "group": state})
+        EventLogWriter(self.folder / STATES).send({"type": "group", "group": state})
 
 
 def main(launcher: str, path: Path, arguments: list[str]) -> int:
@@ -90,9 +88,8 @@ def main(launcher: str, path: Path, arguments: list[str]) -> int:
         # Of an outer torchrun, whose rank's failure this one's are not.
         os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
     else:
-        use_recorder(WorkloadRecorder(payload, "torchrun"), max(1.0, payload["grace"]))
-        TorchrunAgent.states = path.with_name(STATES)
-        use_agent_in_torchrun(TorchrunAgent)
+        use_recorder(StatesRecorder(payload, "torchrun"), max(1.0, payload["grace"]))
+        use_agent_in_torchrun()
     from torch.distributed.run import main as torchrun
 
     try:

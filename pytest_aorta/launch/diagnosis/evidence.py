@@ -90,11 +90,25 @@ class RankEvidence:
         """Whether there is anything of it."""
         return self.started or self.exit is not None or self.events is not None
 
+    @property
+    def pid(self) -> int | None:
+        """Its process: as its parent knows it, else as its snapshot says."""
+        if self.exit is not None and self.exit.pid is not None:
+            return self.exit.pid
+        pid = ((self.seen().env or {}).get("process") or {}).get("pid")
+        return pid if isinstance(pid, int) else None
+
     def seen(self, until: float | None = None) -> Observation:
-        """What it has reported up to a time."""
+        """What it has reported up to a time.
+
+        What a rank reports after its deadline is an effect of the signals that ask for its stacks and end it: they
+        interrupt its system calls.
+        """
         seen = Observation()
         for event in self.events or ():
-            if counts(_time_of(event), until):
+            failure = event.get("failure")
+            at = event.get("at") if failure is None or failure.at is None else failure.at
+            if until is None or at is None or at <= until:
                 seen.see(event)
         return seen
 
@@ -151,28 +165,6 @@ class TrialEvidence:
     def from_json(cls, text: str | bytes) -> TrialEvidence:
         """What ``to_json`` has written; raises ``ValueError`` for anything else."""
         return _adapter().validate_json(text)
-
-
-def counts(at: float | None, until: float | None) -> bool:
-    """Whether something of that time counts.
-
-    What a rank reports after its deadline is an effect of the signals that ask for its stacks and end it: they
-    interrupt its system calls.
-    """
-    return until is None or at is None or at <= until
-
-
-def _time_of(event: Event) -> float | None:
-    at: Any = event.get("at")
-    if event["type"] == "end" and (failure := event.get("failure")) is not None:
-        at = failure.at or at
-    return None if at is None else float(at)
-
-
-def pid_of(seen: Observation) -> int | None:
-    """The process of a rank, from its environment snapshot."""
-    pid = ((seen.env or {}).get("process") or {}).get("pid")
-    return pid if isinstance(pid, int) else None
 
 
 @cache

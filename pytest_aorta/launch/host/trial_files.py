@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
 import socket
 import time
@@ -19,11 +17,13 @@ from pytest_aorta.launch.child.attempt_files import (
     complete_rank,
     event_log,
     evidence_file,
+    has_ended,
     keep_evidence,
     last_attempt,
-    pids_of_ranks,
+    ranks_with_logs,
     read_evidence,
     save_collectives,
+    write_exit,
 )
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
@@ -34,7 +34,7 @@ from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.lifecycle import read_steps, step_file
 from pytest_aorta.trials.outcome import Observation
-from pytest_aorta.trials.records import Event, Failure, RankRecord, ResultRecord, to_json
+from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.spec import TrialSpec
 
 #: In a trial's folder: the stacks that its process writes when asked to.
@@ -43,6 +43,15 @@ STACKS = "stacks.log"
 #: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
 _KEPT = (".log", "error.json", "collectives.json", "evidence.json")
 _EXCHANGED = (".events", ".steps")
+
+#: Seconds that rank 0 waits for the exits of the other ranks after its own.
+_PATIENCE = 30.0
+
+#: Seconds that another node may be behind with its deadline.
+_NODE_PATIENCE = 5.0
+
+#: Nodes that a message names.
+_NAMED = 8
 
 
 def collect_artifacts(folder: Path) -> dict[str, str]:
@@ -77,10 +86,8 @@ def _files_of(folder: Path) -> list[Path]:
 def stacks_to_read(seen: Observation, artifacts: dict[str, str]) -> str | None:
     """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
     rank = seen.hung_rank if seen.rank_failure is None else seen.rank_failure.rank
-    for record in seen.ranks:
-        if record.rank == rank and record.stacks is not None:
-            return record.stacks
-    return artifacts.get("stacks")
+    of_rank = (record.stacks for record in seen.ranks if record.rank == rank and record.stacks is not None)
+    return next(of_rank, artifacts.get("stacks"))
 
 
 def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
@@ -91,124 +98,55 @@ def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
     return next((folder.parent / log for log in logs if log is not None), None)
 
 
-# The ranks of a trial whose pytest is a rank itself (``torchrun -m pytest``).
-#
-# Every rank's pytest runs every trial in a child. Rank 0 alone reports and writes; it reads the event logs of the
-# other ranks of its host.
-
-
-#: Seconds that rank 0 waits for the exits of the other ranks after its own.
-_PATIENCE = 30.0
+# The ranks of a trial whose pytest is a rank itself (``torchrun -m pytest``). Every rank's pytest runs every trial in a
+# child, and adds its end to its event log. Rank 0 alone reports; it reads the logs of the other ranks of its host.
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
     return folder if rank == 0 else folder.with_name(f"{folder.name}.rank_{rank}")
 
 
-def report_exit(
-    folder: Path, rank: int, returncode: int | None, overdue: float | None = None, *, interrupted: bool = False
-) -> None:
-    """Add the exit of this rank's child to its event log in its ``folder``, for rank 0.
-
-    ``overdue``: when its deadline passed, in seconds of ``time.time()``, if it did; ``interrupted``: whether this
-    pytest has ended it.
-    """
-    event = _exit_event(returncode, overdue, interrupted)
-    with event_log(folder, rank).open("a") as file:
-        file.write("\n" + to_json(event) + "\n")  # the child may have left a torn line
-
-
 def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
     """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = EventLogWriter(event_log(folder, rank))
+    log, now = EventLogWriter(event_log(folder, rank)), time.time()
     log.send({"type": "begin", "phase": failure.phase})
     if failure.kind == "timeout":
-        report_exit(folder, rank, None, overdue=time.time())
+        write_exit(folder, rank, None, overdue=now)
     else:
-        log.send({"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=time.time())})
-        report_exit(folder, rank, 1)
+        log.send({"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)})
+        write_exit(folder, rank, RankExit(1, at=now, stopped=False))
 
 
 def gather_evidence(
-    folder: Path,
-    returncode: int | None,
-    source: str | None,
-    overdue: float | None = None,
-    stalled: float | None = None,
-    *,
-    interrupted: bool = False,
-    patience: float = _PATIENCE,
+    folder: Path, source: str | None, stalled: float | None = None, *, patience: float = _PATIENCE
 ) -> TrialEvidence:
-    """Of all ranks of this host; ``returncode``, ``overdue`` and ``interrupted`` are those of rank 0.
+    """Of all ranks of this host, once their ends are known.
 
-    ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended.
-
-    Ranks of other hosts are not expected; what they break shows in rank 0's collectives.
+    ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended. Ranks of other
+    hosts are not expected; what they break shows in rank 0's collectives.
     """
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    ends = {0: _exit_event(returncode, overdue, interrupted)}
+    attempt, world_size = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ["WORLD_SIZE"])
+    trial = TrialEvidence("external", attempt, world_size, stalled=stalled)
+    waited_for = set(range(int(os.environ.get("LOCAL_WORLD_SIZE", world_size))))
+    folders = {rank: rank_folder(folder, rank) for rank in sorted(waited_for)}
     give_up = time.monotonic() + patience
-    while len(ends) < local and time.monotonic() < give_up:
-        for rank in set(range(1, local)) - set(ends):
-            if (end := _read_exit(folder, rank)) is not None:
-                ends[rank] = end
+    while waited_for and time.monotonic() < give_up:
+        waited_for -= {rank for rank in waited_for if has_ended(folders[rank], rank)}
         time.sleep(0.01)
-
-    trial = TrialEvidence(
-        "external",
-        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        int(os.environ["WORLD_SIZE"]),
-        stalled=stalled,
-    )
-    for number in range(local):
-        end, own = ends.get(number), rank_folder(folder, number)
-        expected = RankEvidence(number, number, exit=None if end is None else _exit_of(end))
-        found = complete_rank(expected, own, functools.partial(_find, own), folder.parent, source)
-        if end is not None or found.events is not None:
-            found.host = socket.gethostname()
-        found.overdue = None if end is None else end["overdue"]
+    for rank, own in folders.items():
+        logs = {path.name: path for path in own.glob("*.log")}
+        found = complete_rank(RankEvidence(rank, rank), own, logs.get, folder.parent, source)
+        found.host = socket.gethostname() if found.events is not None else None
         trial.ranks.append(found)
-    for rank in ends.keys() - {0}:
-        for file in (event_log, step_file):
-            file(rank_folder(folder, rank), rank).unlink(missing_ok=True)
+        if rank != 0 and rank not in waited_for:
+            for file in (event_log, step_file):
+                file(own, rank).unlink(missing_ok=True)
     return trial
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    return folder / name if name.endswith(".log") and (folder / name).exists() else None
-
-
-def _exit_of(end: Event) -> RankExit | None:
-    if end["returncode"] is None or end["overdue"] is not None:
-        return None
-    return RankExit(end["returncode"], at=end.get("at"), stopped=end.get("interrupted", False))
-
-
-def _exit_event(returncode: int | None, overdue: float | None, interrupted: bool) -> Event:
-    return {
-        "type": "over",
-        "returncode": returncode,
-        "overdue": overdue,
-        "interrupted": interrupted,
-        "at": time.time(),
-    }
-
-
-def _read_exit(folder: Path, rank: int) -> Event | None:
-    try:
-        lines = event_log(rank_folder(folder, rank), rank).read_text().splitlines()
-        last = json.loads(lines[-1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return last if last.get("type") == "over" else None
-
-
-#: Seconds that another node may be behind with its deadline.
-_NODE_PATIENCE = 5.0
-
-
 def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, grace: float) -> TrialEvidence:
+    """After the deadline: on node 0, with what the other nodes have written where all see the results directory."""
     if node != 0:
         return replace(trial, ranks=trial.own_ranks())
     others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
@@ -259,11 +197,7 @@ def combined_result(records: list[RankRecord]) -> ResultRecord | None:
     )
 
 
-#: Nodes that a message names.
-_NAMED = 8
-
-
-class Evidence:
+class TrialFiles:
     """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks.
 
     ``node_store`` is that at which the nodes of the trial meet, where this host keeps it.
@@ -279,6 +213,7 @@ class Evidence:
         node_store: NodeStore | None = None,
     ) -> None:
         self._spec = spec
+        self._elastic = spec.execution.elastic
         self._cell = cell
         self._folder = folder
         self._sockets = sockets
@@ -290,50 +225,43 @@ class Evidence:
         if self._sockets is None:
             return
         folder = attempt_folder(self._folder, last_attempt(self._folder))
-        for rank, pid in pids_of_ranks(folder).items():
-            save_collectives(folder, rank, pid, self._sockets)
+        for rank in ranks_with_logs(folder):
+            save_collectives(folder, rank, self._sockets)
 
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
-        mode = self._cell.plan.mode
-        if mode == "single" and (last := read_steps(step_file(self._folder))) is not None:
-            self._seen.see(last)
-        if mode == "external":
+        mode, seen = self._cell.plan.mode, self._seen
+        if mode == "single":
+            if (last := read_steps(step_file(self._folder))) is not None:
+                seen.see(last)
+            if overdue is not None:
+                location = locate(read_dump(self._folder / STACKS), self._cell.info.source)
+                seen.location = None if location is None else location.text
+        elif mode == "external":
             self._exchange_with_ranks(overdue)
-        elif overdue is None:
-            if mode == "elastic" and self._seen.lost is None and not self._seen.ranks:
-                self._read_orphans()
-        elif mode == "single":
-            location = locate(read_dump(self._folder / STACKS), self._cell.info.source)
-            self._seen.location = None if location is None else location.text
-        else:
+        elif overdue is not None:
             self._read_overdue(overdue)
+        elif mode == "elastic" and seen.lost is None and not seen.ranks and (seen.returncode or 0) < 0:
+            self._judge(self._evidence(AgentEnd("the agent", seen.returncode)))
 
     def _exchange_with_ranks(self, overdue: float | None) -> None:
-        if own_rank() == 0:
-            source, stalled = self._cell.info.source, self._seen.stalled
-            code, interrupted = self._seen.returncode, self._seen.lost is not None
-            self._judge(gather_evidence(self._folder, code, source, overdue, stalled, interrupted=interrupted))
-        else:
-            with contextlib.suppress(OSError):
-                interrupted = self._seen.lost is not None
-                report_exit(self._folder, own_rank(), self._seen.returncode, overdue, interrupted=interrupted)
-
-    def _read_orphans(self) -> None:
-        code = self._seen.returncode
-        if code is not None and code < 0:
-            self._judge(self._evidence(AgentEnd("the agent", code)))
+        seen, rank = self._seen, own_rank()
+        end = None
+        if seen.returncode is not None and overdue is None:
+            end = RankExit(seen.returncode, at=time.time(), stopped=seen.lost is not None)
+        write_exit(self._folder, rank, end, overdue)
+        if rank == 0:
+            self._judge(gather_evidence(self._folder, self._cell.info.source, seen.stalled))
 
     def _read_overdue(self, overdue: float) -> None:
         trial = self._evidence(overdue=overdue)
-        elastic = self._spec.execution.elastic
-        if is_multi_node(elastic):
-            grace = self._spec.limits.grace
-            trial.network = network_problem(elastic)
-            trial = with_other_nodes(trial, self._folder, node_rank(elastic), elastic.nnodes[1], grace)
+        if is_multi_node(self._elastic):
+            grace, nodes = self._spec.limits.grace, self._elastic.nnodes[1]
+            trial.network = network_problem(self._elastic)
+            trial = with_other_nodes(trial, self._folder, node_rank(self._elastic), nodes, grace)
         self._judge(trial)
-        if is_multi_node(elastic) and not trial.ranks:
-            self._seen.location = self._not_met(elastic)
+        if is_multi_node(self._elastic) and not trial.ranks:
+            self._seen.location = self._not_met(self._elastic)
 
     def _not_met(self, elastic: ElasticOptions) -> str:
         least, most = elastic.nnodes
@@ -348,22 +276,22 @@ class Evidence:
         )
 
     def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
-        mode = self._cell.plan.mode
-        launcher: Launcher = "torchrun" if mode == "torchrun" else "elastic"
+        launcher: Launcher = "torchrun" if self._cell.plan.mode == "torchrun" else "elastic"
         if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
             launcher = "script"
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
         return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, overdue=overdue, stalled=stalled)
 
     def _judge(self, trial: TrialEvidence) -> None:
-        found = judge(trial)
+        found, seen = judge(trial), self._seen
         if found.failure is not None or found.cleanup is not None:
             keep_evidence(self._folder, trial)
-        self._seen.see(ranks_event(found))
+        seen.see(ranks_event(found))
         if found.location is not None:
-            self._seen.location, self._seen.hung_rank = found.location, found.hung_rank
-            if any(_hung_importing(record) for record in found.ranks if record.rank == found.hung_rank):
-                self._seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
+            seen.location, seen.hung_rank = found.location, found.hung_rank
+            failure = next((record.failure for record in found.ranks if record.rank == found.hung_rank), None)
+            if failure is not None and failure.is_late and failure.phase == "import":
+                seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
         self.combine_results()
 
     def combine_results(self) -> None:
@@ -371,10 +299,5 @@ class Evidence:
         seen = self._seen
         if self._cell.info.result_scope == "rank_local":
             seen.result = combined_result(seen.ranks) or seen.result
-        elif is_multi_node(self._spec.execution.elastic):  # rank 0 may be on any node
+        elif is_multi_node(self._elastic):  # rank 0 may be on any node
             seen.result = next((rank.result for rank in seen.ranks if rank.rank == 0), seen.result)
-
-
-def _hung_importing(record: RankRecord) -> bool:
-    failure = record.failure
-    return failure is not None and failure.is_late and failure.phase == "import"
