@@ -75,7 +75,6 @@ def test_what_changes_with_every_trial_is_no_difference() -> None:
         env_vars__TMPDIR="/tmp/b",
         env_vars__MASTER_PORT="1234",
         env_vars__SLURM_JOB_ID="77",
-        end__parts_ms={"torch": 9.0},
         git__as_of="trial",
         python__executable="/b/bin/python",
     )
