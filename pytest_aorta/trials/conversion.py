@@ -30,8 +30,6 @@ _DEPTH_LIMIT = 64
 #: Longest integer in bits: what a float can hold; Python refuses decimal ones of some thousand digits altogether.
 _INT_BITS = 1023
 
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
 
 def to_plain(value: object, notes: list[str] | None = None, where: str = "") -> Any:
     """Reduce a value to ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` and ``dict`` with ``str`` keys.
@@ -121,40 +119,6 @@ def _text(value: object) -> str:
         raise
     except BaseException as error:
         return f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
-
-
-def encode_non_finite(value: Any) -> Any:
-    """Replace NaN and infinities by the strings ``NaN``, ``Infinity``, ``-Infinity``, for strict JSON.
-
-    A text that already reads so gets a backslash in front, which ``decode_non_finite`` takes away again.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, str):
-        return "\\" + value if value.lstrip("\\") in _NON_FINITE else value
-    if isinstance(value, list):
-        return [encode_non_finite(element) for element in value]
-    if isinstance(value, dict):
-        return {key: encode_non_finite(element) for key, element in value.items()}
-    return value
-
-
-def decode_non_finite(value: Any) -> Any:
-    """The inverse of ``encode_non_finite``."""
-    if isinstance(value, str):
-        if value in _NON_FINITE:
-            return _NON_FINITE[value]
-        return value[1:] if value.startswith("\\") and value.lstrip("\\") in _NON_FINITE else value
-    if isinstance(value, list):
-        return [decode_non_finite(element) for element in value]
-    if isinstance(value, dict):
-        return {key: decode_non_finite(element) for key, element in value.items()}
-    return value
-
-
-def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces, no NaN tokens. What digests are taken of."""
-    return json.dumps(encode_non_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+=-]+")
