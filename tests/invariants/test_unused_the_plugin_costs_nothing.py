@@ -65,8 +65,8 @@ def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_
     found = counted(stage, *(files if as_files else ()))
     assert found["modules"]["run"] == found["modules"]["start"] == sorted(AT_START)
     assert found["calls"]["run"] == {}
-    # Of a test function, the names of its fixtures are compared, and of a file its name. pytest lists a folder again for
-    # each of its files that is an argument.
+    # Of a test function, the names of its fixtures are compared, and of a file its name. pytest lists a folder again
+    # for each of its files that is an argument.
     looked_at = found["calls"]["collect"].pop("hooks.pytest_collect_file")
     assert looked_at <= (len(files) if as_files else 1) * len(list(stage.path.iterdir()))
     assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30}
