@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 from support.stage import Stage
 
-from pytest_aorta.trials.result import GroupState
+from pytest_aorta.trials.records import GroupState
 
 #: Real torchrun takes seconds for each trial.
 LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
@@ -205,6 +205,13 @@ def test_a_rank_that_fails_once_is_started_again(sums: Stage, launcher: str) -> 
     assert {"rank 0 prints\n", "rank 1 prints\n"} <= logs
     for number in (0, 1):
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
+
+
+@pytest.mark.slow
+def test_the_summary_counts_them_apart(sums: Stage) -> None:
+    result = sums.run("sums.py::FailsOnce", "sums.py::Sums", "--aorta-elastic", "max_restarts=1")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["1 trial of FailsOnce local-none ok only after a restart of the ranks"])
 
 
 def test_the_last_attempt_is_the_trials(sums: Stage) -> None:

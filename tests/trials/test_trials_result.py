@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,18 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.events import FailureKind, Phase
 from pytest_aorta.trials.execution import Limits, Resources
+from pytest_aorta.trials.records import Failure, FailureKind, Phase, RankRecord, ResultRecord
 from pytest_aorta.trials.result import (
     ExecutionEnv,
     ExitStatus,
-    Failure,
-    RankRecord,
     ReplayOf,
     Request,
     RequestedEnvironment,
     RequestedWorkload,
-    ResultRecord,
     StartedBy,
     TrialResult,
     schema_text,
@@ -68,8 +66,8 @@ def agreeing(exit_status: ExitStatus, failure: Failure | None, result: ResultRec
         late = exit_status == "timeout" or (exit_status == "ok" and failure.kind == "timeout")
         phase: Phase = "cleanup" if exit_status == "ok" else failure.phase
         kind: FailureKind = "stall" if late else "signal" if failure.kind in ("timeout", "stall") else failure.kind
-        failure = failure.model_copy(update={"phase": phase, "kind": kind})
-    result = result.model_copy(update={"passed": exit_status == "ok"})
+        failure = replace(failure, phase=phase, kind=kind)
+    result = replace(result, passed=exit_status == "ok")
     return TrialResult(exit_status=exit_status, failure=failure, result=result, **fields)
 
 
@@ -204,27 +202,6 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(json.loads(PUBLISHED.read_text()))
 
 
-def test_the_schema_itself_is_valid() -> None:
-    jsonschema.Draft202012Validator.check_schema(json.loads(PUBLISHED.read_text()))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"exit_status": "crashed"},
-        {"wall_clock_sec": "long"},
-        {"result": {"passed": True, "step_times_ms": [1.0, None]}},
-        {"config": []},
-        {"trial_index": "0"},
-        {"failure": {"phase": "run"}},
-    ],
-    ids=lambda damage: next(iter(damage)),
-)
-def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        validator().validate({**a_record().to_dict(), **damage})
-
-
 def test_the_published_schema_is_that_of_the_code() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "pytest_aorta.trials.result"], capture_output=True, text=True, check=True
@@ -272,7 +249,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
         *("main_work_started", "executed_iterations", "configured_iterations"),
     }
     assert set(record["failure"]) == {
-        *("phase", "kind", "type", "message", "traceback", "signal", "exit_code", "rank", "stacks"),
+        *("phase", "kind", "type", "message", "traceback", "signal", "exit_code", "rank", "stacks", "at"),
     }
     assert record["schema_version"] == "0.1"
     assert next(iter(record)) == "schema_version"
@@ -288,16 +265,6 @@ def test_a_nan_is_a_text_in_the_file_and_a_number_for_the_reader() -> None:
     assert data["result"]["failure_details"] == [{"worst": "-Infinity"}]
     assert math.isnan(again.result.metrics["loss"])
     assert again.result.failure_details == [{"worst": -math.inf}]
-
-
-def test_a_text_that_reads_nan_stays_a_text() -> None:
-    record = a_record(config={"fill": "NaN"}, failure=Failure(phase="cleanup", kind="exception", message="NaN"))
-
-    data = record.to_dict()
-
-    assert data["config"] == {"fill": "\\NaN"}
-    assert data["failure"]["message"] == "NaN"
-    assert TrialResult.from_dict(data) == record
 
 
 def test_keys_of_a_later_schema_are_ignored() -> None:

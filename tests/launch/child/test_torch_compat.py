@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from pytest_aorta.launch.child.torch_compat import ReportingAgent
 
@@ -68,14 +67,6 @@ def test_torchrun_takes_its_agent_from_the_module_of_the_launcher() -> None:
     assert issubclass(ReportingAgent, LocalElasticAgent)
 
 
-def test_torchrun_takes_its_context_from_the_package_of_multiprocessing() -> None:
-    """``elastic.multiprocessing.SubprocessContext``: else ends of a script's ranks are not recorded."""
-    from torch.distributed.elastic import multiprocessing as elastic_multiprocessing
-
-    assert elastic_multiprocessing.SubprocessContext is SubprocessContext
-    assert "SubprocessContext" in elastic_multiprocessing.start_processes.__code__.co_names
-
-
 WRAPPED = """
 import json, pathlib, sys
 from torch.distributed.run import main
@@ -127,14 +118,13 @@ SERVED = """
 import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
 from pytest_aorta.launch.child.torch_compat import start_worker_server
-from pytest_aorta.launch.diagnosis.traces import last_collective, request_trace, socket_path
+from pytest_aorta.launch.diagnosis.traces import last_collective, request_trace
 
-folder = pathlib.Path(tempfile.gettempdir())
-path = socket_path(os.getpid(), folder)
+path = pathlib.Path(tempfile.mkdtemp(), "socket")
 start_worker_server(path)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-trace = request_trace(os.getpid(), folder)
+trace = request_trace(path)
 last = last_collective(trace)
 path.unlink()
 print(json.dumps([sorted(trace), last and str(last)]))

@@ -15,12 +15,11 @@ import pytest
 from support.nursery import Nursery, finish, message_of
 from support.processes import is_gone, wait_for, wait_until
 
-from pytest_aorta.runtime import zygote_entry
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import VARIABLE
 from pytest_aorta.runtime.zygote import (
     TAG_WORD,
-    Behind,
+    PrefixFacts,
     PrefixSocket,
     Zygote,
     ZygoteError,
@@ -51,7 +50,7 @@ def exit_code(*command: str) -> int:
 
 def behind(nursery: Nursery, source: str, prefix: tuple[str, ...] = CLOSING, **restored: str) -> Zygote:
     mark = {"AORTA_TEST": nursery.mark}
-    return nursery.start(source, command=(*prefix, sys.executable), behind=Behind({**mark, **restored}))
+    return nursery.start(source, command=(*prefix, sys.executable), behind=PrefixFacts({**mark, **restored}))
 
 
 def test_what_a_prefix_drops_is_restored_and_what_it_sets_is_kept(nursery: Nursery) -> None:
@@ -95,7 +94,7 @@ def test_the_folder_of_the_socket_is_private_and_gone_once_the_zygote_is_ready(
 def test_what_does_not_know_the_tag_is_given_nothing(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Channel.pair()
     door = PrefixSocket(theirs, "the tag")
-    *_, address, tag = door.arguments()
+    address, tag = door.arguments()
     assert tag == "the tag"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(address)
@@ -112,18 +111,6 @@ def test_what_does_not_know_the_tag_is_given_nothing(nursery: Nursery, monkeypat
     door.close()
     door.close()
     assert not os.path.exists(os.path.dirname(address))
-
-
-def test_a_descriptor_of_the_same_number_is_not_taken_for_the_inherited_one(tmp_path: Path) -> None:
-    left, right = socket.socketpair()
-    with left, right, (tmp_path / "file").open("w") as file:
-        inode = os.fstat(left.fileno()).st_ino
-        assert zygote_entry._is_inherited(left.fileno(), inode)
-        assert not zygote_entry._is_inherited(right.fileno(), inode)
-        assert not zygote_entry._is_inherited(file.fileno(), os.fstat(file.fileno()).st_ino)
-        closed = os.dup(left.fileno())
-        os.close(closed)
-        assert not zygote_entry._is_inherited(closed, inode)
 
 
 def test_a_prefix_that_has_a_shell_split_the_words_again(nursery: Nursery) -> None:
@@ -221,7 +208,7 @@ def test_what_does_not_end_is_ended_by_the_prefix_s_own_command(nursery: Nursery
     start = f"sleep 600 & echo $! > {nursery.path}/pid.$0; wait"
     stop = ("sh", "-c", f"kill -9 $(cat {nursery.path}/pid.$0)", TAG_WORD)
     command = ("setsid", "--wait", "env", "-i", "sh", "-c", start, TAG_WORD, sys.executable)
-    zygote = nursery.start("", command=command, behind=Behind(stop=stop))
+    zygote = nursery.start("", command=command, behind=PrefixFacts(stop=stop))
     pid = wait_for(lambda: _number(nursery.path / f"pid.{zygote.tag}"), "the process")
 
     zygote.close()
