@@ -141,14 +141,14 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
     found = replace(rank, events=events if last is None else [*events, last])
     for end in (line for line in lines if line["type"] == "over"):
         found.overdue = end["overdue"]
-        if end["exit"] is not None and found.exit is None:
-            found.exit = RankExit(**end["exit"])
+        found.exit = None if end["exit"] is None else RankExit(**end["exit"])
     return found
 
 
 def has_ended(folder: Path, rank: int) -> bool:
-    """Whether the end of a rank is in its event log."""
-    return any(event["type"] == "over" for event in _lines(event_log(folder, rank)) or ())
+    """Whether the end of a rank is the last entry of its event log; an earlier one is of a pytest before this one."""
+    lines = _lines(event_log(folder, rank))
+    return bool(lines) and lines[-1]["type"] == "over"
 
 
 class AttemptRecorder:
