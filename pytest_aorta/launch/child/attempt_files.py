@@ -147,7 +147,7 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
 def has_ended(folder: Path, rank: int) -> bool:
     """Whether the end of a rank is the last entry of its event log; an earlier one is of a pytest before this one."""
     lines = _lines(event_log(folder, rank)) or [{"type": None}]
-    return lines[-1]["type"] == "over"
+    return bool(lines[-1]["type"] == "over")
 
 
 class AttemptRecorder:
