@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,6 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
     return description
-
-
-def orphaned() -> None:
-    """Remove the temporary folders of runs that were killed."""
-    from pytest_aorta.runtime.resources.used_folders import SHORT, sweep
-
-    sweep(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()))
-    sweep(SHORT)  # links to the folders that are gone now
 
 
 def run(payload: TrialPayload, channel: Channel) -> None:
