@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.plans import cell_of, entry, environment, mitigation
 
 from pytest_aorta.plan import Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
-from pytest_aorta.registry import Registry, RegistryError, WorkloadEntry
+from pytest_aorta.registry import Registry, RegistryError
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
@@ -241,10 +241,3 @@ def test_whatever_the_names_are_trials_stay_apart_or_are_refused(
     assert len(files | folders) == 2 * len(plan.trials)
     # What one trial leaves in its folder is never another one's.
     assert not any(folder in file.parents for file in files for folder in folders)
-
-
-def test_workloads_of_one_name_from_two_files_do_not_go_together(registry: Registry) -> None:
-    entries = [WorkloadEntry("same", "/a.py:A", "a"), WorkloadEntry("same", "/b.py:B", "b")]
-
-    with pytest.raises(PlanError, match="workload 'same' is given twice"):
-        trials_of(entries, Selection(), registry)
