@@ -46,9 +46,10 @@ from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking, request_stacks
 from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.execution import ElasticOptions, elastic_options
-from pytest_aorta.trials.lifecycle import failure_of, step_file
+from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.records import AttemptReason, Event, GroupState, Send
 from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.child.several_nodes import NodeExchange
