@@ -195,7 +195,7 @@ class Slot:
     number: int = 0
 
 
-class Job(ABC):
+class SlotJob(ABC):
     """One thread runs it, any may cancel it.
 
     Attributes:
@@ -253,12 +253,12 @@ class JobPool:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._changed = threading.Condition()
         self._slots = slots
-        self._waiting: list[Job] = []
-        self._running: dict[Slot, Job] = {}
+        self._waiting: list[SlotJob] = []
+        self._running: dict[Slot, SlotJob] = {}
         self._dead: dict[int, Exception] = {}
         self._closed = False
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: SlotJob) -> None:
         """Have a job run as soon as there is a slot."""
         with self._changed:
             runs = not self._closed and not self._is_lost(job)
@@ -290,7 +290,7 @@ class JobPool:
             with self._changed:
                 more = self._take_next(slot)
 
-    def cancel(self, job: Job, why: str) -> None:
+    def cancel(self, job: SlotJob, why: str) -> None:
         """End a job, wherever it is."""
         with self._changed:
             waited = job in self._waiting
@@ -309,7 +309,7 @@ class JobPool:
         for job in lost:
             job.give_up(error)
 
-    def _is_lost(self, job: Job) -> bool:
+    def _is_lost(self, job: SlotJob) -> bool:
         return job.host in self._dead or all(slot.number in self._dead for slot in self._slots)
 
     def close(self, patience: float) -> bool:
@@ -354,7 +354,7 @@ class RunningTrial(Protocol):
         """Warnings for the user since the last call."""
 
 
-class SlotTrial(Job):
+class SlotTrial(SlotJob):
     """A trial that a slot runs. ``begin``, ``phase_ended``, ``warn`` and ``on_packages`` are called on its thread.
 
     Attributes:
@@ -765,7 +765,7 @@ class TrialEngine:
             pool.close(_PATIENCE)
 
 
-class _CellCheck(Job):
+class _CellCheck(SlotJob):
     urgent = True
 
     def __init__(self, order: TrialOrder) -> None:

@@ -8,11 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.triage.matrix import RunState, matrix_json, schema_text
+from pytest_aorta.triage.matrix import RunState, matrix_json
 from pytest_aorta.triage.reading import read_triage
 
 #: Fails in half of its trials, unless STEADY is set; each takes as long as PAUSE says, in seconds.
@@ -43,7 +42,6 @@ def flaky(stage: Stage) -> Stage:
 
 def matrix(stage: Stage, folder: str = ".") -> dict[str, Any]:
     content = json.loads((stage.results / folder / "matrix.json").read_text())
-    jsonschema.validate(content, json.loads(schema_text()))
     return dict(content)
 
 
