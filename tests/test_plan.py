@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.plans import cell_of, entry, environment, mitigation
 
 from pytest_aorta.plan import Order, Plan, PlanError, Selection, make_plan, ordered, overlay, trials_of
-from pytest_aorta.registry import Registry, RegistryError, WorkloadEntry
+from pytest_aorta.registry import Registry, RegistryError
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
@@ -63,21 +63,6 @@ def test_a_plan_is_the_product_of_workloads_environments_and_mitigation_sets(reg
         for index in (0, 1)
     ]
     assert plan.cells == {workload: ["local-none", "local-a+b", "e-none", "e-a+b"] for workload in ("gemm", "fsdp")}
-
-
-def test_trial_ids_have_the_positions_on_the_axes(registry: Registry) -> None:
-    selection = Selection(workloads=("gemm",), trials=2, environments=("local", "e"), mitigations=(("none",), ("a",)))
-
-    assert {spec.item_name: spec.trial_id for spec in make_plan(selection, registry).trials} == {
-        "gemm[local-none-0]": "gemm_d0_m0_t0",
-        "gemm[local-none-1]": "gemm_d0_m0_t1",
-        "gemm[local-a-0]": "gemm_d0_m1_t0",
-        "gemm[local-a-1]": "gemm_d0_m1_t1",
-        "gemm[e-none-0]": "gemm_d1_m0_t0",
-        "gemm[e-none-1]": "gemm_d1_m0_t1",
-        "gemm[e-a-0]": "gemm_d1_m1_t0",
-        "gemm[e-a-1]": "gemm_d1_m1_t1",
-    }
 
 
 @given(
@@ -241,10 +226,3 @@ def test_whatever_the_names_are_trials_stay_apart_or_are_refused(
     assert len(files | folders) == 2 * len(plan.trials)
     # What one trial leaves in its folder is never another one's.
     assert not any(folder in file.parents for file in files for folder in folders)
-
-
-def test_workloads_of_one_name_from_two_files_do_not_go_together(registry: Registry) -> None:
-    entries = [WorkloadEntry("same", "/a.py:A", "a"), WorkloadEntry("same", "/b.py:B", "b")]
-
-    with pytest.raises(PlanError, match="workload 'same' is given twice"):
-        trials_of(entries, Selection(), registry)

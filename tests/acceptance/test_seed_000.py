@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stage import Stage, counts, text
+from support.stage import Stage, counts
 
 import pytest_aorta
 from pytest_aorta import RunRequest, TrialResult
@@ -190,17 +190,6 @@ def test_default_run_writes_one_file_per_trial(stage: Stage) -> None:
         assert len(trial["result"]["step_times_ms"]) == trial["result"]["total_iterations"] > 0
 
 
-def test_mitigations_applied_and_variables_are_recorded(with_tf32_off: tuple[Stage, pytest.RunResult]) -> None:
-    stage, done = with_tf32_off
-    assert (done.ret, counts(done)) == (0, {"passed": 2})
-    assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
-    for trial in stage.trials().values():
-        assert trial["mitigations_applied"] == ["tf32_off"]
-        assert trial["env"]["env_vars"]["DISABLE_TF32"] == "1"
-        assert trial["execution_env"]["name"] == "local"
-        assert trial["execution_env"]["source_package"] == "pytest-aorta"
-
-
 def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, pytest.RunResult], simple: Stage) -> None:
     stage, _ = with_tf32_off
     folder = stage.results / "fsdp" / "trial_0"
@@ -213,52 +202,3 @@ def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, pytest.
     assert [matrix, table] == ["matrix.json", "matrix.md"]
     assert packages.startswith("packages-")
     assert files == ["tells/trial_0.json", "tells/trial_0/stderr.log", "tells/trial_0/stdout.log"]
-
-
-@pytest.mark.parametrize(
-    ("options", "seen"),
-    [
-        (("--aorta-mitigations", "first,second"), {"A": "second", "B": "first", "C": "second", "D": "environment"}),
-        (("--aorta-mitigations", "second,first"), {"A": "first", "B": "first", "C": "second", "D": "environment"}),
-        (
-            ("--aorta-mitigations", "first,second", "--aorta-extra-env", "A=extra,D=x,y"),
-            {"A": "extra", "B": "first", "C": "second", "D": "x,y"},
-        ),
-    ],
-    ids=["a-then-b", "b-then-a", "extra-env-over-both"],
-)
-def test_union_order_of_variables(simple: Stage, options: tuple[str, ...], seen: dict[str, str]) -> None:
-    registry = simple.write_registry(
-        mitigations={"first": {"A": "first", "B": "first"}, "second": {"A": "second", "C": "second"}},
-        environments={"here": {"env": {"A": "environment", "B": "environment", "D": "environment"}}},
-    )
-    where = ("--aorta-registry-file", registry, "--aorta-environment", "here", "--aorta-config", "show=A,B,C,D")
-    done = simple.run_here("--aorta-workload", "tells", *where, *options)
-    assert done.ret == 0, text(done)
-    trial = simple.trial("tells/trial_0.json")
-    assert trial["result"]["metrics"]["variables"] == seen
-    assert {name: trial["env"]["env_vars"][name] for name in seen} == seen
-    assert trial["mitigations_applied"] == options[1].split(",")
-    assert trial["execution_env"]["source_package"] == "sidecar:registry.json"
-
-
-@pytest.mark.parametrize(
-    ("option", "listed"),
-    [
-        ("--aorta-mitigations", ["none", "tf32_off", "xnack"]),
-        ("--aorta-environment", ["local"]),
-        ("--aorta-workload", ["allreduce", "determinism", "fsdp", "gemm", "tells"]),
-    ],
-    ids=["mitigation", "environment", "workload"],
-)
-def test_unknown_names_are_refused_with_a_list(simple: Stage, option: str, listed: list[str]) -> None:
-    workload = () if option == "--aorta-workload" else ("--aorta-workload", "tells")
-    done = simple.run_here(*workload, option, "not_a_real_thing")
-    assert done.ret == 4
-    message = next(line for line in done.stderr.str().splitlines() if "not_a_real_thing" in line)
-    assert message.startswith("ERROR: unknown ")
-    available = message.partition("available: ")[2].partition(";")[0].split(", ")
-    assert set(listed) <= set(available)
-    assert available == sorted(available)
-    assert "Traceback" not in text(done)
-    assert not simple.results.exists()

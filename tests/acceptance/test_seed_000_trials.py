@@ -14,8 +14,6 @@ from support.stage import Stage, counts, make_venv, text
 import pytest_aorta
 from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
 from pytest_aorta.launch.launch_mode import LaunchModeError
-from pytest_aorta.registry import RegistryError
-from pytest_aorta.registry.types import UnknownEnvironmentError, UnknownMitigationError, UnknownWorkloadError
 
 HERE = Path(__file__).parent
 
@@ -43,35 +41,6 @@ def here(simple: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     for name, value in simple.environ().items():
         monkeypatch.setenv(name, value)
     return simple
-
-
-def test_trials_that_fail_do_not_stop_the_others(simple: Stage) -> None:
-    parts = ["passes", "returns_false", "raises", "hangs", "segfaults", "setup_raises", "exits", "passes"]
-    options = ("--aorta-trials", str(len(parts)), "--aorta-timeout", "2", "--aorta-config", f"script={'.'.join(parts)}")
-    done = simple.run_here("--aorta-workload", "plays", *options)
-    assert done.ret == 1
-    assert counts(done) == {"failed": 5, "passed": 2, "errors": 1}
-    expected = {
-        "passes": "ok",
-        "hangs": "timeout",
-        "setup_raises": "infrastructure_failed",
-    }
-    assert list(simple.statuses().values()) == [expected.get(part, "workload_failed") for part in parts]
-    failures = [trial["failure"] for trial in simple.trials().values()]
-    assert [failure and (failure["phase"], failure["kind"]) for failure in failures] == [
-        None,
-        ("run", "result"),
-        ("run", "exception"),
-        ("run", "timeout"),
-        ("run", "signal"),
-        ("setup", "exception"),
-        ("run", "exception"),
-        None,
-    ]
-    assert failures[4]["signal"] == "SIGSEGV"
-    assert failures[6]["exit_code"] == 3
-    for trial in simple.trials().values():
-        assert trial["env"]["process"]["pid"]
 
 
 def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(simple: Stage) -> None:
@@ -204,28 +173,6 @@ def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -
     assert simple.trial("solo/trial_0.json")["ranks"] == []
 
 
-@pytest.mark.slow
-def test_only_rank_0_writes_and_prints_several_trials(simple: Stage) -> None:
-    done = simple.torchrun(2, "--aorta-workload", "pair", "--aorta-trials", "2")
-    assert done.ret == 0, text(done)
-    assert simple.files() == ["pair/trial_0.json", "pair/trial_1.json"]
-    assert_written_by_rank_0(simple, done)
-    assert len(list(simple.path.glob("setup_*"))) == 4
-
-
-def assert_written_by_rank_0(stage: Stage, done: pytest.RunResult) -> None:
-    """All trials passed, in two ranks; rank 0 wrote, and the terminal shows one run."""
-    trials = stage.trials()
-    assert counts(done) == {"passed": len(trials)}
-    for line in ("test session starts", "aorta: plan ", "results: results"):
-        assert text(done).count(line) == 1
-    for trial in trials.values():
-        assert trial["exit_status"] == "ok"
-        assert trial["env"]["env_vars"]["RANK"] == "0"
-        assert trial["env"]["env_vars"]["WORLD_SIZE"] == "2"
-        assert [record["passed"] for record in trial["ranks"]] == [True, True]
-
-
 @pytest.fixture(scope="module")
 def two_packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Path]]:
     """An interpreter that has pytest-aorta and a second package, which pip has installed; without the network."""
@@ -268,14 +215,3 @@ def test_without_that_package_its_names_are_unknown(stage: Stage) -> None:
         assert f"unknown {kind} 'plugin_env'" in done.stderr.str()
     for path in PACKAGE.rglob("*.py"):
         assert not [name for name in imports_of(path) if name.startswith("aorta_test_plugin")]
-
-
-def test_unknown_names_raise_in_python(here: Stage) -> None:
-    with pytest.raises(UnknownWorkloadError, match=r"'nonexistent'; available: .*tells"):
-        run_trials(RunRequest(workload="nonexistent", trials=1))
-    with pytest.raises(UnknownMitigationError, match=r"'not_a_real_thing'; available: .*tf32_off"):
-        run_trials(RunRequest(workload="tells", trials=1, mitigations=("not_a_real_thing",)))
-    with pytest.raises(UnknownEnvironmentError, match="'not_a_real_env'; available: default, local"):
-        run_trials(RunRequest(workload="tells", trials=1, environment="not_a_real_env"))
-    assert issubclass(UnknownWorkloadError, RegistryError)
-    assert not here.results.exists()

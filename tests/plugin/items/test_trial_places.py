@@ -34,22 +34,6 @@ TESTS = """
         def test_number(self, number): pass
     """
 
-#: Fixtures as conftest files have them, that ask for a module.
-CONFTEST = """
-    import pytest
-
-    @pytest.fixture(autouse=True, scope="module")
-    def _of_a_module(request):
-        print("module of", request.node.nodeid, request.module.__name__, request.module.__file__)
-
-    @pytest.fixture(autouse=True)
-    def _of_a_test(request):
-        print("test in", request.node.module.__name__, request.fspath)
-
-    def pytest_runtest_setup(item):
-        print("hook of the conftest")
-    """
-
 
 def line_of(name: str, text: str = WORKLOADS) -> int:
     """The line of a class in a file that was written from an indented text, from 1."""
@@ -76,15 +60,6 @@ def ide(stage: Stage, *arguments: str) -> dict[str, Any]:
     stage.run("-p", "support.ide_reporter", *arguments, env=env)
     report: dict[str, Any] = json.loads(file.read_text())
     return report
-
-
-def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None:
-    mine.write_file("conftest.py", CONFTEST)
-    result = mine.run_here("steady[local-none-0]", "--aorta-trials", "1", "-s")
-    result.assert_outcomes(passed=1)
-    file = mine.path / "mine/workloads.py"
-    result.stdout.fnmatch_lines(["*module of aorta mine.workloads " + str(file), "test in mine.workloads " + str(file)])
-    result.stdout.fnmatch_lines(["*hook of the conftest"])
 
 
 @pytest.mark.parametrize("arguments", [(), (".",), ("tests", "aorta::steady")], ids=" ".join)
@@ -142,15 +117,6 @@ def broken(stage: Stage) -> tuple[str, str]:
     return "--aorta-registry-file", str(stage.path / "registry.json")
 
 
-def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> None:
-    mine.write_file("tests/test_it.py", "def test_bad(): assert False\ndef test_good(): pass")
-    options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "1", "-v")
-    mine.run_here(*options).assert_outcomes(passed=3, failed=3)
-    again = mine.run_here(*options, "--lf")
-    assert {*mine.words(again)} == {"steady[local-bad-0]", "other[local-bad-0]"}
-    again.assert_outcomes(failed=3, deselected=2)
-
-
 @pytest.mark.parametrize("where", [("--aorta-workload", "other"), ("tests/repro/reproducer.py",)], ids=["name", "file"])
 def test_last_failed_alone_runs_the_failed_trials_with_their_options(mine: Stage, where: tuple[str, ...]) -> None:
     mine.write_file("pytest.ini", "[pytest]")
@@ -169,3 +135,28 @@ def test_last_failed_alone_asks_for_variables_that_are_not_kept(mine: Stage) -> 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --lf: the trials that failed had --aorta-extra-env, whose values are not*"])
     assert "hunter2" not in "".join(path.read_text() for path in mine.path.glob(".pytest_cache/**/*") if path.is_file())
+
+
+CONFTEST = """
+    import pytest
+
+    @pytest.fixture(autouse=True, scope="module")
+    def _of_a_module(request):
+        print("module of", request.node.nodeid, request.module.__name__, request.module.__file__)
+
+    @pytest.fixture(autouse=True)
+    def _of_a_test(request):
+        print("test in", request.node.module.__name__, request.fspath)
+
+    def pytest_runtest_setup(item):
+        print("hook of the conftest")
+    """
+
+
+def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None:
+    mine.write_file("conftest.py", CONFTEST)
+    result = mine.run_here("steady[local-none-0]", "--aorta-trials", "1", "-s")
+    result.assert_outcomes(passed=1)
+    file = mine.path / "mine/workloads.py"
+    result.stdout.fnmatch_lines(["*module of aorta mine.workloads " + str(file), "test in mine.workloads " + str(file)])
+    result.stdout.fnmatch_lines(["*hook of the conftest"])

@@ -65,14 +65,6 @@ def test_one_that_does_not_hold_says_where_and_why(flaky: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gate", "status"), [("failures(fixed)<1", 1), ("infrastructure<=5", 0)])
-def test_infrastructure_is_a_failure_unless_a_gate_judges_it(flaky: Stage, gate: str, status: int) -> None:
-    done = flaky.run_here(*options(gate, cells=("none", "fixed", "broken")))
-    assert done.ret == status
-    assert ("5 failures that no gate judges" in done.stdout.str()) == bool(status)
-
-
-@pytest.mark.slow
 def test_an_incomplete_run_is_no_success(flaky: Stage) -> None:
     first = flaky.run_here(*options("failures(fixed)<1"), "-x")
     assert first.ret == 1

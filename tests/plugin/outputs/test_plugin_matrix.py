@@ -113,13 +113,6 @@ def test_a_killed_run_leaves_a_valid_matrix_that_a_resumed_one_completes(flaky: 
     flaky.close()
 
 
-def test_a_run_that_stops_at_a_failure_is_judged_sequentially(flaky: Stage) -> None:
-    flaky.run_here(*RUN, "--aorta-trials", "8", "--maxfail", "2")
-    content = matrix(flaky)
-    assert (content["complete"], content["interrupted"]) == (False, "stopping after 2 failures")
-    assert content["cells"][1]["comparison"]["method"] == "sequential"
-
-
 def test_an_earlier_matrix_moves_to_the_history_with_its_trials(flaky: Stage) -> None:
     flaky.run_here(*RUN)
     first = (flaky.results / "matrix.json").read_text()

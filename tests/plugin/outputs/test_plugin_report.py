@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from support.stage import Stage
 
@@ -61,15 +59,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_first_trial(
     result = stage.run_here("vanishing.py", "--aorta-report", value)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{message}"])
-    assert not stage.results.exists()
-
-
-def test_a_missing_library_is_refused_before_the_first_trial(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.write(vanishing=VANISHING)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    result = stage.run_here("vanishing.py", "--aorta-report", "r.html")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*needs jinja2, which is not installed: pip install 'pytest-aorta[[]report]'"])
     assert not stage.results.exists()
 
 

@@ -72,28 +72,6 @@ def test_rounds_are_complete_and_what_does_not_begin_is_not_reported(short: Stag
     assert int(line[1]) == number
 
 
-@pytest.mark.slow
-def test_a_resumed_run_adds_rounds_to_those_that_there_are(short: Stage) -> None:
-    short.run_here(*FOR_A_SECOND)
-    before = rounds(short)
-    done = short.run_here(*FOR_A_SECOND, "--aorta-resume")
-    assert rounds(short) > before
-    done.stdout.fnmatch_lines([f"{3 * before} of * trials had a result already (--aorta-resume)"])
-
-
-@pytest.fixture(params=["alone", "shared"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    return tmp_path if request.param == "shared" else None
-
-
-def test_a_round_that_has_begun_goes_on_and_none_begins_late(folder: Path | None) -> None:
-    found = Rounds(0.2, folder)
-    assert found.begin("gemm 0")
-    time.sleep(0.25)
-    assert found.begin("gemm 0")
-    assert not found.begin("gemm 1")
-
-
 def test_workers_agree_on_rounds_and_on_the_time(tmp_path: Path) -> None:
     one, other = Rounds(0.2, tmp_path), Rounds(0.2, tmp_path)
     assert one.begin("gemm 0")

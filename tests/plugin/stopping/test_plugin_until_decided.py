@@ -71,18 +71,3 @@ def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, 
     saved = re.search(r"1 of 1 cell decided, (\d+) trials saved", done.stdout.str())
     assert saved is not None
     assert int(saved[1]) == 400 - sum(found.values())
-
-
-@pytest.mark.slow
-def test_the_trials_of_a_marked_test_as_well(flaky: Stage) -> None:
-    flaky.write(
-        test_marked="""
-        import pytest
-
-        @pytest.mark.aorta(trials=40, mitigations=["none", "fixed"])
-        def test_it(aorta_trial):
-            assert aorta_trial("flaky").exit_status == "ok"
-        """
-    )
-    done = flaky.run_here("test_marked.py", "--aorta-registry-file", "registry.json", "--aorta-stop=decided")
-    assert counts(done) == {"failed": 4, "passed": 4, "skipped": 72}
