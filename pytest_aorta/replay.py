@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import ValidationError
 
+from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
 from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.probe.environment_facts import FILES
@@ -362,13 +362,6 @@ def _config(request: Request) -> dict[str, Any]:
     # Another interpreter, or what a launcher leads to, may have modules that are not here.
     if not where.endswith(".py") and environment.venv is None and not (environment.launcher or environment.enter):
         top = where.partition(".")[0]
-        if not _is_there(top, request.sys_path):
+        if module_spec(top, request.sys_path) is None:
             raise ReplayError(f"the module of its workload, {where}, is not installed for {sys.executable}")
     return dict(request.config)
-
-
-def _is_there(top: str, added: Sequence[str]) -> bool:
-    if importlib.machinery.PathFinder.find_spec(top, [*added, *sys.path]) is not None:
-        return True
-    # A finder of an editable install knows what no path leads to.
-    return any(finder.find_spec(top, None) is not None for finder in sys.meta_path)

@@ -16,13 +16,11 @@ import operator
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Reader = Callable[[Any], Any]
+Reader = Callable[[Any], Any]
 
 #: Longest text of a bad value in a message.
 _SHOWN = 200
@@ -99,6 +97,21 @@ def _integer(value: Any, least: int) -> int | None:
     return number if number is not None and least <= number < 10**_DIGITS else None
 
 
+def positive_int(value: Any) -> int:
+    return _at_least(1, value)
+
+
+def whole(value: Any) -> int:
+    return _at_least(0, value)
+
+
+def _at_least(least: int, value: Any) -> int:
+    number = _integer(value, least)
+    if number is None:
+        raise ValueError(f"a whole number of at least {least}")
+    return number
+
+
 def _number(value: Any) -> float:
     try:
         return math.nan if isinstance(value, bool) or not isinstance(value, str | numbers.Real) else float(value)
@@ -106,36 +119,23 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def positive_int(value: Any) -> int:
-    number = _integer(value, 1)
-    if number is None:
-        raise ValueError("a whole number of at least 1")
-    return number
-
-
-def whole(value: Any) -> int:
-    number = _integer(value, 0)
-    if number is None:
-        raise ValueError("a whole number of at least 0")
+def _between(low: float, high: float, value: Any, valid: str) -> float:
+    number = _number(value)
+    if not low < number < high:
+        raise ValueError(valid)
     return number
 
 
 def seconds(value: Any) -> float:
-    if not 0 < _number(value) < math.inf:
-        raise ValueError("a number of seconds above 0")
-    return _number(value)
+    return _between(0, math.inf, value, "a number of seconds above 0")
 
 
 def grace(value: Any) -> float:
-    if not 0 <= _number(value) < math.inf:
-        raise ValueError("a number of seconds, 0 for none")
-    return _number(value)
+    return 0.0 if _number(value) == 0 else _between(0, math.inf, value, "a number of seconds, 0 for none")
 
 
 def margin(value: Any) -> float:
-    if not 0 < _number(value) < 1:
-        raise ValueError("a number above 0 and below 1, such as 0.1")
-    return _number(value)
+    return _between(0, 1, value, "a number above 0 and below 1, such as 0.1")
 
 
 def size(value: Any) -> int:
@@ -143,11 +143,10 @@ def size(value: Any) -> int:
     if isinstance(value, str):
         # ASCII, because without regard to case the Kelvin sign is a K, and then again none.
         found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
-        number = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
+        number = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else None
     else:
-        integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        number = operator.index(value) if integral else 0
-    if not 0 < number < 2**63:  # what the system can count
+        number = _integer(value, 1)
+    if number is None or not 0 < number < 2**63:  # what the system can count
         raise ValueError("a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)")
     return number
 
@@ -328,10 +327,10 @@ def options(value: Any) -> dict[str, Any]:
 class Setting:  # much faster to define than a dataclass, and pytest waits for it at every start
     """One setting.
 
-    Args:
+    Attributes:
         name: as typed on the command line, without ``--aorta-``.
-        reader: what makes a value of a text, or its ``module:function``.
-        metavar: what stands for the value; empty for a switch.
+        reader: what makes a value of a text, or its ``module:function`` within this package.
+        metavar: what stands for the value; empty for a switch, which stands without a value on the command line.
         help: one sentence.
         default: as it is typed; empty where there is none, or where ``help`` says what it depends on.
         separator: a regular expression that several values are separated by in a variable, where there may be several:
@@ -341,8 +340,8 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
     """
 
     __slots__ = (
-        *("name", "metavar", "help", "default", "separator", "repeat", "is_switch", "scope"),
-        *("flag", "ini", "variable", "_reader"),
+        *("name", "reader", "metavar", "help", "default", "separator", "scope"),
+        *("ini", "variable", "flag", "repeat", "is_switch"),
     )
 
     def __init__(
@@ -352,22 +351,16 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         metavar: str,
         help: str,
         default: str = "",
-        *,
         separator: str = "",
         scope: str = "option",
     ) -> None:
-        self.name = name
-        self._reader = reader
-        self.metavar = metavar
-        self.help = help
-        self.default = default
-        self.separator = separator
-        self.repeat = bool(separator)
-        self.is_switch = not metavar  # stands without a value on the command line
-        self.scope = scope
+        self.name, self.reader, self.metavar, self.help = name, reader, metavar, help
+        self.default, self.separator, self.scope = default, separator, scope
         self.ini = f"aorta_{name.replace('-', '_')}"
         self.variable = f"PYTEST_{self.ini.upper()}"
         self.flag = f"--aorta-{name}" if scope == "option" else self.ini if scope == "ini" else f"--{name}"
+        self.repeat = bool(separator)
+        self.is_switch = not metavar
 
     def __repr__(self) -> str:
         return self.flag
@@ -375,12 +368,12 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
     @property
     def parse(self) -> Reader:
         """The reader, imported only now."""
-        if callable(self._reader):
-            return self._reader
+        if callable(self.reader):
+            return self.reader
         from importlib import import_module
 
-        module, _, function = self._reader.partition(":")
-        found: Reader = getattr(import_module(module), function)
+        module, _, function = self.reader.partition(":")
+        found: Reader = getattr(import_module(f"pytest_aorta.{module}"), function)
         return found
 
     @property
@@ -393,34 +386,18 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         return "any text"
 
 
+_REGEX = "trials.command_line:checked_regex"
+
 #: Groups of ``pytest --help``, and the settings in each.
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "trials": (
         Setting("workload", name, "NAME", "run this registered workload (repeat)", separator=";"),
-        Setting(
-            "command",
-            "pytest_aorta.trials.command_line:checked_command",
-            "CMD",
-            "run this command (repeat)",
-            separator="\n",
-        ),
-        Setting(
-            "fail-on",
-            "pytest_aorta.trials.command_line:checked_regex",
-            "RE",
-            "a line that matches fails a command (repeat)",
-            separator="\n",
-        ),
-        Setting(
-            "pass-on",
-            "pytest_aorta.trials.command_line:checked_regex",
-            "RE",
-            "a command passes only if a line matches (repeat)",
-            separator="\n",
-        ),
+        Setting("command", "trials.command_line:checked_command", "CMD", "run this command (repeat)", separator="\n"),
+        Setting("fail-on", _REGEX, "RE", "a line that matches fails a command (repeat)", separator="\n"),
+        Setting("pass-on", _REGEX, "RE", "a command passes only if a line matches (repeat)", separator="\n"),
         Setting(
             "metric",
-            "pytest_aorta.trials.command_line:checked_metric",
+            "trials.command_line:checked_metric",
             "RE",
             "named groups are metrics of a command (repeat)",
             separator="\n",
@@ -458,7 +435,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "elastic",
-            "pytest_aorta.trials.execution:elastic_option",
+            "trials.execution:elastic_option",
             "K=V",
             "an option of the ranks' agent: max_restarts=1 (repeat)",
             separator=";",
@@ -469,7 +446,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("shard", shard, "I/N", "run part I of N; I/N:FILE balances by durations"),
         Setting(
             "where",
-            "pytest_aorta.common.conditions:parse_condition",
+            "common.conditions:parse_condition",
             "COND",
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
@@ -492,7 +469,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("margin", margin, "P", "differences of the failure rate that are no effect", "0.1", scope="ini"),
         Setting(
             "gate",
-            "pytest_aorta.triage.gates:parse_gate",
+            "triage.gates:parse_gate",
             "EXPR",
             "decides the exit status: failure_rate<=0.02 (repeat)",
             separator=";",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
@@ -20,6 +20,7 @@ from ._common import (
     CommaSeparated,
     DeviceName,
     Failures,
+    Options,
     Ranks,
     Stopwatch,
     choose_device,
@@ -55,11 +56,7 @@ class AllReduce(Workload):
     ``collective``, ``dtype``, ``reason``), ``unsupported_count``, ``world_size``, ``backend``, ``device``.
     """
 
-    class Config(BaseModel):
-        """Options."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True)
-
+    class Config(Options):
         steps: PositiveInt = Field(default=1, description="passes over all sizes, collectives and types")
         sizes: Annotated[tuple[PositiveInt, ...], CommaSeparated] = Field(
             default=(1, 1000, 65_537), min_length=1, description="elements per rank; as text: 1,1000,65537"
@@ -78,12 +75,10 @@ class AllReduce(Workload):
     timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
-        """Join the process group."""
         self.device = choose_device(self.config.device)
         self.ranks = join_process_group(self.device, self.config.collective_timeout_sec)
 
     def run(self) -> WorkloadResult:
-        """Run and check every collective."""
         config, ranks = self.config, self.ranks
         failures = Failures()
         unsupported: dict[tuple[str, DtypeName], str] = {}
@@ -124,7 +119,6 @@ class AllReduce(Workload):
         )
 
     def cleanup(self) -> None:
-        """Leave the process group."""
         leave_process_group()
 
     def _pass(

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn import functional
 
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import DeviceName, Failures, Stopwatch, choose_device
+from ._common import DeviceName, Failures, Options, Stopwatch, choose_device
 
 Operation = Callable[[], Tensor]
 
@@ -44,11 +44,7 @@ class Determinism(Workload):
     ``max_abs_diff``, ``rounds_differing``), ``operations_differing`` (how many of them).
     """
 
-    class Config(BaseModel):
-        """Options."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True)
-
+    class Config(Options):
         steps: PositiveInt = Field(default=3, description="rounds, each with fresh inputs")
         repeat: PositiveInt = Field(default=2, description="times that every operation is computed in a round")
         threads: PositiveInt | None = Field(
@@ -67,7 +63,6 @@ class Determinism(Workload):
     timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
-        """Choose the device and the number of threads."""
         self._found = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
         self.device = choose_device(self.config.device)
         if self.device.type != "cpu" and self.config.repeat < 2:
@@ -78,7 +73,6 @@ class Determinism(Workload):
             torch.use_deterministic_algorithms(True)
 
     def run(self) -> WorkloadResult:
-        """Compute and compare all rounds."""
         config = self.config
         threads = torch.get_num_threads()
         failures = Failures()
@@ -113,7 +107,6 @@ class Determinism(Workload):
         )
 
     def cleanup(self) -> None:
-        """Give the process back as it was found."""
         threads, deterministic = self._found
         torch.set_num_threads(threads)
         if torch.are_deterministic_algorithms_enabled() != deterministic:

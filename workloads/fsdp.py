@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 import torch._dynamo  # fully_shard and the optimizer import it: half a second once here, or in every trial's setup()
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,6 +26,7 @@ from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
 from ._common import (
     DeviceName,
     Failures,
+    Options,
     Stopwatch,
     choose_device,
     join_process_group,
@@ -56,11 +57,7 @@ class Fsdp(Workload):
     the version of Python, and losses can be compared only where it is the same).
     """
 
-    class Config(BaseModel):
-        """Options."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True)
-
+    class Config(Options):
         steps: int = Field(default=20, ge=2, description="optimizer steps; at least two, since the loss has to fall")
         batch_size: PositiveInt = Field(default=4, description="sequences per rank and step")
         sequence_length: PositiveInt = Field(default=64, description="bytes that are predicted per sequence")
@@ -92,7 +89,6 @@ class Fsdp(Workload):
     timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
-        """Join the process group, read the corpus, build and shard the model."""
         config = self.config
         self.device = choose_device(config.device)
         self.ranks = join_process_group(self.device, config.collective_timeout_sec)
@@ -106,7 +102,6 @@ class Fsdp(Workload):
         self.optimizer = build_optimizer(self.model, config)
 
     def run(self) -> WorkloadResult:
-        """Train, then compare the weights of all ranks."""
         config, ranks = self.config, self.ranks
         failures = Failures()
         losses: list[float] = []
@@ -158,7 +153,6 @@ class Fsdp(Workload):
         )
 
     def cleanup(self) -> None:
-        """Leave the process group."""
         leave_process_group()
 
     def _loss(self, sequences: Tensor) -> Tensor:
@@ -218,7 +212,6 @@ class ByteTransformer(nn.Module):
         self.head = nn.Linear(config.dim, VOCABULARY)
 
     def forward(self, sequences: Tensor) -> Tensor:
-        """Logits for every position."""
         hidden = self.bytes(sequences) + self.positions.weight
         for block in self.blocks:
             hidden = block(hidden)

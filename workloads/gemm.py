@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 from torch import Tensor
 
 from pytest_aorta.trials.workload import Workload, WorkloadResult
@@ -17,6 +17,7 @@ from ._common import (
     CommaSeparated,
     DeviceName,
     Failures,
+    Options,
     Stopwatch,
     choose_device,
     dtype_of,
@@ -80,11 +81,7 @@ class Gemm(Workload):
     ``unsupported`` lists the types that the device cannot multiply.
     """
 
-    class Config(BaseModel):
-        """Options."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True)
-
+    class Config(Options):
         steps: PositiveInt = Field(default=2, description="passes over all cases; four see every size in every layout")
         repeat: PositiveInt = Field(default=1, description="times that each product is computed and checked in a pass")
         sizes: Annotated[tuple[Shape, ...], CommaSeparated] = Field(
@@ -112,13 +109,11 @@ class Gemm(Workload):
     timeout_sec: ClassVar[float | None] = 300.0
 
     def setup(self) -> None:
-        """Choose the device, and multiply once there, so that loading a BLAS library is in no step time."""
         self.device = choose_device(self.config.device)
         warm = torch.ones(2, 2, device=self.device)
         self._product(warm, warm)
 
     def run(self) -> WorkloadResult:
-        """Compute and check all products."""
         config = self.config
         tally = _Tally()
         step_times: list[float] = []

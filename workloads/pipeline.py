@@ -9,14 +9,14 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor
 
 from pytest_aorta.runtime import SlotArgs, Tag, TaskArgs, Worker
 from pytest_aorta.runtime.host_main import code_identity, package_files
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import Failures, Stopwatch
+from ._common import Failures, Options, Stopwatch
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime import CallableHandle, Orchestrator
@@ -167,11 +167,7 @@ class Pipeline(Workload):
     ``max_abs_error`` of an element of C in any step, ``total`` of the last step.
     """
 
-    class Config(BaseModel):
-        """Options."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True)
-
+    class Config(Options):
         steps: PositiveInt = Field(default=3, description="graphs, each with fresh operands")
         size: int = Field(default=256, ge=1, le=MAX_SIZE, description="rows and columns of the matrices")
         block: PositiveInt = Field(default=64, description="rows and columns of a block; the last one may be smaller")
@@ -213,7 +209,6 @@ class Pipeline(Workload):
     worker: Worker | None = None
 
     def setup(self) -> None:
-        """Allocate shared memory, and start the processes of all levels."""
         config = self.config
         self._left, self._right, self._result = (shared(config.size, config.size) for _ in range(3))
         self._total = shared(1)
@@ -238,7 +233,6 @@ class Pipeline(Workload):
         return top
 
     def run(self) -> WorkloadResult:
-        """Run and check all graphs."""
         config = self.config
         failures = Failures()
         step_times: list[float] = []
@@ -297,6 +291,5 @@ class Pipeline(Workload):
         return float(error.max())
 
     def cleanup(self) -> None:
-        """End all processes."""
         if self.worker is not None:
             self.worker.close()

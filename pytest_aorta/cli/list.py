@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_aorta.cli.shared import columns, registry_files, registry_option
+from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 
@@ -85,24 +86,9 @@ def _registered(registry: Registry, kind: Kind) -> list[Entry]:
 def _workload(registry: Registry, name: str) -> Entry:
     target = registry.workload(name).target
     module, _, cls = target.rpartition(":")
-    spec = _find_spec(module)
+    spec = module_spec(module)
     problem = None if spec is not None else f"there is no module {module}"
     return {"target": target, "summary": "" if spec is None else _summary(spec, cls), "problem": problem}
-
-
-def _find_spec(module: str) -> ModuleSpec | None:
-    # Other than by importlib.util.find_spec, the packages around it are not imported.
-    places: Sequence[str] | None = None
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
-        found = (finder.find_spec(".".join(parts[:end]), places) for finder in sys.meta_path)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is None or end == len(parts):
-            return spec
-        places = spec.submodule_search_locations
-        if places is None:
-            return None
-    return None
 
 
 def _summary(spec: ModuleSpec, cls: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,21 @@ def target_file(target: str) -> Path | None:
 
 def module_file(module: str) -> Path | None:
     """The file of a module. Nothing is imported, neither the module nor the packages around it."""
-    spec: ModuleSpec | None = None
-    path: Sequence[str] | None = None
-    parts = module.split(".")
-    for number in range(1, len(parts) + 1):
-        spec = _spec(".".join(parts[:number]), path)
-        path = None if spec is None else spec.submodule_search_locations
-        if spec is None or (path is None and number < len(parts)):
-            return None
+    spec = module_spec(module)
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
-def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        found: ModuleSpec | None = None if find is None else find(name, path)
-        if found is not None:
-            return found
-    return None
+def module_spec(module: str, places: Sequence[str] = ()) -> ModuleSpec | None:
+    """The spec of a module, likewise; ``places``: folders that come before ``sys.path``."""
+    parts = module.split(".")
+    spec: ModuleSpec | None = None
+    path: Sequence[str] | None = None
+    for number in range(1, len(parts) + 1):
+        name = ".".join(parts[:number])
+        spec = PathFinder.find_spec(name, [*places, *sys.path]) if places and number == 1 else None
+        finders = (finder for finder in sys.meta_path if spec is None and hasattr(finder, "find_spec"))
+        spec = spec or next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+        path = None if spec is None else spec.submodule_search_locations
+        if spec is None or (path is None and number < len(parts)):
+            return None
+    return spec

@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 
 from pytest_aorta.common.bounded_waits import pieces, wait_bounded
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.evidence import report_unstarted
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialOrder, cell_key
+from pytest_aorta.launch.host.trial_files import report_unstarted
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
 from pytest_aorta.launch.nodes import endpoint, is_multi_node, node_rank
 from pytest_aorta.launch.pool import Job, JobPool, Slot
@@ -28,9 +28,9 @@ from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.events import Phase
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
-from pytest_aorta.trials.outcome import Observed, conclude, interruption, was_terminated
+from pytest_aorta.trials.outcome import Observation, conclude, interruption, was_terminated
+from pytest_aorta.trials.records import Failure, Phase
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -193,20 +193,19 @@ class SlotTrial(Job):
         return "cleanup" if "run" in self._ended else "run" if "setup" in self._ended else "setup"
 
     def _build_lost(self) -> TrialResult:
-        seen, has_logs = Observed(), self.started  # else what lies there is of an earlier run
+        seen, has_logs = Observation(), self.started  # else what lies there is of an earlier run
         error, why = self._error, self.why or "not wanted any more"
         if error is None or isinstance(error, LeaseCancelled | ZygoteUnwanted):
             seen.lost = interruption(self._phase(), why)
         elif isinstance(error, HostLost):
             what = "the host that ran this trial died" if self.started else "there is no host left to run it"
-            seen.lost = {"phase": self._phase(), "kind": "exception", "message": f"{what}: {error}"}
+            seen.lost = Failure(self._phase(), "exception", f"{what}: {error}")
         elif isinstance(error, START_FAILURES):
             has_logs = has_logs or self.make_room()
             see_start_failure(seen, error, self.spec.workload.target, self.folder if has_logs else None)
         else:
             trace = "".join(traceback.format_exception(error))
-            kind, text = type(error).__name__, str(error)
-            seen.lost = {"phase": self._phase(), "kind": "exception", "type": kind, "message": text, "traceback": trace}
+            seen.lost = Failure(self._phase(), "exception", str(error), type(error).__name__, trace)
         if self.cancelled and was_terminated(seen.lost):  # a batch system sends its signals to all processes of a job
             seen.lost = interruption(self._phase(), why)
         logs = logs_in(self.folder) if has_logs else {}

@@ -25,7 +25,7 @@ from pytest_aorta.trials.config import ConfigError, added_options, resolve_confi
 from pytest_aorta.trials.execution import NAMES, note_tmp, take_place
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, imported_later, load_class, own_arguments
-from pytest_aorta.trials.outcome import Observed, conclude, interruption
+from pytest_aorta.trials.outcome import Observation, conclude, interruption
 from pytest_aorta.trials.result import Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 from pytest_aorta.trials.spec import TrialSpec
@@ -101,7 +101,7 @@ class InProcessTrial:
         self._place: Place | None = None
         self._undo = contextlib.ExitStack()
         self._side_by_side = SideBySide(workers=workers, cores=threads_of(os.sched_getaffinity(0)))
-        self.seen = Observed()
+        self.seen = Observation()
         self._lifecycle: Lifecycle | None = None
         self._started_at = utc_now()
         self._start = time.monotonic()
@@ -158,7 +158,7 @@ class InProcessTrial:
             if self.spec.given_seed is not None:
                 seeds = ProcessSeeds(self.spec.given_seed)
                 seeds.seed_loaded()
-                self.seen.seeds = seeds.to_plain()
+                self.seen.seeds = seeds.record()
             options = resolve_config(cls, self.spec.overrides, self.spec.steps).value
             self._lifecycle = Lifecycle(cls, with_added(cls, options, self._added_options()), self.seen.see)
             self._lifecycle.setup(reraise=True)

@@ -23,22 +23,18 @@ from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.host_specs import without_values
 from pytest_aorta.trials.conversion import to_plain
-from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.execution import DEFAULTS, FILES, ElasticOptions, Resources
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts, requested_parts
-from pytest_aorta.trials.outcome import Observed, conclude, recorded_result, warnings_of
+from pytest_aorta.trials.outcome import Observation, conclude, recorded_result, warnings_of
+from pytest_aorta.trials.records import Failure
 from pytest_aorta.trials.result import (
     Claim,
     Elastic,
     ExecutionEnv,
-    Failure,
     Imposed,
-    RankRecord,
     Request,
     RequestedEnvironment,
     RequestedWorkload,
-    ResultRecord,
-    Seeds,
     SideBySide,
     TrialResult,
 )
@@ -216,7 +212,7 @@ def _is_release(version: str, claimed: str) -> bool:
 
 def build_record(
     spec: TrialSpec,
-    seen: Observed,
+    seen: Observation,
     cell: PreparedCell | None = None,
     *,
     started_at: str,
@@ -236,15 +232,12 @@ def build_record(
     """
     parts = {} if cell is None else cell.request(spec)
     status, failure = conclude(seen)
-    if failure is not None and stacks is not None and failure["kind"] in ("timeout", "stall"):
-        failure = {**failure, "stacks": stacks}
-    if failure is not None and crash is not None and failure["kind"] == "signal":
-        failure = {**failure, "traceback": crash}
-    result = recorded_result(seen)
-    details = list(result.get("failure_details", []))
-    if "cleanup" in seen.failures and failure is not seen.failures["cleanup"]:
-        details.append(seen.failures["cleanup"])
-    result["failure_details"] = details + seen.notes
+    if failure is not None and stacks is not None and failure.is_late:
+        failure = replace(failure, stacks=stacks)
+    if failure is not None and crash is not None and failure.kind == "signal":
+        failure = replace(failure, traceback=crash)
+    result, cleanup = recorded_result(seen), seen.failures.get("cleanup")
+    other = [] if cleanup is None or cleanup is failure else [cleanup.known()]
     env = seen.env or EnvSnapshot.unavailable("the trial's process took no snapshot").to_dict()
     mode = "single" if cell is None else cell.plan.mode
     return TrialResult(
@@ -256,16 +249,16 @@ def build_record(
         mitigations_applied=list(spec.mitigations),
         config={} if cell is None else cell.info.config,
         env=env,
-        result=ResultRecord.model_validate(result),
+        result=replace(result, failure_details=[*result.failure_details, *other, *seen.notes]),
         wall_clock_sec=wall,
         exit_status=status,
-        failure=None if failure is None else Failure.model_validate(failure),
+        failure=failure,
         warnings=warnings_of(seen),
         elastic=None if mode == "single" else _elastic(spec, seen, mode),
-        seeds=None if seen.seeds is None or seen.ranks else Seeds.model_validate(seen.seeds),
+        seeds=None if seen.ranks else seen.seeds,
         preloaded=seen.preloaded,
         not_preloaded=seen.not_preloaded,
-        ranks=[RankRecord.model_validate(record) for record in seen.ranks],
+        ranks=seen.ranks,
         phases_sec=seen.phases_sec,
         started_at=started_at,
         host=socket.gethostname(),
@@ -297,21 +290,19 @@ def execution_env(environment: Environment, env: Mapping[str, Any]) -> Execution
     )
 
 
-def lost_record(spec: TrialSpec, lost: FailureData, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
+def lost_record(spec: TrialSpec, lost: Failure, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
     """The record of a trial that was not started, or whose process gave no record; ``lost`` is its failure."""
-    return build_record(spec, Observed(lost=lost), started_at=utc_now(), artifacts=artifacts)
+    return build_record(spec, Observation(lost=lost), started_at=utc_now(), artifacts=artifacts)
 
 
-def _elastic(spec: TrialSpec, seen: Observed, launcher: str) -> Elastic:
-    return Elastic.model_validate(
-        {
-            "launcher": launcher,
-            "states": seen.states,
-            "restarts": sum(attempt["reason"] == "failure" for attempt in seen.attempts),
-            "attempts": seen.attempts,
-            "options": spec.execution.elastic.to_plain(),
-            "launcher_variables": seen.launcher_variables,
-        }
+def _elastic(spec: TrialSpec, seen: Observation, launcher: str) -> Elastic:
+    return Elastic(
+        launcher=launcher,  # type: ignore[arg-type]
+        states=seen.states,
+        restarts=sum(attempt.reason == "failure" for attempt in seen.attempts),
+        attempts=seen.attempts,
+        options=spec.execution.elastic.to_plain(),
+        launcher_variables=seen.launcher_variables,
     )
 
 

@@ -194,8 +194,9 @@ def serve(argument: _Argument, channel: HostChannel) -> None:
             while (message := channel.receive()) is not None:
                 number, what, given = message
                 if what != "cancel":
+                    order, slot = given
                     jobs = {other: job for other, job in jobs.items() if job.thread.is_alive()}
-                    jobs[number] = _RemoteJob(number, what, *given, host, folder.path, channel)
+                    jobs[number] = _RemoteJob(number, what, order, slot, host, folder.path, channel)
                 elif number in jobs:  # on a thread: it may wait for a cell that is being prepared
                     threading.Thread(target=jobs[number].cancel, args=(given,), daemon=True).start()
         finally:

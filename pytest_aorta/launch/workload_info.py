@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.nodes import is_multi_node
-from pytest_aorta.trials.fingerprint import Impositions, Ingredients, Parts, fingerprint_parts
+from pytest_aorta.trials.fingerprint import ImposedCounts, Ingredients, Parts, fingerprint_parts
 from pytest_aorta.trials.loading import file_digest
-from pytest_aorta.trials.result import Free
+from pytest_aorta.trials.records import Free
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -56,7 +56,7 @@ class PreparedCell:
 
     info: WorkloadInfo
     plan: LaunchPlan
-    imposes: Impositions = field(default_factory=Impositions)
+    imposes: ImposedCounts = field(default_factory=ImposedCounts)
 
     def request(self, spec: TrialSpec) -> Parts:
         """All that the request of a trial of this cell is made of."""

@@ -20,7 +20,8 @@ from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.execution import KEPT_DAYS
 
 if TYPE_CHECKING:
-    from pytest_aorta.trials.result import Failure, TrialResult
+    from pytest_aorta.trials.records import Failure
+    from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
 
 

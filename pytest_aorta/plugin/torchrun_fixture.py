@@ -21,11 +21,13 @@ from pytest_aorta.plugin.ordinary_tests import check_keywords, in_a_process, sho
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.loading import file_digest
-from pytest_aorta.trials.result import RankRecord, TrialResult
+from pytest_aorta.trials.records import RankRecord
+from pytest_aorta.trials.result import TrialResult
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.ordinary_tests import RunTrial
-    from pytest_aorta.trials.result import ExitStatus, Failure
+    from pytest_aorta.trials.records import Failure
+    from pytest_aorta.trials.result import ExitStatus
 
 
 @dataclass(frozen=True, repr=False)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pytest_aorta.triage.facts import Outcome, TrialFacts
     from pytest_aorta.triage.gates import Gate, GateResult
     from pytest_aorta.triage.verdicts import Table
-    from pytest_aorta.trials.events import FailureData
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -357,12 +356,12 @@ class TrialWriter:
         if found is None:
             return None
         from pytest_aorta.launch.record import logs_in, lost_record
+        from pytest_aorta.trials.records import Failure
 
         spec, paths = found[0], found[1].repeated(repeat)
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
-        lost: FailureData = {"phase": "launch", "kind": "signal", "message": why}
-        self.write(FinishedTrial.of(paths, lost_record(spec, lost, logs)))
+        self.write(FinishedTrial.of(paths, lost_record(spec, Failure("launch", "signal", why), logs)))
         return spec, paths
 
     def find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:

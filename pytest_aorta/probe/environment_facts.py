@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,8 +20,6 @@ from pytest_aorta.probe.variables import DIGEST, as_setting
 #: A fact: a text, or words of which some may come and others go.
 Value = str | tuple[str, ...]
 
-Show = Callable[[Any], Value | None]
-
 #: The name of the fact that says which GPUs there are: its values need none before them.
 GPUS = "GPUs"
 
@@ -31,175 +29,123 @@ _COMMIT = 12
 
 @dataclass(frozen=True)
 class Rule:
-    """How the leaves of a snapshot whose ``path`` matches (a regular expression) are called and shown.
+    """How the leaves of a snapshot whose ``path`` matches (a regular expression) are called.
 
-    An empty ``name`` is not compared; ``show`` gives ``None`` for a value that says nothing; ``nothing`` stands where
-    there is none; ``implied_by`` is a fact that this one is expected to change with.
+    An empty ``name`` is not compared; ``nothing`` stands where there is none; ``implied_by`` is a fact that this one is
+    expected to change with.
     """
 
     path: str
     name: str
-    show: Show = str
     nothing: str = "none"
     implied_by: str = ""
-
-
-def _gibibytes(value: Any) -> str:
-    return f"{float(value) / 2**30:.1f} GiB".replace(".0 ", " ")
-
-
-def _commit(value: Any) -> str:
-    return str(value)[:_COMMIT]
-
-
-def _words(value: Any) -> Value:
-    words = value if isinstance(value, list) else str(value).split()
-    return tuple(dict.fromkeys(map(str, words)))
-
-
-def _file_names(value: Any) -> Value:
-    return tuple(sorted({os.path.basename(str(path)) for path in value})) if isinstance(value, list) else str(value)
-
-
-def _yes(value: Any) -> str:
-    return "on" if value else "off"
-
-
-def _number_of_cpus(value: Any) -> str:
-    return str(sum(map(len, parse_ranges(str(value)))))
-
-
-def _megahertz(value: Any) -> str:
-    return f"{float(value):.0f} MHz"
-
-
-def _no_default(default: Any) -> Show:
-    return lambda value: None if value == default else str(value)
 
 
 #: The most important ones first. Of several expressions that match a path, the first counts.
 RULES = (
     # GPUs and what drives them; the first ones are made of the lists of devices.
     Rule(r"accelerator\.gpus", GPUS, nothing="no GPU"),
-    Rule(r"accelerator\.gpu\.memory_total_bytes", "memory of a GPU", _words, implied_by=GPUS),
-    Rule(r"accelerator\.gpu\.(?:gfx|compute_capability)", "architecture of the GPUs", _words, implied_by=GPUS),
-    Rule(r"accelerator\.gpu\.compute_units", "compute units of a GPU", _words, implied_by=GPUS),
+    Rule(r"accelerator\.gpu\.memory_total_bytes", "memory of a GPU", implied_by=GPUS),
+    Rule(r"accelerator\.gpu\.(?:gfx|compute_capability)", "architecture of the GPUs", implied_by=GPUS),
+    Rule(r"accelerator\.gpu\.(.+)", r"\1 of the GPUs", implied_by=GPUS),
     Rule(r"accelerator\.nvidia\.driver_version", "NVIDIA driver"),
     Rule(r"accelerator\.amd\.driver_version", "AMD driver"),
-    Rule(r"accelerator\.amd\.hidden_devices", "AMD GPUs that are hidden", _no_default(0), nothing="0"),
-    Rule(r"accelerator\.gpu\.vbios_version", "firmware of the GPUs", _words, implied_by=GPUS),
-    Rule(r"accelerator\.gpu\.mig_mode", "MIG", _words, implied_by=GPUS),
-    Rule(r"accelerator\.gpu\.ecc_mode", "ECC", _words, implied_by=GPUS),
-    Rule(r"accelerator\.gpu\.current_(compute|memory)_partition", r"\1 partition of the GPUs", _words, implied_by=GPUS),
-    Rule(r"accelerator\.(?:amd|nvidia)\.devices", ""),
+    Rule(r"accelerator\.amd\.hidden_devices", "hidden AMD GPUs", nothing="0", implied_by=GPUS),
     Rule(r"accelerator\.rocm\.version", "ROCm"),
     Rule(r"accelerator\.cuda_toolkit\.version", "CUDA toolkit"),
-    Rule(r"accelerator\.(?:rocm|cuda_toolkit)\.path", ""),
-    # torch
+    Rule(r"accelerator\.(?:amd|nvidia)\.devices|accelerator\..*\.path", ""),
+    # torch, collectives, and the other libraries of GPUs
     Rule(r"torch\.version", "torch"),
+    Rule(r"torch\.(path|imported|parallel_info|intraop_threads|interop_threads)", ""),
     Rule(r"torch\.cuda", "CUDA of torch", implied_by="torch"),
     Rule(r"torch\.hip", "HIP of torch", implied_by="torch"),
-    Rule(r"torch\.git_version", "commit of torch", _commit, implied_by="torch"),
-    Rule(r"torch\.debug", "debug build of torch", _yes),
-    Rule(r"torch\.cxx11_abi", "C++11 ABI of torch", _yes),
-    Rule(r"torch\.arch_list", "architectures of torch", _words, implied_by="torch"),
-    # collectives, and the other libraries of GPUs
+    Rule(r"torch\.git_version", "commit of torch", implied_by="torch"),
+    Rule(r"torch\.arch_list", "architectures of torch", implied_by="torch"),
     Rule(r"torch\.nccl_version", "NCCL"),
     Rule(r"torch\.rccl_version", "RCCL"),
-    Rule(r"accelerator\.rocm\.components\.rccl", "RCCL of ROCm", implied_by="ROCm"),
-    Rule(r"torch\.(distributed_backends|backends)", r"\1 of torch", _words),
     Rule(r"torch\.cudnn_version", "cuDNN"),
     Rule(r"torch\.miopen_version", "MIOpen"),
+    Rule(r"torch\.(.+)", r"torch \1"),
     Rule(r"accelerator\.rocm\.components\.(.+)", r"\1 of ROCm", implied_by="ROCm"),
-    Rule(r"torch\.(?:path|imported|parallel_info|intraop_threads|interop_threads)", ""),
-    # packages
-    Rule(r"packages\.versions\.torch", ""),
+    # packages, of which the digest is compared with the lists at hand
+    Rule(r"packages\.(?:versions\.torch|count|digest)", ""),
     Rule(r"packages\.versions\.(.+)", r"\1", nothing="not installed"),
-    Rule(r"packages\.(?:count|digest)", ""),  # the digest is compared with the lists at hand
-    Rule(r"python\.version", "Python"),
-    Rule(r"python\.implementation", "Python implementation"),
-    Rule(r"python\.build", "build of Python", implied_by="Python"),
-    Rule(r"python\.optimize", "optimisation of Python (-O)"),
-    Rule(r"python\.free_threaded", "free threading of Python", _yes),
     Rule(r"python\.(?:executable|prefix|base_prefix)", ""),
-    Rule(r"libraries|end\.libraries\.count", ""),
-    Rule(r"end\.libraries\.relevant", "loaded libraries", _file_names),
-    Rule(r"end\.libraries\.replaced", "libraries replaced since they were loaded", _file_names),
-    Rule(r"end\.modules\..*", ""),
+    Rule(r"python\.version", "Python"),
+    Rule(r"python\.build", "build of Python", implied_by="Python"),
+    Rule(r"python\.(.+)", r"Python \1"),
+    Rule(r"end\.libraries\.count", ""),
+    Rule(r"end\.libraries\.relevant", "loaded libraries"),
+    Rule(r"end\.libraries\.replaced", "libraries replaced since they were loaded"),
     # variables, and the settings of torch that many of them decide
     Rule(r"env_vars\.(.+)", r"\1", nothing="unset"),
-    Rule(r"end\.torch\.threads\..*", ""),
-    Rule(r"end\.torch\.devices.*|end\.torch\.process_group\.(?:rank|world_size)", ""),
-    Rule(r"end\.torch\.process_group\.backend", "backend of the process group"),
+    Rule(r"end\.torch\.(?:threads|devices|process_group\.(?:rank|world_size)).*", ""),
     Rule(r"end\.torch\.cpu_capability", "CPU kernels of torch"),
-    Rule(r"end\.torch\.(autocast|sdpa)", r"torch \1", _words),
     Rule(r"end\.torch\.(.+)", r"torch \1"),
     # the machine
     Rule(r"host\.kernel", "kernel"),
     Rule(r"host\.kernel_version", "build of the kernel", implied_by="kernel"),
-    Rule(r"host\.kernel_command_line", "kernel command line", _words),
     Rule(r"host\.os_release\.pretty_name", "operating system"),
     Rule(r"host\.os_release\..*", ""),
-    Rule(r"host\.libc", "C library"),
-    Rule(r"host\.machine", "architecture"),
     Rule(r"host\.cpu_model", "CPU"),
-    Rule(r"host\.cpu_simd", "CPU instruction sets", _words),
     Rule(r"host\.cpu_count", "logical CPUs"),
-    Rule(r"host\.cpu_cores", "CPU cores"),
-    Rule(r"host\.cpu_frequency\.governors", "CPU clock governors", _words),
-    Rule(r"host\.cpu_frequency\.boost", "CPU boost", _yes),
-    Rule(r"host\.cpu_frequency\.(max|limit)_mhz", r"CPU clock \1", _megahertz, implied_by="CPU"),
-    Rule(r"process\.cpu_affinity", "CPUs allowed", _number_of_cpus),
+    Rule(r"host\.cpu_frequency\.(\w+)_mhz", r"CPU clock \1", implied_by="CPU"),
+    Rule(r"host\.cpu_(?:frequency\.)?(\w+)", r"CPU \1"),
+    Rule(r"process\.cpu_affinity", "CPUs allowed"),
     Rule(r"process\.torch_threads\.intraop", "torch threads"),
     Rule(r"process\.torch_threads\.interop", "torch interop threads"),
-    Rule(r"process\.nice", "nice level"),
-    Rule(r"process\.scheduler\.(policy|priority)", r"scheduler \1"),
-    Rule(r"host\.memory_total_bytes", "host memory", _gibibytes),
-    Rule(r"host\.swap_total_bytes", "swap", _gibibytes),
-    Rule(r"host\.numa_nodes", "NUMA nodes"),
-    Rule(r"host\.numa_balancing", "NUMA balancing", _yes),
-    Rule(r"process\.numa_policy", "NUMA policy"),
-    Rule(r"process\.numa_nodes_allowed", "NUMA nodes allowed"),
-    Rule(r"host\.transparent_huge_pages\.(\w+)", r"transparent huge pages (\1)"),
-    Rule(r"process\.transparent_huge_pages", "transparent huge pages of the process", _yes),
+    Rule(r"process\.(nice|scheduler\.\w+|numa_\w+)", r"\1"),
+    Rule(r"process\.transparent_huge_pages", "transparent huge pages of the process"),
     Rule(r"process\.huge_pages", "huge pages"),
     Rule(r"process\.rlimits\.(\w+)\.soft", r"limit \1", nothing="unlimited"),
+    Rule(r"process\..*", ""),
+    Rule(r"host\.memory_total_bytes", "host memory"),
+    Rule(r"host\.swap_total_bytes", "swap"),
     # what is around it
     Rule(r"runtime_context\.container\.kind", "container"),
     Rule(r"runtime_context\.container\.image", "container image"),
     Rule(r"runtime_context\.container\.image_id", "container image id", implied_by="container image"),
-    Rule(r"runtime_context\.cgroup\.memory_limit_bytes", "memory limit", _gibibytes),
+    Rule(r"runtime_context\.cgroup\.memory_limit_bytes", "memory limit"),
     Rule(r"runtime_context\.cgroup\.cpu_limit", "CPU limit"),
     Rule(r"runtime_context\.conda\.name", "conda environment"),
-    Rule(r"runtime_context\.venv\.system_site_packages", "system packages in the venv", _yes),
-    Rule(r"runtime_context\..*", ""),
+    Rule(r"runtime_context\.venv\.system_site_packages", "system packages in the venv"),
+    Rule(r"runtime_context\..*|compilers\..*\.path", ""),
     Rule(r"compilers\.(.+)\.version", r"\1"),
-    Rule(r"compilers\..*\.path", ""),
-    Rule(r"git\.commit", "git commit", _commit),
+    Rule(r"git\.commit", "git commit"),
     Rule(r"git\.branch", "git branch"),
     Rule(r"git\.changed_files", "files changed since the git commit"),
     Rule(r"git\..*", ""),
     Rule(r"host\.hostname", "host"),
-    Rule(r"process\..*", ""),
-    # Keys of later versions: a difference is better shown under a raw name than missed.
-    Rule(r"(.+)", r"\1"),
+    # Keys that have no better name, and those of later versions.
+    Rule(r"[^.]+\.(.+)", r"\1"),
 )
 
 #: Sections of a snapshot that are compared.
 SECTIONS = (
-    "accelerator",
-    "torch",
-    "packages",
-    "python",
-    "env_vars",
-    "end.torch",
-    "end.libraries",
-    "host",
-    "process",
-    "runtime_context",
-    "compilers",
-    "git",
+    *("accelerator", "torch", "packages", "python", "env_vars", "end.torch", "end.libraries", "host", "process"),
+    *("runtime_context", "compilers", "git"),
 )
+
+
+def _show(path: str, value: Any) -> Value:
+    if path.startswith("end.libraries."):
+        return tuple(sorted({os.path.basename(str(each)) for each in value}))
+    if path == "host.kernel_command_line":
+        return tuple(dict.fromkeys(str(value).split()))
+    if path == "process.cpu_affinity":
+        return str(sum(map(len, parse_ranges(str(value)))))
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return tuple(dict.fromkeys(map(str, value)))
+    if path.endswith(("_bytes", "_mhz")) and isinstance(value, int | float):
+        return _gibibytes(value) if path.endswith("_bytes") else f"{value:.0f} MHz"
+    return str(value)[:_COMMIT] if path in ("git.commit", "torch.git_version") else str(value)
+
+
+def _gibibytes(value: float) -> str:
+    return f"{value / 2**30:.1f} GiB".replace(".0 ", " ")
+
 
 #: Keys of a section that are other ones in every trial: without them, most trials have equal sections.
 _VOLATILE: Mapping[str, frozenset[str]] = {
@@ -210,15 +156,8 @@ _VOLATILE: Mapping[str, frozenset[str]] = {
 
 #: What is compared of each GPU, besides its name.
 _OF_A_GPU = (
-    "memory_total_bytes",
-    "gfx",
-    "compute_capability",
-    "compute_units",
-    "vbios_version",
-    "mig_mode",
-    "ecc_mode",
-    "current_compute_partition",
-    "current_memory_partition",
+    *("memory_total_bytes", "gfx", "compute_capability", "compute_units", "vbios_version", "mig_mode", "ecc_mode"),
+    *("current_compute_partition", "current_memory_partition"),
 )
 
 
@@ -264,25 +203,25 @@ def facts_of_section(section: str, content: Mapping[str, Any]) -> dict[Fact, Val
         content = {**content, **_gpus(content)}
     found: dict[Fact, Value] = {}
     for path, value in _leaves(section, content):
-        matched = _fact(section, path) if value is not None else None
-        if matched is not None:
-            fact, show = matched
+        fact = _fact(section, path) if value is not None else None
+        if fact is not None:
             try:
-                shown = show(value)
+                shown = _show(path, value)
             except (TypeError, ValueError):  # not the type that this version records
                 shown = str(value)
-            if shown is not None:
-                found.setdefault(fact, shown)
+            found.setdefault(fact, shown)
     return found
 
 
 @lru_cache(maxsize=10_000)
-def _fact(section: str, path: str) -> tuple[Fact, Show] | None:
+def _fact(section: str, path: str) -> Fact | None:
     for rank, rule in enumerate(RULES):
         match = re.fullmatch(rule.path, path, re.DOTALL)
         if match is not None:
             name = match.expand(rule.name)
-            return (Fact(rank, name, section, rule.nothing, rule.implied_by), rule.show) if name else None
+            if section != "env_vars" and not path.startswith("packages."):
+                name = name.replace("_", " ").replace(".", " ")
+            return Fact(rank, name, section, rule.nothing, rule.implied_by) if name else None
     return None
 
 
@@ -292,10 +231,6 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{path}.{key}", item)
     else:
         yield path, value
-
-
-def _shown_of_gpu(key: str, value: Any) -> str:
-    return _gibibytes(value) if key.endswith("_bytes") and isinstance(value, int) else str(value)
 
 
 def _gpus(accelerator: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,7 +246,7 @@ def _gpus(accelerator: Mapping[str, Any]) -> dict[str, Any]:
             names[own if own.lower().startswith(vendor) else f"{vendor.upper()} {own}"] += 1
             for key in _OF_A_GPU:
                 if (value := device.get(key)) is not None:
-                    values.setdefault(key, set()).add(_shown_of_gpu(key, value))
+                    values.setdefault(key, set()).add(str(_show(key, value)))
     return {
         "gpus": ", ".join(f"{number} {name}" for name, number in sorted(names.items())) or None,
         "gpu": {key: sorted(found) for key, found in values.items()},

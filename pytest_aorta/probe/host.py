@@ -31,38 +31,25 @@ _CHEAP_SEC = 0.001
 # Version 1 of control groups says "no limit" with the largest multiple of the page size.
 _UNLIMITED_FROM = 1 << 60
 
-# Strongest first: a pod's container is also a docker or containerd one, and pod is what its user calls it.
-_CONTAINERS = ("singularity", "kubernetes", "podman", "docker", "lxc", "other")
-_CONTAINER_FILES = {
-    ".singularity.d": "singularity",
-    "var/run/secrets/kubernetes.io": "kubernetes",
-    "run/.containerenv": "podman",
-    ".dockerenv": "docker",
-}
-# Only whether these are set is used; of their values, only the image's path is recorded.
-_CONTAINER_VARIABLES = {
-    "APPTAINER_CONTAINER": "singularity",
-    "SINGULARITY_CONTAINER": "singularity",
-    "KUBERNETES_SERVICE_HOST": "kubernetes",
-}
-_CONTAINER_CGROUPS = {
-    "kubepods": "kubernetes",
-    "libpod": "podman",
-    "docker": "docker",
-    "lxc": "lxc",
-    "containerd": "other",
+# Strongest first: a pod's container is also a docker or containerd one, and pod is what its user calls it. A sign is a
+# file, a variable (only whether it is set is used; of their values, only the image's path is recorded), or a cgroup.
+_CONTAINERS = {
+    "singularity": ("/.singularity.d", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"),
+    "kubernetes": ("/var/run/secrets/kubernetes.io", "KUBERNETES_SERVICE_HOST", "cgroup kubepods"),
+    "podman": ("/run/.containerenv", "cgroup libpod"),
+    "docker": ("/.dockerenv", "cgroup docker"),
+    "lxc": ("cgroup lxc",),
+    "other": ("cgroup containerd",),
 }
 _CONTAINER_ID = re.compile(r"/(?:overlay-)?containers/([0-9a-f]{64})/\S* /etc/(?:hostname|hosts|resolv\.conf) ")
 _CGROUP_ID = re.compile(r"([0-9a-f]{64})")
 
 
 def first_line(file: str | os.PathLike[str]) -> str | None:
-    """The file's first line without blanks at its ends; ``None`` without the file, or when the line is empty."""
     return _text(file).partition("\n")[0].strip() or None
 
 
 def keyed_lines(file: str | os.PathLike[str], separator: str = ":") -> dict[str, str]:
-    """``key: value`` lines as a dictionary, the first of equal keys; empty without the file."""
     found: dict[str, str] = {}
     for line in _text(file).splitlines():
         key, separates, value = line.partition(separator)
@@ -110,7 +97,6 @@ def host(guard: Guard) -> Facts:
 
 
 def kernel_command_line(root: Path = Path("/")) -> str | None:
-    """What the kernel was booted with, secrets redacted by the rules for variables."""
     line = first_line(root / "proc/cmdline")
     return redacted_command_line(line) if line is not None else None
 
@@ -160,7 +146,6 @@ def clock_mhz(root: Path = Path("/")) -> float | None:
 
 
 def clock_is_cheap(root: Path = Path("/")) -> bool:
-    """Whether ``clock_mhz`` gives a number, within a millisecond."""
     start = time.perf_counter()
     try:
         return clock_mhz(root) is not None and time.perf_counter() - start < _CHEAP_SEC
@@ -174,7 +159,6 @@ def _mhz(file: Path) -> float | None:
 
 
 def transparent_huge_pages(root: Path = Path("/")) -> Facts | None:
-    """The settings in force (``always``, ``madvise``, ``never``, ...) as ``enabled`` and ``defrag``."""
     folder = root / "sys/kernel/mm/transparent_hugepage"
     if not folder.is_dir():
         return None
@@ -184,7 +168,6 @@ def transparent_huge_pages(root: Path = Path("/")) -> Facts | None:
 
 
 def numa_balancing(root: Path = Path("/")) -> bool | None:
-    """Whether the kernel moves pages to the node that uses them; ``None`` for a kernel that cannot."""
     line = first_line(root / "proc/sys/kernel/numa_balancing")
     return None if line is None else line != "0"
 
@@ -203,18 +186,21 @@ def runtime_context(guard: Guard) -> Facts:
 def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Facts | None:
     """The container around this process: ``kind``, ``detected_by``; ``id``, ``image``, ``image_id`` if shown."""
     cgroup = _text(root / "proc/self/cgroup")
-    signs = [(kind, f"/{name}") for name, kind in _CONTAINER_FILES.items() if (root / name).exists()]
-    signs += [(kind, name) for name, kind in _CONTAINER_VARIABLES.items() if name in environ]
-    cgroups = _CONTAINER_CGROUPS.items()
-    signs += [(kind, f"cgroup {word}") for word, kind in cgroups if re.search(rf"[/-]{word}\b", cgroup)]
-    if not signs:
+
+    def is_there(sign: str) -> bool:
+        if sign.startswith("cgroup "):
+            return re.search(rf"[/-]{sign[7:]}\b", cgroup) is not None
+        return (root / sign[1:]).exists() if sign.startswith("/") else sign in environ
+
+    found = {kind: signs for kind, all_signs in _CONTAINERS.items() if (signs := list(filter(is_there, all_signs)))}
+    if not found:
         return None
     podman = {key: value.strip('"') for key, value in keyed_lines(root / "run/.containerenv", "=").items()}
     images = (podman.get("image"), environ.get("APPTAINER_CONTAINER"), environ.get("SINGULARITY_CONTAINER"))
     identity = _CONTAINER_ID.search(_text(root / "proc/self/mountinfo")) or _CGROUP_ID.search(cgroup)
     return {
-        "kind": min((kind for kind, _ in signs), key=_CONTAINERS.index),
-        "detected_by": [sign for _, sign in signs],
+        "kind": next(iter(found)),
+        "detected_by": [sign for signs in found.values() for sign in signs],
         "id": identity[1] if identity else None,
         "image": next(filter(None, images), None),
         "image_id": podman.get("imageid") or None,

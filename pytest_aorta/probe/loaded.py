@@ -44,7 +44,6 @@ Identity = tuple[int, ...]
 
 
 def _mapped(maps: Path) -> dict[str, bool]:
-    """Paths of the shared objects that are mapped, and whether each has gone since."""
     try:
         paths = set(_MAPPED.findall(maps.read_text(encoding="utf-8", errors="replace")))
     except FileNotFoundError:
@@ -54,12 +53,10 @@ def _mapped(maps: Path) -> dict[str, bool]:
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Paths of the relevant shared libraries mapped now, sorted; empty where the kernel does not list them."""
     return [path for path in _mapped(maps) if _RELEVANT.match(os.path.basename(path))]
 
 
 def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
-    """``count`` of the shared objects mapped now, paths of the ``relevant`` ones, and of those ``replaced`` since."""
     mapped = _mapped(maps)
     return {
         "count": len(mapped),
@@ -77,20 +74,17 @@ class MappedBefore:
     files: dict[str, Identity]
 
     def has_changed(self) -> bool:
-        """Whether something has been loaded, or a loaded file replaced, since."""
         if library_loads() != self.loads:
             return True
         return any(file_identity(path) != identity for path, identity in self.files.items())
 
 
 def map_before_forks() -> MappedBefore | None:
-    """What is mapped now, for the forks of this process; ``None`` where new libraries could not be noticed."""
     loads = library_loads()
     return None if loads is None else MappedBefore(plain(mapped_objects()), loads, mapped_files())
 
 
 def mapped_now(before: MappedBefore | None) -> Facts:
-    """As ``mapped_objects()``; the facts from ``before`` while nothing has been loaded or replaced since."""
     if before is not None and not before.has_changed():
         return before.facts
     facts: Facts = plain(mapped_objects())
@@ -98,13 +92,11 @@ def mapped_now(before: MappedBefore | None) -> Facts:
 
 
 def mapped_files() -> dict[str, Identity]:
-    """Identity of the executable, and of each shared object mapped now; empty for a file that has gone since."""
     mapped = {**_mapped(Path("/proc/self/maps")), os.readlink("/proc/self/exe"): False}
     return {path: () if gone else file_identity(path) for path, gone in mapped.items()}
 
 
 def file_identity(path: str) -> Identity:
-    """What changes when the file of this path is another one, or is overwritten; empty where there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -154,12 +146,10 @@ class ModuleCount:
 
 
 def count_modules(installed: Installed) -> ModuleCount:
-    """Look at what is imported now, for the forks of this process."""
     return ModuleCount(modules_from(installed, list(sys.modules)), len(sys.modules), next(reversed(sys.modules)))
 
 
 def imported_modules(installed: Installed, before: ModuleCount | None = None) -> Facts:
-    """``count`` of all modules, and what ``modules_from`` finds; of those from ``before``, what it has found."""
     names = None if before is None else imported_since(before)
     if before is None or names is None:
         return {"count": len(sys.modules), **modules_from(installed, list(sys.modules))}
@@ -195,7 +185,6 @@ def imported_since(before: ModuleCount) -> list[str] | None:
 
 
 def file_of(module: object) -> str | None:
-    """The file of a module, the folder of a namespace; ``None`` without one, and for what is no module."""
     if not isinstance(module, ModuleType):
         return None
     # Past the module's own __getattr__: a lazy module would be loaded by the question.

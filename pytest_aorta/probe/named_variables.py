@@ -131,7 +131,6 @@ def named_variables(
 
 
 def sources_key(modules: Iterable[str]) -> str:
-    """Stands for the sources of these modules, as they are now."""
     return _key(_sources(modules))
 
 
@@ -214,7 +213,6 @@ class _Search:
                 at = content.find(word, at + 1, end)
 
     def _kept(self, key: str, find: Callable[[], Any]) -> Any:
-        """The answer of an earlier trial, or what ``find`` finds, which is kept for later ones."""
         with contextlib.suppress(OSError, ValueError):
             return json.loads((self._folder / key).read_bytes())
         found = find()

@@ -86,7 +86,6 @@ def read_package_list(folder: Path, digest: str) -> dict[str, str] | None:
 
 
 def installed_distributions(guard: Guard) -> Installed:
-    """All distributions on ``sys.path``; those whose metadata cannot be read are counted in a reason."""
     versions: dict[str, str] = {}
     owners: dict[str, tuple[Owner, ...]] = {}
     unreadable = []

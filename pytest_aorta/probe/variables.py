@@ -120,7 +120,6 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_setting(name: str, value: str) -> str | None:
-    """The value of a recorded variable, as far as it is equal in jobs and processes that are to do the same."""
     if name.partition("_")[0] in _PLACES:
         return None
     return _devices(value) if name in _VISIBLE_DEVICES else value

@@ -33,14 +33,12 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def mitigation_from(payload: object, *, name: str, source_package: str, where: str) -> Mitigation:
-    """A mitigation from a mapping of variables; ``where`` opens the message of a ``RegistryError``."""
     return Mitigation(name, _variables(payload, where), source_package)
 
 
 def environment_from(
     payload: object, *, name: str, source_package: str, where: str, base: Path | None = None
 ) -> Environment:
-    """An environment from a mapping of its fields; a relative ``venv`` is taken from ``base`` when that is given."""
     if not isinstance(payload, Mapping):
         raise RegistryError(f"{where}: must be a mapping of fields, not {_kind(payload)}")
     for key in payload:
@@ -155,7 +153,6 @@ _KEYS: Final = ("version", "mitigations", "environments")
 
 
 def read_sidecars(paths: Sequence[Path]) -> list[tuple[Path, Mitigation | Environment]]:
-    """What the files offer; two files of the same name are refused, as results could not tell them apart."""
     by_name: dict[str, Path] = {}
     for path in map(Path, paths):
         if path.name in by_name:

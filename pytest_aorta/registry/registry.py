@@ -48,8 +48,6 @@ _UNKNOWN: Final[Mapping[Kind, type[RegistryError]]] = {
 
 @dataclass(frozen=True)
 class Offer:
-    """A name, where it comes from (for messages, and for records), and how to load what it names."""
-
     kind: Kind
     name: str
     source: str
@@ -147,12 +145,10 @@ class Registry:
 
 
 def get_mitigation(name: str, sidecars: Sequence[Path] = ()) -> Mitigation:
-    """Look one mitigation up in a freshly loaded registry."""
     return Registry.load(sidecars).mitigation(name)
 
 
 def get_environment(name: str, sidecars: Sequence[Path] = ()) -> Environment:
-    """Look one environment up in a freshly loaded registry."""
     return Registry.load(sidecars).environment(name)
 
 

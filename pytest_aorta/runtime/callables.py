@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.machinery
 import inspect
 import io
-import itertools
-import math
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.import_target import import_target
+from pytest_aorta.common.import_target import import_target, module_file
+from pytest_aorta.runtime.tensors import check_kind, from_bytes, to_bytes
 
 #: Callables that one worker may have registered at a time.
 MAX_CALLABLES = 64
@@ -54,9 +53,6 @@ class CallableHandle:
     owner: str
     serial: int
     name: str
-
-    def __repr__(self) -> str:
-        return f"<CallableHandle {self.name} {self.digest[:15]}>"
 
 
 @dataclass(frozen=True)
@@ -99,35 +95,25 @@ def define(target: Callable[..., Any] | str) -> Definition:
     if not callable(target):
         raise TypeError(f"{target!r} is not a callable")
     name = getattr(target, "__qualname__", type(target).__qualname__)
-    with _modules_by_value(getattr(target, "__module__", None)):
+    with _unimportable_by_value(getattr(target, "__module__", None)):
         return Definition(name, dumps(target, f"{name} cannot be sent to another process"))
 
 
 @contextlib.contextmanager
-def _modules_by_value(module: str | None) -> Iterator[None]:
+def _unimportable_by_value(name: str | None) -> Iterator[None]:
+    """cloudpickle takes every module of this process for one that others can import."""
     import cloudpickle
 
-    found = sys.modules.get(module or "")
-    named = found is not None and module != "__main__" and sys.modules.get(found.__name__) is found
-    if found is None or not named or _is_on_path(found.__name__, getattr(found, "__file__", None)):
+    module = None if name in (None, "__main__", *sys.builtin_module_names) else sys.modules.get(name or "")
+    file = getattr(module, "__file__", None)
+    if module is None or module.__name__ != name or (file and module_file(name or "") == Path(file)):
         yield
         return
-    cloudpickle.register_pickle_by_value(found)
+    cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        cloudpickle.unregister_pickle_by_value(found)
-
-
-def _is_on_path(module: str, file: str | None) -> bool:
-    path = None
-    spec = None
-    for part in itertools.accumulate(module.split("."), lambda left, right: f"{left}.{right}"):
-        spec = importlib.machinery.PathFinder.find_spec(part, path)
-        if spec is None:
-            return module in sys.builtin_module_names
-        path = list(spec.submodule_search_locations or ())
-    return spec is not None and spec.origin == file
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 # Pickles
@@ -140,12 +126,11 @@ def dumps(value: Any, refusal: str) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:  # its own methods may raise anything
-        raise TypeError(f"{refusal}: {_text_of(error)}") from error
+        raise TypeError(f"{refusal}: {type(error).__name__}: {error}") from error
     return data
 
 
 def dump_result(value: Any) -> bytes | None:
-    """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned."""
     """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned."""
     if value is None:
         return None
@@ -162,7 +147,7 @@ def dump_result(value: Any) -> bytes | None:
     except _DoesNotFit as error:
         raise error.reason from None
     except Exception as error:
-        raise TypeError(f"the return value cannot be pickled: {_text_of(error)}; {_FITS}") from error
+        raise TypeError(f"the return value cannot be pickled: {type(error).__name__}: {error}; {_FITS}") from error
     if file.tell() > MAX_RESULT:
         raise _too_large(file.tell()).reason
     return file.getvalue()
@@ -184,36 +169,18 @@ def _reduce_result(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | N
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return None
-    if value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized or value.is_nested:
-        raise _DoesNotFit(
-            TypeError(
-                f"the return value has a tensor on {value.device} of layout {value.layout} and type {value.dtype},"
-                f" but only a dense one on the CPU can be sent; call .cpu(), .to_dense() or .dequantize(). {_FITS}"
-            )
-        )
     if value.numel() * value.element_size() > MAX_RESULT:  # before it is copied
         raise _too_large(value.numel() * value.element_size())
-    flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return _tensor, (tuple(value.shape), value.dtype, bytes(flat.numpy()))
+    plain = value.detach().resolve_conj().resolve_neg() if value.layout == torch.strided else value
+    try:
+        return from_bytes, to_bytes(check_kind(plain))
+    except (TypeError, ValueError) as error:
+        remedy = "call .cpu(), .to_dense() or .dequantize()"
+        raise _DoesNotFit(TypeError(f"the return value has a tensor that cannot be sent: {error}; {remedy}")) from None
 
 
 def _itself(value: Any) -> Any:
     return value
-
-
-def _tensor(shape: tuple[int, ...], dtype: Any, content: bytes) -> Any:
-    import torch
-
-    if not math.prod(shape):
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
-
-
-def _text_of(error: Exception) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
 
 
 # What is registered
@@ -225,36 +192,33 @@ class Registration:
     eligible: frozenset[int] | None = None
 
 
-@dataclass(frozen=True)
-class CallableTable:
-    """What a ``Callables`` holds, at one moment, for another process; ``owners``: the worker and those above it."""
-
-    """What a ``Callables`` holds, at one moment, for another process."""
-
-    owner: str
-    owners: frozenset[str]
-    definitions: tuple[Definition, ...]
-    handles: Mapping[int, Registration]
-
-
 class Callables:
-    """The callables of one worker: definitions by digest, counted by the handles that are valid."""
+    """The callables of one worker: definitions by digest, counted by the handles that are valid. Can be pickled."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         #: Owners whose handles are valid here: this worker and those above it.
-        self.owners = {owner}
+        self.owners = frozenset({owner})
         self.definitions: dict[str, Definition] = {}
         self._handles: dict[int, Registration] = {}
-        self._serials = itertools.count()
+        self._next = 0
+
+    def copy(self, above: Callables | None = None) -> Callables:
+        """As of now, for the process of this worker, which also knows what the worker ``above`` knows."""
+        made = Callables(self.owner)
+        made.owners = self.owners | (above.owners if above is not None else frozenset())
+        made.definitions = {**self.definitions, **(above.definitions if above is not None else {})}
+        made._handles, made._next = dict(self._handles), self._next
+        return made
 
     def add(self, definition: Definition, eligible: frozenset[int] | None = None) -> CallableHandle:
         """Register a callable; every call gives another handle. ``RuntimeError``: there is no room for one more."""
         if definition.digest not in self.definitions and len(self.definitions) >= MAX_CALLABLES:
             raise RuntimeError(f"at most {MAX_CALLABLES} callables can be registered at a time")
         self.definitions[definition.digest] = definition
-        handle = CallableHandle(definition.digest, self.owner, next(self._serials), definition.name)
+        handle = CallableHandle(definition.digest, self.owner, self._next, definition.name)
         self._handles[handle.serial] = Registration(handle.digest, eligible)
+        self._next += 1
         return handle
 
     def remove(self, handle: CallableHandle) -> str | None:
@@ -284,23 +248,6 @@ class Callables:
             return False
         self.definitions.pop(digest, None)
         return True
-
-    def table(self, above: CallableTable | None = None) -> CallableTable:
-        """For the process of this worker, which also knows what the worker ``above`` knows."""
-        inherited = () if above is None else above.definitions
-        definitions = {**self.definitions, **{definition.digest: definition for definition in inherited}}
-        owners = frozenset(self.owners if above is None else self.owners | above.owners)
-        return CallableTable(self.owner, owners, tuple(definitions.values()), dict(self._handles))
-
-    @classmethod
-    def from_table(cls, table: CallableTable) -> Callables:
-        """The reverse of ``table``."""
-        made = cls(table.owner)
-        made.owners.update(table.owners)
-        made.definitions = {definition.digest: definition for definition in table.definitions}
-        made._handles = dict(table.handles)
-        made._serials = itertools.count(1 + max(table.handles, default=-1))
-        return made
 
     def restrictions(self) -> list[frozenset[int]]:
         """The ids of workers that handles were registered for."""
@@ -338,7 +285,7 @@ class WorkerSpec:
     """
 
     level: int
-    callables: CallableTable
+    callables: Callables
     device_ids: tuple[int, ...] = ()
     num_sub_workers: int = 0
     heap_ring_size: int = 2**30

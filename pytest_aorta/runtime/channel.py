@@ -12,6 +12,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from multiprocessing import connection
 from typing import Any
 
@@ -89,7 +90,7 @@ class Channel:
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one mapping and, right behind it, descriptors; raises ``OSError`` when the other end is gone."""
-        self.send_text(json.dumps(message), descriptors)
+        self.send_text(json.dumps(message, default=asdict), descriptors)
 
     def send_text(self, text: str, descriptors: Sequence[int] = ()) -> None:
         data = text.encode()

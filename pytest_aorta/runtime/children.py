@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import pieces
-from pytest_aorta.runtime.endpoint import Link, Message, ProcessEndpoint, ProcessLink, socket_pair
+from pytest_aorta.runtime.endpoint import Link, Message, ProcessEndpoint, ProcessLink
 from pytest_aorta.runtime.records import StartupError
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.resources.devices import (
@@ -41,8 +42,6 @@ PATIENCE = 5.0
 
 class ChildProcesses:
     """All endpoints of a worker; ``describe`` gives its specification, with all that is registered at the moment."""
-
-    """All endpoints of a worker."""
 
     def __init__(self, dispatcher: Dispatcher, describe: Callable[[], WorkerSpec]) -> None:
         self._dispatcher = dispatcher
@@ -137,7 +136,7 @@ class ChildProcesses:
             # As many threads as a slot has cores; one, where slots share cores.
             count = str(threads_of(cores)) if cores else "1"
             threads = {name: count for name in _THREADS if name not in os.environ}
-            what = (list(worker.callables.definitions), worker.prepare)
+            what = (list(worker.callables.definitions.values()), worker.prepare)
             payload = {"role": "slot", "variables": dict(variables)}
             return self._fork(endpoint, payload, what, threads=threads, cores=cores, held=held)
 
@@ -171,7 +170,7 @@ class ChildProcesses:
         held: Sequence[int] = (),
     ) -> ProcessLink:
         output = _own_output()
-        ours, theirs = socket_pair()
+        ours, theirs = socket.socketpair()
         try:
             zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **(threads or {})}))
             if zygote.against_forking:
@@ -181,11 +180,10 @@ class ChildProcesses:
             task = zygote.start_task(payload, cores=cores, descriptors=held)
             for fd in (theirs.fileno(), *output):
                 task.send_fd(fd)
-        except (ZygoteError, OSError) as error:
+        except BaseException as error:
             ours.close()
-            raise StartupError(f"{endpoint.name}: {error}") from error
-        except BaseException:
-            ours.close()
+            if isinstance(error, ZygoteError | OSError):
+                raise StartupError(f"{endpoint.name}: {error}") from error
             raise
         finally:
             theirs.close()
@@ -218,7 +216,7 @@ class ChildProcesses:
     def run_ended(self) -> None:
         """Let go of the memory of the last run; within a turn."""
         for endpoint in self._endpoints:
-            endpoint.unmap(everything=True)
+            endpoint.run_ended()
 
     def close(self, grace: float) -> None:
         """End everything, all at once."""

@@ -11,26 +11,24 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from pytest_aorta.common.bounded_waits import PIECE
-from pytest_aorta.runtime.event_loop import SIGINT_HELD, CallbackThread, EventLoop
+from pytest_aorta.runtime.event_loop import SIGINT_HELD, EventLoop
 from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, Tag
-from pytest_aorta.runtime.heap import COPIES, Slab
+from pytest_aorta.runtime.heap import Slab
 from pytest_aorta.runtime.records import (
     Completion,
     Outcome,
     TaskError,
     TaskFailure,
-    TaskRecord,
     WorkerClosed,
     failure_of,
 )
-from pytest_aorta.runtime.scheduling import Dispatch, Endpoint, GraphRun, GraphTask, Placement, may_start, record_of
+from pytest_aorta.runtime.scheduling import Dispatch, Endpoint, GraphRun, GraphTask, Placement, record_of
 
-#: Runs of one thread that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
+#: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2
 
 
@@ -99,12 +97,9 @@ class Dispatcher:
         self.lock = _Lock()
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
-        self.callbacks = CallbackThread(f"aorta-{name}-callbacks")
         self.graph = Graph(self._ready, self._settled, self._consumed)
         self.runs: deque[GraphRun] = deque()
         self.closing = False
-        #: Memory of copies, of which no two tasks use the same bytes; runs that use some of it share nothing.
-        self._copies: set[Hashable] = set()
         self.release_slab: Callable[[Slab], None] = lambda slab: None
         #: Called within the turn in which a run has ended.
         self.run_ended: Callable[[], None] = lambda: None
@@ -116,27 +111,29 @@ class Dispatcher:
         return self._turn
 
     def _start_ready(self) -> None:
-        """Start every task that can start."""
-        for run in may_start(self.runs):
-            while run.queues:
-                match = self.placement.match(run.queues)
-                if match is not None:
-                    if self.graph.claim(match[0]):
-                        self._dispatch(*match)
-                    continue
-                hopeless = list(self.placement.take_hopeless(run.queues))
-                if not hopeless:
-                    break
-                for node, endpoint in hopeless:
-                    assert endpoint.gone is not None
-                    self._cancel_unstarted(node, Outcome.ENDPOINT_FAILURE, endpoint.gone.at(endpoint.name))
+        """Start every task that can start: those of the first run."""
+        while self.runs and self.runs[0].queues and self._start_next(self.runs[0]):
+            pass
+
+    def _start_next(self, run: GraphRun) -> bool:
+        """Start one task, or fail those that can run nowhere any more; whether there were some."""
+        match = self.placement.match(run.queues)
+        if match is not None:
+            if self.graph.claim(match[0]):
+                self._dispatch(*match)
+            return True
+        hopeless = list(self.placement.take_hopeless(run.queues))
+        for node, endpoint in hopeless:
+            assert endpoint.gone is not None
+            self._cancel_unstarted(node, Outcome.ENDPOINT_FAILURE, endpoint.gone.at(endpoint.name))
+        return bool(hopeless)
 
     # Runs
 
     def open_run(self, run: GraphRun) -> GraphRun:
-        """Begin a run; blocks while two others of this thread are open."""
+        """Begin a run; blocks while two others are open."""
         with self.lock:
-            while sum(other.thread is run.thread for other in self.runs) >= DEPTH and not self.closing:
+            while len(self.runs) >= DEPTH and not self.closing:
                 self.lock.wait(PIECE)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
@@ -153,14 +150,9 @@ class Dispatcher:
         if not run.closed or run.unsettled or run.ended.is_set():
             return
         self.runs.remove(run)
-        for other in run.shares_with:
-            other.shares_with.discard(run)
-        run.shares_with, run.memory = set(), set()
         run.keeps = None
         self.run_ended()
         run.ended.set()
-        if not run.calling_back:
-            run.called_back.set()
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
@@ -225,9 +217,6 @@ class Dispatcher:
         """
         self._check_accepts(run)
         run.take_slot()
-        for footprint, _ in accesses:
-            if footprint.backing not in self._copies:
-                run.note_use(footprint.backing, self.runs)
         node = self.graph.add(task, run, accesses, after, label)
         run.nodes[node] = None
         return node
@@ -240,16 +229,13 @@ class Dispatcher:
                 left = PIECE if give_up is None else min(PIECE, give_up - time.monotonic())
                 if left <= 0:
                     return
-                self.lock.wait(left)  # in pieces: one free slot is enough, though it is not worth to be woken for
+                run.waited_for = True
+                self.lock.wait(left)
 
     def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
         with self.turn():
             self._check_accepts(run)
-            if slab.ring == COPIES:
-                self._copies.add(footprint.backing)
-            else:
-                run.note_use(footprint.backing, self.runs)
             return self.graph.add_memory(slab, run, footprint)
 
     @staticmethod
@@ -301,14 +287,12 @@ class Dispatcher:
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = record_of(node)
         run.unsettled -= 1
-        if run.unsettled == run.low_water:
+        if run.waited_for:
+            run.waited_for = False
             self.lock.notify_all()
         if task.settled is not None:
             task.settled.set()
             task.settled = None
-        for callback in task.callbacks or ():
-            self._call_back(node, callback)
-        task.callbacks = None
         if run.closed:
             self._end_if_over(run)
 
@@ -320,41 +304,6 @@ class Dispatcher:
         run: GraphRun = node.run
         if run.nodes.pop(node, self) is None:
             run.records[node.id] = record_of(node)
-
-    # Callbacks
-
-    def when_settled(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
-        """Call with the record of a task once there is one. A run has ended for those who wait when such calls have."""
-        task: GraphTask = node.payload
-        with self.lock:
-            if task.has_settled:
-                self._call_back(node, callback)
-            else:
-                task.callbacks = [*(task.callbacks or ()), callback]
-
-    def _call_back(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
-        node.run.calling_back += 1
-        self.callbacks.add(partial(self._run_callback, node, callback))
-
-    def _run_callback(self, node: Node, callback: Callable[[TaskRecord], None]) -> None:
-        record, raised = record_of(node), None
-        try:
-            callback(record)
-        except BaseException as error:
-            raised = error
-        run: GraphRun = node.run
-        with self.lock:
-            run.calling_back -= 1
-            if raised is not None and not run.called_back.is_set():
-                failure = failure_of(raised).at(f"when_settled of task {record.id} ({record.label})")
-                failed = replace(record, outcome=Outcome.TASK_FAILURE, payload=None, failure=failure)
-                run.callback_failure = run.callback_failure or failed
-                raised = None
-            if run.ended.is_set() and not run.calling_back:
-                run.called_back.set()
-        if raised is not None:  # there is no ``RunHandle.wait`` to raise it
-            hook = (type(raised), raised, raised.__traceback__, threading.current_thread())
-            threading.excepthook(threading.ExceptHookArgs(hook))
 
     # Dispatches
 
@@ -392,7 +341,7 @@ class Dispatcher:
         dispatch.over = True
         dispatch.endpoint.busy -= 1
         if dispatch.deadline is not None:
-            dispatch.deadline.cancel()
+            dispatch.deadline()
         if dispatch.stopping is not None and completion.outcome is not Outcome.SUCCESS:
             completion = dispatch.stopping
         task: GraphTask = dispatch.node.payload

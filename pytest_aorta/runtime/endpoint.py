@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
 import pickle
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,7 +21,7 @@ from pytest_aorta.runtime.arguments import TaskArgs
 from pytest_aorta.runtime.callables import loads
 from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import SharedViews, from_bytes, overwrite
-from pytest_aorta.runtime.zygote import Task, TaskEnded, ZygoteError, exit_text
+from pytest_aorta.runtime.zygote import Task, ZygoteError, exit_text
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import Definition
@@ -43,9 +41,6 @@ RESTART = 300.0
 #: Seconds that an idle process has to load or forget a callable; it may have to import a library for that.
 ANSWER = 30.0
 
-#: Bytes that may wait for a process. A message is taken as long as fewer do; one alone may have more.
-MAX_WAITING = 64 * 2**20
-
 #: Bytes of a message that a process may send.
 MAX_MESSAGE = 2**30
 
@@ -58,7 +53,6 @@ HEADER = 8
 #: Bytes that are received at a time.
 _CHUNK = 2**15
 
-
 _NO_ARGUMENTS = TaskArgs()
 
 
@@ -69,7 +63,7 @@ class Link(Protocol):
         """Begin to deliver messages; raises ``OSError`` where the process cannot be reached."""
 
     def send(self, message: Message) -> None:
-        """Send soon; does not block. A process that is gone, or does not read, is reported to the endpoint."""
+        """Send soon; does not block. A process that is gone is reported to the endpoint."""
 
     def tensors(self, args: TaskArgs) -> Sequence[Any]:
         """The tensors of a task as this process is sent them; raises what is wrong with them."""
@@ -356,11 +350,11 @@ class ProcessEndpoint:
 
     # Memory and the end
 
-    def unmap(self, everything: bool = False) -> None:
-        """Let go of memory whose last tensor is gone; of all, unless a task runs, when a run has ended."""
+    def run_ended(self) -> None:
+        """Let go of the memory of a run, unless a task of the next one runs already."""
         link = self._link
-        if link is not None and self.ready and not (everything and self._current is not None):
-            numbers = link.forgotten(everything)
+        if link is not None and self.ready and self._current is None:
+            numbers = link.forgotten(True)
             if numbers:
                 link.send(("unmap", numbers))
 
@@ -403,34 +397,27 @@ class ProcessLink:
     """The link to a process of this host, which was forked from a zygote: a socket, and the zygote's word of its end.
 
     A process that is stopped, or busy with something else, does not read; what its socket does not take waits here.
-
-    Args:
-        endpoint: of the process.
-        loop: delivers its messages.
-        task: the process, as a task of its zygote.
-        sock: connected with it.
     """
 
     def __init__(self, endpoint: ProcessEndpoint, loop: EventLoop, task: Task, sock: socket.socket) -> None:
+        sock.setblocking(False)
         self._endpoint = endpoint
         self._loop = loop
         self._task = task
         self._socket = sock
         self._incoming = bytearray()
         self._sending = threading.Lock()
-        self._backlog: deque[memoryview] = deque()
-        self._waiting = 0
+        self._outgoing = bytearray()
         self._closed = False
-        self._watched: list[int] = []
         self._problem = ""
         self._ended = threading.Event()
-        self._views = SharedViews(lambda: loop.call_soon(self._many_dead))
+        self._views = SharedViews()
 
     def start(self) -> None:
         """Begin to listen."""
         with self._sending:
-            self._loop.watch(self._socket.fileno(), self._event, writable=bool(self._backlog))
-        self._watch_task(self._task.filenos())
+            self._loop.watch(self._socket.fileno(), self._event, writable=bool(self._outgoing))
+        threading.Thread(target=self._await_end, name="aorta-process", daemon=True).start()
 
     # Sending
 
@@ -438,34 +425,21 @@ class ProcessLink:
         """Send, as far as the socket has room; the rest when it has room again."""
         data = framed(message)
         with self._sending:
-            if self._closed:
-                return
-            full = self._waiting >= MAX_WAITING
-            if not full:
-                self._backlog.append(memoryview(data))
-                self._waiting += len(data)
-                if len(self._backlog) == 1 and not self._flush():
+            if not self._closed:
+                waiting = bool(self._outgoing)
+                self._outgoing += data
+                if not waiting and not self._flush():
                     self._loop.watch(self._socket.fileno(), self._event, writable=True)
-        if full:
-            self._endpoint.misbehaved(f"the process does not read: {self._waiting} bytes wait for it")
 
     def _flush(self) -> bool:
         """Send what the socket takes; whether that was all, or it is closed: its end is about to be reported."""
-        while self._backlog:
-            data = self._backlog[0]
-            try:
-                sent = self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                return False
-            except OSError:
-                self._backlog.clear()
-                self._waiting = 0
-                return True
-            self._waiting -= sent
-            if sent < len(data):
-                self._backlog[0] = data[sent:]
-            else:
-                self._backlog.popleft()
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_NOSIGNAL)]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._outgoing.clear()
         return True
 
     def tensors(self, args: TaskArgs) -> Sequence[Any]:
@@ -476,23 +450,19 @@ class ProcessLink:
         """See ``Link``."""
         return self._views.forget() if everything else self._views.dead()
 
-    def _many_dead(self) -> None:
-        with self._endpoint._dispatcher.turn():
-            self._endpoint.unmap()
-
     # Receiving, on the loop
 
     def _event(self) -> None:
         with self._sending:
             if self._closed:
                 return
-            if self._backlog and self._flush():
+            if self._outgoing and self._flush():
                 self._loop.watch(self._socket.fileno(), self._event)
         self._read()
 
     def _read(self) -> None:
         try:
-            while data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
+            while data := self._socket.recv(_CHUNK):
                 self._incoming += data
                 self._deliver()
                 if len(data) < _CHUNK:
@@ -503,7 +473,9 @@ class ProcessLink:
             pass
         except Exception as error:  # nothing after that can be trusted
             self._problem = f"has sent a message that cannot be read ({type(error).__name__}: {error})"
-        self._hang_up(0.0 if self._problem else MUTE)
+        self._hang_up()
+        if not self._ended.is_set():
+            self._loop.call_at(time.monotonic() + (0.0 if self._problem else MUTE), self._end_mute)
 
     def _deliver(self) -> None:
         while len(self._incoming) >= HEADER:
@@ -512,21 +484,16 @@ class ProcessLink:
                 raise ValueError(f"a message of {length} bytes")
             if len(self._incoming) < HEADER + length:
                 return
-            message = pickle.loads(memoryview(self._incoming)[HEADER : HEADER + length].tobytes())
+            message = pickle.loads(self._incoming[HEADER : HEADER + length])
             del self._incoming[: HEADER + length]
             self._endpoint.received(message, self)
 
-    def _hang_up(self, patience: float) -> None:
-        """Close the socket. A process that lives on is ended."""
+    def _hang_up(self) -> None:
         with self._sending:
-            if self._closed:
-                return
-            self._closed = True
-            self._loop.unwatch(self._socket.fileno())
-            self._socket.close()
-            self._backlog.clear()
-        if not self._ended.is_set():
-            self._loop.call_at(time.monotonic() + patience, self._end_mute)
+            if not self._closed:
+                self._closed = True
+                self._loop.unwatch(self._socket.fileno())
+                self._socket.close()
 
     def _end_mute(self) -> None:
         if not self._ended.is_set():
@@ -535,41 +502,25 @@ class ProcessLink:
 
     # The end
 
-    def _watch_task(self, descriptors: list[int]) -> None:
-        for fd in self._watched:
-            self._loop.unwatch(fd)
-        self._watched = descriptors
-        for fd in descriptors:
-            self._loop.watch(fd, self._look)
-
-    def _look(self) -> None:
-        """Something has happened to the process. On a thread: to find out may take as long as to end its family."""
-        self._watch_task([])
-        threading.Thread(target=self._find_out, name="aorta-look", daemon=True).start()
-
-    def _find_out(self) -> None:
+    def _await_end(self) -> None:
+        how = ""
         try:
-            while self._task.poll_message() is not None:
+            while self._task.next_message(None) is not None:
                 pass
-        except TaskEnded:
             assert self._task.ended is not None
             code = self._task.ended.returncode
             how = "outlived SIGKILL" if code is None else f"died with {exit_text(code)}"
-            self._loop.call_soon(partial(self._end, how))
         except ZygoteError as error:
             self._problem = str(error)
-            self._loop.call_soon(partial(self._end, ""))
-        else:
-            self._loop.call_soon(lambda: self._watch_task(self._task.filenos()))
+        self._loop.call_at(0.0, partial(self._end, how))
 
     def _end(self, how: str) -> None:
         """All that it had sent is read, then its death is reported."""
         self._ended.set()
         if not self._closed:
             self._read()
-        self._hang_up(0.0)
+        self._hang_up()
         self._task.close()
-        self._views.forget()
         said = ", and ".join(part for part in (self._problem, how) if part)
         self._endpoint.died(f"its process {said}" if how else said, self)
 
@@ -585,11 +536,6 @@ class ProcessLink:
             self._ended.wait(grace or 5.0)
 
 
-def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends for messages."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-
-
 class MessageSocket:
     """The side of the process: blocking, and any thread may send."""
 
@@ -597,10 +543,6 @@ class MessageSocket:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
         self._sending = threading.RLock()  # a task may send from a signal handler
-        os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._sending = threading.RLock()
 
     def send(self, message: Message) -> None:
         """Send a message; nothing happens when the other side is gone, which ``receive`` tells."""

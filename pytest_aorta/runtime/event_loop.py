@@ -1,4 +1,4 @@
-"""Threads and signals of a worker: one thread that waits for descriptors and timers, one for callbacks of users.
+"""One thread of a worker that waits for descriptors and timers; and interrupts, which must not damage a worker.
 
 ``SIGINT`` is deferred while the main thread changes the graph: Python runs signal handlers wherever that thread is, and
 a KeyboardInterrupt in the middle of a change would leave a task half added, and a worker that waits for it at its end.
@@ -7,46 +7,29 @@ a KeyboardInterrupt in the middle of a change would leave a task half added, and
 from __future__ import annotations
 
 import contextlib
-import heapq
 import importlib
 import itertools
+import math
 import os
-import queue
 import select
 import signal
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from pytest_aorta.common.bounded_waits import PIECE
 
-Callback = Callable[[], None]
-
-#: Timers from which on cancelled ones are removed before they are due.
-_MANY_TIMERS = 256
-
-
-class Timer:
-    """A call that is due at a moment of ``time.monotonic()``."""
-
-    __slots__ = ("callback",)
-
-    def __init__(self, callback: Callback) -> None:
-        self.callback: Callback | None = callback
-
-    def cancel(self) -> None:
-        """Do not call."""
-        self.callback = None
+Callback = Callable[[], object]
 
 
 class EventLoop:
     """Its thread is started with the first thing to wait for. Callbacks must not block; all waits block, nothing spins.
 
-    All methods may be called from any thread; ``call_soon`` even by the garbage collector, in the middle of anything.
+    All methods may be called from any thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,10 +41,10 @@ class EventLoop:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._callbacks: dict[int, Callback] = {}
-        self._soon: deque[Callback] = deque()
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._most_timers = _MANY_TIMERS
-        self._order = itertools.count()
+        #: Moments of ``time.monotonic()`` and calls, by number; and the moment that the thread sleeps until.
+        self._timers: dict[int, tuple[float, Callback]] = {}
+        self._numbers = itertools.count()
+        self._until = math.inf
 
     def watch(self, fd: int, callback: Callback, *, writable: bool = False) -> None:
         """Call when ``fd`` is readable or closed by its other end, with ``writable`` also when it takes data."""
@@ -82,29 +65,15 @@ class EventLoop:
             if self._callbacks.pop(fd, None) is not None and not self._closed:
                 self._epoll.unregister(fd)
 
-    def call_at(self, moment: float, callback: Callback) -> Timer:
-        """Call at a moment of ``time.monotonic()``."""
-        timer = Timer(callback)
+    def call_at(self, moment: float, callback: Callback) -> Callback:
+        """Call at a moment of ``time.monotonic()``; what is returned cancels that."""
         with self._lock:
-            if len(self._timers) > self._most_timers:  # most are cancelled, as the deadlines of tasks are
-                self._timers = [entry for entry in self._timers if entry[2].callback is not None]
-                heapq.heapify(self._timers)
-                self._most_timers = max(_MANY_TIMERS, 2 * len(self._timers))
-            heapq.heappush(self._timers, (moment, next(self._order), timer))
-            is_next = self._timers[0][2] is timer
+            number = next(self._numbers)
+            self._timers[number] = (moment, callback)
             self._start()
-        if is_next:
-            self.wake()
-        return timer
-
-    def call_soon(self, callback: Callback) -> None:
-        """Call on the loop's thread; takes no lock. Never called if the loop waits for nothing else."""
-        self._soon.append(callback)
-        self.wake()
-
-    def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+            if moment < self._until and not self._closed:
+                os.eventfd_write(self._wake, 1)
+        return partial(self._timers.pop, number, None)
 
     def _start(self) -> None:
         if self._thread is None and not self._closed:
@@ -113,47 +82,34 @@ class EventLoop:
 
     def _run(self) -> None:
         while not self._closed:
-            for fd, _ in self._epoll.poll(self._until_due() if self._timers else None):
+            with self._lock:
+                self._until = min([moment for moment, _ in list(self._timers.values())], default=math.inf)
+            left = None if self._until == math.inf else max(0.0, self._until - time.monotonic())
+            for fd, _ in self._epoll.poll(left):
                 if fd == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
                 elif fd in self._callbacks:  # not unwatched by an earlier callback
                     _call(self._callbacks[fd])
-            while self._soon:
-                _call(self._soon.popleft())
-            for callback in self._take_due() if self._timers else ():
-                _call(callback)
+            now = time.monotonic()
+            for number, (moment, callback) in list(self._timers.items()) if self._until <= now else ():
+                if moment <= now and self._timers.pop(number, None) is not None:
+                    _call(callback)
         self._epoll.close()
-        wake, self._wake = self._wake, -1  # who calls from now on must not write to another file of this number
-        os.close(wake)
-
-    def _until_due(self) -> float | None:
-        """Seconds until the next timer is due."""
-        with self._lock:
-            while self._timers and self._timers[0][2].callback is None:
-                heapq.heappop(self._timers)
-            return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-
-    def _take_due(self) -> list[Callback]:
-        due, now = [], time.monotonic()
-        with self._lock:
-            while self._timers and self._timers[0][0] <= now:
-                callback = heapq.heappop(self._timers)[2].callback
-                if callback is not None:
-                    due.append(callback)
-        return due
+        os.close(self._wake)
 
     def close(self) -> None:
         """End the thread."""
         with self._lock:
-            self._closed = True
+            if self._closed:
+                return
+            self._closed = True  # before the signal, which the thread may take at once
+            os.eventfd_write(self._wake, 1)
             thread = self._thread
         if thread is None:
             self._run()  # which only closes the descriptors
-        else:
-            self.wake()
-            if thread is not threading.current_thread():
-                thread.join()
+        elif thread is not threading.current_thread():
+            thread.join()
 
 
 def _call(callback: Callback) -> None:
@@ -161,46 +117,7 @@ def _call(callback: Callback) -> None:
     try:
         callback()
     except Exception:
-        traceback.print_exc()  # an error of this package; those of tasks and callbacks are theirs
-
-
-class CallbackThread:
-    """Calls callbacks of users, one after the other: they may block, submit, and raise. Starts with the first one."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: queue.SimpleQueue[Callback | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def add(self, call: Callback) -> None:
-        """Call it soon. ``call`` handles its own exceptions. Does not block."""
-        with self._lock:
-            if self._closed:  # a task that settled long ago
-                threading.Thread(target=call, name=self._name, daemon=True).start()
-                return
-            self._calls.put(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller is a callback."""
-        return threading.current_thread() is self._thread
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
-
-    def close(self, patience: float) -> None:
-        """Make the calls that were added, and end; one that lasts longer than ``patience`` seconds is left alone."""
-        with self._lock:
-            self._closed = True
-            self._calls.put(None)
-        if self._thread is not None and not self.is_current:
-            self._thread.join(patience)
+        traceback.print_exc()  # an error of this package; those of tasks are theirs
 
 
 # The C functions: ``signal``'s wrappers convert to enumeration members, which takes twenty times as long as the rest.

@@ -12,10 +12,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-#: Positions looked at before a question about two views is given up; views of one layout need a handful.
+#: Solutions that NumPy looks at before a question about two views is given up; views of one layout need a handful.
 _EFFORT = 512
 
 #: Writes of nodes that have completed, of one run and one storage, that are still found.
@@ -50,104 +51,43 @@ class Tag(enum.Enum):
 # Bytes
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the bytes of a view lie, from its first one on; ``strides`` and ``itemsize`` in bytes."""
+class Layout(NamedTuple):
+    """How the bytes of a view lie, from its first one on; all in bytes.
+
+    Attributes:
+        nbytes: from the first byte to the last one; 0 without items.
+        solid: whether all of these are touched.
+        pitch: the widest stride of a view with gaps, else 0.
+        inner: bytes from the first to the last one at one step of the pitch.
+        tile: whether the view is all of ``inner`` at each step of the pitch, as columns and tiles of a matrix are.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     itemsize: int
-
-    def __post_init__(self) -> None:
-        if len(self.shape) != len(self.strides):
-            raise ValueError(f"{len(self.shape)} dimensions but {len(self.strides)} strides")
-        if self.itemsize < 1 or min((*self.shape, *self.strides), default=0) < 0:
-            raise ValueError(f"no view has negative numbers or empty items: {self}")
-
-    @cached_property
-    def empty(self) -> bool:
-        return 0 in self.shape
-
-    @cached_property
-    def nbytes(self) -> int:
-        """From the first byte to the last one."""
-        return 0 if self.empty else self.itemsize + sum(s * n for s, n in self.steps.items())
-
-    @cached_property
-    def steps(self) -> dict[int, int]:
-        """Stride to the most steps along it. Axes of one stride are one, and an axis of size 1 is none."""
-        steps: dict[int, int] = {}
-        for size, stride in zip(self.shape, self.strides, strict=True):
-            if size > 1 and stride:
-                steps[stride] = steps.get(stride, 0) + size - 1
-        return steps
-
-    @cached_property
-    def pitch(self) -> tuple[int, int]:
-        """The widest stride, and the bytes from the first to the last one at one step of it; 0 without gaps."""
-        if self.solid or not self.steps:
-            return 0, self.nbytes
-        widest = max(self.steps)
-        return widest, self.nbytes - widest * self.steps[widest]
-
-    @cached_property
-    def solid(self) -> bool:
-        """Whether every byte from the first to the last one is touched."""
-        return _Sums([(s, 0, n) for s, n in self.steps.items()] + [(1, 0, self.itemsize - 1)]).solid
+    nbytes: int
+    solid: bool
+    pitch: int
+    inner: int
+    tile: bool
 
 
-class _Sums:
-    """The sums of one multiple each of some strides. A term is ``(stride, least factor <= 0, greatest factor >= 0)``.
-
-    One of the terms must have stride 1.
-    """
-
-    def __init__(self, terms: Iterable[tuple[int, int, int]]) -> None:
-        self._terms = sorted(terms, reverse=True)
-        # Of the terms from each one on: the least and greatest sum, and whether all numbers between are sums, too.
-        self._least, self._greatest, self._dense = [0], [0], [True]
-        for stride, low, high in reversed(self._terms):
-            dense = self._dense[-1] and (low == high or stride <= self._greatest[-1] - self._least[-1] + 1)
-            self._dense.append(dense)
-            self._least.append(self._least[-1] + stride * low)
-            self._greatest.append(self._greatest[-1] + stride * high)
-        for suffixes in (self._least, self._greatest, self._dense):
-            suffixes.reverse()
-
-    @property
-    def solid(self) -> bool:
-        """Whether every number from the least to the greatest sum is one."""
-        return self._dense[0]
-
-    def hit(self, target: int) -> bool | None:
-        """Whether ``target`` is a sum; None when that takes too long to find out."""
-        if not self._least[0] <= target <= self._greatest[0]:
-            return False
-        effort = _EFFORT
-        open_ends = [(0, target)]
-        while open_ends:
-            at, rest = open_ends.pop()
-            if self._dense[at]:
-                return True  # only sums within reach are opened
-            stride, low, high = self._terms[at]
-            low = max(low, -((self._greatest[at + 1] - rest) // stride))
-            high = min(high, (rest - self._least[at + 1]) // stride)
-            effort -= max(1, high - low + 1)
-            if effort < 0:
-                return None
-            open_ends += [(at + 1, rest - k * stride) for k in range(low, high + 1)]
-        return False
-
-
-#: Very many views, the rows of a matrix say, have one layout.
-_layout = lru_cache(maxsize=1024)(Layout)
-
-
-@lru_cache(maxsize=1024)
-def _distances(own: Layout, its: Layout) -> _Sums:
-    """The distances between a byte of one view and a byte of another one that both begin at 0."""
-    terms = [(stride, -its.steps.get(stride, 0), own.steps.get(stride, 0)) for stride in {**own.steps, **its.steps}]
-    return _Sums([*terms, (1, 1 - its.itemsize, own.itemsize - 1)])
+@lru_cache(maxsize=1024)  # very many views, the rows of a matrix say, have one layout
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Layout:
+    if len(shape) != len(strides) or itemsize < 1 or min((*shape, *strides), default=0) < 0:
+        raise ValueError(f"no view has negative numbers or empty items: {shape}, {strides}, {itemsize}")
+    nbytes, solid = itemsize, True
+    pitch, inner, inner_solid = 0, itemsize, True
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride:
+            pitch, inner, inner_solid = stride, nbytes, solid
+            solid = solid and stride <= nbytes
+            nbytes += stride * (size - 1)
+    if 0 in shape:
+        nbytes, solid = 0, True
+    if solid:
+        pitch, inner = 0, nbytes
+    return Layout(shape, strides, itemsize, nbytes, solid, pitch, inner, inner_solid and inner <= pitch)
 
 
 class Footprint:
@@ -158,13 +98,13 @@ class Footprint:
     def __init__(
         self, backing: Hashable, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
     ) -> None:
+        if offset < 0:
+            raise ValueError(f"no view has negative numbers: it begins at {offset}")
         self.backing = backing
         self.offset = offset
         self.layout = _layout(shape, strides, itemsize)
         #: One past the last byte.
         self.stop = offset + self.layout.nbytes
-        if offset < 0:
-            raise ValueError(f"no view has negative numbers or empty items: it begins at {offset}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Footprint):
@@ -176,24 +116,27 @@ class Footprint:
 
     @property
     def empty(self) -> bool:
-        return self.layout.empty
+        return not self.layout.nbytes
 
     def overlaps(self, other: Footprint) -> bool:
-        """Whether a byte is touched by both.
-
-        Exact for views of one layout (rows, columns, tiles, steps of a matrix, transposed or not). A pair of layouts
-        too unlike to decide in a few steps counts as overlapping when the ranges of their bytes meet.
-        """
+        """Whether a byte is touched by both; true also for layouts too unlike to decide that in a few steps."""
         if self.backing != other.backing or self.empty or other.empty:
             return False
         if self.stop <= other.offset or other.stop <= self.offset:
             return False
-        own, its = self.layout, other.layout
-        if own.solid and (its.solid or self.offset <= other.offset):
+        if (self.layout.solid and self.offset <= other.offset) or (other.layout.solid and other.offset <= self.offset):
             return True
-        if its.solid and other.offset <= self.offset:
+        boxes = self._boxes(other)
+        if boxes is not None:
+            (top, bottom, left, right), (its_top, its_bottom, its_left, its_right) = boxes
+            return top <= its_bottom and its_top <= bottom and left <= its_right and its_left <= right
+        import numpy as np
+
+        try:
+            effort: Any = _EFFORT  # NumPy's stubs know two special values only
+            return np.shares_memory(self._array(), other._array(), max_work=effort)
+        except np.exceptions.TooHardError:
             return True
-        return _distances(own, its).hit(other.offset - self.offset) is not False
 
     def covers(self, other: Footprint) -> bool:
         """Whether every byte of ``other`` is touched by this one; False where that is hard to find out."""
@@ -203,14 +146,32 @@ class Footprint:
             return True
         if other.offset < self.offset or self.stop < other.stop:
             return False
-        own, its = self.layout, other.layout
-        if own.solid:
-            return True
-        # The other one, as a box of indices, fits into this one at some position.
-        if own.itemsize < its.itemsize or any(own.steps.get(s, 0) < n for s, n in its.steps.items()):
-            return False
-        terms = [(stride, 0, steps - its.steps.get(stride, 0)) for stride, steps in own.steps.items()]
-        return _Sums([*terms, (1, 0, own.itemsize - its.itemsize)]).hit(other.offset - self.offset) is True
+        boxes = self._boxes(other)
+        if self.layout.solid or boxes is None:
+            return self.layout.solid or (self.offset, self.layout) == (other.offset, other.layout)
+        (top, bottom, left, right), (its_top, its_bottom, its_left, its_right) = boxes
+        return top <= its_top and its_bottom <= bottom and left <= its_left and its_right <= right
+
+    def _boxes(self, other: Footprint) -> tuple[_Box, _Box] | None:
+        """Both as rows and columns of one grid, where they are exactly that."""
+        pitch = self.layout.pitch or other.layout.pitch
+        if not pitch or not self._is_box(pitch) or not other._is_box(pitch):
+            return None
+        return _box(self, pitch), _box(other, pitch)
+
+    def _is_box(self, pitch: int) -> bool:
+        """Whether it is all bytes of some rows and columns of a grid."""
+        at, own = self.offset % pitch, self.layout
+        return at + own.inner <= pitch and ((own.tile and own.pitch == pitch) or own.solid)
+
+    def _array(self) -> Any:
+        """An array at the same place of an imaginary memory."""
+        import numpy as np
+
+        shape, strides, itemsize = self.layout[:3]
+        data = (2**40 + self.offset, True)
+        interface = {"version": 3, "shape": shape, "strides": strides, "typestr": f"|V{itemsize}", "data": data}
+        return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 Accesses = Iterable[tuple[Footprint, Tag]]
@@ -272,6 +233,9 @@ class _Write:
 #: Pitch of a grid, and the binary logarithms of the height and the width of its cells.
 _Grid = tuple[int, int, int]
 
+#: First and last row, first and last column.
+_Box = tuple[int, int, int, int]
+
 
 class _StorageWrites:
     """The writes to one storage in one run, found by their intervals of bytes.
@@ -314,7 +278,7 @@ class _StorageWrites:
 
 
 def _place(footprint: Footprint) -> tuple[_Grid, tuple[int, int]]:
-    pitch, inner = footprint.layout.pitch
+    pitch, inner = footprint.layout.pitch, footprint.layout.inner
     if footprint.offset % (pitch or 1) + inner > pitch:
         pitch = 0
     top, bottom, left, right = _box(footprint, pitch)
@@ -322,15 +286,15 @@ def _place(footprint: Footprint) -> tuple[_Grid, tuple[int, int]]:
     return (pitch, height, width), (top >> height, left >> width)
 
 
-def _box(footprint: Footprint, pitch: int) -> tuple[int, int, int, int]:
-    """First and last row, first and last column of a view in a grid; around more than its bytes where it is no box."""
+def _box(footprint: Footprint, pitch: int) -> _Box:
+    """The rows and columns of a grid that a view lies in; around more than its bytes where it is no box."""
     if not pitch:
         return 0, 0, footprint.offset, footprint.stop - 1
     top, left = divmod(footprint.offset, pitch)
     bottom, right = divmod(footprint.stop - 1, pitch)
-    own, inner = footprint.layout.pitch
-    if own == pitch and left + inner <= pitch:
-        return top, bottom, left, left + inner - 1
+    own = footprint.layout
+    if own.pitch == pitch and left + own.inner <= pitch:
+        return top, bottom, left, left + own.inner - 1
     return (top, bottom, left, right) if top == bottom else (top, bottom, 0, pitch - 1)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.arguments import check_function, check_timeout
+from pytest_aorta.runtime.arguments import check_timeout
 from pytest_aorta.runtime.dispatcher import Dispatcher
 from pytest_aorta.runtime.event_loop import wait_for
 from pytest_aorta.runtime.records import TaskError, TaskRecord
@@ -69,15 +69,6 @@ class TaskRef:
         """Do not start it; when it runs, end it."""
         self._dispatcher.cancel(self._node, why)
 
-    def when_settled(self, callback: Callable[[TaskRecord], None]) -> None:
-        """Call with the record once there is one, on a thread that the worker has for callbacks, one after the other.
-
-        It may block, which delays only other callbacks; submit runs; and wait, for anything but later callbacks. What
-        it raises is raised by ``RunHandle.wait``: a run has ended when the callbacks of its tasks have returned.
-        """
-        check_function("callback", callback, "callback(record)")
-        self._dispatcher.when_settled(self._node, callback)
-
 
 class MapRef:
     """The tasks of ``Orchestrator.map``: each is a chunk of items, in their order."""
@@ -133,17 +124,13 @@ class RunHandle:
 
         Raises:
             TimeoutError: it has not ended within ``timeout``.
-            TaskError: the first task that failed, or the first callback.
+            TaskError: the first task that failed.
         """
         check_timeout(timeout)
-        # A callback that waits for its own run cannot wait for itself.
-        over = self._run.ended if self._dispatcher.callbacks.is_current else self._run.called_back
-        if not wait_for(over, timeout):
-            what = "callbacks of its tasks have not returned" if self.done else "the run has not ended"
-            raise TimeoutError(f"{what} within {timeout:g} s")
-        failure = self._run.first_failure or self._run.callback_failure
-        if failure is not None:
-            raise TaskError(failure)
+        if not wait_for(self._run.ended, timeout):
+            raise TimeoutError(f"the run has not ended within {timeout:g} s")
+        if self._run.first_failure is not None:
+            raise TaskError(self._run.first_failure)
 
     def result(self, timeout: float | None = None) -> None:
         """As ``wait``: results travel through shared tensors, and in ``records``."""

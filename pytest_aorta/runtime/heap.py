@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import threading
 import time
@@ -23,9 +22,6 @@ RINGS = 4
 #: The ring of copies, which live from the submission of a task to its end: memory that lives longer does not delay the
 #: return of theirs, nor they that of other memory.
 COPIES = RINGS
-
-#: Bytes of a ring that keep their pages although they are released.
-MAX_STALE = 2**26
 
 _ALIGN = 1024
 
@@ -53,8 +49,6 @@ class _Ring:
         self._slabs: deque[Slab] = deque()
         self._head = 0
         self._tail = 0
-        #: Up to this position, the pages of what was released have been given back.
-        self._clean = 0
 
     @property
     def in_use(self) -> int:
@@ -75,25 +69,12 @@ class _Ring:
         self._slabs.append(slab)
         return slab
 
-    def reclaim(self) -> list[tuple[int, int]]:
-        """Take back what is released; offsets and sizes of what was, since the last time, if that is much."""
+    def reclaim(self) -> None:
+        """Take back what is released."""
         while self._slabs and self._slabs[0].released:
             self._tail = self._slabs.popleft().stop
-        stale = self._stale()
-        if not self._slabs:  # an empty ring has room for its whole size
-            self._head = self._tail = self._clean = 0
-        return stale
-
-    def _stale(self) -> list[tuple[int, int]]:
-        first = max(self._clean, self._head - self.size)  # before that, it is in use again
-        # An empty ring begins anew, so that nothing would come back to what lies far from its beginning.
-        high = not self._slabs and self._tail > MAX_STALE
-        if self._tail - first < MAX_STALE and not high:
-            return []
-        self._clean = self._tail
-        offset, nbytes = first % self.size, self._tail - first
-        until_end = min(nbytes, self.size - offset)
-        return [(offset, until_end), (0, nbytes - until_end)]
+        if not self._slabs:  # an empty ring has room for its whole size, and uses the same pages again
+            self._head = self._tail = 0
 
 
 class Heap:
@@ -113,8 +94,6 @@ class Heap:
         self.waiting = 0
         self._closed = False
         self._storages: dict[int, torch.UntypedStorage] = {}
-        #: The same memory once more: torch's mapping has no way to give pages back.
-        self._mappings: dict[int, mmap.mmap] = {}
 
     def in_use(self, ring: int) -> int:
         """Bytes of a ring that cannot be allocated now."""
@@ -186,7 +165,6 @@ class Heap:
                 fd = os.memfd_create(f"aorta-ring-{ring}")
                 try:
                     os.ftruncate(fd, self._size)
-                    self._mappings[ring] = mmap.mmap(fd, self._size)
                     self._storages[ring] = map_storage(fd, self._size)
                 finally:
                     os.close(fd)
@@ -196,12 +174,7 @@ class Heap:
         """No task uses it any more."""
         with self._changed:
             slab.released = True
-            mapping = self._mappings.get(slab.ring)
-            for offset, nbytes in self._rings[slab.ring].reclaim():
-                # Give pages back to the kernel; where they are used again, they are zero.
-                first, last = -(-offset // mmap.PAGESIZE), (offset + nbytes) // mmap.PAGESIZE
-                if mapping is not None and first < last:
-                    mapping.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+            self._rings[slab.ring].reclaim()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -209,7 +182,4 @@ class Heap:
         with self._changed:
             self._closed = True
             self._storages.clear()
-            mappings, self._mappings = self._mappings, {}
             self._changed.notify_all()
-        for mapping in mappings.values():
-            mapping.close()

@@ -7,35 +7,22 @@ The other side is ``endpoint``. Messages to a process: ``task``, ``cancel``, ``u
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
-import select
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import Definition, dump_result, loads
 from pytest_aorta.runtime.endpoint import Message, MessageSocket
-from pytest_aorta.runtime.process_tree import children_of_self
 from pytest_aorta.runtime.records import Outcome, TaskFailure, failure_of
-from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, to_bytes
+from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, share, to_bytes
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.channel import Channel
     from pytest_aorta.runtime.handles import RunHandle
     from pytest_aorta.runtime.worker import Worker
-
-#: Seconds that a task's end waits for forks that have neither ended, nor executed a program, nor returned. A fork that
-#: is meant to live on, as a daemon is, costs its task this once.
-FORK_PATIENCE = 1.0
-
-#: Children that have ended before orphans are looked for among them, and tasks between two looks.
-MANY = 256
-
-_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 #: For a task without arguments.
 NOTHING = SlotArgs()
@@ -101,7 +88,7 @@ def _arguments(
 ) -> tuple[SlotArgs, int | None, Any]:
     """What follows the digest of a ``task``: its arguments, number of its first item, numbers of written tensors."""
     if mapped is None:  # from another host: by value
-        found = [from_bytes(*by_value) for by_value in tensors]
+        found = [share(from_bytes(*by_value)) for by_value in tensors]
     else:
         mapped.unmap(gone)
         found = [mapped.tensor(view) for view in tensors]
@@ -132,7 +119,7 @@ class SlotProcess:
         self.transport = transport
         self.mapped = mapped
         self.callables: dict[str, Callable[[Any], Any]] = {}
-        self.forks = ForkWatch()
+        self.pid = os.getpid()
 
     def serve(self, definitions: list[Definition], preparation: Definition | None) -> None:
         """Get ready, then carry out orders until the other side is gone or says so."""
@@ -145,12 +132,10 @@ class SlotProcess:
             self.transport.send(("failed", _own_failure(error)))
             return
         self.transport.send(("ready",))
-        orphans = Orphans()
         while (message := self.transport.receive()) is not None and message[0] != "close":
             word, *rest = message
             if word == "task":
                 self.transport.send(("ended", rest[0], *self.run(*rest[1:]), ()))
-                orphans.collect()
             elif word == "unmap":
                 self.mapped.unmap(rest[0])
             elif word == "register":
@@ -171,21 +156,19 @@ class SlotProcess:
     def run(self, digest: str, *arguments: Any) -> tuple[Outcome, bytes | None, TaskFailure | None]:
         """Run one task; how it ended."""
         try:
-            return Outcome.SUCCESS, dump_result(self.call(digest, *arguments)), None
-        except BaseException as error:
-            return Outcome.TASK_FAILURE, None, _own_failure(error)
-
-    def call(self, digest: str, *arguments: Any) -> Any:
-        """What the callable returns, in this process and in no fork of it: once, or a list with one value per item."""
-        try:
             function = self.callables[digest]
             args, first, _ = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
             returned = function(args) if first is None else _map(function, args.config, first)
+            self._end_fork()
+            return Outcome.SUCCESS, dump_result(returned), None
         except BaseException as error:
-            self.forks.check(error.__cause__ if isinstance(error, ItemError) else error)
-            raise
-        self.forks.check()
-        return returned
+            self._end_fork(error.code if isinstance(error, SystemExit) else 1)
+            return Outcome.TASK_FAILURE, None, _own_failure(error)
+
+    def _end_fork(self, code: object = 1) -> None:
+        """A fork that returns from its task would take the tasks of this process."""
+        if os.getpid() != self.pid:
+            os._exit(code if isinstance(code, int) else 1)
 
 
 def _map(function: Any, items: Any, first: int) -> list[Any]:
@@ -196,114 +179,6 @@ def _map(function: Any, items: Any, first: int) -> list[Any]:
     except BaseException as error:
         raise ItemError(first + len(results)) from error
     return results
-
-
-class ReturnedTwice(RuntimeError):
-    """A fork of a task's process has returned from the task as well."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the task has forked, and its fork has returned from the task as well; end forks with os._exit(0)"
-        )
-
-
-class ForkWatch:
-    """Knows of forks by ``os.fork``, which ``multiprocessing`` uses, too; ``subprocess`` makes none.
-
-    All forks of one task share the writing end of a pipe: a fork that returns writes to it, and when all have ended, or
-    executed a program, it is closed.
-    """
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._pipe: tuple[int, int] | None = None
-        os.register_at_fork(before=self._before)
-
-    def _before(self) -> None:
-        if self._pipe is None and os.getpid() == self._pid:
-            self._pipe = os.pipe2(os.O_CLOEXEC)
-
-    def check(self, error: BaseException | None = None) -> None:
-        """To be called when a task has returned, or raised ``error``.
-
-        Raises:
-            ReturnedTwice: a fork has returned as well. Does not return in the fork.
-        """
-        if os.getpid() != self._pid:
-            self._end_fork(error)
-        if self._pipe is None:
-            return
-        (read, write), self._pipe = self._pipe, None
-        try:
-            os.close(write)
-            poll = select.poll()
-            poll.register(read, select.POLLIN)
-            if poll.poll(FORK_PATIENCE * 1000) and os.read(read, 1):
-                raise ReturnedTwice
-        except OSError:
-            return  # the task has closed all descriptors, and ours with them
-        finally:
-            with contextlib.suppress(OSError):
-                os.close(read)
-
-    def _end_fork(self, error: BaseException | None) -> NoReturn:
-        """A fork that calls ``sys.exit`` is over; any other one would take its parent's tasks."""
-        code = 1
-        try:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            if isinstance(error, SystemExit):
-                code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            elif self._pipe is not None:
-                os.write(self._pipe[1], b"x")
-        finally:
-            os._exit(code & 0xFF)
-
-
-class Orphans:
-    """Collects orphans of tasks that have ended. This process adopts them, so that they end with it.
-
-    Once there are many: to tell them from the children of tasks takes a while. The exit status of a process is taken
-    once. That of a ``Popen``, which a later task may ask for, is left alone; that of a process that was started by
-    ``os.fork`` and not waited for is lost.
-    """
-
-    def __init__(self) -> None:
-        self._calls = 0
-
-    def collect(self) -> None:
-        """To be called after each task. Costs a system call where no child has ended."""
-        if not _has_ended(os.P_ALL, 0):
-            return
-        self._calls += 1
-        if self._calls % MANY == 0:
-            collect_orphans()
-
-
-def collect_orphans() -> None:
-    """Collect children that have ended and that no ``Popen`` stands for, if there are many."""
-    ended = [pid for pid in children_of_self() if _has_ended(os.P_PID, pid)]
-    own = _pids_of_popen() if len(ended) >= MANY else None
-    for pid in set(ended) - own if own is not None else ():
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-
-
-def _has_ended(kind: int, pid: int) -> bool:
-    try:
-        return os.waitid(kind, pid, _ENDED) is not None
-    except ChildProcessError:  # there is none, or another thread has collected it
-        return False
-
-
-def _pids_of_popen() -> set[int] | None:
-    """Of processes that ``subprocess`` and ``multiprocessing`` have started; ``None`` while one is being started."""
-    classes: tuple[type, ...] = (subprocess.Popen,)
-    if "multiprocessing.popen_fork" in sys.modules:
-        classes += (sys.modules["multiprocessing.popen_fork"].Popen,)
-    # By type: what ``isinstance`` asks for may be computed by the object.
-    pids = [vars(each).get("pid") for each in gc.get_objects() if issubclass(type(each), classes)]
-    return None if None in pids else {pid for pid in pids if pid is not None}
 
 
 # Workers
@@ -324,12 +199,11 @@ def serve_worker(packed_spec: Any, transport: Transport, mapped: MappedStorages 
         return
     with worker:
         service = WorkerService(worker, transport, mapped)
-        orphans = Orphans()
         transport.send(("ready",))
         while (message := transport.receive()) is not None and message[0] != "close":
             service.handle(*message)
-            orphans.collect()
-        service.end()
+        for task in list(service.tasks.values()):
+            task.cancel("the worker is closed")  # nobody wants its result any more
 
 
 def serve_host(argument: tuple[Any, list[str], bool], transport: Transport) -> None:
@@ -340,10 +214,6 @@ def serve_host(argument: tuple[Any, list[str], bool], transport: Transport) -> N
     if expects_tensors:  # now, and once for all slots, rather than within the first task
         import torch  # noqa: F401
     serve_worker(spec, transport, None)
-
-
-class LeftBehind(RuntimeError):
-    """A task was ended whose graph was still being built."""
 
 
 class WorkerService:
@@ -404,18 +274,11 @@ class WorkerService:
             else:
                 self.transport.send(("ended", number, Outcome.TASK_FAILURE, None, _own_failure(error), ()))
 
-    def end(self) -> None:
-        """Cancel what still runs: its results are not wanted any more."""
-        for task in list(self.tasks.values()):
-            task.cancel("the worker is closed")
-
 
 class WorkerTask:
-    """A task of the level above is a run at this level, which can be ended at any time.
+    """A task of the level above is a run at this level. It can be cancelled at any time: then it can submit no more.
 
-    A builder that waits for tasks of its run goes on when these are cancelled, and finds that it can submit no more.
-    One that waits for anything else is left behind after the worker's grace: its thread lives until it returns, but the
-    task has ended, and the next graph can be built.
+    A graph that waits for anything else than its tasks goes on: the level above ends this process after a while.
     """
 
     def __init__(self, service: WorkerService, number: int) -> None:
@@ -424,60 +287,32 @@ class WorkerTask:
         self._lock = threading.Lock()
         self._why: str | None = None
         self._handle: RunHandle | None = None
-        self._abandon: Callable[[], None] | None = None
-        self._timer: threading.Timer | None = None
-        self._built = False
-        self._left_behind = False
 
     def run(self, digest: str, args: SlotArgs, written: list[int]) -> None:
         """Build and run the graph, and report how it ended."""
         worker = self._service.worker
+        returned: list[Any] = []
         try:
             orch_fn = worker.callables.definitions[digest].load()
-            returned: list[Any] = []
-            try:
-                handle = worker.submit_below(
-                    lambda orch, args, config: returned.append(orch_fn(orch, args, config)), args, self._opened
-                )
-            finally:
-                with self._lock:
-                    self._built = True
-                    if self._timer is not None:
-                        self._timer.cancel()
-            if self._left_behind:
-                return  # it was reported then
-            handle.wait()
+            worker.submit_below(
+                lambda orch, args, config: returned.append(orch_fn(orch, args, config)), args, self._opened
+            ).wait()
             by_value = self._service.mapped is None
             content = [(number, to_bytes(args.tensors[number])) for number in written] if by_value else ()
             self._service.report(self._number, None, dump_result(returned[0]), content)
         except BaseException as error:
-            if not self._left_behind:
-                self._service.report(self._number, error)
+            self._service.report(self._number, error)
 
-    def _opened(self, handle: RunHandle, abandon: Callable[[], None]) -> None:
+    def _opened(self, handle: RunHandle) -> None:
         with self._lock:
-            self._handle, self._abandon = handle, abandon
-            why = self._why
-        if why is not None:
-            handle.cancel(why, running=True)
+            self._handle = handle
+        if self._why is not None:
+            handle.cancel(self._why, running=True)
 
     def cancel(self, why: str) -> None:
         """End it; returns at once."""
         with self._lock:
-            if self._why is None and not self._built:
-                self._timer = threading.Timer(self._service.worker.grace, self._leave_behind)
-                self._timer.daemon = True
-                self._timer.start()
             self._why = self._why or why
             handle = self._handle
         if handle is not None:
             handle.cancel(why, running=True)
-
-    def _leave_behind(self) -> None:
-        with self._lock:
-            if self._built or self._abandon is None:
-                return
-            self._left_behind = True
-        self._abandon()
-        why = f"{self._why}; its graph was still being built, which is left behind"
-        self._service.report(self._number, LeftBehind(why))

@@ -57,10 +57,6 @@ class Orchestrator:
         self._ring_timeout = ring_timeout
         self._scopes: list[list[Node]] = [[]]
 
-    def __repr__(self) -> str:
-        depth = len(self._scopes)
-        return f"<Orchestrator of a {self._dispatcher.name}: {f'{depth} scopes open' if depth else 'closed'}>"
-
     def submit_sub(
         self,
         handle: CallableHandle,
@@ -130,7 +126,6 @@ class Orchestrator:
         config: Any = None,
         *,
         worker: int | None = None,
-        affinity: int | None = None,
         after: Iterable[TaskRef] = (),
         timeout: float | None = None,
     ) -> TaskRef:
@@ -141,11 +136,10 @@ class Orchestrator:
             args: tensors and scalars.
             config: any object that can be pickled; slots find it as ``args.config``.
             worker: the id of the worker that must run it; without, any idle one does.
-            affinity: the id of the worker that runs it if it is idle.
             after: see above.
             timeout: see above.
         """
-        named = [self._placement.check_id(id) for id in (affinity, worker) if id is not None]
+        named = [] if worker is None else [self._placement.check_id(worker)]
         definition, eligible = self._resolve(handle, named)
         self._placement.check_size(TaskKind.NEXT_LEVEL, 1)
         task = GraphTask(
@@ -153,7 +147,6 @@ class Orchestrator:
             args,
             _pickled(config),
             worker=worker,
-            affinity=affinity,
             eligible=eligible,
             kind=TaskKind.NEXT_LEVEL,
             timeout=timeout,

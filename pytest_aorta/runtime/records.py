@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import enum
-import traceback
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from pytest_aorta.common.texts import describe_exception
+
 #: Characters of a failure's message that travel from level to level.
 MAX_MESSAGE = 4096
-
-#: Characters of its traceback; of a longer one, the middle is missing.
-MAX_TRACEBACK = 65536
 
 
 class Outcome(str, enum.Enum):
@@ -59,21 +57,13 @@ class TaskRecord:
     id: int
     label: str
     outcome: Outcome
-    payload: Any = None
+    payload: Any = field(default=None, repr=False)
     failure: TaskFailure | None = None
     worker: str | None = None
     submitted: float = 0.0
     started: float | None = None
     ended: float | None = None
     members: tuple[TaskRecord, ...] = ()
-
-    def __repr__(self) -> str:
-        details = "" if self.failure is None else f", {_cut(self.failure.message)!r}"
-        if self.payload is not None:
-            details += f", payload={_cut(repr(self.payload))}"
-        where = "" if self.worker is None else f" on {self.worker}"
-        took = "" if self.seconds is None else f" in {self.seconds:.3g} s"
-        return f"<TaskRecord {self.id} {self.label}: {self.outcome.value}{where}{took}{details}>"
 
     @property
     def ok(self) -> bool:
@@ -131,19 +121,5 @@ def failure_of(error: BaseException, trace: TracebackType | None = None) -> Task
     """An exception as a failure, with its traceback from ``trace`` on, or as a whole."""
     if isinstance(error, TaskError) and error.record.failure is not None:
         return error.record.failure
-    try:
-        text = str(error)
-    except BaseException as trouble:
-        text = f"(its text is unavailable: {type(trouble).__name__})"
-    name = type(error).__name__
-    try:
-        lines = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
-    except BaseException:  # an exception's own methods
-        lines = "".join(traceback.format_tb(trace or error.__traceback__))
-    if len(lines) > MAX_TRACEBACK:
-        lines = f"{lines[: MAX_TRACEBACK // 2]}\n...\n{lines[-MAX_TRACEBACK // 2 :]}"
-    return TaskFailure(name, f"{name}: {text}"[:MAX_MESSAGE], lines)
-
-
-def _cut(text: str, most: int = 100) -> str:
-    return text if len(text) <= most else f"{text[:most]}..."
+    told = describe_exception(error if trace is None else error.with_traceback(trace))
+    return TaskFailure(told["type"], f"{told['type']}: {told['message']}"[:MAX_MESSAGE], told["traceback"])

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +20,6 @@ from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, TaskR
 if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import Definition
-    from pytest_aorta.runtime.event_loop import Timer
 
 
 class TaskKind(enum.Enum):
@@ -34,16 +33,15 @@ class TaskKind(enum.Enum):
 class Member:
     """A callable to run at one endpoint: the only member of a task, or one of a group.
 
-    ``worker`` is the id of the endpoint that must run it, ``affinity`` of a preferred one, ``eligible`` the ids of
-    those that may; ``None`` stands for any. ``config`` is pickled. With ``first_item``, it is a list of items, of which
-    the first has this number, and each is a call.
+    ``worker`` is the id of the endpoint that must run it, ``eligible`` the ids of those that may; ``None`` stands for
+    any. ``config`` is pickled. With ``first_item``, it is a list of items, of which the first has this number, and each
+    is a call.
     """
 
     definition: Definition | None = None
     args: TaskArgs | None = None
     config: bytes | None = None
     worker: int | None = None
-    affinity: int | None = None
     eligible: frozenset[int] | None = None
     first_item: int | None = None
     completion: Completion | None = None
@@ -69,10 +67,9 @@ class GraphTask(Member):
     running: tuple[Dispatch, ...] = ()
     #: Its place in the queue of those that are ready.
     order: int = 0
-    #: Whether its outcome is final. Until then, the event of the threads that wait for it, and its callbacks.
+    #: Whether its outcome is final; until then, the event of the threads that wait for it.
     has_settled: bool = False
     settled: threading.Event | None = None
-    callbacks: list[Callable[[TaskRecord], None]] | None = None
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -88,7 +85,8 @@ class Dispatch:
     node: Node
     member: Member
     endpoint: Endpoint
-    deadline: Timer | None = None
+    #: Cancels its deadline.
+    deadline: Callable[[], object] | None = None
     #: Its completion, if it is being ended early.
     stopping: Completion | None = None
     over: bool = False
@@ -266,9 +264,7 @@ class Placement:
             elif kind == "worker":
                 found = [idle[what]] if what in idle else []
             elif kind == "any":
-                fit = [endpoint for endpoint in idle.values() if what is None or endpoint.id in what]
-                affinity = node.payload.members[0].affinity
-                found = [endpoint for endpoint in fit if endpoint.id == affinity][:1] or fit[:1]
+                found = [endpoint for endpoint in idle.values() if what is None or endpoint.id in what][:1]
             if found:
                 queues.take(key)
                 return node, found
@@ -320,18 +316,12 @@ class GraphRun:
 
     def __init__(self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None) -> None:
         self.ring_size = ring_size
-        #: The number of unsettled tasks at which submitters that wait are woken; one free slot is not worth it.
-        self.low_water = ring_size - max(1, ring_size // 8)
-        #: Tasks that have not ended.
+        #: Tasks that have not ended, and whether a submission waits for one of them.
         self.unsettled = 0
+        self.waited_for = False
         self.fail_fast = fail_fast
         #: References that its tasks may need until all have ended.
         self.keeps = keeps
-        #: Its graph is built by this thread. Runs of one thread come one after the other.
-        self.thread = threading.current_thread()
-        #: Identities of the memory that its tasks use, and the open runs that use some of it, too.
-        self.memory: set[Hashable] = set()
-        self.shares_with: set[GraphRun] = set()
         self.queues = ReadyQueues()
         #: Its tasks that are not consumed, in the order of their submission, and the records of those that are, by id.
         self.nodes: dict[Node, None] = {}
@@ -342,10 +332,6 @@ class GraphRun:
         #: Whether its graph is complete, and whether all tasks have ended, too.
         self.closed = False
         self.ended = threading.Event()
-        #: Callbacks of its tasks that have not returned; the first one that has raised; whether all have after its end.
-        self.calling_back = 0
-        self.callback_failure: TaskRecord | None = None
-        self.called_back = threading.Event()
 
     def take_slot(self) -> None:
         """A slot of the ring for a new task; raises ``RingFull``."""
@@ -355,34 +341,3 @@ class GraphRun:
                 " ring_size or ring_timeout of the worker"
             )
         self.unsettled += 1
-
-    def note_use(self, memory: Hashable, others: Iterable[GraphRun]) -> None:
-        """One of its tasks uses memory; ``others`` are the runs that are open."""
-        if memory not in self.memory:
-            self.memory.add(memory)
-            for other in others:
-                if other is not self and memory in other.memory:
-                    self.shares_with.add(other)
-                    other.shares_with.add(self)
-
-    def may_overtake(self, earlier: GraphRun) -> bool:
-        """Whether its tasks may start beside those of an earlier run, as far as these leave workers idle.
-
-        No thread has said that one comes after the other, and no tensor can be seen half written: all that the earlier
-        one uses is known.
-        """
-        return earlier.closed and earlier.thread is not self.thread and earlier not in self.shares_with
-
-
-def may_start(runs: Iterable[GraphRun]) -> Iterator[GraphRun]:
-    """Runs whose tasks may start: the first one, and later ones that are independent of all earlier ones, as long as
-    those have no task left to start. Tasks may be started, and runs end, while this is iterated over.
-    """
-    earlier: list[GraphRun] = []
-    for run in tuple(runs):
-        if any(other.queues for other in earlier):
-            return  # with idle endpoints kept for them, or none at all
-        if all(run.may_overtake(other) for other in earlier):
-            yield run
-        if not run.ended.is_set():
-            earlier.append(run)

@@ -14,16 +14,13 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.graph import Footprint
 
 if TYPE_CHECKING:
     import torch
-
-#: Bytes whose last tensor is gone from which on other processes unmap them at once, and not with their next task.
-MAX_DEAD = 2**24
 
 #: Shape, strides, type and content of a tensor that goes by value.
 ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", bytes]
@@ -249,13 +246,13 @@ def to_bytes(tensor: torch.Tensor) -> ByValue:
 
 
 def from_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, content: bytes) -> torch.Tensor:
-    """The reverse of ``to_bytes``: a tensor in shared memory."""
+    """The reverse of ``to_bytes``: a tensor in memory of its own."""
     import torch
 
     if not content:
         return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="cpu")
-    flat: Any = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return from_storage(flat.share_memory_().untyped_storage(), 0, shape, strides, dtype)
+    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return from_storage(flat.untyped_storage(), 0, shape, strides, dtype)
 
 
 def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:
@@ -271,16 +268,11 @@ View = tuple["tuple[int, int, int] | None", int, tuple[int, ...], tuple[int, ...
 
 
 class SharedViews:
-    """The submitting side: which storages one process may have mapped. It keeps none of them alive.
+    """The submitting side: which storages one process may have mapped. It keeps none of them alive."""
 
-    ``many_dead`` is called when ``dead`` should be asked for at once; by any thread, in the middle of anything.
-    """
-
-    def __init__(self, many_dead: Callable[[], object]) -> None:
-        self._many_dead = many_dead
+    def __init__(self) -> None:
         self._known: dict[int, weakref.ref[Any]] = {}
         self._dead: deque[int] = deque()
-        self._dead_bytes = 0
 
     def view(self, tensor: torch.Tensor) -> View:
         """What the other process needs to make the same view, as long as this process has the tensor."""
@@ -295,20 +287,13 @@ class SharedViews:
             except OSError as error:
                 why = f"shared memory of {size} bytes cannot be handed over: its file is closed"
                 raise RuntimeError(why) from error
-            self._known[number] = weakref.ref(storage, lambda _: self._died(number, size))
+            # The callback comes when the last tensor is gone, in the middle of anything.
+            self._known[number] = weakref.ref(storage, lambda _: self._dead.append(number))
         return ((number, fd, size), *layout)
-
-    def _died(self, number: int, size: int) -> None:
-        """The last tensor of a storage is gone. Called by the interpreter, in the middle of anything."""
-        self._dead.append(number)
-        self._dead_bytes += size
-        if self._dead_bytes >= MAX_DEAD:
-            self._many_dead()
 
     def dead(self) -> list[int]:
         """Numbers of storages that are gone since the last call, and that the other process should unmap."""
         numbers = [self._dead.popleft() for _ in range(len(self._dead))]
-        self._dead_bytes = 0
         return [number for number in numbers if self._known.pop(number, None) is not None]
 
     def forget(self) -> list[int]:

@@ -7,15 +7,13 @@ import os
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_function, expect, listed, seconds, whole_number
-from pytest_aorta.runtime.callables import CallableHandle, Callables, CallableTable, Definition, WorkerSpec, define
+from pytest_aorta.runtime.callables import CallableHandle, Callables, Definition, WorkerSpec, define
 from pytest_aorta.runtime.children import ChildProcesses
 from pytest_aorta.runtime.dispatcher import Dispatcher
 from pytest_aorta.runtime.event_loop import SIGINT_HELD
@@ -32,90 +30,6 @@ DRAIN = 10.0
 
 #: Seconds that a child has to end in order.
 CLOSE_GRACE = 5.0
-
-
-class StartedWorker:
-    """What a worker consists of from its start to its end. Its threads know it, and not the worker itself, so that one
-    that is dropped can be ended. Built before ``start``, so that a start that fails can be closed.
-
-    Args:
-        describe: gives the worker's specification, with all that is registered at the moment.
-        callables: that are registered, as they change.
-    """
-
-    def __init__(self, describe: Callable[[], WorkerSpec], callables: Callables) -> None:
-        self._spec = describe()
-        self._callables = callables
-        self.dispatcher = Dispatcher(f"level {self._spec.level} worker", self._spec.grace)
-        self.heap = Heap(self._spec.heap_ring_size)
-        self.child_processes = ChildProcesses(self.dispatcher, describe)
-        self.dispatcher.release_slab = self.heap.release
-        self.dispatcher.run_ended = self.child_processes.run_ended
-        #: Held while a graph is built, and by which thread.
-        self._building = threading.Lock()
-        self.building_thread: int | None = None
-
-    def submit(
-        self,
-        orch_fn: Callable[..., Any],
-        args: Any,
-        config: Any,
-        *,
-        fail_fast: bool,
-        owner: object,
-        opened: Callable[[RunHandle, Callable[[], None]], None] | None = None,
-    ) -> RunHandle:
-        """Build the graph of a run; see ``Worker.submit``, ``Worker.submit_below``. ``owner`` lives until it ends."""
-        spec = self._spec
-        with SIGINT_HELD:
-            run = self.dispatcher.open_run(
-                GraphRun(ring_size=spec.ring_size, fail_fast=fail_fast, keeps=(orch_fn, args, config, owner))
-            )
-            orchestrator = Orchestrator(self.dispatcher, run, self.heap, self._callables, spec.ring_timeout)
-            handle = RunHandle(self.dispatcher, run)
-            try:
-                if opened is not None:
-                    opened(handle, partial(self._abandon, run, orchestrator, threading.get_ident()))
-                with self._building:
-                    self.building_thread = threading.get_ident()
-                    try:
-                        with SIGINT_HELD.released():
-                            orch_fn(orchestrator, args, config)
-                    finally:
-                        if self.building_thread == threading.get_ident():  # not left behind
-                            self.building_thread = None
-            except BaseException:
-                self.dispatcher.cancel_run(run, "the graph could not be built", running=False)
-                raise
-            finally:
-                orchestrator.end()
-                self.dispatcher.close_run(run)
-            return handle
-
-    def _abandon(self, run: GraphRun, orchestrator: Orchestrator, thread: int) -> None:
-        """End a run although its graph is still being built on ``thread``, and have others built meanwhile."""
-        if self.building_thread == thread:
-            self.building_thread = None
-            self._building = threading.Lock()
-        orchestrator.end()
-        self.dispatcher.close_run(run)
-
-    def close(self, grace: float) -> None:
-        """End every process; each has ``grace`` seconds to end in order."""
-        self.dispatcher.closing = True
-        try:
-            self.child_processes.close(grace)
-        finally:
-            self.dispatcher.callbacks.close(grace)
-            self.heap.close()
-            self.dispatcher.loop.close()
-
-
-def _end_dropped(started: StartedWorker, process: int) -> None:
-    """From the garbage collector: takes no lock, and does not wait."""
-    if os.getpid() == process:  # forks of this process have copies of the worker
-        end = threading.Thread(target=started.close, args=(CLOSE_GRACE,), name="aorta-end", daemon=True)
-        started.dispatcher.loop.call_soon(end.start)
 
 
 class WorkerState(enum.Enum):
@@ -139,7 +53,7 @@ class Worker:
     """One node of the hierarchy: a host (level 3) with its slots, or a group of workers (level 4 and up).
 
     Nothing happens before ``init``, which the first ``submit`` or ``run`` implies. Usable as a context manager. One
-    that is dropped without ``close`` ends its processes once the runs that were accepted have ended.
+    that is not closed ends its processes with this process.
 
     Args:
         level: 3 for a host, more for a worker of workers.
@@ -179,7 +93,7 @@ class Worker:
         self.identity: Mapping[str, str] = {}
         self._arguments = WorkerSpec(
             level=level,
-            callables=self.callables.table(),
+            callables=self.callables,
             device_ids=tuple(device_ids),
             num_sub_workers=num_sub_workers,
             heap_ring_size=heap_ring_size,
@@ -195,21 +109,19 @@ class Worker:
         #: The thread that closes it, as long as it lives; the process that started it, and is to end it.
         self._owner: threading.Thread | None = None
         self._process: int | None = None
-        self._dropped: weakref.finalize[..., object] | None = None
+        #: Held while a graph is built, and by which thread.
+        self._building = threading.Lock()
+        self._building_thread: int | None = None
 
     def __repr__(self) -> str:
         spec = self._arguments
-        has = {
-            "device_ids": list(spec.device_ids),
-            "num_sub_workers": spec.num_sub_workers,
-            "workers": len(self.children),
-        }
+        has = {"device_ids": spec.device_ids, "num_sub_workers": spec.num_sub_workers, "workers": len(self.children)}
         described = "".join(f" {name}={value}" for name, value in has.items() if value)
         return f"<Worker level={spec.level}{described}: {self._state.name}>"
 
-    def spec(self, above: CallableTable | None = None) -> WorkerSpec:
+    def spec(self, above: Callables | None = None) -> WorkerSpec:
         """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
-        callables = self.callables.table(above)
+        callables = self.callables.copy(above)
         children = tuple((child.spec(callables), host) for child, host in self.children)
         return replace(self._arguments, callables=callables, identity=dict(self.identity), children=children)
 
@@ -218,7 +130,7 @@ class Worker:
         """The reverse of ``spec``: a worker that is not started."""
         worker = cls(spec.level)
         worker._arguments = spec
-        worker.callables = Callables.from_table(spec.callables)
+        worker.callables = spec.callables
         worker.identity = spec.identity
         for child, host in spec.children:
             worker.add_worker(cls.from_spec(child), host)
@@ -277,7 +189,7 @@ class Worker:
             handle = self.callables.add(definition, eligible)
             try:
                 if new:
-                    self._started.child_processes.broadcast(definition)
+                    self._processes.broadcast(definition)
             except BaseException:
                 self.callables.remove(handle)
                 raise
@@ -293,13 +205,13 @@ class Worker:
             if not self._has_started:
                 self.callables.remove(handle)
                 return
-            with self._started.dispatcher.lock:  # a task is submitted before, or refused
-                unsettled = self.callables.is_last(handle) and self._started.dispatcher.unsettled_with(handle.digest)
+            with self._dispatcher.lock:  # a task is submitted before, or refused
+                unsettled = self.callables.is_last(handle) and self._dispatcher.unsettled_with(handle.digest)
                 if unsettled:
                     raise RuntimeError(f"{handle.name} cannot be unregistered: {unsettled} of its tasks have not ended")
                 digest = self.callables.remove(handle)
             if digest is not None:
-                self._started.child_processes.withdraw(digest)
+                self._processes.withdraw(digest)
 
     def accept(self, definition: Definition) -> None:
         """Take in what a worker above has registered."""
@@ -307,7 +219,7 @@ class Worker:
         with self._lifecycle:
             new = self.callables.accept(definition)
             try:
-                self._started.child_processes.broadcast(definition)
+                self._processes.broadcast(definition)
             except BaseException:
                 if new:
                     self.callables.forget(definition.digest)
@@ -316,10 +228,10 @@ class Worker:
     def withdraw(self, digest: str) -> None:
         """Forget what a worker above has registered, once no task needs it any more."""
         if self._has_started:
-            self._started.dispatcher.wait_until_settled(digest)
+            self._dispatcher.wait_until_settled(digest)
         with self._lifecycle:
             if self.callables.forget(digest):
-                self._started.child_processes.withdraw(digest)
+                self._processes.withdraw(digest)
 
     def _check_children(self, error: type[Exception]) -> None:
         if not (self._arguments.device_ids or self._arguments.num_sub_workers or self.children):
@@ -360,34 +272,21 @@ class Worker:
             if self._owner is None:
                 self._owner = threading.current_thread()
             self._process = os.getpid()
+            for child, _ in self.children:
+                child._state = WorkerState.DELEGATED
+            spec = self._arguments
+            self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace)
+            self._heap = Heap(spec.heap_ring_size)
+            self._processes = ChildProcesses(self._dispatcher, self.spec)
+            self._dispatcher.release_slab = self._heap.release
+            self._dispatcher.run_ended = self._processes.run_ended
             try:
-                self._start(time.monotonic() + self._arguments.startup_timeout_s)
+                self._processes.start(time.monotonic() + spec.startup_timeout_s)
             except BaseException:
+                self._end()
                 self._state = WorkerState.FAILED
                 raise
             self._state = WorkerState.READY
-
-    def _start(self, give_up: float) -> None:
-        spec = weakref.WeakMethod(self.spec)
-        last = [self.spec()]
-
-        def describe() -> WorkerSpec:
-            found = spec()
-            if found is not None:
-                last[0] = found()
-            return last[0]
-
-        self._started = started = StartedWorker(describe, self.callables)
-        self._dropped = weakref.finalize(self, _end_dropped, started, os.getpid())
-        self._dropped.atexit = False  # its processes see the end of this one
-        for child, _ in self.children:
-            child._state = WorkerState.DELEGATED
-        try:
-            started.child_processes.start(give_up)
-        except BaseException:
-            self._dropped.detach()
-            started.close(CLOSE_GRACE)
-            raise
 
     def close(self) -> None:
         """Wait up to ten seconds for the runs that were accepted, then end every process. Twice is harmless.
@@ -402,17 +301,24 @@ class Worker:
         if self._state is not WorkerState.INITIALIZING and not self._has_started:
             self._state = WorkerState.CLOSED
             return
-        if self._has_started and self._started.building_thread == threading.get_ident():
+        if self._building_thread == threading.get_ident():
             raise RuntimeError("close within a run: the graph is still being built")
         if self._owner is not threading.current_thread() and self._owner is not None and self._owner.is_alive():
             raise RuntimeError(f"close from another thread than {self._owner.name}, which called init and still lives")
-        if self._state is not WorkerState.CLOSING and not self._started.dispatcher.drain(DRAIN):
+        if self._state is not WorkerState.CLOSING and not self._dispatcher.drain(DRAIN):
             raise TimeoutError(f"there are runs that have not ended within {DRAIN:g} s; close can be called again")
         self._state = WorkerState.CLOSING
-        if self._dropped is not None:
-            self._dropped.detach()
-        self._started.close(CLOSE_GRACE)
+        self._end()
         self._state = WorkerState.CLOSED
+
+    def _end(self) -> None:
+        """End every process; each has some seconds to end in order."""
+        self._dispatcher.closing = True
+        try:
+            self._processes.close(CLOSE_GRACE)
+        finally:
+            self._heap.close()
+            self._dispatcher.loop.close()
 
     def __enter__(self) -> Worker:
         self._owner = threading.current_thread()  # the thread that leaves closes, even if another one implies ``init``
@@ -422,7 +328,7 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and self._state is WorkerState.READY:
-            self._started.dispatcher.cancel_runs("the worker is closed after an exception")
+            self._dispatcher.cancel_runs("the worker is closed after an exception")
         self.close()
 
     # Runs
@@ -451,18 +357,48 @@ class Worker:
         self.init()
         if self._process != os.getpid():
             raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
-        if self._started.building_thread == threading.get_ident():
+        if self._building_thread == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        return self._started.submit(orch_fn, args, config, fail_fast=fail_fast, owner=self)
+        return self._submit(orch_fn, args, config, fail_fast)
 
     def submit_below(
-        self, orch_fn: Callable[..., Any], args: SlotArgs, opened: Callable[[RunHandle, Callable[[], None]], None]
+        self, orch_fn: Callable[..., Any], args: SlotArgs, opened: Callable[[RunHandle], None]
     ) -> RunHandle:
-        """``submit`` for a task of the worker above.
+        """``submit`` for a task of the worker above. ``opened`` is called with the run before ``orch_fn``."""
+        return self._submit(orch_fn, args, args.config, False, opened)
 
-        ``opened`` is called before ``orch_fn``, with the run and a function that ends the run without ``orch_fn``.
-        """
-        return self._started.submit(orch_fn, args, args.config, fail_fast=False, owner=self, opened=opened)
+    def _submit(
+        self,
+        orch_fn: Callable[..., Any],
+        args: Any,
+        config: Any,
+        fail_fast: bool,
+        opened: Callable[[RunHandle], None] | None = None,
+    ) -> RunHandle:
+        spec = self._arguments
+        with SIGINT_HELD:
+            run = self._dispatcher.open_run(
+                GraphRun(ring_size=spec.ring_size, fail_fast=fail_fast, keeps=(orch_fn, args, config))
+            )
+            orchestrator = Orchestrator(self._dispatcher, run, self._heap, self.callables, spec.ring_timeout)
+            handle = RunHandle(self._dispatcher, run)
+            try:
+                if opened is not None:
+                    opened(handle)
+                with self._building:
+                    self._building_thread = threading.get_ident()
+                    try:
+                        with SIGINT_HELD.released():
+                            orch_fn(orchestrator, args, config)
+                    finally:
+                        self._building_thread = None
+            except BaseException:
+                self._dispatcher.cancel_run(run, "the graph could not be built", running=False)
+                raise
+            finally:
+                orchestrator.end()
+                self._dispatcher.close_run(run)
+            return handle
 
     @property
     def grace(self) -> float:

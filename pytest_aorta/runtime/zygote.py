@@ -23,8 +23,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -198,16 +196,9 @@ class ZygoteTimeout(ZygoteError):
         output: the end of what they had written.
     """
 
-    limit: float = 0.0
-    stacks: str = ""
-    output: str = ""
-
-    @classmethod
-    def after(cls, limit: float, *, stacks: str, output: str) -> ZygoteTimeout:
-        """The error for an import that was ended after ``limit`` seconds."""
-        error = cls(f"not ready after {limit:g} s\n{output}", phase="import")
-        error.limit, error.stacks, error.output = limit, stacks, output
-        return error
+    def __init__(self, limit: float, *, stacks: str = "", output: str = "") -> None:
+        super().__init__(f"not ready after {limit:g} s\n{output}", phase="import")
+        self.limit, self.stacks, self.output = limit, stacks, output
 
 
 class ZygoteUnwanted(ZygoteError):
@@ -263,13 +254,11 @@ class Task:
 
     Attributes:
         ended: how it ended.
-        garbage: what was wrong with its last message, if that could not be read.
     """
 
     def __init__(self, server: Server, channel: Channel, fate: Channel, *, gives_stacks: bool) -> None:
         self._pid: int | None = None
         self.ended: TaskEnd | None = None
-        self.garbage = ""
         self._server = server
         self._channel: Channel | None = channel
         self._fate = fate
@@ -311,20 +300,6 @@ class Task:
         """The next message if it is there already; ``None`` if it is not. For a caller that watches ``filenos``."""
         return self._follow(0.0)
 
-    def hear(self) -> Message | None:
-        """The next message of the child; ``None`` if it is not there, or not yet as a whole. Does not wait.
-
-        Raises:
-            EOFError: it will send nothing more.
-        """
-        if self._channel is None:
-            raise EOFError
-        try:
-            return self._channel.receive_part(socket.MSG_DONTWAIT)
-        except EOFError as end:
-            self.garbage = str(end)
-            raise
-
     def filenos(self) -> list[int]:
         """Descriptors to watch: one that can be read is a reason to call ``poll_message``, until it gives ``None``.
 
@@ -348,7 +323,7 @@ class Task:
             ready = wait(sources, None if limit is None else max(0.0, limit - time.monotonic())) if sources else []
             if self._channel is not None and self._channel in ready:
                 try:
-                    message = self.hear()
+                    message = self._channel.receive_part(socket.MSG_DONTWAIT)
                 except EOFError:
                     self.close()
                 else:
@@ -465,30 +440,27 @@ class Server(ABC):
             "cores": None if cores is None else list(cores),
             "descriptors": len(descriptors),
         }
-        return self._start(task, descriptors, gives_stacks=stacks is not None)
+        return self._start(task, descriptors)
 
-    def _start(self, task: Mapping[str, Any], descriptors: Sequence[int] = (), *, gives_stacks: bool = False) -> Task:
+    def _start(self, task: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Task:
         channel, theirs = Channel.pair()
         fate, its = Channel.pair()
         try:
-            # In one piece: other threads send orders, too.
-            self.control.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
-        except OSError:
-            channel.close()
-            fate.close()
-            raise self.death() from None
-        finally:
-            theirs.close()
-            its.close()
-        try:
-            channel.send(task, descriptors)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it was not forked, or died at once; its fate says so
+            try:
+                # In one piece: other threads send orders, too.
+                self.control.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
+            except OSError:
+                raise self.death() from None
+            finally:
+                theirs.close()
+                its.close()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, as its fate will say
+                channel.send(task, descriptors)
         except BaseException:
             channel.close()
             fate.close()  # which ends the child, if there is one
             raise
-        return Task(self, channel, fate, gives_stacks=gives_stacks)
+        return Task(self, channel, fate, gives_stacks=task["stacks"] is not None)
 
 
 class PrefixSocket:
@@ -516,9 +488,8 @@ class PrefixSocket:
         return self._listener.fileno()
 
     def arguments(self) -> list[str]:
-        """What ``zygote_entry`` needs: the descriptor, by which it can be recognised, the socket, the tag."""
-        fd = self._far.fileno()
-        return [str(fd), str(os.fstat(fd).st_ino), str(self._folder.path / _SOCKET_NAME), self._tag]
+        """What ``zygote_entry`` needs: the socket, and the tag."""
+        return [str(self._folder.path / _SOCKET_NAME), self._tag]
 
     def admit(self) -> None:
         """Hand the descriptor to what has connected, if that is the zygote."""
@@ -598,7 +569,7 @@ class Zygote(Server):
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[] if spec.has_prefix else [theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for pytest, which then ends its trials in order
             )
         except OSError as error:
@@ -705,7 +676,7 @@ class Zygote(Server):
             output = self.output()
             stacks = self._end_import(grace)
             self.close()
-            raise ZygoteTimeout.after(limit, stacks=stacks, output=output)
+            raise ZygoteTimeout(limit, stacks=stacks, output=output)
         report = self.control.receive()
         if report is None:
             raise self._failed_start(phase)
@@ -920,19 +891,15 @@ class Branch(Server):
         self._task.close()
 
 
-@dataclass(eq=False)
 class _Entry:
-    started: Future[Zygote] = field(default_factory=Future)
-    users: int = 0
-    wanted: list[Callable[[], bool]] = field(default_factory=list)
-
-    def zygote(self) -> Zygote | None:
-        """Its zygote, once that is ready."""
-        return self.started.result() if self.started.done() and self.started.exception() is None else None
+    def __init__(self) -> None:
+        self.starting = threading.Lock()
+        self.zygote: Zygote | None = None
+        self.error: ZygoteError | None = None
+        self.users = 0
 
     def has_died(self) -> bool:
-        zygote = self.zygote()
-        return zygote is not None and not zygote.against_forking and not zygote.alive()
+        return self.zygote is not None and not self.zygote.against_forking and not self.zygote.alive()
 
 
 class ZygotePool:
@@ -964,92 +931,82 @@ class ZygotePool:
         Args:
             spec: what it is started from.
             limits: of its start.
-            wanted: asked again and again, and must answer quickly; a start that nobody wants any more is ended.
+            wanted: asked again and again, and must answer quickly; a start that is not wanted any more is ended.
 
         Raises:
             ZygoteTimeout: its start took too long.
             ZygoteUnwanted: it was not wanted any more.
             ZygoteError: it cannot be started or prepared (then all who wait for it get the error).
         """
-        key, surplus = spec.key(), []
+        key = spec.key()
         with self._lock:
-            if self._closed:
-                raise ZygoteError("the zygotes have been closed")
-            entry = self._entries.get(key)
-            if entry is not None and entry.has_died():
-                surplus.append(self._entries.pop(key))
-                entry = None
-            is_first = entry is None
-            if entry is None:
-                surplus += self._make_room()
-                entry = self._entries[key] = _Entry()
+            entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
             entry.users += 1
-            entry.wanted.append(wanted)
+            surplus = self._surplus()
         for other in surplus:
-            if (zygote := other.zygote()) is not None:
-                if other.has_died():
-                    zygote.death()  # tasks still waiting learn how it died, not that it was closed
-                zygote.close()
+            other.close()
         try:
-            if is_first:
-                self._start(key, entry, spec, limits)
-            return self._wait(entry, wanted)
+            while not entry.starting.acquire(timeout=_LOOK):
+                self._check(wanted)
+            try:
+                self._check(wanted)
+                if entry.has_died():
+                    assert entry.zygote is not None
+                    entry.zygote.death()  # tasks still waiting learn how it died, not that it was closed
+                    entry.zygote.close()
+                    entry.zygote = None
+                if entry.error is not None:
+                    raise entry.error
+                if entry.zygote is None:
+                    entry.zygote = self._start(spec, limits, wanted)
+                return entry.zygote
+            except ZygoteUnwanted:
+                raise  # who waits starts it
+            except ZygoteError as error:
+                entry.error = error
+                raise
+            finally:
+                entry.starting.release()
         except BaseException:
             with self._lock:
                 entry.users -= 1
+                if entry.zygote is None and (entry.error or not entry.users) and self._entries.get(key) is entry:
+                    del self._entries[key]
+            raise
+
+    def _check(self, wanted: Callable[[], bool]) -> None:
+        if self._closed:
+            raise ZygoteError("the zygotes have been closed")
+        if not wanted():
+            raise ZygoteUnwanted("its start was cancelled")
+
+    def _start(self, spec: ZygoteSpec, limits: StartLimits, wanted: Callable[[], bool]) -> Zygote:
+        zygote = Zygote(spec)
+        with self._lock:
+            self._starting.add(zygote)
+        try:
+            zygote.wait_ready(limits, lambda: not self._closed and wanted())
+        except BaseException:
+            zygote.close()
             raise
         finally:
             with self._lock:
-                entry.wanted.remove(wanted)
-
-    def _start(self, key: str, entry: _Entry, spec: ZygoteSpec, limits: StartLimits) -> None:
-        def is_wanted() -> bool:
-            with self._lock:
-                return not self._closed and any(wanted() for wanted in entry.wanted)
-
-        zygote: Zygote | None = None
-        try:
-            zygote = Zygote(spec)
-            with self._lock:
-                self._starting.add(zygote)
-            zygote.wait_ready(limits, is_wanted)
-            entry.started.set_result(zygote)
-        except BaseException as error:
-            with self._lock:
-                if self._entries.get(key) is entry:
-                    del self._entries[key]
-            if zygote is not None:
-                zygote.close()
-            is_ours = isinstance(error, ZygoteError)
-            entry.started.set_exception(error if is_ours else ZygoteError(f"its start was interrupted: {error!r}"))
-            if not is_ours:
-                raise
-        finally:
-            with self._lock:
                 self._starting.discard(zygote)
+        return zygote
 
-    def _wait(self, entry: _Entry, wanted: Callable[[], bool]) -> Zygote:
-        while not entry.started.done() and wanted():
-            with contextlib.suppress(FutureTimeout):
-                entry.started.exception(_LOOK)
-        if not entry.started.done():
-            raise ZygoteUnwanted("its start was cancelled")
-        error = entry.started.exception()
-        if error is not None:
-            raise error
-        return entry.started.result()
-
-    def _make_room(self) -> list[_Entry]:
-        unused = [key for key, entry in self._entries.items() if entry.users == 0 and entry.started.done()]
-        surplus = max(0, len(self._entries) - self._limit + 1)
-        return [self._entries.pop(key) for key in unused[:surplus]]
+    def _surplus(self) -> list[Zygote]:
+        unused = [(key, entry.zygote) for key, entry in self._entries.items() if entry.users == 0]
+        surplus = unused[: max(0, len(self._entries) - self._limit)]
+        for key, _ in surplus:
+            del self._entries[key]
+        return [zygote for _, zygote in surplus if zygote is not None]
 
     def release(self, zygote: Zygote) -> None:
         """Give up one use; a zygote without uses may be closed to make room."""
         with self._lock:
             entry = self._entries.get(zygote.spec.key())
-            if entry is not None and entry.zygote() is zygote:
+            if entry is not None and entry.zygote is zygote:
                 entry.users -= 1
 
     def close(self) -> None:
@@ -1058,7 +1015,7 @@ class ZygotePool:
             self._closed = True
             entries = list(self._entries.values())
             self._entries.clear()
-            zygotes = {*self._starting, *(zygote for entry in entries if (zygote := entry.zygote()) is not None)}
+            zygotes = {*self._starting, *(entry.zygote for entry in entries if entry.zygote is not None)}
         for zygote in zygotes:
             zygote.hang_up()
         for zygote in zygotes:

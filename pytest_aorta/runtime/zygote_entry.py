@@ -3,8 +3,8 @@
 A prefix may close descriptors (sudo, ssh, srun), drop variables (sudo, ssh, containers), or change directory, user and
 namespaces. This script gets the zygote's channel and the variables that are missing, and begins again with them.
 
-    python zygote_entry.py PARENT FD INODE SOCKET TAG [PACKAGES]    behind the prefix
-    python zygote_entry.py PARENT FD                                with all variables set
+    python zygote_entry.py PARENT SOCKET TAG [PACKAGES]     behind the prefix
+    python zygote_entry.py PARENT FD                        with all variables set
 
 A file, and words without spaces as long as the paths have none: ssh has a shell split them again. ``PACKAGES`` is a
 folder with this package, for a container that has it nowhere else.
@@ -15,39 +15,28 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import stat
 import sys
 from typing import NoReturn
 
-# The start of a zygote behind a launcher prefix.
-#
-# A prefix may close descriptors (sudo, ssh, srun), drop variables (sudo, ssh, containers), or change directory, user
-# and namespaces. This script gets the zygote's channel and the variables that are missing, and begins again with them.
-#
-#     python zygote_entry.py PARENT FD INODE SOCKET TAG [PACKAGES]    behind the prefix
-#     python zygote_entry.py PARENT FD                                with all variables set
-#
-# A file, and words without spaces as long as the paths have none: ssh has a shell split them again. ``PACKAGES`` is a
-# folder with this package, for a container that has it nowhere else.
 
-
-def begin(parent: str, fd: str, *rest: str) -> None:
+def begin(parent: str, where: str, *rest: str) -> None:
     """Become the zygote, in this interpreter or in one that starts anew; never returns."""
     # The folder of this file is no place to import from.
     here = {os.path.dirname(os.path.abspath(__file__)), os.path.dirname(os.path.realpath(__file__))}
     sys.path[:] = [path for path in sys.path if path and path not in here]
     if rest:
         _be_first_process()
-        inode, address, tag, *packages = rest
+        tag, *packages = rest
         sys.path[:0] = packages
-        number = int(fd) if _is_inherited(int(fd), int(inode)) else _connect(address, tag)
-        _complete_environment(parent, number, tag, packages)
-        fd = str(number)
+        fd = _connect(where, tag)
+        _complete_environment(parent, fd, tag, packages)
+    else:
+        fd = int(where)
     # As with ``python -c``: what multiprocessing spawns would execute this file.
     vars(sys.modules["__main__"]).pop("__file__", None)
     from pytest_aorta.runtime.zygote_main import main
 
-    main(int(fd), int(parent))
+    main(fd, int(parent))
 
 
 def _be_first_process() -> None:
@@ -66,14 +55,6 @@ def _be_first_process() -> None:
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
-
-
-def _is_inherited(fd: int, inode: int) -> bool:
-    try:
-        found = os.fstat(fd)
-    except OSError:
-        return False
-    return stat.S_ISSOCK(found.st_mode) and found.st_ino == inode
 
 
 def _connect(address: str, tag: str) -> int:

@@ -11,11 +11,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
-from pytest_aorta.trials.events import FailureData, ResultData
+from pytest_aorta.trials.records import Failure, ResultRecord
 from pytest_aorta.trials.workload import WorkloadResult
 
 #: Longest text kept of a value that is neither a number nor a text nor a container of those.
@@ -201,21 +201,16 @@ FIELD_LIMIT = 2**23
 _NOTES = 20
 
 
-def bounded(result: ResultData, limit: int = FIELD_LIMIT) -> ResultData:
+def bounded(result: ResultRecord, limit: int = FIELD_LIMIT) -> ResultRecord:
     """A result without what is too large, and a note in ``failure_details`` for each omission.
 
     Of ``metrics``, the largest go first; of the lists, the end goes.
     """
     notes: list[dict[str, Any]] = []
-    bound = result.copy()
-    if "metrics" in bound:
-        bound["metrics"] = _largest_left_out(bound["metrics"], limit, notes)
-    if "step_times_ms" in bound:
-        bound["step_times_ms"] = _end_left_out(bound["step_times_ms"], limit, "step_times_ms", notes)
-    if "failure_details" in bound:
-        bound["failure_details"] = _end_left_out(bound["failure_details"], limit, "failure_details", notes)
-    bound["failure_details"] = [*bound.get("failure_details", []), *notes]
-    return bound
+    metrics = _largest_left_out(result.metrics, limit, notes)
+    times = _end_left_out(result.step_times_ms, limit, "step_times_ms", notes)
+    details = _end_left_out(result.failure_details, limit, "failure_details", notes)
+    return replace(result, metrics=metrics, step_times_ms=times, failure_details=[*details, *notes])
 
 
 def _largest_left_out(metrics: dict[str, Any], limit: int, notes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -265,10 +260,10 @@ class NotAResult(TypeError):
 class CommandResult(WorkloadResult):
     """The result of a command, and what it has failed of."""
 
-    failure: FailureData | None = None
+    failure: Failure | None = None
 
 
-def result_to_plain(result: object) -> ResultData:
+def read_result(result: object) -> ResultRecord:
     """The result's known fields as plain data; notes on what could not be kept go into ``failure_details``.
 
     Accepts any object, or mapping, whose ``passed`` is a bool, or a scalar of NumPy, torch and the like that is one.
@@ -305,7 +300,7 @@ def result_to_plain(result: object) -> ResultData:
         "step_times_ms": times,
         "failure_details": details + [{"note": note} for note in notes],
     }
-    return bounded(cast(ResultData, plain))
+    return bounded(ResultRecord(**plain))
 
 
 def _verdict(passed: Any) -> bool:

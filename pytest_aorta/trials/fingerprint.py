@@ -40,7 +40,7 @@ _OF_ONE_PROCESS = ("interpreter", "cpus", "variables")
 
 
 @dataclass(frozen=True)
-class Impositions:
+class ImposedCounts:
     """What the resources of a run change for a trial, as numbers that are equal for all trials of a cell.
 
     Which of the cores and devices a trial gets depends on what else runs, and is in its record only.
@@ -77,7 +77,7 @@ def fingerprint_parts(
     spec: TrialSpec,
     ingredients: Ingredients,
     nproc: int,
-    imposes: Impositions = Impositions(),
+    imposes: ImposedCounts = ImposedCounts(),
     *,
     together: bool = False,
 ) -> Parts:

@@ -9,18 +9,15 @@ import struct
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.trials.command_line import CommandNotFound
-from pytest_aorta.trials.conversion import CommandResult, NotAResult, result_to_plain
-from pytest_aorta.trials.events import EndEvent, FailureData, Phase, Send
+from pytest_aorta.trials.conversion import CommandResult, NotAResult, read_result
 from pytest_aorta.trials.outcome import exit_failure
-
-if TYPE_CHECKING:
-    from pytest_aorta.trials.events import ProgressEvent
-
+from pytest_aorta.trials.records import Event, Failure, Phase, Send
 
 #: Steps whose times are kept; of more steps every second, fourth, ... one is, from the whole run.
 KEPT = 10_000
@@ -116,7 +113,7 @@ class StepCounter:
         return bytearray(_FORMAT.size)
 
 
-def read_steps(path: Path) -> ProgressEvent | None:
+def read_steps(path: Path) -> Event | None:
     """The last step in a file of ``StepCounter``, as an event; ``None`` when no step was reported."""
     try:
         step, total = _FORMAT.unpack(path.read_bytes())
@@ -204,13 +201,13 @@ class Lifecycle:
 
     def _phase(self, phase: Phase, body: Callable[[], object], reraise: bool = False) -> bool:
         self.send({"type": "begin", "phase": phase, "at": time.time()})
-        end: EndEvent = {"type": "end", "phase": phase, "sec": 0.0}
+        end: Event = {"type": "end", "phase": phase, "sec": 0.0}
         start = time.perf_counter()
         try:
             result = body()
             if phase == "run":
-                end["result"] = result_to_plain(result)
-                end["result"]["step_times_ms"] = end["result"]["step_times_ms"] or self.clock.times_ms()
+                read = read_result(result)
+                end["result"] = read if read.step_times_ms else replace(read, step_times_ms=self.clock.times_ms())
             if isinstance(result, CommandResult) and result.failure is not None:
                 end["failure"] = result.failure
             return True
@@ -258,23 +255,22 @@ def report_progress_to(workload: Any, send: Send, steps: Path | None = None, clo
         pass  # a class with __slots__ does without
 
 
-def failure_of(error: BaseException, phase: Phase) -> FailureData:
+def failure_of(error: BaseException, phase: Phase) -> Failure:
     """The failure of a phase that has raised."""
     described = describe_exception(error)
     if isinstance(error, AssertionError):
         from pytest_aorta.trials.assertions import explained  # only here: most trials need no parser
 
         described = explained(error, described)
-    failure = exit_failure(phase, None, described)
-    failure["at"] = time.time()
+    failure = replace(exit_failure(phase, None, described), at=time.time())
     if isinstance(error, CommandNotFound):
-        del failure["traceback"]
+        return replace(failure, traceback=None)
     if isinstance(error, NotAResult):
-        failure["kind"] = "result"
+        return replace(failure, kind="result")
     if isinstance(error, SystemExit):
         # Python itself exits with 255 then, and refuses to write a number of some thousand digits.
         code = 255 if isinstance(error.code, int) and error.code.bit_length() > 63 else error.code
-        failure["exit_code"] = code if isinstance(code, int) else 0 if code is None else 1
-        shown = code if code is None or isinstance(code, int) else repr(failure["message"])
-        failure["message"] = f"sys.exit({shown})"
+        shown = code if code is None or isinstance(code, int) else repr(failure.message)
+        exit_code = code if isinstance(code, int) else 0 if code is None else 1
+        return replace(failure, exit_code=exit_code, message=f"sys.exit({shown})")
     return failure

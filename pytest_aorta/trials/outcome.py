@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.trials.events import (
-    AttemptEvent,
-    FailureData,
-    FailureKind,
-    GroupEvent,
+from pytest_aorta.trials.records import (
+    Attempt,
+    Event,
+    Failure,
+    GroupState,
     Phase,
-    ProgressEvent,
-    RankData,
-    ResultData,
-    SeedsData,
-    TrialEvent,
+    Progress,
+    RankRecord,
+    ResultRecord,
+    Seeds,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ _BEFORE_WORK = ("launch", "import", "setup")
 
 
 @dataclass
-class Observed:
+class Observation:
     """Everything that the host observed of one trial.
 
     Attributes:
@@ -77,20 +76,20 @@ class Observed:
     phases_sec: dict[str, float] = field(default_factory=dict)
     env: dict[str, Any] | None = None
     imported_later: dict[str, str] = field(default_factory=dict)
-    seeds: SeedsData | None = None
-    result: ResultData | None = None
-    failures: dict[Phase, FailureData] = field(default_factory=dict)
+    seeds: Seeds | None = None
+    result: ResultRecord | None = None
+    failures: dict[Phase, Failure] = field(default_factory=dict)
     preloaded: list[str] = field(default_factory=list)
     imported: list[str] = field(default_factory=list)
     imports_over: bool = False
     not_preloaded: str | None = None
-    ranks: list[RankData] = field(default_factory=list)
-    states: list[GroupEvent] = field(default_factory=list)
-    attempts: list[AttemptEvent] = field(default_factory=list)
+    ranks: list[RankRecord] = field(default_factory=list)
+    states: list[GroupState] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     launcher_variables: dict[str, str] = field(default_factory=dict)
-    rank_failure: FailureData | None = None
-    rank_cleanup: FailureData | None = None
-    progress: ProgressEvent | None = None
+    rank_failure: Failure | None = None
+    rank_cleanup: Failure | None = None
+    progress: Progress | None = None
     returncode: int | None = None
     finished: bool = False
     finished_at: float = 0.0
@@ -99,7 +98,7 @@ class Observed:
     stalled: float | None = None
     location: str | None = None
     hung_rank: int | None = None
-    lost: FailureData | None = None
+    lost: Failure | None = None
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     def over(self) -> bool:
@@ -110,52 +109,50 @@ class Observed:
         """Whether ``phase`` (setup or run) did not succeed, asked after its end or the trial's."""
         if phase == "setup":
             return "setup" not in self.phases_sec or "setup" in self.failures
-        return self.result is None or not self.result["passed"] or self.rank_failure is not None
+        return self.result is None or not self.result.passed or self.rank_failure is not None
 
-    def see(self, event: TrialEvent) -> None:
+    def see(self, event: Event) -> None:
         """Take in one event of the trial's process.
 
         After the deadline, events of phases do not count: the signals that ask for stacks and end the trial interrupt
         its system calls, and so change what it does.
         """
-        if self.timed_out and event["type"] in ("begin", "end", "lived", "attempt"):
+        kind = event["type"]
+        if self.timed_out and kind in ("begin", "end", "lived", "attempt"):
             return
-        if event["type"] == "begin":
+        if kind == "begin":
             self.phase = event["phase"]
-        elif event["type"] == "end":
-            phase = event["phase"]
+        elif kind == "end":
+            phase, failure = event["phase"], event.get("failure")
             self.phases_sec[phase] = event["sec"]
-            self.result = event.get("result", self.result)
-            if "failure" in event:
-                self.failures[phase] = event["failure"]
-            self.phase = _NEXT[phase] if "failure" not in event else "cleanup" if phase == "run" else phase
-        elif event["type"] == "env":
+            self.result = event.get("result") or self.result
+            if failure is not None:
+                self.failures[phase] = failure
+            self.phase = _NEXT[phase] if failure is None else "cleanup" if phase == "run" else phase
+        elif kind == "progress":
+            self.progress = Progress(event["step"], event.get("total"))
+        elif kind == "env":
             self.env = event["env"]
             self.launcher_variables = event.get("launcher_variables", {})
             self.seeds = event.get("seeds")
-        elif event["type"] == "env_end":
+        elif kind == "env_end":
             self.env = {**(self.env or {}), "end": event["end"]}
             self.imported_later = event.get("sources", {})
-        elif event["type"] == "imported":
+        elif kind == "imported":
             self.imported.append(event["module"])
-        elif event["type"] == "imports_over":
+        elif kind == "imports_over":
             self.imports_over, self.not_preloaded = True, event["note"]
-        elif event["type"] == "group":
-            self.states.append(event)
-        elif event["type"] == "attempt":
-            self.attempts.append(event)
+        elif kind == "group":
+            self.states.append(event["group"])
+        elif kind == "attempt":
+            self.attempts.append(event["attempt"])
             self._begin_again()
-        elif event["type"] == "progress":
-            self.progress = event
-        elif event["type"] == "ranks":
-            self.ranks = event["ranks"]
-            self.rank_failure = event["failure"]
-            self.rank_cleanup = event["cleanup"]
-        elif event["type"] == "failed":  # a fresh interpreter could not import the workload
+        elif kind == "ranks":
+            self.ranks, self.rank_failure, self.rank_cleanup = event["ranks"], event["failure"], event["cleanup"]
+        elif kind == "failed":  # a fresh interpreter could not import the workload
             self.lost = exit_failure(event.get("phase", "import"), None, event["error"])
-        elif event["type"] == "lived":
-            self.finished = True
-            self.finished_at = event.get("at", 0.0)
+        elif kind == "lived":
+            self.finished, self.finished_at = True, event.get("at") or 0.0
 
     def _begin_again(self) -> None:
         self.phase = "setup"
@@ -166,7 +163,7 @@ class Observed:
         self.finished = False
 
 
-def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
+def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
     """Exit status and failure, by the table of docs/results.md."""
     if seen.lost is not None and seen.result is None:
         return "infrastructure_failed", seen.lost
@@ -175,46 +172,42 @@ def conclude(seen: Observed) -> tuple[ExitStatus, FailureData | None]:
         if seen.rank_failure is not None:
             # Also where rank 0 has passed.
             return _status_of(seen.rank_failure), _with_location(seen.rank_failure, seen.location)
-        if not seen.result["passed"]:
+        if not seen.result.passed:
             return "workload_failed", seen.failures.get("run") or unpassed_failure(seen.result)
         return "ok", failure
     if failure is None:
         failure = _ended_early(seen)
-    if failure["phase"] in _BEFORE_WORK and failure["kind"] not in ("timeout", "stall"):
+    if failure.phase in _BEFORE_WORK and not failure.is_late:
         return "infrastructure_failed", failure
     return _status_of(failure), failure
 
 
-def _status_of(failure: FailureData) -> ExitStatus:
-    if failure["kind"] in ("timeout", "stall"):
+def _status_of(failure: Failure) -> ExitStatus:
+    if failure.is_late:
         return "timeout"
-    return "infrastructure_failed" if failure["kind"] == "rank" or failure["phase"] == "launch" else "workload_failed"
+    return "infrastructure_failed" if failure.kind == "rank" or failure.phase == "launch" else "workload_failed"
 
 
-def _failure(seen: Observed) -> FailureData | None:
+def _failure(seen: Observation) -> Failure | None:
     # A rank that hangs outweighs what rank 0 has lost by its end, before a deadline of its own.
-    hangs = seen.rank_failure is not None and seen.rank_failure["kind"] in ("timeout", "stall")
-    if seen.rank_failure is not None and (not seen.timed_out or (hangs and seen.failures)):
-        return _with_location(seen.rank_failure, seen.location)
+    of_rank = seen.rank_failure
+    if of_rank is not None and (not seen.timed_out or (of_rank.is_late and seen.failures)):
+        return _with_location(of_rank, seen.location)
     if failure := seen.failures.get("import") or seen.failures.get("setup") or seen.failures.get("run"):
         return failure
     if seen.timed_out:
         return timeout_failure(seen)
-    if seen.rank_cleanup is not None:
-        return seen.rank_cleanup
-    if "cleanup" in seen.failures:
-        return seen.failures["cleanup"]
-    if seen.lost is not None:
-        return seen.lost
+    if failure := seen.rank_cleanup or seen.failures.get("cleanup") or seen.lost:
+        return failure
     if seen.returncode not in (0, None) or not seen.finished:
         return _ended_early(seen)
     return None
 
 
-def _with_location(failure: FailureData, location: str | None) -> FailureData:
-    if location is None or failure["kind"] not in ("timeout", "stall"):
+def _with_location(failure: Failure, location: str | None) -> Failure:
+    if location is None or not failure.is_late:
         return failure
-    return {**failure, "message": f"{failure['message']}; {location}"}
+    return replace(failure, message=f"{failure.message}; {location}")
 
 
 def place(phase: Phase) -> str:
@@ -222,7 +215,7 @@ def place(phase: Phase) -> str:
     return {"launch": "launching", "import": "importing"}.get(phase, f"{phase}()")
 
 
-def timeout_failure(seen: Observed) -> FailureData:
+def timeout_failure(seen: Observation) -> Failure:
     """The failure of a process that was running when the deadline or the stall limit passed."""
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
     where = place(seen.phase)
@@ -232,12 +225,10 @@ def timeout_failure(seen: Observed) -> FailureData:
     message += after_step(seen)
     if seen.location is not None:
         message += f"; {seen.location}"
-    kind: FailureKind = "timeout" if seen.stalled is None else "stall"
-    failure: FailureData = {"phase": seen.phase, "kind": kind, "message": message}
-    return failure if seen.hung_rank is None else {**failure, "rank": seen.hung_rank}
+    return Failure(seen.phase, "timeout" if seen.stalled is None else "stall", message, rank=seen.hung_rank)
 
 
-def exit_failure(phase: Phase, returncode: int | None, error: Mapping[str, str]) -> FailureData:
+def exit_failure(phase: Phase, returncode: int | None, error: Mapping[str, str]) -> Failure:
     """The failure of a process that could not start, or died.
 
     Args:
@@ -245,59 +236,57 @@ def exit_failure(phase: Phase, returncode: int | None, error: Mapping[str, str])
         returncode: exit code, negative for a signal; ``None`` where that is not what went wrong.
         error: ``message``, and perhaps the ``type`` and ``traceback`` of an exception.
     """
-    failure: FailureData = {"phase": phase, "kind": "exception", "message": error["message"]}
-    if "type" in error:
-        failure |= {"type": error["type"], "traceback": error["traceback"]}
+    failure = Failure(phase, "exception", error["message"], error.get("type"), error.get("traceback"))
     if returncode is None:
         return failure
     if returncode < 0:
-        return {**failure, "kind": "signal", "signal": signal_name(-returncode)}
-    return {**failure, "kind": "exit_code", "exit_code": returncode}
+        return replace(failure, kind="signal", signal=signal_name(-returncode))
+    return replace(failure, kind="exit_code", exit_code=returncode)
 
 
-def _ended_early(seen: Observed) -> FailureData:
+def _ended_early(seen: Observation) -> Failure:
     code = seen.returncode
     if code is None:
-        return {"phase": seen.phase, "kind": "exit_code", "message": "the process ended, and its exit code is unknown"}
+        return Failure(seen.phase, "exit_code", "the process ended, and its exit code is unknown")
     where = f"in {seen.phase}()" if seen.phase in ("setup", "run", "cleanup") else f"during {seen.phase}"
     ended = f"ended by {signal_name(-code)}" if code < 0 else f"the process ended itself with exit code {code}"
     return exit_failure(seen.phase, code, {"message": f"{ended} {where}{after_step(seen)}"})
 
 
-def after_step(seen: Observed) -> str:
+def after_step(seen: Observation) -> str:
     """``, after step 3 of 10``; where ranks have come differently far, ``, after step 3 (rank 1) to 5 of 10``."""
-    found = {rank["rank"]: last for rank in seen.ranks if (last := rank.get("progress")) is not None}
+    found = {rank.rank: rank.progress for rank in seen.ranks if rank.progress is not None}
     if not found and seen.progress is not None:
         found = {0: seen.progress}
     if not found:
         return ""
-    least = min(found, key=lambda rank: (found[rank]["step"], rank))
-    step, most = found[least]["step"], max(last["step"] for last in found.values())
-    total = found[least]["total"]
+    least = min(found, key=lambda rank: (found[rank].step, rank))
+    step, most = found[least].step, max(last.step for last in found.values())
+    total = found[least].total
     reached = f"{step}" if step == most else f"{step} (rank {least}) to {most}"
     return f", after step {reached}" + (f" of {total}" if total is not None else "")
 
 
-def unpassed_failure(result: ResultData) -> FailureData:
+def unpassed_failure(result: ResultRecord) -> Failure:
     """The failure of a run that returned ``passed=False``."""
     message = "run() returned passed=False"
-    if result.get("failure_count"):
-        message += f", {result['failure_count']} failure(s)"
-    if result.get("first_failure_iteration") is not None:
-        message += f", first at iteration {result['first_failure_iteration']}"
-    return {"phase": "run", "kind": "result", "message": message}
+    if result.failure_count:
+        message += f", {result.failure_count} failure(s)"
+    if result.first_failure_iteration is not None:
+        message += f", first at iteration {result.first_failure_iteration}"
+    return Failure("run", "result", message)
 
 
-def interruption(phase: Phase, why: str) -> FailureData:
+def interruption(phase: Phase, why: str) -> Failure:
     """The failure of a trial that was ended in ``phase`` on request."""
-    return {"phase": phase, "kind": "signal", "message": f"interrupted: {why}"}
+    return Failure(phase, "signal", f"interrupted: {why}")
 
 
-def was_terminated(failure: FailureData | None) -> bool:
+def was_terminated(failure: Failure | None) -> bool:
     """Whether something may have asked all processes of a run to end, and a process of this trial has."""
     if failure is None:
         return False
-    return failure.get("signal") in ("SIGTERM", "SIGINT", "SIGHUP") or failure.get("type") == "KeyboardInterrupt"
+    return failure.signal in ("SIGTERM", "SIGINT", "SIGHUP") or failure.type == "KeyboardInterrupt"
 
 
 def signal_name(number: int) -> str:
@@ -317,46 +306,44 @@ _MESSAGE = 1000
 _CAUSE = ("rank", "phase", "kind", "type", "signal", "exit_code", "message")
 
 
-def recorded_result(seen: Observed) -> dict[str, Any]:
-    """The fields of the ``ResultRecord`` of a trial that is over.
+def recorded_result(seen: Observation) -> ResultRecord:
+    """The result of a trial that is over.
 
     Where a rank has failed, so has the trial, whatever rank 0 returned: ``passed`` is false, and ``failure_details``
     lists the failed ranks with their causes, that of the trial first.
     """
+    result = seen.result or ResultRecord(passed=False)
     if seen.rank_failure is None:
-        return {"passed": False} if seen.result is None else dict(seen.result)
-    result: dict[str, Any] = {} if seen.result is None else dict(seen.result)
-    details = list(result.get("failure_details", []))
+        return result
     failed = _failed_ranks(seen.ranks, seen.rank_failure)
-    listed = [_cause(failure) for failure in failed[:_LISTED] if not _has_listed(details, failure)]
+    listed = [_cause(failure) for failure in failed[:_LISTED] if not _has_listed(result.failure_details, failure)]
     if len(failed) > _LISTED:
         listed.append({"note": f"{len(failed) - _LISTED} more ranks failed; see ranks"})
-    count = max(result.get("failure_count") or 0, len(failed))
-    return {**result, "passed": False, "failure_count": count, "failure_details": details + listed}
+    count = max(result.failure_count or 0, len(failed))
+    return replace(result, passed=False, failure_count=count, failure_details=[*result.failure_details, *listed])
 
 
-def _failed_ranks(ranks: list[RankData], cause: FailureData) -> list[FailureData]:
+def _failed_ranks(ranks: list[RankRecord], cause: Failure) -> list[Failure]:
     failures = [
-        failure
+        rank.failure
         for rank in ranks
-        if (failure := rank["failure"]) is not None and not rank["collateral"] and failure["phase"] != "cleanup"
+        if rank.failure is not None and not rank.collateral and rank.failure.phase != "cleanup"
     ]
-    others = [failure for failure in failures if failure.get("rank") != cause.get("rank")]
-    return [cause, *others]
+    return [cause, *(failure for failure in failures if failure.rank != cause.rank)]
 
 
-def _cause(failure: FailureData) -> dict[str, Any]:
-    cause = {key: value for key in _CAUSE if (value := failure.get(key)) is not None}
-    return {**cause, "message": failure["message"].removeprefix(f"rank {failure.get('rank')}: ")[:_MESSAGE]}
+def _cause(failure: Failure) -> dict[str, Any]:
+    cause = {key: value for key in _CAUSE if (value := getattr(failure, key)) is not None}
+    return {**cause, "message": failure.message.removeprefix(f"rank {failure.rank}: ")[:_MESSAGE]}
 
 
-def _has_listed(details: list[dict[str, Any]], failure: FailureData) -> bool:
-    return failure["kind"] == "result" and any(detail.get("rank") == failure.get("rank") for detail in details)
+def _has_listed(details: list[dict[str, Any]], failure: Failure) -> bool:
+    return failure.kind == "result" and any(detail.get("rank") == failure.rank for detail in details)
 
 
-def warnings_of(seen: Observed) -> list[str]:
+def warnings_of(seen: Observation) -> list[str]:
     """What a result that says ``passed=True`` says against it, of every rank that returned one."""
-    returned = {rank["rank"]: result for rank in seen.ranks if (result := rank.get("result")) is not None}
+    returned = {rank.rank: rank.result for rank in seen.ranks if rank.result is not None}
     if not returned:
         return [] if seen.result is None else doubts(seen.result)
     found: dict[str, list[int]] = {}
@@ -369,16 +356,15 @@ def warnings_of(seen: Observed) -> list[str]:
     ]
 
 
-def doubts(result: ResultData) -> list[str]:
-    if not result["passed"]:
+def doubts(result: ResultRecord) -> list[str]:
+    if not result.passed:
         return []
     found = []
-    if (result.get("failure_count") or 0) > 0:
-        found.append(f"failure_count={result['failure_count']}")
-    if result.get("main_work_started") is False:
+    if (result.failure_count or 0) > 0:
+        found.append(f"failure_count={result.failure_count}")
+    if result.main_work_started is False:
         found.append("main_work_started=False")
-    configured = result.get("configured_iterations") or 0
-    executed = result.get("executed_iterations")
-    if configured > 0 and (result.get("total_iterations") if executed is None else executed) == 0:
+    configured, executed = result.configured_iterations or 0, result.executed_iterations
+    if configured > 0 and (result.total_iterations if executed is None else executed) == 0:
         found.append(f"0 of {configured} iterations")
     return [f"passed=True, but {text}" for text in found]

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    PlainSerializer,
-    ValidationInfo,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from pytest_aorta.registry.types import Engine
-from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
-from pytest_aorta.trials.events import AttemptReason, Blame, FailureKind, GroupStateName, Phase
 from pytest_aorta.trials.execution import Isolation, Launcher, Limits, Resources
+from pytest_aorta.trials.records import (
+    ENCODED,
+    Attempt,
+    Failure,
+    Free,
+    GroupState,
+    RankRecord,
+    ResultRecord,
+    Seeds,
+    Time,
+)
 
 SCHEMA_VERSION: Literal["0.1"] = "0.1"
 
@@ -29,27 +28,6 @@ ExitStatus = Literal["ok", "workload_failed", "infrastructure_failed", "timeout"
 
 #: Characters of a failure's message in the representation of a record.
 _REPR = 200
-
-#: Validation context of data that ``to_dict`` gave, as opposed to values.
-ENCODED = "encoded"
-
-
-def _decoded(value: Any, info: ValidationInfo) -> Any:
-    return decode_non_finite(value) if info.context == ENCODED else value
-
-
-# Free-form data: strict JSON has no NaN, so it travels as a string and comes back as a float.
-_decode = BeforeValidator(_decoded)
-_encode = PlainSerializer(encode_non_finite)
-_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-def _shown_as(schema: dict[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema(schema, mode="serialization")
-
-
-#: A duration, or a time of ``time.time()``.
-Time = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 
 
 def _where(field: str, allowed: dict[str, Any]) -> dict[str, Any]:
@@ -77,8 +55,6 @@ _AGREEMENT: list[JsonValue] = [
         "then": _failure_with("kind", {"not": _LATE}),
     },
 ]
-Free = Annotated[dict[str, Any], _decode, _encode, _shown_as(_OBJECT)]
-FreeList = Annotated[list[dict[str, Any]], _decode, _encode, _shown_as({"type": "array", "items": _OBJECT})]
 
 
 class _Record(BaseModel):
@@ -112,52 +88,6 @@ class ExecutionEnv(_Record):
     source_package: str
 
 
-class ResultRecord(_Record):
-    """What the workload returned; of a distributed workload, what rank 0 returned. Times in ms and seconds.
-
-    What was not measured, or not returned, is ``None``. In the record of a trial, ``passed`` is true only if the trial
-    is ``ok``: not where another rank has failed.
-    """
-
-    passed: bool = Field(strict=True)
-    failure_count: int | None = None
-    first_failure_iteration: int | None = None
-    failure_details: FreeList = Field(default_factory=list)
-    total_iterations: int | None = None
-    step_times_ms: list[Time] = Field(default_factory=list)
-    elapsed_sec: Time | None = None
-    metrics: Free = Field(default_factory=dict)
-    main_work_started: bool | None = None
-    executed_iterations: int | None = None
-    configured_iterations: int | None = None
-
-    def __repr_args__(self) -> Iterator[tuple[str, object]]:
-        unknown = ResultRecord(passed=self.passed)
-        return ((name, value) for name, value in self if name == "passed" or value != getattr(unknown, name))
-
-
-class Failure(_Record):
-    """Why a trial is not ``ok``, or what went wrong in its cleanup."""
-
-    phase: Phase
-    kind: FailureKind
-    type: str | None = None
-    message: str = ""
-    traceback: str | None = None
-    signal: str | None = None
-    exit_code: int | None = None
-    rank: int | None = None
-    stacks: str | None = None
-
-
-class Seeds(_Record):
-    """Seeds of the random generators of a process, by module; ``kept`` are those that the workload seeded at import."""
-
-    seed: int
-    generators: dict[str, int]
-    kept: list[str] = Field(default_factory=list)
-
-
 class Imposed(_Record):
     """What a run has imposed on a trial, which would not have it alone; ``None`` and empty for nothing.
 
@@ -181,46 +111,6 @@ class SideBySide(_Record):
     workers: int = 1
     hosts: int = 1
     cores: int | None = None
-
-
-class RankRecord(_Record):
-    """One process of a distributed trial."""
-
-    rank: int
-    local_rank: int | None = None
-    host: str | None = None
-    pid: int | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    passed: bool | None = None
-    result: ResultRecord | None = None
-    failure: Failure | None = None
-    collateral: bool = False
-    blame: Blame | None = None
-    stdout: str | None = None
-    stderr: str | None = None
-    stacks: str | None = None
-    error_file: Free | None = None
-    collective: str | None = None
-    seeds: Seeds | None = None
-
-
-class GroupState(_Record):
-    """A state of the worker group, and when it began (seconds of ``time.time()``)."""
-
-    state: GroupStateName
-    at: Time
-    attempt: int
-    world_size: int | None = None
-
-
-class Attempt(_Record):
-    """An attempt that was followed by another one: because a rank failed, or because a node came or left."""
-
-    attempt: int
-    reason: AttemptReason = "failure"
-    failure: Failure | None = None
-    ranks: list[RankRecord] = Field(default_factory=list)
 
 
 class Elastic(_Record):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from pytest_aorta.trials.events import SeedsData
+from pytest_aorta.trials.records import Seeds
 
 #: Of a seed; what every JSON reader takes for an integer.
 SEED_BITS = 53
@@ -178,10 +178,10 @@ class ProcessSeeds:
         getattr(module, generator.set_state)(exact)
         return fresh
 
-    def to_plain(self) -> SeedsData:
+    def record(self) -> Seeds:
         """For the record; seeds of generators that are not loaded yet are those that they will get."""
         generators = {name: derived_seed(self.seed, name) for name in GENERATORS if name not in self.kept}
-        return {"seed": self.seed, "generators": generators, "kept": sorted(self.kept)}
+        return Seeds(self.seed, generators, sorted(self.kept))
 
     def _give(self, name: str, module: ModuleType) -> None:
         seed = derived_seed(self.seed, name)

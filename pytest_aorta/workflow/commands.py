@@ -15,7 +15,6 @@ _PLACEHOLDER = re.compile(r"\{(directory|directories|workspace_path|/[^{}]*)\}")
 
 
 def check_command(command: str) -> None:
-    """Raises ``ValueError`` unless a template has exactly one of ``{directory}`` and ``{directories}``."""
     found = _PLACEHOLDER.findall(command)
     directory, directories = "directory" in found, "directories" in found
     if directory == directories:
@@ -33,7 +32,6 @@ def check_command(command: str) -> None:
 
 
 def takes_all(command: str) -> bool:
-    """Whether a command takes all directories of a group at once."""
     return "{directories}" in command
 
 

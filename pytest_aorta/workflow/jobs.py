@@ -31,7 +31,7 @@ from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Cluster, Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.groups import action_variables
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions
-from pytest_aorta.workflow.scripts import JobScript, nodes_of, sbatch_options
+from pytest_aorta.workflow.scripts import nodes_of, sbatch_options, script_text
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
 
@@ -119,7 +119,6 @@ class Job(BaseModel):
         return []
 
     def command_statuses(self, task: int) -> dict[int, int]:
-        """Exit statuses of the commands that a task has run, by their numbers."""
         found = {}
         for line in self.lines("status", task):
             with contextlib.suppress(ValueError):
@@ -148,7 +147,6 @@ def read_jobs(index: Path, *, only_open: bool = False) -> list[Job]:
 
 
 def submitted_units(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
-    """Action to unit to ``CLUSTER/ID`` of the job that it is part of, of tasks that have not ended."""
     found: dict[str, dict[str, str]] = {}
     for job in jobs:
         for number, task in enumerate(job.tasks if job.is_open else ()):
@@ -207,7 +205,7 @@ def _planned(
     target: Target, action: Action, groups: Sequence[Sequence[str]], commands_of: CommandsOf, files_of: FilesOf
 ) -> PlannedJob:
     recipe, cluster, size = target.recipe, target.cluster, len(groups[0])
-    table, is_slurm = action.table, cluster.scheduler == "slurm"
+    table = action.table
     own = table.submit_options.get(cluster.name, SubmitOptions())
     partition = cluster.choose_partition(own.partition, table.resources, size)
     job = Job(
@@ -219,8 +217,8 @@ def _planned(
         tasks=[Task(units=tuple(units)) for units in groups],
     )
     folder = job.folder.relative_to(recipe.root)
-    text = JobScript(
-        options=[*sbatch_options(action, cluster, partition, size)] if is_slurm else [],
+    text = script_text(
+        [*sbatch_options(action, cluster, partition, size)] if cluster.scheduler == "slurm" else None,
         name=job.name,
         root=recipe.root,
         folder=folder,
@@ -230,8 +228,7 @@ def _planned(
         note=[sys.executable, "-m", "pytest_aorta", "job-ended"],
         throttle=cluster.array_throttle,
         runs_trials=action.is_matrix,
-        for_slurm=is_slurm,
-    ).text()
+    )
     files = {name: text for number, units in enumerate(groups) for name, text in files_of(units, number).items()}
     warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
     cost = table.resources.cost(size) * len(groups)

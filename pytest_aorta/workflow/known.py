@@ -31,9 +31,6 @@ _STATE, _JOURNALS = "state.json", "staged"
 #: Bytes of a line of a journal; a longer one says nothing, and is not held in memory.
 _LONGEST = 2**24
 
-#: What has changed less than this ago may change again without getting another time of modification.
-_COARSEST_CLOCK_NS = 2 * 10**9
-
 #: How a trial has ended, as its record says, or a command.
 Outcome = Literal["ok", "workload_failed", "timeout", "infrastructure_failed", "completed", "failed"]
 
@@ -77,14 +74,9 @@ class Known(BaseModel):
     decided: dict[str, Decision] = Field(default_factory=dict)
     #: Journals that are in it, and are still there when a reader was killed.
     folded: list[str] = Field(default_factory=list)
-    #: Workspace with its time of modification, and the directories that it had then.
-    workspace: tuple[str, int] | None = None
-    names: list[str] = Field(default_factory=list)
     #: Directory to time of modification, size and content of its value file.
     value_file: str | None = None
     values: dict[str, tuple[int, int, Any]] = Field(default_factory=dict)
-    #: Source file to time of modification, size and digest.
-    files: dict[str, tuple[int, int, str]] = Field(default_factory=dict)
 
     def add(self, new: Known) -> None:
         """Take completions, requests and decisions over; they replace what was known of the same units."""
@@ -270,8 +262,7 @@ class Workspace:
                 self.damaged[f"{_JOURNALS}/{journal.name}"] = f"has {lines} that cannot be read"
 
     def _write(self, looked_up: Known) -> None:
-        names = ("workspace", "names", "value_file", "values", "files")
-        self.known = self.known.model_copy(update={name: getattr(looked_up, name) for name in names})
+        self.known = self.known.model_copy(update={"value_file": looked_up.value_file, "values": looked_up.values})
         used = {each[1] for units in self.known.completed.values() for each in units.values() if each is not None}
         self.known.requests = {key: each for key, each in self.known.requests.items() if key in used}
         write_text(self._index / _STATE, self.known.text())
@@ -322,12 +313,9 @@ class Workspace:
         """Forget what is completed, or the directories and their values."""
         with locked(self._index):
             self._fold()
-            forgotten: dict[str, Any] = (
-                {"completed": {}, "requests": {}, "decided": {}, "files": {}} if completed else {}
-            )
-            if directories:
-                forgotten |= {"workspace": None, "names": [], "values": {}}
+            forgotten: dict[str, Any] = {"values": {}} if directories else {}
             if completed:
+                forgotten |= {"completed": {}, "requests": {}, "decided": {}}
                 for journal in self._journals():
                     journal.unlink(missing_ok=True)
             if completed and directories:
@@ -344,25 +332,15 @@ class Workspace:
         """
         if self._names is None:
             without = {action.name for action in self._recipe.actions if action.is_matrix} | {self._index.name}
-            self._names = sorted(set(self._listed()) - without)
+            folder = self._recipe.directories
+            try:
+                with os.scandir(folder) as entries:
+                    self._names = sorted({entry.name for entry in entries if entry.is_dir()} - without)
+            except FileNotFoundError:
+                return []  # it is made when something is in it
+            except OSError as error:
+                raise RequestError(f"the workspace {folder} cannot be read: {error.strerror}") from None
         return self._names
-
-    def _listed(self) -> list[str]:
-        folder = self._recipe.directories
-        now = time.time_ns()
-        try:
-            changed = folder.stat().st_mtime_ns
-            if self.known.workspace == (str(folder), changed):
-                return self.known.names
-            with os.scandir(folder) as entries:
-                names = [entry.name for entry in entries if entry.is_dir()]
-        except FileNotFoundError:
-            return []  # it is made when something is in it
-        except OSError as error:
-            raise RequestError(f"the workspace {folder} cannot be read: {error.strerror}") from None
-        if now - changed > _COARSEST_CLOCK_NS:
-            self.known.workspace, self.known.names, self._is_new = (str(folder), changed), names, True
-        return names
 
     def value_of(self, name: str) -> Any:
         """The content of a directory's value file; raises ``RequestError`` where it cannot be read."""
@@ -384,17 +362,18 @@ class Workspace:
         earlier, self.known.values, self._is_new = self.known.values, {}, True
         for name in self.names:
             known = earlier.get(name)
-            is_same = known is not None and known[:2] == self._stamp(self._value_path(name))
-            self.known.values[name] = known if known is not None and is_same else self._read_value(name)
+            self.known.values[name] = (
+                known if known is not None and known[:2] == self._stamp(name) else self._read_value(name)
+            )
             seen()
 
     def _value_path(self, name: str) -> Path:
         return self._recipe.directories / name / (self._recipe.workspace.value_file or "")
 
-    def _stamp(self, path: str | Path) -> tuple[int, int] | None:
+    def _stamp(self, name: str) -> tuple[int, int] | None:
         try:
-            status = os.stat(path)
-        except (OSError, ValueError):
+            status = self._value_path(name).stat()
+        except OSError:
             return None
         return status.st_mtime_ns, status.st_size
 
@@ -410,17 +389,6 @@ class Workspace:
             raise RequestError(f"the value of directory {name!r} is not valid JSON: {error}: {path}") from None
 
     def have_changed(self, sources: Mapping[str, str]) -> bool:
-        """Whether any of these files, path to digest, has another content now, or is gone."""
-        return any(self._digest(path) != digest for path, digest in sources.items())
-
-    def _digest(self, path: str) -> str | None:
-        if path not in self._digests:
-            stamp, known = self._stamp(path), self.known.files.get(path)
-            if stamp is None or (known is not None and known[:2] == stamp):
-                self._digests[path] = None if stamp is None or known is None else known[2]
-                return self._digests[path]
-            now = time.time_ns()
-            digest = self._digests[path] = file_digest(Path(path))
-            if digest is not None and now - stamp[0] > _COARSEST_CLOCK_NS:
-                self.known.files[path], self._is_new = (*stamp, digest), True
-        return self._digests[path]
+        for path in sources.keys() - self._digests.keys():
+            self._digests[path] = file_digest(Path(path))
+        return any(self._digests[path] != digest for path, digest in sources.items())

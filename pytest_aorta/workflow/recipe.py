@@ -15,13 +15,13 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED
 from pytest_aorta.workflow.commands import check_command
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.toml_errors import Location, describe, key_lines, line_of
+from pytest_aorta.workflow.toml_errors import check_table, describe, key_lines, line_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,6 +57,17 @@ class Table(BaseModel):
     """A table of a file; a key that it does not know is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_table(cls, content: Any) -> Any:
+        if not isinstance(content, cls):
+            check_table(cls, content, cls.useless_keys(content))
+        return content
+
+    @classmethod
+    def useless_keys(cls, content: Any) -> set[str]:
+        return set()
 
 
 class OneOf(Table):
@@ -94,7 +105,6 @@ class Selector(OneOf):
     any: tuple[Condition, ...] | None = None
 
     def selects(self, value: Json, directory: str) -> bool:
-        """Whether a directory is selected; a missing element is an error unless an earlier condition has decided."""
         if self.any is not None:
             return builtins.any(is_met(value, *condition, directory) for condition in self.any)
         conditions = self.all if self.condition is None else (self.condition,)
@@ -248,9 +258,8 @@ class ActionTable(CommandTable, MatrixTable):
     group: Group = Group()
     submit_options: Mapping[str, SubmitOptions] = Field(default_factory=dict)
 
-    @staticmethod
-    def useless_keys(content: Any) -> set[str]:
-        """The keys that cannot act with what the action is."""
+    @classmethod
+    def useless_keys(cls, content: Any) -> set[str]:
         if isinstance(content, Mapping) and ("command" in content) != ("workload" in content):
             return {*(MatrixTable if "command" in content else CommandTable).model_fields}
         return set()
@@ -395,7 +404,6 @@ def parse_recipe(text: str, file: Path) -> Recipe:
 
 
 def parse_tables(table: Any, text: str, file: Path) -> Any:
-    """The content of a TOML file as a type of tables; errors name the file and the line."""
     from pydantic import TypeAdapter
 
     try:
@@ -405,8 +413,7 @@ def parse_tables(table: Any, text: str, file: Path) -> Any:
     try:
         return TypeAdapter(table).validate_python(content)
     except ValidationError as error:
-        location: Location
-        location, sentence = describe(error, content, table)
+        location, sentence = describe(error, content)
         raise RecipeError(sentence, file, line_of(key_lines(text), location)) from None
 
 

@@ -9,17 +9,15 @@ about to run.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.machinery import PathFinder
 from typing import Any
 
 from pytest_aorta.common.conditions import Json
+from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.plan import PlanError, Selection, cell_value, trials_of
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
@@ -85,7 +83,6 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
 
 
 def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, CellRequest]]:
-    """What is asked of each cell, by action and cell, of all actions with a workload. No workload is imported."""
     found: dict[str, dict[str, CellRequest]] = {}
     for action in recipe.actions:
         if action.is_matrix:
@@ -178,17 +175,11 @@ def _source_root(target: str, cwd: str, sys_path: tuple[str, ...]) -> str | None
     module = target.rpartition(":")[0]
     if module.endswith(".py"):
         return os.path.dirname(os.path.realpath(os.path.join(cwd, module)))
-    places = [cwd, *sys_path, *sys.path]
-    for position, name in enumerate(module.split(".")):
-        try:
-            spec = PathFinder.find_spec(name, places)
-            if spec is None and position == 0:
-                spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError, AttributeError):
-            return None
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = module_spec(".".join(parts[:end]), [cwd, *sys_path])
         if spec is None:
             return None
-        if spec.origin is not None:
+        if spec.origin is not None:  # a namespace package has no file
             return os.path.dirname(os.path.realpath(spec.origin))
-        places = list(spec.submodule_search_locations or ())  # a namespace package has no file
     return None

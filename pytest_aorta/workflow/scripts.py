@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -58,71 +57,68 @@ trap end EXIT
 """
 
 
-@dataclass(frozen=True)
-class JobScript:
-    """What a script is made of."""
+def script_text(
+    options: Sequence[str] | None,
+    name: str,
+    root: Path,
+    folder: Path,
+    variables: Mapping[str, str],
+    setup: str | None,
+    tasks: Sequence[Sequence[str]],
+    note: Sequence[str],
+    throttle: int | None = None,
+    *,
+    runs_trials: bool = False,
+) -> str:
+    """The script of a job.
 
-    options: Sequence[str]
-    name: str
-    root: Path
-    folder: Path
-    variables: Mapping[str, str]
-    setup: str | None
-    tasks: Sequence[Sequence[str]]
-    note: Sequence[str]
-    throttle: int | None = None
-    runs_trials: bool = False
-    for_slurm: bool = True
-
-    def text(self) -> str:
-        """The script."""
-        return "\n".join([*self._header(), *self._beginning(), *self._body()]) + "\n"
-
-    def _header(self) -> Iterable[str]:
-        yield "#!/bin/bash"
-        if not self.for_slurm:
-            return
-        is_array = len(self.tasks) > 1
-        own = [f"--job-name={self.name}", f"--output={self.folder}/output-{'%a' if is_array else '0'}.txt"]
+    Args:
+        options: of sbatch; ``None`` for a script that runs here.
+        name: of the job in the scheduler.
+        root, folder: of the recipe, and of the job from there.
+        variables: that commands have.
+        setup: shell text of the user's, before them.
+        tasks: commands of each task; several are an array.
+        note: the command that notes how a task has ended.
+        throttle: tasks of an array that run at a time.
+        runs_trials: whether commands run pytest, which keeps the index itself, and exits with 1 where trials fail.
+    """
+    is_array = len(tasks) > 1
+    lines = ["#!/bin/bash"]
+    if options is not None:
+        own = [f"--job-name={name}", f"--output={folder}/output-{'%a' if is_array else '0'}.txt"]
         if is_array:
-            throttle = f"%{self.throttle}" if self.throttle is not None else ""
-            own.append(f"--array=0-{len(self.tasks) - 1}{throttle}")
-        yield from (f"#SBATCH {option}" for option in (*self.options, *own))
-
-    def _beginning(self) -> Iterable[str]:
-        yield ""
-        yield f"cd -- {shlex.quote(str(self.root))} || exit 1"
-        yield f"job={self.folder}"
-        yield f"task={'$SLURM_ARRAY_TASK_ID' if len(self.tasks) > 1 else '0'}"
-        yield "# A job that was forgotten, or is known to have ended, does nothing when it begins after all."
-        yield 'if [ ! -e "$job/job.json" ] || [ -e "$job/over-$task" ]; then exit 0; fi'
-        if self.for_slurm:
-            yield f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {MAXIMUM_RESTARTS} ]; then'
-            yield '    echo "restarted $SLURM_RESTART_COUNT times: not started again" >&2'
-            yield "    exit 3"
-            yield "fi"
-        yield ""
-        yield from (f"export {name}={shlex.quote(value)}" for name, value in self.variables.items())
-        yield f'export {JOB_VARIABLE}="$PWD/$job" {TASK_VARIABLE}="$task"'
-        if self.setup:
-            yield ""
-            yield self.setup
-            yield "# shellcheck disable=SC2181"
-            yield 'if [ "$?" -ne 0 ]; then echo "the setup has failed" >&2; exit 1; fi'
-
-    def _body(self) -> Iterable[str]:
-        yield ""
-        if not self.runs_trials:  # of these, pytest itself keeps the index
-            yield _END.format(note=shlex.join(self.note))
-        target, accepted = ("$child", 1) if self.runs_trials else ("-$child", 0)
-        yield _RUN.format(target=target, accepted=accepted)
-        yield "case $task in"
-        for number, commands in enumerate(self.tasks):
-            yield f"{number})"
-            yield from (f"    run {index} {shlex.quote(command)}" for index, command in enumerate(commands))
-            yield "    ;;"
-        yield "esac"
-        yield 'exit "$failed"'
+            own.append(f"--array=0-{len(tasks) - 1}{f'%{throttle}' if throttle is not None else ''}")
+        lines += [f"#SBATCH {option}" for option in (*options, *own)]
+    lines += [
+        "",
+        f"cd -- {shlex.quote(str(root))} || exit 1",
+        f"job={folder}",
+        f"task={'$SLURM_ARRAY_TASK_ID' if is_array else '0'}",
+        "# A job that was forgotten, or is known to have ended, does nothing when it begins after all.",
+        'if [ ! -e "$job/job.json" ] || [ -e "$job/over-$task" ]; then exit 0; fi',
+    ]
+    if options is not None:
+        lines += [
+            f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {MAXIMUM_RESTARTS} ]; then',
+            '    echo "restarted $SLURM_RESTART_COUNT times: not started again" >&2',
+            "    exit 3",
+            "fi",
+        ]
+    lines += ["", *(f"export {name}={shlex.quote(value)}" for name, value in variables.items())]
+    lines.append(f'export {JOB_VARIABLE}="$PWD/$job" {TASK_VARIABLE}="$task"')
+    if setup:
+        lines += ["", setup, "# shellcheck disable=SC2181"]
+        lines.append('if [ "$?" -ne 0 ]; then echo "the setup has failed" >&2; exit 1; fi')
+    lines.append("")
+    if not runs_trials:
+        lines.append(_END.format(note=shlex.join(note)))
+    target, accepted = ("$child", 1) if runs_trials else ("-$child", 0)
+    lines += [_RUN.format(target=target, accepted=accepted), "case $task in"]
+    for number, commands in enumerate(tasks):
+        runs = [f"    run {index} {shlex.quote(command)}" for index, command in enumerate(commands)]
+        lines += [f"{number})", *runs, "    ;;"]
+    return "\n".join([*lines, "esac", 'exit "$failed"']) + "\n"
 
 
 #: Seconds before its time limit at which a job is asked to end; less for short ones. SLURM may be a minute early.

@@ -129,7 +129,6 @@ def _sacct(numbers: Sequence[str]) -> dict[str, TaskState]:
 
 
 def numbers_of(names: AbstractSet[str], *, in_accounting: bool = True) -> dict[str, str]:
-    """Which of these names jobs have, with the numbers of the jobs, by queue and accounting."""
     lines = _output(["squeue", f"--name={','.join(names)}", "--states=all", "--noheader", "--format=%F|%j"])
     pairs = [line.split("|", 1) for line in lines.splitlines() if "|" in line]
     found = {name.strip(): number.strip() for number, name in pairs if name.strip() in names}

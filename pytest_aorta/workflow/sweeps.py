@@ -94,7 +94,7 @@ def read_sweep(file: Path) -> Sweep:
     try:
         sweep = Sweep.model_validate(content)
     except ValidationError as error:
-        location, sentence = describe(error, content, Sweep)
+        location, sentence = describe(error, content)
         raise RecipeError(sentence, file, line_of(lines, location)) from None
     names = [cell.name for cell in sweep.cells]
     for index, cell in enumerate(sweep.cells):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Union, get_args, get_origin
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
 
 #: Names and indexes from the root, as pydantic has them: ``("action", 0, "group", "maximum_size")``.
 Location = tuple[str | int, ...]
@@ -69,41 +69,47 @@ def key_lines(text: str) -> Mapping[Location, int]:
 
 
 def line_of(lines: Mapping[Location, int], location: Sequence[str | int]) -> int:
-    """The line of a location, or of the nearest one around it that stands in the text."""
     return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
 
 
-def describe(error: ValidationError, content: Any, root: Any) -> tuple[Location, str]:
-    """The first error in the content of a file whose type is ``root``: where it is, and a sentence."""
-    found = error.errors(include_url=False)
-    if found[0]["type"] == "missing":  # an unknown key in its place says more
-        found.sort(key=lambda each: each["type"] != "extra_forbidden")
-    kind, value, steps = found[0]["type"], found[0]["input"], found[0]["loc"]
-    if kind in ("extra_forbidden", "missing") and isinstance(steps[-1], str):
-        location, annotation = _known(steps[:-1], content, root)
-        table, key = content, str(steps[-1])
-        for step in location:
-            table = table[step]
-        valid = _keys(annotation, table)
-        sentence = f"key {key!r} is missing"
-        if kind == "extra_forbidden":
-            nearest = difflib.get_close_matches(key.casefold(), valid, 1)
+def check_table(table: type[BaseModel], content: Any, useless: Collection[str] = ()) -> None:
+    """Raise what pydantic reports where ``content`` is no such table, or has a key that it has not.
+
+    ``useless``: keys that are known, but not worth naming.
+    """
+    keys = sorted({field.alias or name for name, field in table.model_fields.items()})
+    if not isinstance(content, Mapping):
+        with_keys = f" with {', '.join(keys)}" if len(keys) <= 10 else ""
+        raise PydanticCustomError("no_table", "{what}", {"what": f"a table{with_keys}"})
+    for key in content:
+        if key not in keys:
+            valid = [each for each in keys if each not in useless]
+            nearest = difflib.get_close_matches(str(key).casefold(), valid, 1)
             question = f"did you mean {nearest[0]!r}? " if nearest else ""
             sentence = f"unknown key {key!r}; {question}valid: {', '.join(valid)}"
-        place = _place(location, content)
-        return (*location, key), f"{place}: {sentence}" if place else sentence
-    location, annotation = _known(steps, content, root)
-    place = _place(location, content) or "the file"
-    if steps[-1:] == ("[key]",):
+            raise PydanticCustomError("unknown_key", "{sentence}", {"key": key, "sentence": sentence})
+
+
+def describe(error: ValidationError, content: Any) -> tuple[Location, str]:
+    """The first error in the content of a file: where it is, and a sentence."""
+    errors = error.errors(include_url=False)
+    found, steps = errors[0], errors[0]["loc"]
+    is_key = steps[-1:] == ("[key]",)
+    location = _known(steps[:-2] if is_key else steps, content)
+    place = _place(location, content)
+    if found["type"] == "unknown_key":
+        return (*location, found["ctx"]["key"]), f"{place}: {found['msg']}" if place else found["msg"]
+    if found["type"] == "missing" and isinstance(steps[-1], str):
+        sentence = f"key {steps[-1]!r} is missing"
+        return location, f"{place}: {sentence}" if place else sentence
+    place, value = place or "the file", found["input"]
+    if is_key:
         return location, f"{place}: key {value!r}: expected a string"
-    if kind == "value_error":
+    if found["type"] == "value_error":
         shown = "" if isinstance(value, dict) else _shown(location, value)
-        return location, f"{place}{shown}: {found[0]['msg'].removeprefix('Value error, ')}"
-    here = [each for each in found if _known(each["loc"], content, root)[0] == location]
-    expected = " or ".join(dict.fromkeys(_words(each["msg"]) for each in here))
-    keys = _keys(annotation, None)
-    with_keys = f" with {', '.join(keys)}" if kind == "model_type" and len(keys) <= 10 else ""
-    return location, f"{place}{_shown(location, value)}: expected {expected}{with_keys}"
+        return location, f"{place}{shown}: {found['msg'].removeprefix('Value error, ')}"
+    expected = dict.fromkeys(_words(each["msg"]) for each in errors if _known(each["loc"], content) == location)
+    return location, f"{place}{_shown(location, value)}: expected {' or '.join(expected)}"
 
 
 def _words(message: str) -> str:
@@ -124,44 +130,13 @@ def _place(location: Location, content: Any) -> str:
     return ": ".join(filter(None, (beginning, path)))
 
 
-def _known(location: Sequence[str | int], content: Any, root: Any) -> tuple[Location, Any]:
-    """The beginning of a location of pydantic's that is one of the file, and the type of what is there.
-
-    The names of types follow, where several are valid.
-    """
-    annotation = root
+def _known(location: Sequence[str | int], content: Any) -> Location:
     for position, step in enumerate(location):
-        inner = next(iter(_within(annotation, step)), None)
         try:
             content = content[step]
         except (LookupError, TypeError):
-            inner = None
-        if inner is None:
-            return tuple(location[:position]), annotation
-        annotation = inner
-    return tuple(location), annotation
-
-
-def _within(annotation: Any, step: str | int) -> Iterator[Any]:
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        for each in inner:
-            yield from _within(each, step)
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield from (each.annotation for name, each in annotation.model_fields.items() if (each.alias or name) == step)
-    elif isinstance(step, int) and origin is tuple:
-        yield inner[0] if Ellipsis in inner else inner[step]
-    elif isinstance(step, str) and origin is not None and issubclass(origin, Mapping):
-        yield inner[1]
-
-
-def _keys(annotation: Any, content: Any) -> list[str]:
-    while not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-        if not (inner := [each for each in get_args(annotation) if each is not type(None)]):
-            return []
-        annotation = inner[-1]
-    useless = annotation.useless_keys(content) if hasattr(annotation, "useless_keys") else set()
-    return sorted({field.alias or name for name, field in annotation.model_fields.items()} - useless)
+            return tuple(location[:position])
+    return tuple(location)
 
 
 def _shown(location: Location, value: object) -> str:

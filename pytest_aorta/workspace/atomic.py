@@ -25,7 +25,6 @@ def write_json(path: Path, data: Any) -> None:
 
 @contextlib.contextmanager
 def staged_json(path: Path, data: Any) -> Iterator[Path]:
-    """A complete file beside ``path``, to be renamed within the context; removed at its end if it is still there."""
     with staged_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n") as temporary:
         yield temporary
 

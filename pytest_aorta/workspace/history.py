@@ -79,7 +79,6 @@ def repeats(folder: Path, before: float) -> dict[str, list[int]]:
 
 
 def trials_with_further_folders(folder: Path) -> set[str]:
-    """Names, without a suffix, of the trials in a folder that have artifacts from further ranks and nodes."""
     return {path.name.rpartition(".")[0] for kind in ("rank", "node") for path in folder.glob(f"trial_*.{kind}_*")}
 
 
@@ -101,7 +100,6 @@ def _order(run: str) -> tuple[str, int]:
 
 
 def retired_file(results: Path, paths: TrialPaths, run: str) -> Path:
-    """Where the file of a trial goes that another run has started again meanwhile; its folder is made."""
     target = _free(results / HISTORY, run, [paths.file]) / paths.file
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
@@ -240,7 +238,6 @@ def sort_into_cells(results: Path, workload: str, cell: str | None, run: str) ->
 
 
 def move_other_cell(results: Path, paths: TrialPaths, run: str, *, with_artifacts: bool = True) -> None:
-    """Move what lies in a trial's place, and is of another cell, to the folder of that cell."""
     if paths.cell is None:
         return
     file = paths.file_in(results)

@@ -25,7 +25,6 @@ UNFINISHED = ".merging"
 
 
 def is_same(one: Path, other: Path) -> bool:
-    """Whether two files, or two links, have the same content."""
     first, second = os.lstat(one), os.lstat(other)
     if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino):
         return True

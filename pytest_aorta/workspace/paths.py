@@ -41,7 +41,6 @@ class TrialPaths:
         return replace(self, file=self.file.with_name(f"{self.file.stem}.repeat_{number}.json")) if number else self
 
     def folder_of(self, rank: int, kind: PartKind = "rank") -> PurePosixPath:
-        """The artifacts folder of a rank, or node, that is a pytest process itself: number 0 has the trial's own."""
         return self.folder if rank == 0 else self.folder.with_name(f"{self.folder.name}.{kind}_{rank}")
 
     def file_in(self, results: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.probe.packages import package_list_name, read_package_list
+from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json, write_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of
@@ -87,9 +88,7 @@ class TrialStore:
         self.written: set[PurePosixPath] = set()
         #: Why an earlier result does not stand for a trial.
         self.not_kept: dict[TrialPaths, list[str]] = {}
-        #: Temporary files of killed writers, by folder and trial file. Folders are large: each is read once.
-        self._temporary: dict[PurePosixPath, dict[str, list[Path]]] = {}
-        #: Trials with folders of further ranks or nodes, by folder; each is read once as well.
+        #: Trials with folders of further ranks or nodes, by folder. Folders are large: each is read once.
         self._further: dict[PurePosixPath, set[str]] = {}
         #: Repeats of trials that an earlier run has left, by folder and trial.
         self._repeats: dict[PurePosixPath, dict[str, list[int]]] = {}
@@ -156,11 +155,14 @@ class TrialStore:
     def sort_into_cells(self, cells_of: Mapping[str, str | None]) -> None:
         """Before a run: give files of other cells, and of the plan's own, the places that they have now.
 
-        ``cells_of``: workload to its only cell, or ``None`` where it has several.
+        What killed writers have left goes. ``cells_of``: workload to its only cell, or ``None`` where it has several.
         """
         with locked(self.results):
             for workload, cell in cells_of.items():
                 history.sort_into_cells(self.results, workload, cell, self.stamp)
+                folder, unfinished = self.results / identifier(workload), ".trial_*.json.*.tmp"
+                for path in [*folder.glob(unfinished), *folder.glob(f"*/{unfinished}")]:
+                    remove_abandoned(path)
 
     def prune(self, kept: int) -> int:
         """After a run: keep only so many earlier records of each trial that it has added one of; how many are gone."""
@@ -205,7 +207,6 @@ class TrialStore:
                         temporary.rename(target)
                     if not paths.repeat:
                         self._retire_repeats(paths)
-            self._remove_temporary(paths.file)
         finally:
             self.written.add(paths.file)
 
@@ -232,16 +233,3 @@ class TrialStore:
         # Its artifacts were moved aside when this trial started, and what is there now are this trial's.
         self._move_aside(paths, with_artifacts=not result.get("artifacts"))
         return file
-
-    def _remove_temporary(self, file: PurePosixPath) -> None:
-        if file.parent not in self._temporary:
-            self._temporary[file.parent] = _temporary_files(self.results / file.parent)
-        for path in self._temporary[file.parent].pop(file.name, []):
-            remove_abandoned(path)
-
-
-def _temporary_files(folder: Path) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
-    for path in folder.glob(".trial_*.json.*.tmp"):
-        found.setdefault(path.name[1:].rsplit(".", 2)[0], []).append(path)
-    return found

@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 from support.stage import Stage
 
-from pytest_aorta.trials.result import GroupState
+from pytest_aorta.trials.records import GroupState
 
 #: Real torchrun takes seconds for each trial.
 LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]

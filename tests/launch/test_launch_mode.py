@@ -19,11 +19,11 @@ from pytest_aorta.launch.launch_mode import (
 )
 from pytest_aorta.trials.execution import Execution
 
-SINGLE = {"launch_mode": "single_process", "min_world_size": 1}
+SINGLE = ("single_process", 1)
 
 
-def distributed(minimum: int) -> dict[str, Any]:
-    return {"launch_mode": "distributed", "min_world_size": minimum}
+def distributed(minimum: int) -> tuple[str, int]:
+    return "distributed", minimum
 
 
 def rank_of(size: int | str, rank: int = 0) -> dict[str, str]:
@@ -31,125 +31,76 @@ def rank_of(size: int | str, rank: int = 0) -> dict[str, str]:
     return {"WORLD_SIZE": str(size), "RANK": str(rank)}
 
 
-def resolve(description: Mapping[str, Any], environ: Mapping[str, str], **fields: Any) -> LaunchPlan:
-    spec = replace(SPEC, execution=Execution(**fields))
-    return resolve_launch(spec, description["launch_mode"], description["min_world_size"], environ)
-
-
-# The four rules.
-
-
-@pytest.mark.parametrize("environ", [{}, {"WORLD_SIZE": "1"}, rank_of(1)], ids=str)
-def test_a_single_process_workload_in_a_single_process_is_launched(environ: dict[str, str]) -> None:
-    assert resolve(SINGLE, environ) == LaunchPlan("single")
-
-
-@pytest.mark.parametrize("size", [2, 8])
-def test_a_single_process_workload_under_torchrun_is_refused(size: int) -> None:
-    with pytest.raises(LaunchModeError) as caught:
-        resolve(SINGLE, rank_of(size))
-
-    assert str(caught.value) == "workload w is single_process; do not wrap with torchrun"
-
-
-@pytest.mark.parametrize(("minimum", "size"), [(1, 1), (2, 2), (2, 8)])
-def test_a_distributed_workload_among_enough_ranks_is_one_of_them(minimum: int, size: int) -> None:
-    assert resolve(distributed(minimum), rank_of(size, rank=size - 1)) == LaunchPlan("external", size)
-
-
-@pytest.mark.parametrize(("minimum", "size"), [(2, 1), (8, 2)])
-def test_a_distributed_workload_among_too_few_ranks_is_refused(minimum: int, size: int) -> None:
-    with pytest.raises(LaunchModeError) as caught:
-        resolve(distributed(minimum), rank_of(size))
-
-    assert str(caught.value) == (
-        f"workload w requires WORLD_SIZE >= {minimum} (got {size}); "
-        f"launch with torchrun --nproc_per_node={minimum} -m pytest --aorta-workload w ..."
-    )
-
-
-# What the size is.
-
-
-@pytest.mark.parametrize("text", ["two", "", "1.5", "0", "-1", "2 ranks"])
-@pytest.mark.parametrize("description", [SINGLE, distributed(2)], ids=["single", "distributed"])
-def test_a_world_size_that_is_no_positive_integer_is_refused(text: str, description: dict[str, Any]) -> None:
-    with pytest.raises(LaunchModeError, match=rf"^WORLD_SIZE='{text}' in the environment is not a positive integer$"):
-        resolve(description, rank_of(text))
-
-
-@pytest.mark.parametrize(("environ", "size"), [({}, 1), ({"WORLD_SIZE": "4"}, 4), ({"WORLD_SIZE": " 4 "}, 4)], ids=str)
-def test_without_a_world_size_there_is_one_process(environ: dict[str, str], size: int) -> None:
-    assert world_size(environ) == size
+def resolve(description: tuple[str, int], environ: Mapping[str, str], **fields: Any) -> LaunchPlan:
+    return resolve_launch(replace(SPEC, execution=Execution(**fields)), *description, environ)
 
 
 @pytest.mark.parametrize(
-    ("environ", "rank"), [({}, 0), ({"RANK": "3"}, 3), ({"RANK": ""}, 0), ({"RANK": "first"}, 0)], ids=str
-)
-def test_without_a_rank_this_is_rank_0(environ: dict[str, str], rank: int) -> None:
-    assert own_rank(environ) == rank
-
-
-@pytest.mark.parametrize(
-    ("environ", "under"),
-    [({}, False), ({"WORLD_SIZE": "2"}, False), ({"RANK": "0"}, False), (rank_of(2), True)],
-    ids=str,
-)
-def test_a_rank_has_a_number_and_a_world(environ: dict[str, str], under: bool) -> None:
-    assert under_launcher(environ) is under
-
-
-# What starts the ranks where no launcher has.
-
-
-@pytest.mark.parametrize(
-    ("fields", "launch"),
+    ("description", "environ", "fields", "launch"),
     [
-        ({}, LaunchPlan("elastic", 2)),
-        ({"nproc": 4}, LaunchPlan("elastic", 4)),
-        ({"launcher": "elastic"}, LaunchPlan("elastic", 2)),
-        ({"launcher": "torchrun", "nproc": 3}, LaunchPlan("torchrun", 3)),
-        ({"isolation": "spawn"}, LaunchPlan("elastic", 2)),
+        (SINGLE, {}, {}, LaunchPlan("single")),
+        (SINGLE, {}, {"nproc": 1}, LaunchPlan("single")),
+        (SINGLE, {"WORLD_SIZE": "1"}, {}, LaunchPlan("single")),
+        (SINGLE, rank_of(1), {}, LaunchPlan("single")),
+        (distributed(1), rank_of(1), {}, LaunchPlan("external", 1)),
+        (distributed(2), rank_of(8, rank=7), {}, LaunchPlan("external", 8)),
+        (distributed(2), rank_of(2), {"isolation": "spawn"}, LaunchPlan("external", 2)),
+        (distributed(2), rank_of(2), {"isolation": "none"}, LaunchPlan("external", 2)),
+        (distributed(2), rank_of(2), {"launcher": "elastic"}, LaunchPlan("elastic", 2)),
+        (distributed(2), rank_of(2), {"launcher": "torchrun"}, LaunchPlan("torchrun", 2)),
+        (distributed(2), {}, {}, LaunchPlan("elastic", 2)),
+        (distributed(2), {}, {"nproc": 4}, LaunchPlan("elastic", 4)),
+        (distributed(2), {}, {"isolation": "spawn"}, LaunchPlan("elastic", 2)),
+        (distributed(2), {}, {"launcher": "torchrun", "nproc": 3}, LaunchPlan("torchrun", 3)),
     ],
     ids=str,
 )
-def test_without_a_launcher_the_ranks_are_started_here(fields: dict[str, Any], launch: LaunchPlan) -> None:
-    assert resolve(distributed(2), {}, **fields) == launch
+def test_what_starts_the_ranks(
+    description: tuple[str, int], environ: dict[str, str], fields: dict[str, Any], launch: LaunchPlan
+) -> None:
+    assert resolve(description, environ, **fields) == launch
 
 
-@pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
-def test_a_launcher_that_was_asked_for_is_taken_also_by_a_rank(launcher: str) -> None:
-    assert resolve(distributed(2), rank_of(2), launcher=launcher).mode == launcher
+TOO_FEW = r"^workload w requires WORLD_SIZE >= 8 \(got 2\); launch with torchrun --nproc_per_node=8 -m pytest"
 
 
 @pytest.mark.parametrize(
     ("description", "environ", "fields", "message"),
     [
+        (SINGLE, rank_of(2), {}, r"^workload w is single_process; do not wrap with torchrun$"),
         (SINGLE, {}, {"nproc": 2}, r"w is single_process; --aorta-nproc 2 does not apply to it$"),
+        (distributed(8), rank_of(2), {}, TOO_FEW + r" --aorta-workload w \.\.\.$"),
         (distributed(4), {}, {"nproc": 2}, r"w requires WORLD_SIZE >= 4 \(got --aorta-nproc 2\)$"),
-        (
-            distributed(2),
-            {},
-            {"isolation": "none"},
-            r"w is distributed; --aorta-isolation none .* torchrun --nproc_per",
-        ),
+        (distributed(2), {}, {"isolation": "none"}, r"w is distributed; --aorta-isolation none .* torchrun --nproc_p"),
         (distributed(2), {}, {"launcher": "external"}, r"requires WORLD_SIZE >= 2 \(got 1\); launch with torchrun"),
         (distributed(1), {}, {"launcher": "external"}, r"external: pytest is not a rank, .* launch with torchrun"),
         (distributed(1), {"WORLD_SIZE": "1"}, {"launcher": "external"}, r"RANK and WORLD_SIZE are not set"),
     ],
-    ids=["nproc of one", "nproc too small", "in this process", "external with 1", "external", "external without rank"],
+    ids=str,
 )
 def test_what_cannot_be_launched_is_refused_with_what_to_type(
-    description: dict[str, Any], environ: dict[str, str], fields: dict[str, Any], message: str
+    description: tuple[str, int], environ: dict[str, str], fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(LaunchModeError, match=message):
         resolve(description, environ, **fields)
 
 
-def test_a_single_process_workload_may_be_given_one_process() -> None:
-    assert resolve(SINGLE, {}, nproc=1) == LaunchPlan("single")
+@pytest.mark.parametrize("text", ["two", "", "1.5", "0", "-1"])
+def test_a_world_size_that_is_no_positive_integer_is_refused(text: str) -> None:
+    with pytest.raises(LaunchModeError, match=rf"^WORLD_SIZE='{text}' in the environment is not a positive integer$"):
+        resolve(SINGLE, rank_of(text))
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
-def test_a_rank_may_have_any_isolation(isolation: str) -> None:
-    assert resolve(distributed(2), rank_of(2), isolation=isolation) == LaunchPlan("external", 2)
+@pytest.mark.parametrize(
+    ("environ", "size", "rank", "under"),
+    [
+        ({}, 1, 0, False),
+        ({"WORLD_SIZE": " 4 "}, 4, 0, False),
+        ({"RANK": "3"}, 1, 3, False),
+        ({"RANK": "first"}, 1, 0, False),
+        (rank_of(2, 1), 2, 1, True),
+    ],
+    ids=str,
+)
+def test_what_the_variables_of_a_launcher_say(environ: dict[str, str], size: int, rank: int, under: bool) -> None:
+    assert (world_size(environ), own_rank(environ), under_launcher(environ)) == (size, rank, under)

@@ -14,10 +14,10 @@ from support.specs import SPEC
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.trials.conversion import result_to_plain
-from pytest_aorta.trials.events import Phase
+from pytest_aorta.trials.conversion import read_result
 from pytest_aorta.trials.lifecycle import failure_of
-from pytest_aorta.trials.outcome import Observed, conclude
+from pytest_aorta.trials.outcome import Observation, conclude
+from pytest_aorta.trials.records import Failure, Phase, RankRecord, ResultRecord
 from pytest_aorta.trials.result import ExitStatus, TrialResult
 
 Event = Any  # as it comes through a channel
@@ -51,7 +51,7 @@ returned = st.fixed_dictionaries(
     },
 )
 rank_failures = st.builds(
-    lambda phase, kind, rank: {"phase": phase, "kind": kind, "rank": rank, "message": f"rank {rank}"},
+    lambda phase, kind, rank: Failure(phase=phase, kind=kind, rank=rank, message=f"rank {rank}"),
     st.sampled_from(["import", "setup", "run", "cleanup"]),
     st.sampled_from(["exception", "signal", "exit_code", "timeout", "result", "rank"]),
     st.integers(0, 1),
@@ -76,29 +76,29 @@ def lives(draw: st.DrawFn) -> list[Event]:
         return failure is None
 
     if phase("setup"):
-        phase("run", result=result_to_plain(draw(returned)))
+        phase("run", result=read_result(draw(returned)))
     if draw(st.booleans()):
         phase("cleanup")
     if draw(st.booleans()):
         failure = draw(st.none() | rank_failures)
-        none: dict[str, Any] = {"failure": None, "collateral": False}
-        ranks = [{"rank": 0, "pid": 1, **none}, {"rank": 1, "exit_code": 1, **none, "collateral": True}]
-        if failure is not None:
-            ranks[failure["rank"]]["failure"] = failure
+        ranks = [
+            RankRecord(rank, collateral=rank == 1, failure=failure if failure and failure.rank == rank else None)
+            for rank in range(2)
+        ]
         said.append({"type": "ranks", "ranks": ranks, "failure": failure, "cleanup": None})
     return [*said, {"type": "lived"}]
 
 
-def observe(life: list[Event], heard: int, deadline: int | None) -> Observed:
+def observe(life: list[Event], heard: int, deadline: int | None) -> Observation:
     """The first ``heard`` events of a life, the deadline having passed before event ``deadline``."""
-    seen = Observed(phase="launch", timeout=30.0)
+    seen = Observation(phase="launch", timeout=30.0)
     for index, event in enumerate(life[:heard]):
         seen.timed_out = seen.timed_out or deadline == index
         seen.see(event)
     return seen
 
 
-def checked(seen: Observed) -> tuple[TrialResult, ExitStatus]:
+def checked(seen: Observation) -> tuple[TrialResult, ExitStatus]:
     """The record, which goes to JSON and back without loss, and its status."""
     status, failure = conclude(seen)
     record = build_record(SPEC, seen, CELL, started_at="now")
@@ -118,7 +118,7 @@ def checked(seen: Observed) -> tuple[TrialResult, ExitStatus]:
         assert not record.result.passed
     if seen.rank_failure is not None:
         assert (record.result.failure_count or 0) >= 1
-        assert seen.rank_failure["rank"] in [detail.get("rank") for detail in record.result.failure_details]
+        assert seen.rank_failure.rank in [detail.get("rank") for detail in record.result.failure_details]
     return record, status
 
 
@@ -139,7 +139,7 @@ def test_every_end_of_every_life_has_a_record(
 def test_a_trial_that_is_lost_anywhere_has_a_record(life: list[Event], heard: int, timed_out: bool) -> None:
     seen = observe(life, heard, None)
     seen.timed_out = timed_out
-    seen.lost = {"phase": seen.phase, "kind": "signal", "signal": "SIGKILL", "message": "its host process died"}
+    seen.lost = Failure(phase=seen.phase, kind="signal", signal="SIGKILL", message="its host process died")
 
     _, status = checked(seen)
 
@@ -173,12 +173,12 @@ def test_no_combination_is_without_a_record(
     phase: Phase, returncode: int | None, timed_out: bool, lost: bool, passed: bool | None
 ) -> None:
     """Also those that should not be possible: if one occurs, its record is needed most."""
-    seen = Observed(phase=phase, returncode=returncode, timed_out=timed_out)
+    seen = Observation(phase=phase, returncode=returncode, timed_out=timed_out)
     if passed is not None:
-        seen.result = {"passed": passed}
+        seen.result = ResultRecord(passed)
         seen.phase = "cleanup"
     if lost:
-        seen.lost = {"phase": seen.phase, "kind": "signal", "message": "its host process died"}
+        seen.lost = Failure(phase=seen.phase, kind="signal", message="its host process died")
 
     _, status = checked(seen)
 

@@ -13,13 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_aorta.probe import host
 from pytest_aorta.probe.guard import Guard
 from pytest_aorta.probe.host import (
     cgroup_limits,
     clock_is_cheap,
     clock_mhz,
-    conda_environment,
     container,
     cpu_frequency,
     kernel_command_line,
@@ -68,21 +66,6 @@ def test_a_machine_that_tells_nothing_has_no_clocks(tmp_path: Path) -> None:
     assert (transparent_huge_pages(tmp_path), numa_balancing(tmp_path)) == (None, None)
     assert memory_policy(tmp_path / "numa_maps") is None
     assert kernel_command_line(tmp_path) is None
-
-
-def test_the_clock_of_the_processor_that_a_trial_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 2})
-    tree(tmp_path, {f"{CPU}/cpu{number}/cpufreq/scaling_cur_freq": f"{number}500000" for number in (1, 2, 3)})
-    assert clock_mhz(tmp_path) == 2500.0
-
-
-def test_a_clock_that_takes_long_is_not_asked_for_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    tree(tmp_path, {f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "1500000"})
-    monkeypatch.setattr(host, "_CHEAP_SEC", 60.0)
-    assert clock_is_cheap(tmp_path)
-    monkeypatch.setattr(host, "_CHEAP_SEC", 0.0)
-    assert not clock_is_cheap(tmp_path)
 
 
 def test_the_settings_of_huge_pages_of_a_double(tmp_path: Path) -> None:
@@ -253,10 +236,3 @@ def test_a_virtual_environment_is_the_interpreters_not_the_shells(
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "base_prefix", "/usr")
     assert virtual_environment() == {"path": str(tmp_path), "base_prefix": "/usr", "system_site_packages": True}
-
-
-def test_a_conda_environment_is_told_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "envs" / "rocm7"))
-    assert conda_environment() is None
-    (tmp_path / "envs" / "rocm7" / "conda-meta").mkdir(parents=True)
-    assert conda_environment() == {"path": str(tmp_path / "envs" / "rocm7"), "name": "rocm7"}

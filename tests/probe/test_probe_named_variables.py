@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import platform
-import py_compile
 import shutil
 import subprocess
 import sys
@@ -172,14 +171,6 @@ def test_a_source_that_was_imported_later_is_searched_as_well(sources: Path) -> 
     assert look(collect_static(), NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
 
 
-def test_bytecode_without_a_source_is_searched(sources: Path) -> None:
-    (sources / "reads.py").write_text(f"import os\nos.environ.get('{NAME}')\n")
-    py_compile.compile(str(sources / "reads.py"), str(sources / "reads.pyc"))
-    (sources / "reads.py").unlink()
-    importlib.import_module("reads")
-    assert look(collect_static(), NAME)["by"][NAME]["first"] == ["reads"]
-
-
 @needs_gcc
 def test_a_library_that_was_loaded_later_is_searched_as_well(tmp_path: Path) -> None:
     source = '#include <stdlib.h>\nconst char *get(void) { return getenv("READ_BY_A_LIBRARY"); }\n'
@@ -273,10 +264,3 @@ def test_other_programs_are_noticed() -> None:
     process.communicate()
     assert had_children_since(now)
     assert had_children_since(before)
-
-
-def test_nothing_is_recorded_or_written_without_variables(cache: Path) -> None:
-    end = collect_end(collect_static())
-    assert end.variables is None
-    assert "variables" not in end.to_dict()
-    assert not cache.exists()

@@ -7,20 +7,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pytest_aorta.runtime.resources import leases
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, Leases
 from support.processes import wait_until
 
 #: Seconds after which a wait is given up as a hang; nothing is measured.
 HANG = 60.0
-
-
-#: So patient that the test is over before.
-FOR_EVER = 3600.0
 
 
 def hung() -> Callable[[], bool]:
@@ -35,9 +32,9 @@ def looks(times: int) -> Callable[[], bool]:
     return lambda: next(left, None) is None
 
 
-def take(pool: Leases, count: int, prefer: Sequence[int] = ()) -> Lease:
+def take(pool: Leases, count: int) -> Lease:
     """Devices that have to be there sooner or later."""
-    return pool.acquire(count, cancelled=hung(), prefer=prefer)
+    return pool.acquire(count, cancelled=hung())
 
 
 def is_refused(pool: Leases, count: int) -> bool:
@@ -48,9 +45,9 @@ def is_refused(pool: Leases, count: int) -> bool:
     return False
 
 
-def waiting(folder: Path, number: int) -> None:
-    """Return when so many requests wait."""
-    wait_until(lambda: len(list(folder.glob("*.ticket"))) == number, f"{number} tickets")
+def waiting(folder: Path, device: int) -> None:
+    """Return when a request for a pool that ends with this device waits."""
+    wait_until(lambda: leases._is_locked(folder / f"turn-{device}.lock"), f"the turn of device {device}")
 
 
 class Processes:

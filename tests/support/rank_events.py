@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from pytest_aorta.trials.events import FailureData, Phase, TrialEvent
+from pytest_aorta.trials.records import Event, Failure, Phase, ResultRecord
 
-SETUP_DONE: list[TrialEvent] = [
+SETUP_DONE: list[Event] = [
     {"type": "begin", "phase": "setup"},
     {"type": "end", "phase": "setup", "sec": 0.1},
     {"type": "begin", "phase": "run"},
 ]
-CLEANED_UP: list[TrialEvent] = [
+CLEANED_UP: list[Event] = [
     {"type": "begin", "phase": "cleanup"},
     {"type": "end", "phase": "cleanup", "sec": 0.1},
     {"type": "lived"},
 ]
 
 
-def returned(passed: bool) -> list[TrialEvent]:
+def returned(passed: bool) -> list[Event]:
     """All events of a rank whose run() returned."""
-    return [*SETUP_DONE, {"type": "end", "phase": "run", "sec": 0.1, "result": {"passed": passed}}, *CLEANED_UP]
+    return [
+        *SETUP_DONE,
+        {"type": "end", "phase": "run", "sec": 0.1, "result": ResultRecord(passed=passed)},
+        *CLEANED_UP,
+    ]
 
 
-def raised(message: str, at: float = 0.0, phase: Phase = "run") -> list[TrialEvent]:
+def raised(message: str, at: float = 0.0, phase: Phase = "run") -> list[Event]:
     """All events of a rank of which a phase raised."""
-    failure: FailureData = {"phase": phase, "kind": "exception", "type": "RuntimeError", "message": message, "at": at}
+    failure: Failure = Failure(phase=phase, kind="exception", type="RuntimeError", message=message, at=at)
     begin = SETUP_DONE if phase == "run" else []
-    end: list[TrialEvent] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
+    end: list[Event] = [{"type": "end", "phase": phase, "sec": 0.1, "failure": failure}]
     if phase == "cleanup":
         return [*returned(True)[:4], {"type": "begin", "phase": "cleanup"}, *end, {"type": "lived"}]
     return [*begin, *end, *CLEANED_UP]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jsonschema
 import pydantic
 import pytest
 from support.records import record
 
-from pytest_aorta.trials.events import FailureData, RankData, ResultData
-from pytest_aorta.trials.outcome import Observed, doubts, recorded_result, warnings_of
+from pytest_aorta.trials.outcome import Observation, doubts, recorded_result, warnings_of
+from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord, to_json
 from pytest_aorta.trials.result import TrialResult
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text())
@@ -76,7 +77,11 @@ def failure(phase: str, kind: str) -> dict[str, Any]:
             "exit_status is 'timeout', but failure.kind is 'signal'",
         ),
         (
-            {"exit_status": "workload_failed", "result": {"passed": False}, "failure": failure("run", "stall")},
+            {
+                "exit_status": "workload_failed",
+                "result": {"passed": False},
+                "failure": failure("run", "stall"),
+            },
             "exit_status is 'workload_failed', but failure.kind is 'stall'",
         ),
         ({"result": {"passed": "true"}}, "result.passed"),
@@ -114,7 +119,11 @@ def test_a_time_that_is_none_is_refused(place: str, time: object) -> None:
         {"failure": failure("cleanup", "timeout")},
         {"exit_status": "timeout", "result": {"passed": False}},
         {"exit_status": "timeout", "result": {"passed": False}, "failure": failure("setup", "stall")},
-        {"exit_status": "infrastructure_failed", "result": {"passed": False}, "failure": failure("launch", "signal")},
+        {
+            "exit_status": "infrastructure_failed",
+            "result": {"passed": False},
+            "failure": failure("launch", "signal"),
+        },
         {"wall_clock_sec": None, "result": {"passed": True, "elapsed_sec": None}},
         {"wall_clock_sec": 0, "phases_sec": {"run": 0.0}},
         {"result": {"passed": True, "failure_count": 3}},
@@ -141,50 +150,40 @@ def test_a_record_with_the_fields_of_aorta_alone_is_read() -> None:
 # Failures of ranks
 
 
-def rank_data(rank: int, result: ResultData | None, failure: FailureData | None = None, **more: Any) -> RankData:
-    data: Any = dict.fromkeys(RankData.__required_keys__)
-    data |= {"rank": rank, "result": result, "failure": failure, "collateral": False, **more}
-    return cast(RankData, data)
+def rank_data(rank: int, result: ResultRecord | None, failure: Failure | None = None, **more: Any) -> RankRecord:
+    return RankRecord(rank, result=result, failure=failure, **more)
 
 
-def failing(rank: int, kind: Any = "exception", message: str = "boom") -> FailureData:
-    return {"phase": "run", "kind": kind, "type": "ValueError", "rank": rank, "message": message}
+def failing(rank: int, kind: Any = "exception", message: str = "boom") -> Failure:
+    return Failure(phase="run", kind=kind, type="ValueError", rank=rank, message=message)
 
 
-def of_ranks(cause: FailureData, *ranks: RankData) -> Observed:
-    named: FailureData = {**cause, "message": f"rank {cause['rank']}: {cause['message']}"}
-    return Observed(result=ranks[0]["result"], ranks=list(ranks), rank_failure=named)
+def of_ranks(cause: Failure, *ranks: RankRecord) -> Observation:
+    named = replace(cause, message=f"rank {cause.rank}: {cause.message}")
+    return Observation(result=ranks[0].result, ranks=list(ranks), rank_failure=named)
 
 
 def test_a_trial_of_which_a_rank_failed_has_not_passed() -> None:
-    seen = of_ranks(
-        failing(1), rank_data(0, {"passed": True, "metrics": {"loss": 1.0}}), rank_data(1, None, failing(1))
-    )
+    seen = of_ranks(failing(1), rank_data(0, ResultRecord(True, metrics={"loss": 1.0})), rank_data(1, None, failing(1)))
 
-    assert recorded_result(seen) == {
-        "passed": False,
-        "failure_count": 1,
-        "failure_details": [
-            {"rank": 1, "phase": "run", "kind": "exception", "type": "ValueError", "message": "boom"},
-        ],
-        "metrics": {"loss": 1.0},
-    }
+    cause = {"rank": 1, "phase": "run", "kind": "exception", "type": "ValueError", "message": "boom"}
+    assert recorded_result(seen) == ResultRecord(False, 1, failure_details=[cause], metrics={"loss": 1.0})
 
 
 def test_the_cause_is_the_first_of_the_ranks_that_failed_and_those_that_followed_are_left_out() -> None:
     seen = of_ranks(
         failing(2, "signal"),
-        rank_data(0, {"passed": False, "failure_count": 1, "failure_details": [{"step": 7}]}),
+        rank_data(0, ResultRecord(False, 1, failure_details=[{"step": 7}])),
         rank_data(1, None, failing(1)),
         rank_data(2, None, failing(2, "signal")),
         rank_data(3, None, failing(3), collateral=True),
-        rank_data(4, {"passed": True}, {**failing(4), "phase": "cleanup"}),
+        rank_data(4, ResultRecord(True), replace(failing(4), phase="cleanup")),
     )
 
     result = recorded_result(seen)
 
-    assert result["failure_count"] == 2
-    assert [(detail.get("rank"), detail.get("kind")) for detail in result["failure_details"]] == [
+    assert result.failure_count == 2
+    assert [(detail.get("rank"), detail.get("kind")) for detail in result.failure_details] == [
         (None, None),
         (2, "signal"),
         (1, "exception"),
@@ -192,10 +191,10 @@ def test_the_cause_is_the_first_of_the_ranks_that_failed_and_those_that_followed
 
 
 def test_failures_that_a_rank_has_listed_itself_are_not_listed_twice() -> None:
-    combined: ResultData = {"passed": False, "failure_count": 2, "failure_details": [{"rank": 1, "step": 3}]}
+    combined = ResultRecord(False, 2, failure_details=[{"rank": 1, "step": 3}])
     seen = of_ranks(failing(1, "result"), rank_data(0, combined), rank_data(1, None, failing(1, "result")))
 
-    assert recorded_result(seen)["failure_details"] == [{"rank": 1, "step": 3}]
+    assert recorded_result(seen).failure_details == [{"rank": 1, "step": 3}]
 
 
 def test_of_very_many_failed_ranks_the_first_are_listed() -> None:
@@ -203,9 +202,9 @@ def test_of_very_many_failed_ranks_the_first_are_listed() -> None:
 
     result = recorded_result(of_ranks(failing(0), *ranks))
 
-    assert result["failure_count"] == 1000
-    assert result["failure_details"][-1] == {"note": "936 more ranks failed; see ranks"}
-    assert len(json.dumps(result)) < 100_000
+    assert result.failure_count == 1000
+    assert result.failure_details[-1] == {"note": "936 more ranks failed; see ranks"}
+    assert len(to_json(result)) < 100_000
 
 
 # Results that contradict themselves
@@ -227,16 +226,14 @@ def test_of_very_many_failed_ranks_the_first_are_listed() -> None:
     ids=str,
 )
 def test_what_a_result_says_against_its_own_passed_is_named(result: dict[str, Any], said: list[str]) -> None:
-    passed = cast(ResultData, {**result, "passed": True})
+    passed = ResultRecord(True, **result)
     assert doubts(passed) == said
-    assert warnings_of(Observed(result=passed)) == said
-    assert doubts(cast(ResultData, {**result, "passed": False})) == []
+    assert warnings_of(Observation(result=passed)) == said
+    assert doubts(ResultRecord(False, **result)) == []
 
 
 def test_what_other_ranks_say_is_named_with_their_numbers() -> None:
-    wrong: ResultData = {"passed": True, "failure_count": 3}
-    seen = Observed(
-        result={"passed": True}, ranks=[rank_data(rank, wrong if rank else {"passed": True}) for rank in range(4)]
-    )
+    right, wrong = ResultRecord(True), ResultRecord(True, 3)
+    seen = Observation(result=right, ranks=[rank_data(rank, wrong if rank else right) for rank in range(4)])
 
     assert warnings_of(seen) == ["rank 1 and 2 more: passed=True, but failure_count=3"]

@@ -9,30 +9,33 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.trials.events import FailureData, RankData, TrialEvent, parse_event
 from pytest_aorta.trials.lifecycle import Lifecycle
+from pytest_aorta.trials.records import (
+    Attempt,
+    Event,
+    Failure,
+    GroupState,
+    RankRecord,
+    ResultRecord,
+    parse_event,
+    to_json,
+)
 
-FAILURE: FailureData = {"phase": "run", "kind": "signal", "signal": "SIGSEGV", "message": "m", "at": 1.5, "rank": 1}
-RANK: RankData = {
-    "rank": 1,
-    "local_rank": 1,
-    "host": "node",
-    "pid": 7,
-    "exit_code": None,
-    "signal": "SIGSEGV",
-    "passed": None,
-    "failure": FAILURE,
-    "collateral": False,
-    "error_file": None,
-    "result": {"passed": True, "step_times_ms": [1.0], "metrics": {"loss": 0.5}},
-    "stdout": "trial_0/rank_1.stdout.log",
-    "stderr": None,
-    "stacks": None,
-}
-EVENTS: list[TrialEvent] = [
+FAILURE: Failure = Failure(phase="run", kind="signal", signal="SIGSEGV", message="m", at=1.5, rank=1)
+RANK: RankRecord = RankRecord(
+    rank=1,
+    local_rank=1,
+    host="node",
+    pid=7,
+    signal="SIGSEGV",
+    failure=FAILURE,
+    result=ResultRecord(True, step_times_ms=[1.0], metrics={"loss": 0.5}),
+    stdout="trial_0/rank_1.stdout.log",
+)
+EVENTS: list[Event] = [
     {"type": "env", "env": {"process": {"pid": 7}}, "launcher_variables": {"RANK": "1"}},
-    {"type": "group", "state": "HEALTHY", "at": 1.5, "attempt": 0, "world_size": None},
-    {"type": "attempt", "attempt": 0, "reason": "membership", "ranks": [RANK], "failure": FAILURE},
+    {"type": "group", "group": GroupState("HEALTHY", 1.5, 0)},
+    {"type": "attempt", "attempt": Attempt(0, "membership", FAILURE, [RANK])},
     {"type": "ranks", "ranks": [RANK], "failure": FAILURE, "cleanup": None},
     {"type": "failed", "phase": "launch", "error": {"type": "OSError", "message": "full", "traceback": ""}},
     {"type": "lived", "at": 1.5},
@@ -55,16 +58,16 @@ class Fails:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event["type"])
-def test_an_event_is_read_as_it_was_sent(event: TrialEvent) -> None:
-    assert parse_event(json.loads(json.dumps(event))) == event
+def test_an_event_is_read_as_it_was_sent(event: Event) -> None:
+    assert parse_event(json.loads(to_json(event))) == event
 
 
 def test_the_events_of_a_trial_are_read_as_they_were_sent() -> None:
-    sent: list[TrialEvent] = []
+    sent: list[Event] = []
     Lifecycle(Fails, None, sent.append).run_all()
 
     assert [event["type"] for event in sent] == ["begin", "progress", "end", "begin", "end", "begin", "end"]
-    assert [parse_event(json.loads(json.dumps(event))) for event in sent] == sent
+    assert [parse_event(json.loads(to_json(event))) for event in sent] == sent
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.execution import Execution, Limits
 from pytest_aorta.trials.fingerprint import (
     UNKNOWN,
-    Impositions,
+    ImposedCounts,
     Ingredients,
     Parts,
     differences,
@@ -45,7 +45,7 @@ SURROUNDINGS: dict[str, Any] = {
 def parts(
     config: dict[str, Any] | None = None,
     nproc: int = 1,
-    imposes: Impositions = Impositions(),  # noqa: B008  (frozen)
+    imposes: ImposedCounts = ImposedCounts(),  # noqa: B008  (frozen)
     together: bool = False,
     found: Mapping[str, Any] = MappingProxyType({}),
     **fields: Any,
@@ -71,9 +71,9 @@ def taken(**changed: Any) -> str:
             if name != "variables"
         ),
         {"found": {"surroundings": {**SURROUNDINGS, "variables": {"OMP_NUM_THREADS": "1"}}}},
-        {"imposes": Impositions(threads=1)},
-        {"imposes": Impositions(cores=1)},
-        {"imposes": Impositions(devices=0)},
+        {"imposes": ImposedCounts(threads=1)},
+        {"imposes": ImposedCounts(cores=1)},
+        {"imposes": ImposedCounts(devices=0)},
         {"config": {"size": 1}},
         {"nproc": 2},
         {"execution": Execution(launcher="torchrun")},
@@ -152,7 +152,7 @@ def around(**changed: Any) -> dict[str, Any]:
         ({"config": {"steps": 10}}, {"config": {"steps": 20}}, ["option steps 10 -> 20"]),
         ({}, {"found": {"sources": {"w.py": "other", "helper.py": "digest"}}}, ["helper.py is new", "w.py changed"]),
         ({"found": {"data_files": {"golden.pt": "digest"}}}, {}, ["golden.pt is gone"]),
-        ({}, {"imposes": Impositions(threads=1)}, ["imposed threads none -> 1"]),
+        ({}, {"imposes": ImposedCounts(threads=1)}, ["imposed threads none -> 1"]),
         ({"nproc": 2}, {"nproc": 4}, ["number of ranks 2 -> 4"]),
         ({}, {"execution": Execution(isolation="spawn")}, ["isolation fork -> spawn"]),
         ({}, {"execution": Execution(seed=7)}, None),

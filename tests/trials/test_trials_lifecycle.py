@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from pytest_aorta import WorkloadResult
 from pytest_aorta.trials import lifecycle
 from pytest_aorta.trials.lifecycle import Lifecycle, read_steps, report_progress_to
+from pytest_aorta.trials.records import to_json
 
 
 def nothing(self: Any) -> None: ...
@@ -45,7 +45,7 @@ def live(cls: type[Any], config: Any = None) -> list[Any]:
 def story(events: list[Any]) -> list[str]:
     """``setup ok``, ``run failed``, ... for every phase that has ended."""
     ends = [event for event in events if event["type"] == "end"]
-    return [f"{event['phase']} {'failed' if 'failure' in event else 'ok'}" for event in ends]
+    return [f"{event['phase']} {'failed' if event.get('failure') else 'ok'}" for event in ends]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_whatever_is_raised_the_phase_ends_and_what_was_constructed_is_cleaned_u
     events = live(workload(**{method: method_that_raises}))
 
     assert story(events) == told
-    failure = next(event["failure"] for event in events if "failure" in event)
-    assert failure["kind"] == "exception"
-    assert failure["type"] == type(error).__name__
-    assert "method_that_raises" in failure["traceback"]
-    json.dumps(events)
+    failure = next(event["failure"] for event in events if event.get("failure"))
+    assert failure.kind == "exception"
+    assert failure.type == type(error).__name__
+    assert "method_that_raises" in failure.traceback
+    to_json(events)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,16 @@ def test_whatever_is_raised_the_phase_ends_and_what_was_constructed_is_cleaned_u
 def test_a_call_of_sys_exit_tells_its_code(error: SystemExit, code: int, message: str) -> None:
     events = live(workload(run=raising(error)))
 
-    failure = next(event["failure"] for event in events if "failure" in event)
-    assert (failure["exit_code"], failure["message"]) == (code, message)
+    failure = next(event["failure"] for event in events if event.get("failure"))
+    assert (failure.exit_code, failure.message) == (code, message)
 
 
 def test_a_code_that_cannot_even_be_written_is_the_one_that_python_takes_it_for() -> None:
-    (failure,) = (event["failure"] for event in live(workload(run=raising(SystemExit(10**5000)))) if "failure" in event)
+    (failure,) = (
+        event["failure"] for event in live(workload(run=raising(SystemExit(10**5000)))) if event.get("failure")
+    )
 
-    assert (failure["exit_code"], failure["message"]) == (255, "sys.exit(255)")
+    assert (failure.exit_code, failure.message) == (255, "sys.exit(255)")
 
 
 class StrRaises(Exception):
@@ -131,10 +133,10 @@ class Unprintable:
 def test_an_exception_that_cannot_be_shown_is_told_nevertheless(error: BaseException, message: str) -> None:
     events = live(workload(run=raising(error)))
 
-    failure = next(event["failure"] for event in events if "failure" in event)
-    assert failure["message"] == message
-    assert "in method" in failure["traceback"]
-    json.dumps(events)
+    failure = next(event["failure"] for event in events if event.get("failure"))
+    assert failure.message == message
+    assert "in method" in failure.traceback
+    to_json(events)
 
 
 def test_the_local_variables_of_a_traceback_are_not_told() -> None:
@@ -142,7 +144,7 @@ def test_the_local_variables_of_a_traceback_are_not_told() -> None:
         password = "hunter" + "2"
         raise ValueError(len(password))
 
-    assert "hunter2" not in json.dumps(live(workload(run=run)))
+    assert "hunter2" not in to_json(live(workload(run=run)))
 
 
 def test_for_a_debugger_the_exception_comes_out_after_it_was_told() -> None:
@@ -241,7 +243,7 @@ def test_progress_needs_no_total_and_takes_any_integer(clock: Clock) -> None:
         {"type": "progress", "step": 3, "total": None},
         {"type": "progress", "step": 4, "total": 5},
     ]
-    json.dumps(events)
+    to_json(events)
 
 
 def test_a_class_with_slots_lives_without_progress() -> None:
@@ -259,4 +261,4 @@ def test_a_class_with_slots_lives_without_progress() -> None:
     events = live(Slotted)
 
     assert story(events) == ["setup ok", "run ok", "cleanup ok"]
-    assert events[3]["result"]["passed"] is True
+    assert events[3]["result"].passed is True

@@ -10,32 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.events import EndEvent, FailureData, FailureKind, Phase, TrialEvent
 from pytest_aorta.trials.lifecycle import failure_of
-from pytest_aorta.trials.outcome import Observed, after_step, conclude
-from pytest_aorta.trials.result import ExitStatus, Failure
+from pytest_aorta.trials.outcome import Observation, after_step, conclude
+from pytest_aorta.trials.records import Event, Failure, FailureKind, Phase, Progress, RankRecord, ResultRecord
+from pytest_aorta.trials.result import ExitStatus
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 TOLD: tuple[Phase, ...] = ("setup", "run", "cleanup")
 
 
-def reached(phase: Phase, *, passed: bool = True) -> Observed:
+def reached(phase: Phase, *, passed: bool = True) -> Observation:
     """A trial that is in ``phase``, all phases before having ended well."""
-    seen = Observed()
+    seen = Observation()
     if phase in ("launch", "import"):
         seen.phase = phase
         return seen
     for each in TOLD[: TOLD.index(phase)]:
         seen.see({"type": "begin", "phase": each})
-        end: EndEvent = {"type": "end", "phase": each, "sec": 0.5}
+        end: Event = {"type": "end", "phase": each, "sec": 0.5}
         if each == "run":
-            end["result"] = {"passed": passed}
+            end["result"] = ResultRecord(passed)
         seen.see(end)
     seen.see({"type": "begin", "phase": phase})
     return seen
 
 
-def raises(seen: Observed, error: BaseException) -> None:
+def raises(seen: Observation, error: BaseException) -> None:
     phase = seen.phase
     if phase in ("launch", "import"):
         seen.lost = failure_of(error, phase)
@@ -45,41 +45,41 @@ def raises(seen: Observed, error: BaseException) -> None:
     seen.returncode = 0
 
 
-def exits(code: int) -> Callable[[Observed], None]:
-    def event(seen: Observed) -> None:
+def exits(code: int) -> Callable[[Observation], None]:
+    def event(seen: Observation) -> None:
         seen.returncode = code
 
     return event
 
 
-def times_out(seen: Observed) -> None:
+def times_out(seen: Observation) -> None:
     seen.timed_out, seen.timeout = True, 30.0
     seen.returncode = -signal.SIGTERM
 
 
-def loses_its_host(seen: Observed) -> None:
-    seen.lost = {"phase": seen.phase, "kind": "signal", "message": "the xdist worker died"}
+def loses_its_host(seen: Observation) -> None:
+    seen.lost = Failure(phase=seen.phase, kind="signal", message="the xdist worker died")
 
 
-def ends_well(seen: Observed) -> None:
+def ends_well(seen: Observation) -> None:
     if seen.phase == "setup":
         seen.see({"type": "end", "phase": "setup", "sec": 0.5})
     if seen.phase == "run":
-        seen.see({"type": "end", "phase": "run", "sec": 0.5, "result": {"passed": True}})
+        seen.see({"type": "end", "phase": "run", "sec": 0.5, "result": ResultRecord(passed=True)})
     seen.see({"type": "end", "phase": "cleanup", "sec": 0.5})
     seen.see({"type": "lived"})
     seen.returncode = 0
 
 
-def rank_fails(seen: Observed) -> None:
+def rank_fails(seen: Observation) -> None:
     message = "rank 1: SIGSEGV"
-    failure: FailureData = {"phase": seen.phase, "kind": "signal", "signal": "SIGSEGV", "rank": 1, "message": message}
+    failure = Failure(phase=seen.phase, kind="signal", signal="SIGSEGV", rank=1, message=message)
     seen.see({"type": "ranks", "ranks": [], "failure": failure, "cleanup": None})
     seen.see({"type": "lived"})
     seen.returncode = 0
 
 
-EVENTS: dict[str, Callable[[Observed], None]] = {
+EVENTS: dict[str, Callable[[Observation], None]] = {
     "raises": lambda seen: raises(seen, RuntimeError("boom")),
     "calls sys.exit(3)": lambda seen: raises(seen, SystemExit(3)),
     "crashes by a signal": exits(-signal.SIGSEGV),
@@ -125,9 +125,8 @@ def test_every_event_in_every_phase_has_its_exit_status(phase: Phase, event: str
 
     assert status == expected_status(phase, event)
     assert failure is not None
-    assert (failure["phase"], failure["kind"]) == (phase, KINDS[event])
-    assert failure["message"]
-    Failure.model_validate(failure)
+    assert (failure.phase, failure.kind) == (phase, KINDS[event])
+    assert failure.message
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -139,29 +138,29 @@ def test_a_result_that_is_not_passed_is_not_changed_by_what_comes_after_it(event
 
     assert status == "workload_failed"
     assert failure is not None
-    assert failure["kind"] == ("signal" if event == "a rank fails" else "result")
+    assert failure.kind == ("signal" if event == "a rank fails" else "result")
 
 
 def test_a_result_that_is_not_passed_is_a_failure_of_the_workload() -> None:
     seen = reached("run")
-    seen.see({"type": "end", "phase": "run", "sec": 1.0, "result": {"passed": False}})
+    seen.see({"type": "end", "phase": "run", "sec": 1.0, "result": ResultRecord(passed=False)})
     ends_well(seen)
 
     assert conclude(seen) == (
         "workload_failed",
-        {"phase": "run", "kind": "result", "message": "run() returned passed=False"},
+        Failure(phase="run", kind="result", message="run() returned passed=False"),
     )
 
 
 def test_what_is_not_passed_says_how_often_and_where_first() -> None:
     seen = reached("cleanup")
-    seen.result = {"passed": False, "failure_count": 3, "first_failure_iteration": 0}
+    seen.result = ResultRecord(False, 3, 0)
     ends_well(seen)
 
     _, failure = conclude(seen)
 
     assert failure is not None
-    assert failure["message"] == "run() returned passed=False, 3 failure(s), first at iteration 0"
+    assert failure.message == "run() returned passed=False, 3 failure(s), first at iteration 0"
 
 
 def test_a_timeout_names_its_limit_and_the_last_step_that_was_reported() -> None:
@@ -172,7 +171,7 @@ def test_a_timeout_names_its_limit_and_the_last_step_that_was_reported() -> None
     _, failure = conclude(seen)
 
     assert failure is not None
-    assert failure["message"] == "the deadline of 30 s passed in run(), after step 7 of 20"
+    assert failure.message == "the deadline of 30 s passed in run(), after step 7 of 20"
 
 
 def test_a_crash_names_the_last_step_that_was_reported() -> None:
@@ -183,7 +182,7 @@ def test_a_crash_names_the_last_step_that_was_reported() -> None:
     _, failure = conclude(seen)
 
     assert failure is not None
-    assert failure["message"] == "ended by SIGKILL in run(), after step 7"
+    assert failure.message == "ended by SIGKILL in run(), after step 7"
 
 
 @pytest.mark.parametrize(
@@ -197,10 +196,9 @@ def test_a_crash_names_the_last_step_that_was_reported() -> None:
     ],
 )
 def test_of_several_ranks_it_is_said_which_one_is_behind(steps: list[int | None], text: str) -> None:
-    seen = Observed()
+    seen = Observation()
     for rank, step in enumerate(steps):
-        progress = None if step is None else {"type": "progress", "step": step, "total": 10}
-        seen.ranks.append({"rank": rank, "progress": progress})  # type: ignore[typeddict-item]
+        seen.ranks.append(RankRecord(rank, progress=None if step is None else Progress(step, 10)))
 
     assert after_step(seen) == text
 
@@ -214,7 +212,7 @@ def test_a_timeout_stays_one_when_the_trial_answers_the_sigterm_with_an_exceptio
 
     assert status == "timeout"
     assert failure is not None
-    assert failure["phase"] == "run"
+    assert failure.phase == "run"
 
 
 def test_a_failure_that_was_told_before_the_deadline_is_the_failure() -> None:
@@ -226,7 +224,7 @@ def test_a_failure_that_was_told_before_the_deadline_is_the_failure() -> None:
 
     assert status == "workload_failed"
     assert failure is not None
-    assert failure["type"] == "ValueError"
+    assert failure.type == "ValueError"
 
 
 def test_a_failing_cleanup_after_a_failing_run_does_not_hide_it() -> None:
@@ -239,8 +237,8 @@ def test_a_failing_cleanup_after_a_failing_run_does_not_hide_it() -> None:
 
     assert status == "workload_failed"
     assert failure is not None
-    assert failure["message"] == "first"
-    assert seen.failures["cleanup"]["message"] == "second"
+    assert failure.message == "first"
+    assert seen.failures["cleanup"].message == "second"
 
 
 def test_a_crash_in_the_cleanup_after_a_failing_setup_leaves_the_setup_to_blame() -> None:
@@ -253,30 +251,30 @@ def test_a_crash_in_the_cleanup_after_a_failing_setup_leaves_the_setup_to_blame(
 
     assert status == "infrastructure_failed"
     assert failure is not None
-    assert failure["phase"] == "setup"
+    assert failure.phase == "setup"
 
 
 def test_rank_0_cannot_say_ok_for_another_rank_that_failed() -> None:
     seen = reached("run")
     ends_well(seen)
     message = "rank 1: run() returned passed=False"
-    failure: FailureData = {"phase": "run", "kind": "result", "rank": 1, "message": message}
+    failure = Failure(phase="run", kind="result", rank=1, message=message)
     seen.see({"type": "ranks", "ranks": [], "failure": failure, "cleanup": None})
 
     assert conclude(seen) == ("workload_failed", failure)
 
 
-RANK_FAILURE: FailureData = {"phase": "run", "kind": "rank", "rank": 1, "message": "rank 1"}
+RANK_FAILURE = Failure(phase="run", kind="rank", rank=1, message="rank 1")
 
-told: st.SearchStrategy[TrialEvent] = st.sampled_from(
+told: st.SearchStrategy[Event] = st.sampled_from(
     [
         {"type": "begin", "phase": "setup"},
         {"type": "begin", "phase": "run"},
         {"type": "end", "phase": "setup", "sec": 1.0},
         {"type": "end", "phase": "setup", "sec": 1.0, "failure": failure_of(ValueError(), "setup")},
         {"type": "end", "phase": "run", "sec": 1.0, "failure": failure_of(ValueError(), "run")},
-        {"type": "end", "phase": "run", "sec": 1.0, "result": {"passed": True}},
-        {"type": "end", "phase": "run", "sec": 1.0, "result": {"passed": False}},
+        {"type": "end", "phase": "run", "sec": 1.0, "result": ResultRecord(passed=True)},
+        {"type": "end", "phase": "run", "sec": 1.0, "result": ResultRecord(passed=False)},
         {"type": "end", "phase": "cleanup", "sec": 1.0, "failure": failure_of(OSError(), "cleanup")},
         {"type": "progress", "step": 3, "total": None},
         {"type": "ranks", "ranks": [], "failure": RANK_FAILURE, "cleanup": None},
@@ -288,9 +286,9 @@ told: st.SearchStrategy[TrialEvent] = st.sampled_from(
 
 @given(st.lists(told, max_size=6), st.sampled_from([None, 0, 3, -9]), st.integers(0, 6) | st.none())
 def test_whatever_was_seen_there_is_a_verdict(
-    events: list[TrialEvent], returncode: int | None, deadline: int | None
+    events: list[Event], returncode: int | None, deadline: int | None
 ) -> None:
-    seen = Observed()
+    seen = Observation()
     for index, event in enumerate(events):
         seen.timed_out = deadline is not None and index >= deadline
         seen.see(event)
@@ -299,11 +297,9 @@ def test_whatever_was_seen_there_is_a_verdict(
     status, failure = conclude(seen)
 
     assert status in get_args(ExitStatus)
-    if failure is not None:
-        Failure.model_validate(failure)
     if status == "ok":
         assert seen.result is not None
-        assert seen.result["passed"]
+        assert seen.result.passed
     else:
         assert failure is not None
 
@@ -311,21 +307,21 @@ def test_whatever_was_seen_there_is_a_verdict(
 @pytest.mark.parametrize("passed", [True, None])
 def test_where_the_ranks_were_is_said_also_when_the_limit_was_that_of_another_rank(passed: bool | None) -> None:
     message = "rank 1: the deadline passed in run()"
-    overdue: FailureData = {"phase": "run", "kind": "timeout", "message": message, "rank": 1}
-    seen = Observed(rank_failure=overdue, location="rank 1: nap() at it.py line 9", hung_rank=1)
-    seen.result = None if passed is None else {"passed": passed}
+    overdue = Failure(phase="run", kind="timeout", message=message, rank=1)
+    seen = Observation(rank_failure=overdue, location="rank 1: nap() at it.py line 9", hung_rank=1)
+    seen.result = None if passed is None else ResultRecord(passed)
 
     status, failure = conclude(seen)
 
     assert failure is not None
     assert status == "timeout"
-    assert failure["message"] == f"{message}; rank 1: nap() at it.py line 9"
+    assert failure.message == f"{message}; rank 1: nap() at it.py line 9"
     assert seen.rank_failure == overdue
 
 
 def test_a_rank_that_hangs_outweighs_what_rank_0_has_lost_by_its_end() -> None:
-    hangs: FailureData = {"phase": "run", "kind": "timeout", "message": "the deadline passed in run()", "rank": 1}
-    seen = Observed(rank_failure=hangs, timed_out=True, phase="cleanup")
-    seen.failures["run"] = {"phase": "run", "kind": "exception", "message": "Connection closed by peer"}
+    hangs = Failure(phase="run", kind="timeout", message="the deadline passed in run()", rank=1)
+    seen = Observation(rank_failure=hangs, timed_out=True, phase="cleanup")
+    seen.failures["run"] = Failure(phase="run", kind="exception", message="Connection closed by peer")
 
     assert conclude(seen) == ("timeout", hangs)

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,18 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.events import FailureKind, Phase
 from pytest_aorta.trials.execution import Limits, Resources
+from pytest_aorta.trials.records import Failure, FailureKind, Phase, RankRecord, ResultRecord
 from pytest_aorta.trials.result import (
     ExecutionEnv,
     ExitStatus,
-    Failure,
-    RankRecord,
     ReplayOf,
     Request,
     RequestedEnvironment,
     RequestedWorkload,
-    ResultRecord,
     StartedBy,
     TrialResult,
     schema_text,
@@ -68,8 +66,8 @@ def agreeing(exit_status: ExitStatus, failure: Failure | None, result: ResultRec
         late = exit_status == "timeout" or (exit_status == "ok" and failure.kind == "timeout")
         phase: Phase = "cleanup" if exit_status == "ok" else failure.phase
         kind: FailureKind = "stall" if late else "signal" if failure.kind in ("timeout", "stall") else failure.kind
-        failure = failure.model_copy(update={"phase": phase, "kind": kind})
-    result = result.model_copy(update={"passed": exit_status == "ok"})
+        failure = replace(failure, phase=phase, kind=kind)
+    result = replace(result, passed=exit_status == "ok")
     return TrialResult(exit_status=exit_status, failure=failure, result=result, **fields)
 
 
@@ -272,7 +270,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
         *("main_work_started", "executed_iterations", "configured_iterations"),
     }
     assert set(record["failure"]) == {
-        *("phase", "kind", "type", "message", "traceback", "signal", "exit_code", "rank", "stacks"),
+        *("phase", "kind", "type", "message", "traceback", "signal", "exit_code", "rank", "stacks", "at"),
     }
     assert record["schema_version"] == "0.1"
     assert next(iter(record)) == "schema_version"

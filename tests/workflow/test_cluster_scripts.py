@@ -20,7 +20,7 @@ from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.jobs import Target, command_lines, plan_jobs, pytest_line
-from pytest_aorta.workflow.scripts import JobScript
+from pytest_aorta.workflow.scripts import script_text
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -188,7 +188,7 @@ def test_no_name_reaches_a_shell_unquoted(tmp_path: Path, names: list[str], valu
     values: list[Json] = [{"value": value}] * len(names)
     lines = shell_commands(template, names, values, Path(folder))
     note = ["env", f"STUB_OUT={noted}", str(stub), "noted", value]
-    script = JobScript(
+    script = script_text(
         options=[],
         name="j",
         root=root,
@@ -200,7 +200,7 @@ def test_no_name_reaches_a_shell_unquoted(tmp_path: Path, names: list[str], valu
     )
     done = subprocess.run(
         ["bash"],
-        input=script.text().encode(),
+        input=script.encode(),
         env={**os.environ, "STUB_OUT": str(out)},
         cwd=tmp_path,
         capture_output=True,
@@ -220,8 +220,8 @@ def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: P
     (folder / "job.json").touch()
     (tmp_path / "x").mkdir()
     lines = [command.replace("x-$$", shlex.quote(str(tmp_path / "x/1"))), f"pwd > {shlex.quote(str(tmp_path / 'ran'))}"]
-    script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [lines], ["true"])
-    done = subprocess.run(["bash"], input=script.text(), text=True, capture_output=True)
+    script = script_text(None, "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [lines], ["true"])
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert done.returncode == 2
     assert (tmp_path / "ran").read_text() == f"{tmp_path}\n"
     assert [line.split()[1] == "0" for line in (folder / "status-0").read_text().splitlines()] == [False, True]
@@ -234,8 +234,8 @@ def test_a_job_that_was_forgotten_or_is_over_does_nothing(missing: str | None, t
     if missing is None:
         (folder / "job.json").touch()
         (folder / "over-0").touch()
-    script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [["touch ran"]], ["true"])
-    assert subprocess.run(["bash"], input=script.text(), text=True).returncode == 0
+    script = script_text(None, "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [["touch ran"]], ["true"])
+    assert subprocess.run(["bash"], input=script, text=True).returncode == 0
     assert not (tmp_path / "ran").exists()
 
 
@@ -243,7 +243,7 @@ def test_a_setup_that_fails_ends_the_job_before_its_commands(tmp_path: Path) -> 
     folder = tmp_path / ".aorta/jobs/j"
     folder.mkdir(parents=True)
     (folder / "job.json").touch()
-    script = JobScript([], "j", tmp_path, Path(".aorta/jobs/j"), {}, "false", [["touch ran"]], ["true"])
-    done = subprocess.run(["bash"], input=script.text(), text=True, capture_output=True)
+    script = script_text(None, "j", tmp_path, Path(".aorta/jobs/j"), {}, "false", [["touch ran"]], ["true"])
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (1, "the setup has failed\n")
     assert not (tmp_path / "ran").exists()

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,6 @@ from support.recipes import recipe_of
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.known import Decision, Journal, Known, Request, Workspace
-
-LONG_AGO = 10**9 * (time.time_ns() // 10**9 - 1000)
 
 RECIPE = '[workspace]\nvalue_file = "v.json"\n[[action]]\nname = "matrix"\nworkload = "gemm"\n'
 
@@ -201,39 +198,19 @@ def test_writers_that_are_killed_lose_no_line_that_they_have_written(tmp_path: P
     assert journals(tmp_path) == []
 
 
-def make(folder: Path, name: str, value: object = None, *, at: int | None = LONG_AGO) -> None:
-    """A directory with a value; the workspace has changed at ``at`` (ns)."""
+def make(folder: Path, name: str, value: object = None) -> None:
+    """A directory with a value."""
     directory = folder / "workspace" / name
     directory.mkdir(parents=True)
     (directory / "v.json").write_text(json.dumps(value))
-    if at is not None:
-        os.utime(folder / "workspace", ns=(at, at))
 
 
-def test_directories_are_listed_again_when_the_workspace_has_changed(tmp_path: Path) -> None:
+def test_directories_are_all_folders_but_the_results_of_workloads(tmp_path: Path) -> None:
     assert read(tmp_path).names == []
     for name in ("b", "a", "matrix", "\udcff \n"):
         make(tmp_path, name)
     (tmp_path / "workspace/file").touch()
-    os.utime(tmp_path / "workspace", ns=(LONG_AGO, LONG_AGO))
-    expected = ["a", "b", "\udcff \n"]  # the results of the workload are none
-    first = read(tmp_path)
-    assert first.names == expected
-    first.save()
-    (tmp_path / "workspace/b/v.json").unlink()
-    (tmp_path / "workspace/b").rmdir()
-    os.utime(tmp_path / "workspace", ns=(LONG_AGO, LONG_AGO))  # as if nothing had happened
-    assert read(tmp_path).names == expected
-    make(tmp_path, "c", at=LONG_AGO + 1)
-    assert read(tmp_path).names == ["a", "c", "\udcff \n"]
-
-
-def test_a_workspace_that_has_just_changed_is_listed_again(tmp_path: Path) -> None:
-    make(tmp_path, "a", at=None)
-    first = read(tmp_path)
-    assert first.names == ["a"]
-    first.save()
-    assert read(tmp_path).known.names == []
+    assert read(tmp_path).names == ["a", "b", "\udcff \n"]
 
 
 def test_an_edited_value_is_seen_when_values_are_refreshed_and_by_a_run(tmp_path: Path) -> None:
@@ -259,21 +236,6 @@ def test_a_value_that_cannot_be_read_names_its_directory(tmp_path: Path, text: s
         (tmp_path / "workspace/a/v.json").write_text(text)
     with pytest.raises(RequestError, match=f"the value of directory 'a' {why}"):
         read(tmp_path).value_of("a")
-
-
-def test_a_source_file_is_read_again_when_its_time_or_size_has_changed(tmp_path: Path) -> None:
-    source = tmp_path / "w.py"
-    source.write_text("one")
-    os.utime(source, ns=(LONG_AGO, LONG_AGO))
-    first = read(tmp_path)
-    assert first.have_changed({str(source): "other"})
-    digest = first.known.files[str(source)][2]
-    first.save()
-    assert not read(tmp_path).have_changed({str(source): digest})
-    source.write_text("two")
-    assert read(tmp_path).have_changed({str(source): digest})
-    source.unlink()
-    assert read(tmp_path).have_changed({str(source): digest})
 
 
 def test_what_a_reader_looks_up_does_not_undo_what_others_complete(tmp_path: Path) -> None:

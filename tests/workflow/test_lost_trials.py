@@ -10,11 +10,11 @@ import pytest
 from support.specs import SPEC
 
 from pytest_aorta.launch.record import lost_record
-from pytest_aorta.trials.events import FailureData
+from pytest_aorta.trials.records import Failure
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.workflow.requests import request_digest, trial_completion
 
-LOST: FailureData = {"phase": "launch", "kind": "signal", "message": "its xdist worker was killed"}
+LOST: Failure = Failure(phase="launch", kind="signal", message="its xdist worker was killed")
 
 SPECS = {
     "plain": SPEC,

@@ -69,18 +69,6 @@ def test_passes_when_the_process_starts_with_one_thread() -> None:
         assert finding == {"bitwise_equal": True, "repeats_equal": True, "max_abs_diff": 0, "rounds_differing": 0}
 
 
-@pytest.mark.parametrize("threads", [2, 3, 4, 6, 7, 8, 16, 31, 64, 128])
-def test_fails_on_any_number_of_threads_above_one_in_one_round(threads: int) -> None:
-    result = run(threads=threads, steps=1, repeat=1)
-
-    assert not result.passed
-    # Several findings, of several kinds: no chance agreement of two orders of addition can hide them all.
-    operations = result.metrics["operations"]
-    differing = {name.split("_")[0] for name, finding in operations.items() if not finding["bitwise_equal"]}
-    assert len(differing) >= 3
-    assert result.metrics["operations_differing"] >= 5
-
-
 def test_reports_for_every_operation_whether_and_by_how_much_it_differs() -> None:
     result = run(threads=2, steps=2)
 
@@ -120,10 +108,6 @@ def test_leaves_the_process_as_it_was() -> None:
     assert torch.get_num_threads() == before[0]
     assert torch.are_deterministic_algorithms_enabled() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
-
-
-def test_deterministic_algorithms_do_not_change_the_order_of_additions_on_a_cpu() -> None:
-    assert not run(threads=2, deterministic_algorithms=True, steps=1).passed
 
 
 class Elementwise(Determinism):

@@ -84,29 +84,13 @@ def test_one_wrong_element_is_found_and_located(dtype: str) -> None:
     assert result.metrics["worst_bound_used"] > 1
 
 
-class InBatch(OneWrongElement):
-    index = (1, 2, 3)
-
-
-def test_wrong_element_of_a_batch_is_located_in_its_matrix() -> None:
-    result = run(InBatch, dtypes=("float32",), sizes="3x4x32x6")
-
-    assert result.failure_details[0]["index"] == [1, 2, 3]
-    assert result.failure_details[0]["shape"] == "3x4x32x6"
-
-
 class NotFinite(OneWrongElement):
     shift = math.nan
 
 
-class Infinite(OneWrongElement):
-    shift = math.inf
-
-
-@pytest.mark.parametrize("workload_class", [NotFinite, Infinite])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_result_that_is_not_finite_never_passes(workload_class: type[Gemm], dtype: str) -> None:
-    result = run(workload_class, dtypes=(dtype,))
+def test_result_that_is_not_finite_never_passes(dtype: str) -> None:
+    result = run(NotFinite, dtypes=(dtype,))
 
     assert not result.passed
     assert not math.isfinite(result.failure_details[0]["actual"])

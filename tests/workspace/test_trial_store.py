@@ -110,24 +110,15 @@ def test_of_two_runs_at_once_the_record_of_the_trial_that_started_later_stays(
     assert store.artifacts(PATHS).is_dir()
 
 
-def test_what_a_killed_writer_has_left_goes_with_its_own_trial_only(tmp_path: Path) -> None:
+def test_what_a_killed_writer_has_left_goes_when_a_run_begins_and_what_is_being_written_stays(tmp_path: Path) -> None:
     folder = tmp_path / "probe"
-    folder.mkdir()
-    for name in (".trial_1.json.a_b1.tmp", ".trial_1.json.x.tmp", ".trial_11.json.x.tmp", ".other.json.x.tmp"):
+    (folder / "local-none").mkdir(parents=True)
+    for name in (".trial_1.json.a_b1.tmp", "local-none/.trial_11.json.x.tmp", ".other.json.x.tmp"):
         (folder / name).touch()
-    store = TrialStore(tmp_path, "now")
-
-    for index in (1, 2, 1):
-        store.write(trial_paths("probe", None, index), record())
-
-    assert sorted(path.name for path in folder.glob(".*")) == [".other.json.x.tmp", ".trial_11.json.x.tmp"]
-
-
-def test_what_another_run_is_writing_stays(tmp_path: Path) -> None:
     with staged_json(PATHS.file_in(tmp_path), record()) as temporary:
-        TrialStore(tmp_path, "now").write(PATHS, record())
+        TrialStore(tmp_path, "now").sort_into_cells({"probe": None})
         assert temporary.exists()
-    assert [path.name for path in (tmp_path / "probe").iterdir()] == ["trial_0.json"]
+    assert [path.name for path in folder.rglob(".*")] == [".other.json.x.tmp"]
 
 
 def test_repeats_of_an_earlier_run_move_aside_with_its_trial_and_those_of_this_run_stay(tmp_path: Path) -> None:

@@ -16,27 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import read_tail
-from pytest_aorta.launch.diagnosis.evidence import (
-    AgentEnd,
-    Collective,
-    Launcher,
-    RankEvidence,
-    RankExit,
-    TrialEvidence,
-    pid_of,
-)
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
-from pytest_aorta.trials.events import Send, TrialEvent
 from pytest_aorta.trials.lifecycle import read_steps, step_file
+from pytest_aorta.trials.records import AttemptReason, Event, GroupState, Send, event_of_rank, to_json
 
 #: Variable with the number of a rank's attempt.
 ATTEMPT = "AORTA_ATTEMPT"
 
 #: Bytes that are read of an error file; at the end of a log in which a library says why it has ended its process.
 _ERROR_FILE, _TAIL = 2**20, 2**16
-
-#: Beside the event logs, and removed with them: what the agent knows of the attempt, which remains when it has died.
-_ATTEMPT_LOG = "attempt.events"
 
 
 def attempt_folder(folder: Path, attempt: int) -> Path:
@@ -69,8 +58,14 @@ def read_error_file(path: Path | None) -> dict[str, Any] | None:
 
 
 def event_log(folder: Path, rank: int) -> Path:
-    """The event log of a rank in an attempt's ``folder``."""
+    """The event log of a rank in an attempt's ``folder``. The process that has waited for the rank adds its end."""
     return folder / f"rank_{rank}.events"
+
+
+def ranks_with_logs(folder: Path) -> list[int]:
+    """The ranks that have an event log in an attempt's ``folder``."""
+    names = (path.stem.partition("_")[2] for path in folder.glob("rank_*.events"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 class EventLogWriter:
@@ -80,8 +75,8 @@ class EventLogWriter:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._relay = relay
 
-    def send(self, event: TrialEvent) -> None:
-        os.write(self._fd, json.dumps(event).encode() + b"\n")
+    def send(self, event: Event) -> None:
+        os.write(self._fd, to_json(event).encode() + b"\n")
         if self._relay is not None:
             self._relay(event)
 
@@ -104,29 +99,24 @@ class EventLogRelay:
         except OSError:
             return
         complete = data[: data.rfind(b"\n") + 1]
-        for line in complete.splitlines():
+        for line in filter(None, complete.splitlines()):
             self._send(json.loads(line))
         self._offsets[path] = offset + len(complete)
 
 
-def read_events(folder: Path, rank: int) -> list[TrialEvent] | None:
-    """What a rank has reported, as far as it got; ``None`` where it has no event log.
-
-    Of its environment, only the process; of its steps, only the last.
-    """
-    lines = _lines(event_log(folder, rank))
-    if lines is None:
-        return None
-    events: list[TrialEvent] = [event for event in lines if event["type"] in ("begin", "end", "env", "lived")]
-    for event in events:
-        if event["type"] == "env":
-            event["env"] = {"process": event["env"].get("process")}
-            event.pop("launcher_variables", None)
-    last = read_steps(step_file(folder, rank))
-    return events if last is None else [*events, last]
+def write_exit(folder: Path, rank: int, end: RankExit | None, overdue: float | None = None) -> None:
+    """Add the end of a rank to its event log in an attempt's ``folder``; ``overdue``: when its own deadline passed."""
+    _append(event_log(folder, rank), {"type": "over", "exit": end and asdict(end), "overdue": overdue})
 
 
-def _lines(path: Path) -> list[Any] | None:
+def _append(path: Path, entry: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            file.write(f"\n{json.dumps(entry)}\n".encode())  # a process that died has perhaps left a torn line
+
+
+def _lines(path: Path) -> list[dict[str, Any]] | None:
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -138,33 +128,28 @@ def _lines(path: Path) -> list[Any] | None:
     return found
 
 
-def left_early(folder: Path, rank: int) -> bool:
-    """Whether a rank that has ended with exit code 0 had not come to an end of its ``run()``."""
-    seen = RankEvidence(rank, events=read_events(folder, rank)).seen()
-    return not (seen.finished or seen.result is not None or seen.failures)
+def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
+    """With what its event log says: of its environment the process, of its steps the last."""
+    lines = _lines(event_log(folder, rank.rank))
+    if lines is None:
+        return rank
+    events = [event_of_rank(event) for event in lines if event["type"] in ("begin", "end", "env", "lived")]
+    for event in events:
+        if event["type"] == "env":
+            event["env"] = {"process": event["env"].get("process")}
+            event.pop("launcher_variables", None)
+    last = read_steps(step_file(folder, rank.rank))
+    found = replace(rank, events=events if last is None else [*events, last])
+    for end in (line for line in lines if line["type"] == "over"):
+        found.overdue = end["overdue"]
+        if end["exit"] is not None and found.exit is None:
+            found.exit = RankExit(**end["exit"])
+    return found
 
 
-def pids_of_ranks(folder: Path) -> dict[int, int]:
-    """The processes of all ranks with an event log in an attempt's ``folder``."""
-    ranks = [int(name) for path in folder.glob("rank_*.events") if (name := path.stem.partition("_")[2]).isdecimal()]
-    seen = {rank: RankEvidence(rank, events=read_events(folder, rank)).seen() for rank in sorted(ranks)}
-    return {rank: pid for rank, own in seen.items() if (pid := pid_of(own)) is not None}
-
-
-def write_start(folder: Path, attempt: int, ranks: Mapping[int, int], world_size: int, group: str) -> None:
-    started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
-    _append(folder, attempt, started)
-
-
-def write_exit(folder: Path, attempt: int, rank: int, end: RankExit) -> None:
-    _append(folder, attempt, {"rank": rank, "exit": asdict(end)})
-
-
-def _append(folder: Path, attempt: int, entry: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
-        attempt_folder(folder, attempt).mkdir(parents=True, exist_ok=True)
-        with (attempt_folder(folder, attempt) / _ATTEMPT_LOG).open("ab", buffering=0) as file:
-            file.write(json.dumps(entry).encode() + b"\n")
+def has_ended(folder: Path, rank: int) -> bool:
+    """Whether the end of a rank is in its event log."""
+    return any(event["type"] == "over" for event in _lines(event_log(folder, rank)) or ())
 
 
 class AttemptRecorder:
@@ -195,7 +180,7 @@ class AttemptRecorder:
         self.ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
         self.group = f"{envs[0]['MASTER_ADDR']}:{envs[0]['MASTER_PORT']}"
         self._started = time.time()
-        write_start(self.folder, self.attempt, self.ranks, int(envs[0]["WORLD_SIZE"]), self.group)
+        write_start(self.attempt_folder, self.ranks, int(envs[0]["WORLD_SIZE"]), self.group)
 
     def started(self, pids: Mapping[int, int]) -> None:
         """The processes of all local ranks."""
@@ -222,15 +207,31 @@ class AttemptRecorder:
         return new
 
     def ended(self, rank: int, end: RankExit) -> None:
-        write_exit(self.folder, self.attempt, rank, end)
+        write_exit(self.attempt_folder, rank, end)
 
     def stop(self) -> None:
         """The ranks that still run are about to be asked to end."""
-        _append(self.folder, self.attempt, {"stopped_at": time.time()})
+        _append(_attempt_log(self.attempt_folder), {"stopped_at": time.time()})
+
+    def on_state(self, state: GroupState) -> None:
+        """The worker group has a new state."""
+
+    def on_restart(self, reason: AttemptReason) -> None:
+        """All ranks of an attempt have ended, and will be started again."""
 
     def has_left(self, local_rank: int) -> bool:
         """Whether a rank that has ended with exit code 0 was not done, so that the attempt has failed."""
         return False
+
+
+def _attempt_log(folder: Path) -> Path:
+    # What the agent knows of the attempt, which remains when it has died.
+    return folder / "attempt.events"
+
+
+def write_start(folder: Path, ranks: Mapping[int, int], world_size: int, group: str) -> None:
+    started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
+    _append(_attempt_log(folder), started)
 
 
 def attempt_evidence(
@@ -248,22 +249,17 @@ def attempt_evidence(
     ``source`` is the workload's file.
     """
     trial = TrialEvidence(launcher, attempt, agent=agent, overdue=overdue, stalled=stalled)
-    ranks: dict[int, RankEvidence] = {}
-    for entry in _lines(attempt_folder(folder, attempt) / _ATTEMPT_LOG) or ():
-        if "ranks" in entry:
-            trial.world_size, trial.group = entry["world_size"], entry["group"]
-            ranks = {rank: RankEvidence(rank) for rank in range(entry["world_size"])}
-            for local_rank, rank in entry["ranks"]:
-                ranks[rank] = RankEvidence(rank, local_rank, entry["host"], started=True)
-        elif "stopped_at" in entry:
+    own = attempt_folder(folder, attempt)
+    for entry in _lines(_attempt_log(own)) or ():
+        if "stopped_at" in entry:
             trial.stopped_at = trial.stopped_at or entry["stopped_at"]
-        else:
-            ranks[entry["rank"]].exit = ranks[entry["rank"]].exit or RankExit(**entry["exit"])
-    for number, rank in ranks.items():
-        if rank.started:
-            find = functools.partial(find_file, folder, attempt, number)
-            rank = complete_rank(rank, attempt_folder(folder, attempt), find, folder.parent, source)
-        trial.ranks.append(rank)
+            continue
+        trial.world_size, trial.group = entry["world_size"], entry["group"]
+        trial.ranks = [RankEvidence(rank) for rank in range(entry["world_size"])]
+        for local_rank, rank in entry["ranks"]:
+            find = functools.partial(find_file, folder, attempt, rank)
+            started = RankEvidence(rank, local_rank, entry["host"], started=True)
+            trial.ranks[rank] = complete_rank(started, own, find, folder.parent, source)
     return trial
 
 
@@ -274,43 +270,37 @@ def complete_rank(
 
     Paths of logs become relative to ``base``; ``source`` is the workload's file.
     """
-    stdout, stderr, stacks = (find(f"{stream}.log") for stream in ("stdout", "stderr", "stacks"))
-    if stacks is not None and stacks.stat().st_size == 0:  # an empty one is cleared away
-        stacks = None
-
-    def shown(path: Path | None) -> str | None:
-        return None if path is None else path.relative_to(base).as_posix()
-
-    aborted = rank.exit is not None and rank.exit.exitcode == -signal.SIGABRT
-    return replace(
-        rank,
-        events=read_events(folder, rank.rank),
-        location=None if stacks is None else locate(read_dump(stacks), source),
-        collective=_read_collective(folder, rank.rank),
-        error_file=read_error_file(find("error.json")),
-        complaint=complaint_in(read_tail(stderr, _TAIL)) if aborted and stderr else None,
-        stdout=shown(stdout),
-        stderr=shown(stderr),
-        stacks=shown(stacks),
-    )
+    found = read_rank(rank, folder)
+    logs = {stream: path for stream in ("stdout", "stderr", "stacks") if (path := find(f"{stream}.log")) is not None}
+    if "stacks" in logs and logs["stacks"].stat().st_size == 0:  # an empty one is cleared away
+        del logs["stacks"]
+    if "stacks" in logs:
+        found.location = locate(read_dump(logs["stacks"]), source)
+    if "stderr" in logs and found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
+        found.complaint = complaint_in(read_tail(logs["stderr"], _TAIL))
+    found.error_file = read_error_file(find("error.json"))
+    with contextlib.suppress(OSError, ValueError):
+        found.collective = last_collective(json.loads(collectives_file(folder, rank.rank).read_text()))
+    shown = {stream: path.relative_to(base).as_posix() for stream, path in logs.items()}
+    found.stdout, found.stderr, found.stacks = (shown.get(stream) for stream in ("stdout", "stderr", "stacks"))
+    return found
 
 
 def collectives_file(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.collectives.json"
 
 
-def save_collectives(folder: Path, rank: int, pid: int, sockets: Path) -> None:
+def recorder_socket(folder: Path, rank: int, sockets: Path) -> Path:
+    """Where a rank serves its flight recorder: not below the results, whose paths may be too long for a socket."""
+    return sockets / f"{folder.name}.{rank}"
+
+
+def save_collectives(folder: Path, rank: int, sockets: Path) -> None:
     """Keep what the flight recorder of a running rank has, in the ``folder`` of its attempt."""
-    recorded = request_trace(pid, sockets)
+    recorded = request_trace(recorder_socket(folder, rank, sockets))
     if recorded is not None and recorded.get("entries"):
         with contextlib.suppress(OSError):
             collectives_file(folder, rank).write_text(json.dumps(recorded))
-
-
-def _read_collective(folder: Path, rank: int) -> Collective | None:
-    with contextlib.suppress(OSError, ValueError):
-        return last_collective(json.loads(collectives_file(folder, rank).read_text()))
-    return None
 
 
 def evidence_file(folder: Path, attempt: int) -> Path:
@@ -319,20 +309,20 @@ def evidence_file(folder: Path, attempt: int) -> Path:
 
 def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
     """Write what the judge had before it into the folder of the attempt, as an artifact of a trial that failed."""
+    short = [replace(rank, events=rank.events and list(map(_in_short, rank.events))) for rank in trial.ranks]
+    path = evidence_file(folder, trial.attempt)
+    partial = path.with_suffix(".partial")
     with contextlib.suppress(OSError):
-        path = evidence_file(folder, trial.attempt)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        short = [replace(rank, events=rank.events and list(map(_in_short, rank.events))) for rank in trial.ranks]
         partial.write_text(replace(trial, ranks=short).to_json())
         partial.rename(path)
 
 
-def _in_short(event: TrialEvent) -> TrialEvent:
+def _in_short(event: Event) -> Event:
     if event["type"] == "env":
         return {"type": "env", "env": event["env"]}
-    if event["type"] == "end" and "result" in event:
-        return {**event, "result": {"passed": event["result"]["passed"]}}
+    if (result := event.get("result")) is not None:
+        return {**event, "result": type(result)(result.passed)}
     return event
 
 

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -32,12 +33,12 @@ from pytest_aorta.trials.command_line import (
     words_of,
 )
 from pytest_aorta.trials.config import resolve_config
-from pytest_aorta.trials.conversion import CommandResult, result_to_plain
-from pytest_aorta.trials.events import FailureData, ResultData, Send
+from pytest_aorta.trials.conversion import CommandResult, read_result
 from pytest_aorta.trials.execution import TRIAL_SEED
 from pytest_aorta.trials.lifecycle import StepCounter, step_file
 from pytest_aorta.trials.loading import load_class
-from pytest_aorta.trials.outcome import Observed, after_step
+from pytest_aorta.trials.outcome import Observation, after_step
+from pytest_aorta.trials.records import Failure, Progress, ResultRecord, Send
 
 _CHUNK = 2**16
 
@@ -184,7 +185,7 @@ def last_to_leave() -> Iterator[None]:
 _SHOWN = 200
 
 
-def command_failure(code: int, found: OutputFindings, errors: str) -> FailureData | None:
+def command_failure(code: int, found: OutputFindings, errors: str) -> Failure | None:
     """What a command has failed of; ``None`` when it has passed.
 
     The first of these decides: a signal; a line that matches ``fail_on``, or a metric that must be finite; ``pass_on``,
@@ -193,24 +194,24 @@ def command_failure(code: int, found: OutputFindings, errors: str) -> FailureDat
     if code < 0:
         return _after(infer_exit_reason(code, None, errors), found)
     if found.failures:
-        return {"phase": "run", "kind": "result", "message": found.reason}
+        return Failure("run", "result", found.reason)
     if found.passed:
         return None
     if code > 0:
         failure = _after(infer_exit_reason(code, None, errors), found)
-        said = errors.rstrip().rpartition("\n")[2].strip() if failure["kind"] == "exit_code" else ""
-        return {**failure, "message": f"{failure['message']}: {said[:_SHOWN]}"} if said else failure
+        said = errors.rstrip().rpartition("\n")[2].strip() if failure.kind == "exit_code" else ""
+        return replace(failure, message=f"{failure.message}: {said[:_SHOWN]}") if said else failure
     if found.rules.pass_on:
         patterns = " or ".join(map(repr, found.rules.pass_on))
-        return _after({"phase": "run", "kind": "result", "message": f"no line of its output matches {patterns}"}, found)
+        return _after(Failure("run", "result", f"no line of its output matches {patterns}"), found)
     return None
 
 
-def _after(failure: FailureData, found: OutputFindings) -> FailureData:
-    if found.step is None or failure["kind"] == "exception":
+def _after(failure: Failure, found: OutputFindings) -> Failure:
+    if found.step is None or failure.kind == "exception":
         return failure
-    step = after_step(Observed(progress={"type": "progress", "step": found.step, "total": found.total}))
-    return {**failure, "message": f"{failure['message']}{step}"}
+    step = after_step(Observation(progress=Progress(found.step, found.total)))
+    return replace(failure, message=f"{failure.message}{step}")
 
 
 def command_result(code: int, found: OutputFindings, errors: str, elapsed: float) -> CommandResult:
@@ -245,7 +246,7 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
     start = fill_in(words, os.environ)
     problem = program_not_found(start, os.environ.get("PATH", os.defpath))
     if problem is not None:
-        failure: FailureData = {"phase": "setup", "kind": "exception", "type": "CommandNotFound", "message": problem}
+        failure = Failure("setup", "exception", problem, "CommandNotFound")
         send({"type": "begin", "phase": "setup"})
         send({"type": "end", "phase": "setup", "sec": 0.0, "failure": failure})
         send({"type": "lived", "at": time.time()})
@@ -289,7 +290,7 @@ class CommandOutput:
             self._said = now, sent
             self._send({"type": "alive"})
 
-    def result(self, attempt: int, code: int) -> tuple[ResultData, FailureData | None]:
+    def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
         """Of all ranks; where torchrun has ended with another code than 0, its ranks say why."""
         self.look(attempt)
         self._close()
@@ -310,8 +311,8 @@ class CommandOutput:
             own.metrics[SEED] = self._seed
         failure = result.failure if code == 0 else None
         if failure is not None and all_found[failed].failures:
-            failure["message"] = f"rank {failed}: {failure['message']}"
-        return result_to_plain(own), failure
+            failure = replace(failure, message=f"rank {failed}: {failure.message}")
+        return read_result(own), failure
 
     def _close(self) -> None:
         for rank in self._ranks:

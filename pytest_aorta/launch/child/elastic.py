@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
@@ -27,7 +27,7 @@ from pytest_aorta.launch.child.attempt_files import (
     keep_evidence,
     use_for_rank,
 )
-from pytest_aorta.launch.child.rank_main import WorkloadRecorder, run_rank, take_stacks
+from pytest_aorta.launch.child.rank_main import WorkloadRecorder, run_rank
 from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
 from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_recorder
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd
@@ -36,8 +36,11 @@ from pytest_aorta.launch.launch_mode import TrialPayload
 from pytest_aorta.launch.nodes import is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import reasons_against_forking
-from pytest_aorta.trials.events import AttemptReason, GroupEvent, Send
 from pytest_aorta.trials.execution import ElasticOptions, elastic_options
+from pytest_aorta.trials.records import AttemptReason, GroupState, Send
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.child.several_nodes import NodeExchange
 
 
 class RankLogs(LogsSpecs):
@@ -77,28 +80,35 @@ class RankLogs(LogsSpecs):
         return destination
 
 
-class _Agent(ReportingAgent):
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        logs: RankLogs,
-        options: ElasticOptions,
-        send: Send,
-        before_restart: Callable[[AttemptReason], None],
-    ) -> None:
-        self._logs, self._send, self._before_restart = logs, send, before_restart
-        super().__init__(
-            spec, logs, start_method=options.start_method, exit_barrier_timeout=options.exit_barrier_timeout
-        )
+class _Recorder(WorkloadRecorder):
+    """Sends the events of fresh interpreters, whose first rank has no channel, and what other nodes ask for."""
 
-    def attempt(self) -> int:
-        return self._logs.attempt
+    def __init__(self, payload: TrialPayload, send: Send, exchange: NodeExchange | None, *, forks: bool) -> None:
+        super().__init__(payload, "elastic")
+        self._send = send
+        self._exchange = exchange
+        self._relay = None if forks else EventLogRelay(send)
 
-    def on_event(self, event: GroupEvent) -> None:
-        self._send(event)
+    def forward(self) -> None:
+        if self._relay is not None and self.ranks:
+            self._relay.forward(event_log(self.attempt_folder, self.ranks[0]))
+
+    def watch(self) -> None:
+        self.forward()
+        if self._exchange is not None and self._exchange.is_asked(self.group):  # by node 0, whose ranks have ended
+            self.take_stacks()
+            self._exchange.answer(self.evidence(), still_running=True)
+
+    def on_state(self, state: GroupState) -> None:
+        self._send({"type": "group", "group": state})
 
     def on_restart(self, reason: AttemptReason) -> None:
-        self._before_restart(reason)
+        self.forward()
+        trial = self.evidence()
+        if self._exchange is not None:
+            trial = self._exchange.share(trial, last=False)
+        keep_evidence(self.folder, trial)
+        self._send(attempt_event(trial, reason))
 
 
 #: Seconds between two looks of the agent at its ranks.
@@ -116,33 +126,12 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
     forked = options.start_method == "fork"
     logs = RankLogs(folder, options.redirects, options.tee)
-    recorder = WorkloadRecorder(payload, "elastic")
-    relay = EventLogRelay(send)
     exchange = None
     if is_multi_node(options):
         from pytest_aorta.launch.child.several_nodes import NodeExchange
 
         exchange = NodeExchange(options, payload["trial_id"])
-
-    def before_restart(reason: AttemptReason) -> None:
-        forward_events()
-        trial = recorder.evidence()
-        if exchange is not None:
-            trial = exchange.share(trial, last=False)
-        keep_evidence(folder, trial)
-        send(attempt_event(trial, reason))
-
-    def forward_events() -> None:
-        if not forked and recorder.ranks:  # the first rank has no channel; a forked one sends its events itself
-            relay.forward(event_log(recorder.attempt_folder, recorder.ranks[0]))
-
-    def watch() -> None:
-        forward_events()
-        if exchange is not None and exchange.is_asked(recorder.group):  # by node 0, whose ranks have ended
-            take_stacks(recorder.running, recorder.attempt_folder, Path(payload["sockets"]))
-            exchange.answer(recorder.evidence(), still_running=True)
-
-    recorder.watch = watch  # type: ignore[method-assign]
+    recorder = _Recorder(payload, send, exchange, forks=forked)
     use_recorder(recorder, max(1.0, payload["grace"]))
     error: dict[str, str] | None = None
     try:
@@ -158,8 +147,10 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             master_port=options.master_port,
             local_addr=options.local_addr,
         )
-        error = reason_of(_Agent(spec, logs, options, send, before_restart).run(options.role))
-        forward_events()
+        barrier = options.exit_barrier_timeout
+        agent = ReportingAgent(spec, logs, start_method=options.start_method, exit_barrier_timeout=barrier)
+        error = reason_of(agent.run(options.role))
+        recorder.forward()
     except SignalException as stop:
         close_stores()
         # The trial is being ended, and its ranks have ended.

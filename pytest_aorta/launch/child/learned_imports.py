@@ -20,7 +20,7 @@ from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.launch_mode import Refused
 from pytest_aorta.probe.packages import Installed
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
-from pytest_aorta.trials.events import Send
+from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state
 
 #: torch keeps a folder below TMPDIR in it, another one in every trial, and computes it again where it is missing.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,19 +14,20 @@ from pytest_aorta.launch.child.attempt_files import (
     attempt_evidence,
     attempt_folder,
     event_log,
-    left_early,
+    read_rank,
+    recorder_socket,
     save_collectives,
 )
 from pytest_aorta.launch.child.torch_compat import connect_without_name_server, quiet_stderr, start_worker_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
-from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, socket_path
+from pytest_aorta.launch.diagnosis.traces import gave_up_waiting
 from pytest_aorta.launch.nodes import LOOPBACK
 from pytest_aorta.runtime.process_tree import request_stacks
 from pytest_aorta.runtime.zygote_main import arm
-from pytest_aorta.trials.events import EndEvent, Send
 from pytest_aorta.trials.lifecycle import failure_of, step_file
+from pytest_aorta.trials.records import Event, Send
 from pytest_aorta.trials.seeding import rank_seed
 
 if TYPE_CHECKING:
@@ -50,22 +50,17 @@ class WorkloadRecorder(AttemptRecorder):
         """Have stacks and flight recorders taken where they can say for which rank the others have waited."""
         super().stop()
         if is_about_a_missing_rank(self.evidence()):
-            take_stacks(self.running, self.attempt_folder, self._sockets)
+            self.take_stacks()
+
+    def take_stacks(self) -> None:
+        """Of the ranks that run, and what their flight recorders have."""
+        for rank in self.running:
+            save_collectives(self.attempt_folder, rank, self._sockets)
+        request_stacks(self.running.values())
 
     def has_left(self, local_rank: int) -> bool:
-        return left_early(self.attempt_folder, self.ranks[local_rank])
-
-
-def take_stacks(running: Mapping[int, int], folder: Path, sockets: Path) -> None:
-    """Have the stacks and the flight recorders of processes taken, by rank."""
-    for rank, pid in running.items():
-        save_collectives(folder, rank, pid, sockets)
-    request_stacks(running.values())
-
-
-def save_own_collectives(error: BaseException, folder: Path, rank: int, sockets: Path) -> None:
-    if gave_up_waiting(str(error)):
-        save_collectives(folder, rank, os.getpid(), sockets)
+        seen = read_rank(RankEvidence(self.ranks[local_rank]), self.attempt_folder).seen()
+        return not (seen.finished or seen.result is not None or seen.failures)
 
 
 def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
@@ -79,19 +74,21 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
         _import(payload, seed, log.send)
     use_seed(seed)
     sockets = Path(payload["sockets"])
-    _serve_flight_recorder(sockets)
+    with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
+        start_worker_server(recorder_socket(folder, rank, sockets))  # before the rank makes a process group
     connect_without_name_server(LOOPBACK)
 
     def on_error(error: BaseException) -> None:
         _write_error_file(error)
-        save_own_collectives(error, folder, rank, sockets)
+        if gave_up_waiting(str(error)):
+            save_collectives(folder, rank, sockets)
 
     return run_workload(payload, log.send, step_file(folder, rank), on_error=on_error)
 
 
 def _import(payload: TrialPayload, seed: int, send: Send) -> None:
     send({"type": "begin", "phase": "import"})
-    end: EndEvent = {"type": "end", "phase": "import", "sec": 0.0}
+    end: Event = {"type": "end", "phase": "import", "sec": 0.0}
     start = time.monotonic()
     try:
         load(payload, seed)
@@ -103,14 +100,6 @@ def _import(payload: TrialPayload, seed: int, send: Send) -> None:
         end["sec"] = time.monotonic() - start
         send(end)
     prepare(payload)
-
-
-def _serve_flight_recorder(sockets: Path) -> None:
-    # Before the rank makes a process group.
-    path = socket_path(os.getpid(), sockets)
-    with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
-        path.unlink(missing_ok=True)  # of an earlier process with this number
-        start_worker_server(path)
 
 
 def _write_error_file(error: BaseException) -> None:

@@ -71,7 +71,8 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
 
 
 def _dynamic(options: ElasticOptions, run_id: str, store: Any, at: str, local_addr: str | None) -> RendezvousHandler:
-    parameters = RendezvousParameters("c10d", at, run_id, *options.nnodes, local_addr=local_addr, **_DYNAMIC)
+    least, most = options.nnodes
+    parameters = RendezvousParameters("c10d", at, run_id, least, most, local_addr, **_DYNAMIC)
     return create_handler(store, C10dRendezvousBackend(store, run_id), parameters)
 
 

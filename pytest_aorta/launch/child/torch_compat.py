@@ -34,7 +34,7 @@ from torch.distributed.launcher import api as launcher
 
 from pytest_aorta.launch.child.attempt_files import AttemptRecorder
 from pytest_aorta.runtime.process_tree import native_threads
-from pytest_aorta.trials.events import AttemptReason, GroupEvent, GroupStateName
+from pytest_aorta.trials.records import AttemptReason, GroupState, GroupStateName
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +43,9 @@ _AT_ONCE = 0.5
 
 
 class _ObservedGroup(WorkerGroup):
-    """A worker group that reports the changes of its state to its agent."""
+    """A worker group that reports the changes of its state."""
 
-    def __init__(self, spec: WorkerSpec, agent: ReportingAgent) -> None:
-        self._agent = agent
+    def __init__(self, spec: WorkerSpec) -> None:
         self._state: WorkerState | None = None
         super().__init__(spec)
 
@@ -59,38 +58,18 @@ class _ObservedGroup(WorkerGroup):
     def state(self, state: WorkerState) -> None:
         changed, self._state = state is not self._state, state
         if changed:
-            self._agent._note_state(state)
+            workers, recorder = getattr(self, "workers", ()), _Ranks.recorder
+            size = workers[0].world_size if workers else -1
+            name, attempt = cast(GroupStateName, state.name), max(0, recorder.attempt)
+            recorder.on_state(GroupState(name, time.time(), attempt, None if size == -1 else size))
 
 
 class ReportingAgent(LocalElasticAgent):
-    """torch's elastic agent with hooks for the states of its worker group, and for restarts."""
+    """torch's elastic agent, which tells the recorder of its ranks of states and restarts."""
 
     def __init__(self, spec: WorkerSpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
-        self._worker_group: WorkerGroup = _ObservedGroup(spec, self)
-
-    def on_event(self, event: GroupEvent) -> None:
-        """The worker group has a new state."""
-
-    def on_restart(self, reason: AttemptReason) -> None:
-        """All ranks of an attempt have ended, and will be started again."""
-
-    def attempt(self) -> int:
-        """Number of the attempt: how often a failed rank has made the agent restart all."""
-        return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
-
-    def _note_state(self, state: WorkerState) -> None:
-        workers = self._worker_group.workers
-        size = workers[0].world_size if workers else -1
-        self.on_event(
-            {
-                "type": "group",
-                "state": cast(GroupStateName, state.name),
-                "at": time.time(),
-                "attempt": max(0, self.attempt()),
-                "world_size": None if size == -1 else size,
-            }
-        )
+        self._worker_group: WorkerGroup = _ObservedGroup(spec)
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         super()._setup_local_watchdog(envs)
@@ -124,7 +103,7 @@ class ReportingAgent(LocalElasticAgent):
             self._stop_workers(worker_group, is_restart=True)
         else:
             self._stop_workers(worker_group)
-        self.on_restart(reason)
+        _Ranks.recorder.on_restart(reason)
         super()._restart_workers(worker_group)
 
 
@@ -216,9 +195,9 @@ def use_recorder(recorder: AttemptRecorder, stop_timeout: float) -> None:
     setattr(multiprocessing, "SubprocessContext", ProgramRanks)  # noqa: B010
 
 
-def use_agent_in_torchrun(agent: type[LocalElasticAgent]) -> None:
-    """Have torchrun, when it runs in this process, make this agent."""
-    setattr(launcher, "LocalElasticAgent", agent)  # noqa: B010  (no exported name)
+def use_agent_in_torchrun() -> None:
+    """Have torchrun, when it runs in this process, make an agent that reports."""
+    setattr(launcher, "LocalElasticAgent", ReportingAgent)  # noqa: B010  (no exported name)
 
 
 def refuse_native_threads() -> None:

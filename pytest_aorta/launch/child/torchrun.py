@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pytest_aorta.launch.child.attempt_files import (
     EventLogRelay,
@@ -29,12 +29,9 @@ from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, s
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET
-from pytest_aorta.trials.events import EndEvent, Send
 from pytest_aorta.trials.execution import DEFAULTS, NAMES, ElasticOptions, elastic_options, note_tmp
 from pytest_aorta.trials.loading import describe, load_class
-
-if TYPE_CHECKING:
-    from pytest_aorta.launch.child.command import CommandOutput
+from pytest_aorta.trials.records import Event, Failure, ResultRecord, Send
 
 #: What the program that runs torchrun gets and leaves, in the folder of the trial.
 ORDER, STATES, ERROR, LOGS = "torchrun.json", "torchrun_states.events", "torchrun_error.json", "torchrun"
@@ -98,11 +95,21 @@ def send_environment(payload: TrialPayload, send: Send) -> None:
     send({"type": "env", "env": collect_env(_static, [*payload["watched"], *NAMES]).to_dict()})
 
 
+class RanksOutput(Protocol):
+    """Looks at what the ranks of a program print."""
+
+    def look(self, attempt: int) -> None:
+        """The ranks of an attempt are running, or have ended."""
+
+    def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
+        """Of the last attempt, once torchrun has ended with this exit code; and what it has failed of if that is 0."""
+
+
 def run_program(
     payload: TrialPayload,
     send: Send,
     words: Sequence[str],
-    output: CommandOutput | None = None,
+    output: RanksOutput | None = None,
     *,
     cwd: str | None = None,
     sys_path: Sequence[str] = (),
@@ -141,14 +148,12 @@ def run_program(
     )
     found = judge(trial)
     code = 0 if trial.agent is None else trial.agent.returncode or 0
-    if ready is not None and (found.failure is None or found.failure.get("rank") is not None):
-        end: EndEvent = {"type": "end", "phase": "run", "sec": time.monotonic() - ready, "at": time.time()}
+    if ready is not None and (found.failure is None or found.failure.rank is not None):
+        end: Event = {"type": "end", "phase": "run", "sec": time.monotonic() - ready, "at": time.time()}
         if output is None:
-            end["result"] = {"passed": code == 0, "metrics": {"returncode": code}}
+            end["result"] = ResultRecord(code == 0, metrics={"returncode": code})
         else:
-            end["result"], failure = output.result(begun, code)
-            if failure is not None:
-                end["failure"] = failure
+            end["result"], end["failure"] = output.result(begun, code)
         send(end)
     _report(folder, trial, send)
     send({"type": "lived", "at": time.time()})

@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -24,11 +25,11 @@ from pytest_aorta.launch.child.attempt_files import (
 )
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.rank_main import WorkloadRecorder, run_rank
-from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_agent_in_torchrun, use_recorder
+from pytest_aorta.launch.child.torch_compat import use_agent_in_torchrun, use_recorder
 from pytest_aorta.launch.child.torchrun import ERROR, STATES
 from pytest_aorta.launch.diagnosis.evidence import RankExit
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
-from pytest_aorta.trials.events import EndEvent, EnvEvent, GroupEvent, TrialEvent
+from pytest_aorta.trials.records import Event, GroupState, ResultRecord
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.launch_mode import TrialPayload
@@ -40,39 +41,37 @@ class ScriptRecorder(AttemptRecorder):
     def started(self, pids: Mapping[int, int]) -> None:
         super().started(pids)
         for rank, pid in self.running.items():
-            env: EnvEvent = {"type": "env", "env": {"process": {"pid": pid}}}
+            env: Event = {"type": "env", "env": {"process": {"pid": pid}}}
             self._append(rank, env, {"type": "begin", "phase": "run"})
 
     def ended(self, rank: int, end: RankExit) -> None:
         at = end.at or time.time()
-        event: EndEvent = {"type": "end", "phase": "run", "sec": end.sec, "at": at}
+        event: Event = {"type": "end", "phase": "run", "sec": end.sec, "at": at}
         if end.exitcode == 0:
-            self._append(rank, {**event, "result": {"passed": True}}, {"type": "lived", "at": at})
+            self._append(rank, {**event, "result": ResultRecord(True)}, {"type": "lived", "at": at})
         elif not end.stopped:
             error_file, stderr = (find_file(self.folder, self.attempt, rank, it) for it in ("error.json", "stderr.log"))
             failure = infer_exit_reason(end.exitcode, read_error_file(error_file), stderr)
             if end.exitcode == -signal.SIGTERM:
-                failure["message"] += ", which its agent had not sent"
+                failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
             # A rank writes why it fails before its exit is noticed.
-            written = [error_file, stderr if failure["kind"] == "exception" else None]
-            failure["at"] = min([at, *(path.stat().st_mtime for path in written if path is not None)])
-            self._append(rank, {**event, "failure": failure})
+            written = [error_file, stderr if failure.kind == "exception" else None]
+            first = min([at, *(path.stat().st_mtime for path in written if path is not None)])
+            self._append(rank, {**event, "failure": replace(failure, at=first)})
         super().ended(rank, end)
 
-    def _append(self, rank: int, *events: TrialEvent) -> None:
+    def _append(self, rank: int, *events: Event) -> None:
         with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
             log = EventLogWriter(event_log(self.attempt_folder, rank))
             for event in events:
                 log.send(event)
 
 
-class TorchrunAgent(ReportingAgent):
-    """torchrun's agent, which writes the states of its worker group into the file ``states``."""
+class StatesRecorder(WorkloadRecorder):
+    """Writes the states of the worker group into a file."""
 
-    states: ClassVar[Path]
-
-    def on_event(self, event: GroupEvent) -> None:
-        EventLogWriter(self.states).send(event)
+    def on_state(self, state: GroupState) -> None:
+        EventLogWriter(self.folder / STATES).send({"type": "group", "group": state})
 
 
 def main(launcher: str, path: Path, arguments: list[str]) -> int:
@@ -89,9 +88,8 @@ def main(launcher: str, path: Path, arguments: list[str]) -> int:
         # Of an outer torchrun, whose rank's failure this one's are not.
         os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
     else:
-        use_recorder(WorkloadRecorder(payload, "torchrun"), max(1.0, payload["grace"]))
-        TorchrunAgent.states = path.with_name(STATES)
-        use_agent_in_torchrun(TorchrunAgent)
+        use_recorder(StatesRecorder(payload, "torchrun"), max(1.0, payload["grace"]))
+        use_agent_in_torchrun()
     from torch.distributed.run import main as torchrun
 
     try:

@@ -25,10 +25,10 @@ from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.process import Children, children_now, had_children_since
 from pytest_aorta.probe.variables import recorded_variables
 from pytest_aorta.trials.config import TrialIsolation, added_options, resolve_config, supports_process, with_added
-from pytest_aorta.trials.events import Send
 from pytest_aorta.trials.execution import NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, imported_later, load_class, set_arguments
+from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def run_workload(
     watch = Watch.begin(payload["watched"], _had_children) if payload["watched"] and is_first else None
     assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
-    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.to_plain()})
+    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.record()})
     cls = load_class(payload["target"])
     isolation: TrialIsolation = "process" if supports_process(cls) else "in_process"
     added = added_options(

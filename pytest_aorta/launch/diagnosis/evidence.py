@@ -6,14 +6,13 @@ Times are seconds of ``time.time()``; codes are negative for a signal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.trials.events import TrialEvent
-from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.outcome import Observation
+from pytest_aorta.trials.records import Event, to_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -76,7 +75,7 @@ class RankEvidence:
     started: bool = False
     running: bool = False
     exit: RankExit | None = None
-    events: list[TrialEvent] | None = None
+    events: list[Event] | None = None
     location: Location | None = None
     collective: Collective | None = None
     error_file: dict[str, Any] | None = None
@@ -91,11 +90,25 @@ class RankEvidence:
         """Whether there is anything of it."""
         return self.started or self.exit is not None or self.events is not None
 
-    def seen(self, until: float | None = None) -> Observed:
-        """What it has reported up to a time."""
-        seen = Observed()
+    @property
+    def pid(self) -> int | None:
+        """Its process: as its parent knows it, else as its snapshot says."""
+        if self.exit is not None and self.exit.pid is not None:
+            return self.exit.pid
+        pid = ((self.seen().env or {}).get("process") or {}).get("pid")
+        return pid if isinstance(pid, int) else None
+
+    def seen(self, until: float | None = None) -> Observation:
+        """What it has reported up to a time.
+
+        What a rank reports after its deadline is an effect of the signals that ask for its stacks and end it: they
+        interrupt its system calls.
+        """
+        seen = Observation()
         for event in self.events or ():
-            if counts(_time_of(event), until):
+            failure = event.get("failure")
+            at = event.get("at") if failure is None or failure.at is None else failure.at
+            if until is None or at is None or at <= until:
                 seen.see(event)
         return seen
 
@@ -146,34 +159,12 @@ class TrialEvidence:
         return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TrialEvidence:
         """What ``to_json`` has written; raises ``ValueError`` for anything else."""
         return _adapter().validate_json(text)
-
-
-def counts(at: float | None, until: float | None) -> bool:
-    """Whether something of that time counts.
-
-    What a rank reports after its deadline is an effect of the signals that ask for its stacks and end it: they
-    interrupt its system calls.
-    """
-    return until is None or at is None or at <= until
-
-
-def _time_of(event: TrialEvent) -> float | None:
-    at: Any = event.get("at")
-    if event["type"] == "end" and "failure" in event:
-        at = event["failure"].get("at", at)
-    return None if at is None else float(at)
-
-
-def pid_of(seen: Observed) -> int | None:
-    """The process of a rank, from its environment snapshot."""
-    pid = ((seen.env or {}).get("process") or {}).get("pid")
-    return pid if isinstance(pid, int) else None
 
 
 @cache

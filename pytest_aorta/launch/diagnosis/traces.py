@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.diagnosis.evidence import Collective, Location
-from pytest_aorta.trials.events import FailureData
 from pytest_aorta.trials.outcome import signal_name
+from pytest_aorta.trials.records import Failure
 
 if TYPE_CHECKING:
-    from pytest_aorta.trials.outcome import Observed
+    from pytest_aorta.trials.outcome import Observation
 
 
 #: A thread's heading, and one of its frames, innermost first, as faulthandler writes them.
@@ -47,19 +46,16 @@ class Frame:
 
 
 def read_dump(path: Path) -> list[list[Frame]]:
-    """The threads of the first dump in a file, each with its innermost frame first; the main thread is the last.
-
-    Empty when there is no dump: the process has not reacted to the signal.
-    """
+    """The first dump in a file; empty when there is none: the process has not reacted to the signal."""
     try:
         with path.open("rb") as file:
-            text = file.read(_LOOKED_AT).decode(errors="replace")
+            return parse_dump(file.read(_LOOKED_AT).decode(errors="replace"))
     except OSError:
         return []
-    return parse_dump(text)
 
 
 def parse_dump(text: str) -> list[list[Frame]]:
+    """The threads of the first dump in a text, each with its innermost frame first; the main thread is the last."""
     threads: list[list[Frame]] = []
     before = ""
     for line in text.splitlines():
@@ -74,30 +70,21 @@ def parse_dump(text: str) -> list[list[Frame]]:
 
 
 def locate(threads: list[list[Frame]], source: str | None = None) -> Location | None:
-    """Where the main thread was, by a frame of the workload's code.
-
-    Args:
-        threads: of ``read_dump``.
-        source: the workload's file.
-    """
+    """Where the main thread was, by a frame of the workload's code, whose file is ``source``."""
     if not threads or not threads[-1]:
         return None
     frames = threads[-1]
     # Frames of the workload are those inside of this package's.
     until = next((at for at, frame in enumerate(frames) if "/pytest_aorta/" in frame.file), len(frames))
     frames = frames[:until] or frames
-    own = _own(frames, source)
+    of_workload = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
+    own = next(of_workload, 0)
     inside = [frame.name for frame in frames[:own] if frame.name not in _WRAPPERS]
     called = f"{inside[-1]} in " if inside else ""
     where = frames[own]
     collective = next((frame.name for frame in reversed(frames) if _is_collective(frame)), None)
     function = "" if where.name == "<module>" else f"{where.name}() at "
     return Location(f"{called}{function}{Path(where.file).name} line {where.line}", collective)
-
-
-def _own(frames: list[Frame], source: str | None) -> int:
-    own = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
-    return next(own, 0)
 
 
 def _is_collective(frame: Frame) -> bool:
@@ -147,30 +134,27 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 #: The line that ends a traceback.
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<message>.*))?")
 
-#: How ``faulthandler`` begins what it writes of a crash, and a frame in it.
-_CRASHED = "Fatal Python error: "
-
 #: Exit code of an interpreter that an exception has ended.
 _UNCAUGHT = 1
 
 
-def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> FailureData:
+def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path | str | None) -> Failure:
     """The failure of a process in its ``run``."""
     if code < 0:
         name = signal_name(-code)
         if (raised := _printed(stderr, crashed=True)) is not None:
-            return {**raised, "signal": name}
-        return {"phase": "run", "kind": "signal", "signal": name, "message": f"ended by {name}"}
+            return replace(raised, signal=name)
+        return Failure("run", "signal", f"ended by {name}", signal=name)
     raised = _recorded(error_file) or (_printed(stderr) if code == _UNCAUGHT else None)
     if raised is not None:
-        return {**raised, "exit_code": code}
-    return {"phase": "run", "kind": "exit_code", "exit_code": code, "message": f"ended itself with exit code {code}"}
+        return replace(raised, exit_code=code)
+    return Failure("run", "exit_code", f"ended itself with exit code {code}", exit_code=code)
 
 
-def _recorded(error_file: dict[str, Any] | None) -> FailureData | None:
+def _recorded(error_file: dict[str, Any] | None) -> Failure | None:
     message = None if error_file is None else error_file.get("message")
     if isinstance(message, str):
-        return {"phase": "run", "kind": "exception", "message": message}
+        return Failure("run", "exception", message)
     if not isinstance(message, dict):
         return None
     extra = message.get("extraInfo")
@@ -178,7 +162,7 @@ def _recorded(error_file: dict[str, Any] | None) -> FailureData | None:
     return _exception(str(message.get("message", "")), traceback if isinstance(traceback, str) else None)
 
 
-def _printed(stderr: Path | str | None, *, crashed: bool = False) -> FailureData | None:
+def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | None:
     """The last traceback of a log; other lines may follow it, as libraries complain when a process ends.
 
     Where the interpreter has ``crashed``, only of an exception that was ending it: torch may abort such a process
@@ -198,19 +182,16 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> FailureData
 
 
 def _was_ending(lines: Sequence[str]) -> bool:
-    crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASHED)), None)
+    crash = next((number for number, line in enumerate(lines) if _FATAL.match(line)), None)
     return crash is not None and "  <no Python frame>" in lines[crash:] and not any(map(_FRAME.match, lines[crash:]))
 
 
-def _exception(text: str, traceback: str | None) -> FailureData:
-    failure: FailureData = {"phase": "run", "kind": "exception", "message": text}
+def _exception(text: str, traceback: str | None) -> Failure:
     found = _RAISED.fullmatch(text.partition("\n")[0])
-    if found is not None:
-        failure["type"] = found["type"].rpartition(".")[2]
-        failure["message"] = text[found.end("type") :].removeprefix(": ")
-    if traceback is not None:
-        failure["traceback"] = traceback
-    return failure
+    if found is None:
+        return Failure("run", "exception", text, traceback=traceback)
+    message = text[found.end("type") :].removeprefix(": ")
+    return Failure("run", "exception", message, found["type"].rpartition(".")[2], traceback)
 
 
 #: The peer is gone: gloo, TCPStore, NCCL and RCCL.
@@ -258,7 +239,7 @@ class ImportHang:
     stacks: str
     output: str
 
-    def see(self, seen: Observed, target: str, folder: Path | None) -> None:
+    def see(self, seen: Observation, target: str, folder: Path | None) -> None:
         """Note it as what was seen of a trial of ``target``, and write it into the trial's ``folder``."""
         if folder is not None:
             with contextlib.suppress(OSError):
@@ -286,22 +267,21 @@ _PATIENCE = 1.0
 _HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
 
 
-def request_trace(pid: int, sockets: Path) -> dict[str, Any] | None:
-    """The trace of a rank of this host; ``None`` without an answer in time."""
+def request_trace(path: Path) -> dict[str, Any] | None:
+    """The trace of a rank of this host, at its socket; ``None`` without an answer in time."""
     for handler in _HANDLERS:
-        connection = _Connection(socket_path(pid, sockets))
         try:
-            connection.request("POST", f"/handler/{handler}")
-            response = connection.getresponse()
-            content = response.read()
-            if response.status == http.client.NOT_FOUND:
-                continue
-            answer = json.loads(content)
-        except (OSError, ValueError, http.client.HTTPException):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_PATIENCE)
+                connection.connect(str(path))
+                connection.sendall(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
+                answer = b"".join(iter(lambda: connection.recv(2**16), b""))
+            head, _, body = answer.partition(b"\r\n\r\n")
+            if b" 404 " not in head.partition(b"\r\n")[0]:
+                trace = json.loads(body)
+                return trace if isinstance(trace, dict) else None
+        except (OSError, ValueError):
             return None
-        finally:
-            connection.close()
-        return answer if isinstance(answer, dict) else None
     return None
 
 
@@ -313,19 +293,3 @@ def last_collective(trace: dict[str, Any]) -> Collective | None:
     last = max(entries, key=lambda entry: int(entry.get("record_id", 0)))
     group = (last.get("process_group") or ("", ""))[1]
     return Collective(str(last.get("profiling_name")), int(last.get("collective_seq_id", 0)), str(group))
-
-
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(_PATIENCE)
-        self.sock.connect(str(self._path))
-
-
-def socket_path(pid: int, sockets: Path) -> Path:
-    """Where a rank serves its recorder: not below the results, whose paths may be longer than a socket's may be."""
-    return sockets / f"{pid}"

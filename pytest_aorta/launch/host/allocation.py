@@ -13,7 +13,7 @@ from pytest_aorta.runtime.resources.cores import equal_shares, threads_of
 from pytest_aorta.runtime.resources.devices import choose_devices, device_variables, devices_text, find_devices
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases
 from pytest_aorta.trials.execution import Resources
-from pytest_aorta.trials.fingerprint import Impositions
+from pytest_aorta.trials.fingerprint import ImposedCounts
 from pytest_aorta.trials.result import Imposed, SideBySide
 
 #: The first is the one that torch goes by.
@@ -35,7 +35,7 @@ class Cancellable(Protocol):
 class Allocation:
     """The part of a host that a trial may use."""
 
-    imposes: Impositions = field(default_factory=Impositions)
+    imposes: ImposedCounts = field(default_factory=ImposedCounts)
     cores: tuple[int, ...] | None = None
     threads: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -122,15 +122,15 @@ class Allocator:
                     descriptors=tuple(lease.descriptors),
                 )
 
-    def imposes(self, need: int) -> Impositions:
+    def imposes(self, need: int) -> ImposedCounts:
         """What an allocation for so many processes changes for them."""
         devices = None if self._found is None else need if self._leases is not None else 0
         if not self._divides:
-            return Impositions(devices=devices)
+            return ImposedCounts(devices=devices)
         if self._shares is None:
-            return Impositions(threads=1, devices=devices)
+            return ImposedCounts(threads=1, devices=devices)
         cores = threads_of(self._shares[0])
-        return Impositions(threads=max(1, cores // need), cores=cores, devices=devices)
+        return ImposedCounts(threads=max(1, cores // need), cores=cores, devices=devices)
 
     def _cores(self, slot: int) -> tuple[int, ...] | None:
         if self._shares is None:

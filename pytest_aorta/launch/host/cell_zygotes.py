@@ -24,7 +24,7 @@ from pytest_aorta.runtime.zygote import (
     ZygoteUnwanted,
 )
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Zygotes kept warm per slot.
@@ -198,7 +198,7 @@ class CellZygotes:
         learned = self._learned.get(server.spec.key())
         return spec.execution.preload == "auto" and not server.spec.fresh and (learned is None or not learned.complete)
 
-    def learn_imports(self, server: Server, seen: Observed, *, forked: bool) -> None:
+    def learn_imports(self, server: Server, seen: Observation, *, forked: bool) -> None:
         """Take in what a trial has imported, and note in ``seen`` what was imported for it."""
         if server.spec.fresh or not forked:
             return

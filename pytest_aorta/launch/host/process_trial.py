@@ -18,8 +18,8 @@ from pytest_aorta.launch.diagnosis.traces import ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
-from pytest_aorta.launch.host.evidence import Evidence, collect_artifacts, stacks_to_read, stderr_to_read
 from pytest_aorta.launch.host.place import Place, TemporaryFolders, clear_place, make_place, share_place
+from pytest_aorta.launch.host.trial_files import TrialFiles, collect_artifacts, stacks_to_read, stderr_to_read
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command
 from pytest_aorta.launch.nodes import NodeStore, is_multi_node
 from pytest_aorta.launch.record import build_record, request_of
@@ -28,8 +28,8 @@ from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.channel import Message
 from pytest_aorta.runtime.zygote import Server, StartLimits, Task, TaskEnd, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
-from pytest_aorta.trials.events import GroupEvent, parse_event
-from pytest_aorta.trials.outcome import Observed, conclude, exit_failure, interruption, was_terminated
+from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
+from pytest_aorta.trials.records import GroupState, parse_event
 from pytest_aorta.trials.result import Imposed, Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 from pytest_aorta.trials.spec import TrialSpec
@@ -98,7 +98,7 @@ class LogLimit:
 START_FAILURES = (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError, DevicesQuarantined)
 
 
-def see_start_failure(seen: Observed, error: Exception, target: str, folder: Path | None) -> None:
+def see_start_failure(seen: Observation, error: Exception, target: str, folder: Path | None) -> None:
     """Note why a trial of ``target`` could not start; stacks of an import that hung go into its ``folder``."""
     if isinstance(error, ZygoteTimeout):
         ImportHang(error.limit, error.stacks, error.output).see(seen, target, folder)
@@ -125,8 +125,8 @@ def leftover_notes(ended: TaskEnd) -> list[str]:
     return notes
 
 
-def membership_notes(states: Sequence[GroupEvent]) -> list[str]:
-    sizes = [(state["attempt"], state["world_size"]) for state in states if state["state"] == "HEALTHY"]
+def membership_notes(states: Sequence[GroupState]) -> list[str]:
+    sizes = [(state.attempt, state.world_size) for state in states if state.state == "HEALTHY"]
     return [
         f"from attempt {attempt} on, {after} ranks instead of {before}"
         for (_, before), (attempt, after) in itertools.pairwise(sizes)
@@ -155,7 +155,7 @@ class ProcessTrial:
         node_store: NodeStore | None = None,
     ) -> None:
         self.spec = spec
-        self.seen = Observed()
+        self.seen = Observation()
         #: Its processes that cannot be ended.
         self.stuck: list[str] = []
         self._folder = folder
@@ -167,7 +167,7 @@ class ProcessTrial:
         self._started_at = utc_now()
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
-        self._evidence: Evidence | None = None
+        self._files: TrialFiles | None = None
         self._server: Server | None = None
         self._task: Task | None = None
         self._imposed = Imposed()
@@ -207,7 +207,7 @@ class ProcessTrial:
             self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation, timeout, self._is_wanted)
             self._note(cell.info.config_warnings)
             self._place = place = self._make_place(cell, inherited)
-            self._evidence = Evidence(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
+            self._files = TrialFiles(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
             limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
             self._submit(cell, inherited, allocation, timeout)
@@ -390,7 +390,7 @@ class ProcessTrial:
         return True
 
     def _receive(self, message: Message) -> None:
-        assert self._evidence is not None
+        assert self._files is not None
         if message.get("type") in ("loading", "loaded", "prepared"):
             self._follow_import(message)
             return
@@ -402,7 +402,7 @@ class ProcessTrial:
         if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
         elif event["type"] == "ranks":
-            self._evidence.combine_results()
+            self._files.combine_results()
 
     def _follow_import(self, message: Message) -> None:
         if self._import_limit is None or self.seen.timed_out or self.seen.lost is not None:
@@ -417,17 +417,17 @@ class ProcessTrial:
 
     def _end(self, task: Task) -> None:
         assert task.ended is not None
-        assert self._evidence is not None
+        assert self._files is not None
         self.seen.returncode = task.ended.returncode
         self.stuck = list(task.ended.unkillable)
         self._note(leftover_notes(task.ended))
         task.close()
         self._task = None
-        self._evidence.read(self._overdue)
+        self._files.read(self._overdue)
 
     def _end_overdue(self, *, stalled: bool) -> None:
         assert self._task is not None
-        assert self._evidence is not None
+        assert self._files is not None
         self.seen.timed_out = True
         self._overdue = time.time()
         if stalled:
@@ -435,7 +435,7 @@ class ProcessTrial:
         elif self._import_limit is not None:
             self.seen.timeout = self._import_limit
         self._deadline = self._stalls_at = None
-        self._evidence.save_collectives()
+        self._files.save_collectives()
         self._task.kill(self.spec.limits.grace)
 
     def _note(self, texts: Iterable[str]) -> None:
@@ -446,7 +446,7 @@ class ProcessTrial:
         self._note([*self._logs.cut(), *membership_notes(self.seen.states)])
         artifacts = collect_artifacts(self._folder)
         failure = conclude(self.seen)[1]
-        crashed = failure is not None and "signal" in failure
+        crashed = failure is not None and failure.signal is not None
         if self._place is not None:
             artifacts |= clear_place(self._place, self._temporary, failed=failure is not None, in_use=bool(self.stuck))
         return build_record(

@@ -23,8 +23,8 @@ from pytest_aorta.registry import Environment
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
-from pytest_aorta.trials.events import prepare_events
 from pytest_aorta.trials.execution import Resources
+from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 

@@ -1,22 +1,15 @@
 """Leases: a device is used by one task at a time, whichever process of this user on this host runs it.
 
-Every device has a lock file. A process that holds the file's lock (``flock``) holds the device, and the kernel takes
-the lock back when the last descriptor of it is closed, however that comes about. So a death leaves nothing to clean up.
-
-Which request takes a device is decided under one more lock, the *table*. It is held for the moment of looking and
-taking, and its holder waits for nothing: that is why there can be no deadlock. A request that does not get all it needs
-takes nothing, leaves a *ticket* (a file that is locked while the request waits), and looks again a little later. Small
-requests pass a big one that waits in this manner. But once a ticket has waited for longer than its patience, all the
-devices of its pool are reserved: only tickets that ran out of patience before it may take them. These are finitely
-many, so each request is served in the end, and requests for other devices are not held up.
+Every device has two lock files. Who holds the lock (``flock``) of the first holds the device; the kernel takes it back
+when its last descriptor is closed, however that comes about. The second is the *turn*: a request takes the turns of all
+devices of its pool, in ascending order, and keeps them until it gets all the devices that it needs, at once. So no
+requests wait for each other in a circle, and none for few devices passes one for many.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
-import math
 import os
 import platform
 import re
@@ -25,13 +18,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from uuid import uuid4
 
-# Locks on files: ``flock`` on descriptors that no forked child keeps, and the table that decides about them.
-#
 # ``flock`` is called directly, though ``filelock`` is at hand: its release *unlocks* the file, for every process that
 # shares the descriptor, while a lease has to last until the last of them has gone.
 
@@ -79,92 +69,10 @@ def _in_forked_child() -> None:
 os.register_at_fork(before=RELEASES.acquire, after_in_parent=RELEASES.release, after_in_child=_in_forked_child)
 
 
-@contextlib.contextmanager
-def table(folder: Path) -> Iterator[bool]:
-    """Hold the table, unless another process does: then false."""
-    descriptor = os.open(folder / "table.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
-
-
-def is_locked(file: Path) -> bool:
-    """Whether any descriptor holds a file's lock; tried by taking it for a moment, so the table has to be held."""
-    probe = Locks()
-    try:
-        free = probe.add_locked(file, 0)
-    except FileNotFoundError:
-        return False
-    probe.close()
-    return not free
-
-
-#: A waiter that has not looked for so many seconds (a stopped process) reserves nothing until it looks again.
-_AWAY = 10.0
-
-
-class Ticket:
-    """A request that waits. Its file lies in the folder from the first failed attempt on, locked while it waits.
-
-    The name begins with the time at which patience ends (``CLOCK_MONOTONIC``, the same for all processes), so that
-    sorted names are the order in which tickets are served; the file holds the pool and the time of the last look.
-    """
-
-    def __init__(self, folder: Path, devices: Sequence[int], patience: float) -> None:
-        self._folder = folder
-        self._devices = devices
-        self._file = folder / f"{time.monotonic_ns() + int(patience * 1e9):020d}-{uuid4().hex}.ticket"
-        self._held = Locks()
-
-    def leave(self) -> None:
-        """Note that the request waits, and has just looked; the table is held."""
-        if not self._held.numbers:
-            self._held.add_locked(self._file, os.O_CREAT | os.O_EXCL)
-        # In nanoseconds the time never becomes shorter, so nothing of the last text is left behind the new one.
-        content = json.dumps({"devices": self._devices, "looked": time.monotonic_ns()})
-        os.pwrite(self._held.numbers[0], content.encode(), 0)
-
-    def reserved_by_others(self) -> set[int]:
-        """Devices that earlier tickets have lost patience over; the table is held."""
-        reserved: set[int] = set()
-        now = time.monotonic_ns()
-        for file in sorted(self._folder.glob("*.ticket")):
-            if file.name >= self._file.name or int(file.name.partition("-")[0]) > now:
-                break
-            if not is_locked(file):
-                file.unlink(missing_ok=True)  # its process has died, or was just served
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                ticket = json.loads(file.read_bytes())
-                if now - ticket["looked"] < _AWAY * 1e9:
-                    reserved.update(ticket["devices"])
-        return reserved
-
-    def __enter__(self) -> Ticket:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with RELEASES:
-            if self._held.numbers:
-                self._file.unlink(missing_ok=True)
-                self._held.close()
-                RELEASES.notify_all()
-
-
-#: Seconds between two looks at devices that others hold; a release in this process is seen at once.
-_POLL = 0.02
-#: The same while another process looks.
-_POLL_TABLE = 0.002
+#: Seconds between two looks at a turn, and at devices that others hold; a release in this process is seen at once.
+_POLL_TURN, _POLL = 0.005, 0.02
 #: Bytes in a lock file for the name of its holder.
 _NAME = 200
-#: How often ``holders`` tries to look.
-_LOOKS = 500
 
 #: Those of this process.
 _LEASES: weakref.WeakSet[Lease] = weakref.WeakSet()
@@ -184,26 +92,18 @@ class Leases:
     Args:
         devices: the pool.
         folder: where the lock files lie; ``default_folder()`` when not given. It must be on a local disk.
-        patience: seconds for which others may pass a request that does not fit.
         label: says who holds a device, in messages; the name of the program when not given.
     """
 
-    def __init__(
-        self, devices: Sequence[int], folder: Path | None = None, patience: float = 5.0, label: str | None = None
-    ) -> None:
+    def __init__(self, devices: Sequence[int], folder: Path | None = None, label: str | None = None) -> None:
         if len(set(devices)) < len(devices):
             raise ValueError(f"a pool names a device twice: {_listed(sorted(devices))}")
-        if not (math.isfinite(patience) and patience >= 0):
-            raise ValueError(f"patience must be a number of seconds, 0 or more, not {patience}")
         self.devices = tuple(sorted(devices))
         self.folder = default_folder() if folder is None else folder
-        self.patience = patience
         self.label = (Path(sys.argv[0]).name or "python") if label is None else label
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def acquire(
-        self, count: int, *, cancelled: Callable[[], bool] = lambda: False, prefer: Sequence[int] = ()
-    ) -> Lease:
+    def acquire(self, count: int, *, cancelled: Callable[[], bool] = lambda: False) -> Lease:
         """Wait until ``count`` devices are free, and take them all at once.
 
         The holder of a lease should not wait for another one: two that do can wait for each other.
@@ -211,7 +111,6 @@ class Leases:
         Args:
             count: how many; 0 gives an empty lease at once.
             cancelled: asked again and again while waiting, in this thread; has to answer quickly.
-            prefer: devices that are taken first if they are free.
 
         Raises:
             ValueError: the pool has not as many devices.
@@ -223,35 +122,39 @@ class Leases:
             raise ValueError(f"needs {count} devices, the pool has {len(self.devices)}: {_listed(self.devices)}")
         if count == 0:
             return Lease((), Locks())
-        order = [device for device in dict.fromkeys(prefer) if device in self.devices]
-        order += [device for device in self.devices if device not in order]
-        with Ticket(self.folder, self.devices, self.patience) as ticket:
+        turns = Locks()
+        waiting = [self.folder / f"turn-{device}.lock" for device in self.devices]
+        try:
             while not cancelled():
                 # Releases in this process notify, and cannot come between the look and the wait.
                 with RELEASES:
-                    with table(self.folder) as entered:
-                        lease = self._take(count, order, ticket) if entered else None
+                    while waiting and turns.add_locked(waiting[0], os.O_CREAT):
+                        del waiting[0]
+                    lease = None if waiting else self._take(count)
                     if lease is not None:
                         return lease
-                    RELEASES.wait(_POLL if entered else _POLL_TABLE)
+                    if not waiting:
+                        RELEASES.wait(_POLL)
+                if waiting:  # nobody is woken: threads of this process have no better chance than other processes
+                    time.sleep(_POLL_TURN)
+        finally:
+            with RELEASES:
+                turns.close()
         raise LeaseCancelled(f"gave up waiting for {count} of the devices {_listed(self.devices)}")
 
-    def _take(self, count: int, order: Sequence[int], ticket: Ticket) -> Lease | None:
-        """``count`` devices, or none of them; the table is held."""
-        reserved = ticket.reserved_by_others()
+    def _take(self, count: int) -> Lease | None:
         # Always as long, because cutting a file off can take milliseconds: ext4 then writes it to the disk.
         holder = f"{os.getpid()} {self.label}".encode(errors="replace")[:_NAME].ljust(_NAME)
         held = Locks()
         devices = []
         try:
-            for device in order:
-                if device not in reserved and held.add_locked(self._file(device), os.O_CREAT):
+            for device in self.devices:
+                if held.add_locked(self._file(device), os.O_CREAT):
                     devices.append(device)
                     if len(devices) == count:
                         for descriptor in held.numbers:
                             os.pwrite(descriptor, holder, 0)
                         return Lease(devices, held)
-            ticket.leave()
         except BaseException:
             held.close()
             raise
@@ -259,21 +162,9 @@ class Leases:
         return None
 
     def holders(self) -> dict[int, str]:
-        """Who holds the devices of the pool that are not free: ``pid 123 (pytest)``. For messages.
-
-        Empty when other processes hold the table all the time.
-        """
-        for _ in range(_LOOKS):
-            with RELEASES:
-                with table(self.folder) as entered:
-                    if entered:
-                        return {
-                            device: _holder(file)
-                            for device, file in ((device, self._file(device)) for device in self.devices)
-                            if file.exists() and is_locked(file)
-                        }
-                RELEASES.wait(_POLL_TABLE)
-        return {}
+        """Who holds the devices of the pool that are not free: ``pid 123 (pytest)``. For messages."""
+        with RELEASES:
+            return {device: _holder(file) for device in self.devices if _is_locked(file := self._file(device))}
 
     def inherited(self) -> dict[int, int]:
         """Devices of the pool whose locks another process has handed to this one, each with its descriptor."""
@@ -301,10 +192,7 @@ class Lease:
     """Devices that are held until ``release``, or until the end of this process."""
 
     def __init__(self, devices: Sequence[int], held: Locks) -> None:
-        # Ascending, each with its descriptor.
-        pairs = sorted(zip(devices, held.numbers, strict=True))
-        self.devices = tuple(device for device, _ in pairs)
-        self._order = tuple(descriptor for _, descriptor in pairs)
+        self.devices = tuple(devices)
         self._held = held
         _LEASES.add(self)
 
@@ -315,7 +203,7 @@ class Lease:
         A process that was sent them keeps the devices until it closes them or ends, also after a release here. It must
         not unlock them (``LOCK_UN``): that would release the devices for all who share them.
         """
-        return self._order if self._held.numbers else ()
+        return tuple(self._held.numbers)
 
     def release(self) -> None:
         """Give the devices back; twice is harmless. Those whose descriptors another process holds stay with it."""
@@ -368,6 +256,16 @@ def _holder(file: Path) -> str:
         return "a process that has not left its name"
     named = f"pid {pid} ({label})"
     return named if Path("/proc", pid).exists() else f"a process that {named} has left behind"
+
+
+def _is_locked(file: Path) -> bool:
+    probe = Locks()
+    try:
+        free = probe.add_locked(file, 0)
+    except FileNotFoundError:
+        return False
+    probe.close()
+    return not free
 
 
 def _listed(devices: Sequence[int]) -> str:

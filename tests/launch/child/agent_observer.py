@@ -17,8 +17,8 @@ from pytest_aorta.launch.child.elastic import RankLogs
 from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_recorder
 from pytest_aorta.launch.diagnosis.evidence import RankExit
-from pytest_aorta.trials.events import AttemptReason, GroupEvent
 from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.records import AttemptReason, GroupState
 
 RANKS = 2
 
@@ -40,14 +40,6 @@ def rank(folder: Path) -> None:
 seen: list[object] = []
 
 
-class Agent(ReportingAgent):
-    def on_event(self, event: GroupEvent) -> None:
-        seen.append(event["state"])
-
-    def on_restart(self, reason: AttemptReason) -> None:
-        seen.append(f"restart: {reason}")
-
-
 class Recorder(AttemptRecorder):
     def begin(self, envs: Mapping[int, Mapping[str, str]]) -> None:
         super().begin(envs)
@@ -55,6 +47,12 @@ class Recorder(AttemptRecorder):
 
     def ended(self, rank: int, end: RankExit) -> None:
         seen.append(f"rank {rank}: {end.exitcode}{', stopped' if end.stopped else ''}")
+
+    def on_state(self, state: GroupState) -> None:
+        seen.append(state.state)
+
+    def on_restart(self, reason: AttemptReason) -> None:
+        seen.append(f"restart: {reason}")
 
     def stop(self) -> None:
         seen.append(f"stop {sorted(self.running)}")
@@ -71,7 +69,7 @@ def main(folder: Path) -> None:
         max_restarts=1,
         monitor_interval=0.01,
     )
-    Agent(spec, RankLogs(folder, "3", "0"), start_method="fork", exit_barrier_timeout=5).run()
+    ReportingAgent(spec, RankLogs(folder, "3", "0"), start_method="fork", exit_barrier_timeout=5).run()
     print(json.dumps(seen))
 
 

@@ -39,7 +39,7 @@ def said(lines: list[str], rules: OutputRules) -> OutputFindings:
 )
 def test_the_first_reason_decides(code: int, lines: list[str], rules: OutputRules, message: str | None) -> None:
     failure = command_failure(code, said(lines, rules), "")
-    assert (failure and failure["message"]) == message
+    assert (failure and failure.message) == message
     result = command_result(code, said(lines, rules), "", 1.5)
     assert (result.passed, result.metrics["returncode"]) == (failure is None, code)
 
@@ -47,7 +47,7 @@ def test_the_first_reason_decides(code: int, lines: list[str], rules: OutputRule
 def test_an_exception_is_read_from_what_it_has_printed() -> None:
     failure = command_failure(1, said(["step 3"], OutputRules(metric=(r"step (?P<step>\d+)",))), RAISED)
     assert failure is not None
-    assert (failure["kind"], failure["type"], failure["message"], failure["exit_code"]) == (
+    assert (failure.kind, failure.type, failure.message, failure.exit_code) == (
         *("exception", "ValueError", "bad"),
         1,
     )

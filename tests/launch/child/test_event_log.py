@@ -15,24 +15,26 @@ from pytest_aorta.launch.child.attempt_files import (
     EventLogRelay,
     EventLogWriter,
     event_log,
-    pids_of_ranks,
-    read_events,
+    has_ended,
+    read_rank,
+    write_exit,
 )
-from pytest_aorta.trials.events import TrialEvent
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit
+from pytest_aorta.trials.records import Event, to_json
 
 
 def test_an_event_log_has_what_was_sent(tmp_path: Path) -> None:
-    relayed: list[TrialEvent] = []
+    relayed: list[Event] = []
     log = EventLogWriter(event_log(tmp_path, 3), relayed.append)
     for event in returned(True):
         log.send(event)
 
-    assert read_events(tmp_path, 3) == returned(True)
+    assert read_rank(RankEvidence(3), tmp_path).events == returned(True)
     assert relayed == returned(True)
 
 
 def test_a_rank_without_an_event_log_has_reported_nothing(tmp_path: Path) -> None:
-    assert read_events(tmp_path, 0) is None
+    assert read_rank(RankEvidence(0), tmp_path).events is None
 
 
 @given(st.data())
@@ -40,7 +42,7 @@ def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("torn")
-    lines = [json.dumps(event).encode() + b"\n" for event in returned(True)]
+    lines = [to_json(event).encode() + b"\n" for event in returned(True)]
     text = b"".join(lines)
     cut = data.draw(st.integers(0, len(text)))
     event_log(folder, 0).write_bytes(text[:cut])
@@ -48,17 +50,17 @@ def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
     ends = list(itertools.accumulate(len(line) for line in lines))
     # A line counts once its last brace is there; the newline may be missing.
     complete = sum(1 for end in ends if cut >= end - 1)
-    assert read_events(folder, 0) == returned(True)[:complete]
+    assert read_rank(RankEvidence(0), folder).events == returned(True)[:complete]
 
 
 def test_bytes_that_are_no_text_do_not_end_an_event_log(tmp_path: Path) -> None:
     event_log(tmp_path, 0).write_bytes(b"\xff\xfe\n" + json.dumps({"type": "lived"}).encode() + b"\n")
 
-    assert read_events(tmp_path, 0) == [{"type": "lived"}]
+    assert read_rank(RankEvidence(0), tmp_path).events == [{"type": "lived"}]
 
 
 def test_a_relay_sends_complete_lines_once(tmp_path: Path) -> None:
-    sent: list[TrialEvent] = []
+    sent: list[Event] = []
     relay, path = EventLogRelay(sent.append), event_log(tmp_path, 0)
 
     relay.forward(path)
@@ -73,9 +75,10 @@ def test_a_relay_sends_complete_lines_once(tmp_path: Path) -> None:
     assert sent == [{"type": "lived"}, {"type": "begin", "phase": "run"}]
 
 
-def test_processes_of_ranks_are_those_of_their_snapshots(tmp_path: Path) -> None:
-    for rank, env in ((10, {"process": {"pid": 7}}), (2, {"process": {"pid": 8}}), (3, {"process": None})):
-        EventLogWriter(event_log(tmp_path, rank)).send({"type": "env", "env": env})
-    (tmp_path / "rank_ends.events").touch()
-
-    assert pids_of_ranks(tmp_path) == {2: 8, 10: 7}
+def test_the_end_of_a_rank_is_read_after_a_line_that_its_process_has_torn(tmp_path: Path) -> None:
+    event_log(tmp_path, 0).write_text('{"type": "lived"}\n{"type": "e')
+    assert not has_ended(tmp_path, 0)
+    write_exit(tmp_path, 0, RankExit(-9, at=2.0), overdue=1.0)
+    found = read_rank(RankEvidence(0), tmp_path)
+    assert has_ended(tmp_path, 0)
+    assert (found.events, found.exit, found.overdue) == ([{"type": "lived"}], RankExit(-9, at=2.0), 1.0)

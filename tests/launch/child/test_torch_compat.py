@@ -127,14 +127,13 @@ SERVED = """
 import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
 from pytest_aorta.launch.child.torch_compat import start_worker_server
-from pytest_aorta.launch.diagnosis.traces import last_collective, request_trace, socket_path
+from pytest_aorta.launch.diagnosis.traces import last_collective, request_trace
 
-folder = pathlib.Path(tempfile.gettempdir())
-path = socket_path(os.getpid(), folder)
+path = pathlib.Path(tempfile.mkdtemp(), "socket")
 start_worker_server(path)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-trace = request_trace(os.getpid(), folder)
+trace = request_trace(path)
 last = last_collective(trace)
 path.unlink()
 print(json.dumps([sorted(trace), last and str(last)]))

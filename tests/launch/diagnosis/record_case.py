@@ -26,8 +26,8 @@ def expectation(found: Judgement) -> dict[str, Any]:
     """What is compared of a judgement."""
     failure, cleanup = found.failure, found.cleanup
     return {
-        "blame": {str(record["rank"]): record["blame"] for record in found.ranks},
-        "passed": {str(record["rank"]): record["passed"] for record in found.ranks},
+        "blame": {str(record.rank): record.blame for record in found.ranks},
+        "passed": {str(record.rank): record.passed for record in found.ranks},
         "failure": failure and _in_short(failure),
         "cleanup": cleanup and _in_short(cleanup),
         "location": found.location and found.location[:_COMPARED],
@@ -37,8 +37,8 @@ def expectation(found: Judgement) -> dict[str, Any]:
 
 def _in_short(failure: Any) -> dict[str, Any]:
     keys = ("phase", "kind", "type", "signal", "exit_code", "rank")
-    return {key: failure[key] for key in keys if failure.get(key) is not None} | {
-        "message": failure["message"][:_COMPARED]
+    return {key: getattr(failure, key) for key in keys if getattr(failure, key) is not None} | {
+        "message": failure.message[:_COMPARED]
     }
 
 

@@ -51,9 +51,9 @@ def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], optio
     found = judge(evidence(describe_exception(raised.value))).failure
 
     assert found is not None
-    assert found["message"].startswith(f"the agent failed: {raised.value}")
-    assert option in found["message"]
-    assert (found["phase"], found["type"]) == ("launch", type(raised.value).__qualname__)
+    assert found.message.startswith(f"the agent failed: {raised.value}")
+    assert option in found.message
+    assert (found.phase, found.type) == ("launch", type(raised.value).__qualname__)
 
 
 def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
@@ -65,25 +65,25 @@ def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
     for state in (WorkerState.UNHEALTHY, WorkerState.FAILED):
         found = agent_failure(evidence(reason_of(RunResult(state))))
         assert found is not None
-        assert "uninterruptible sleep" in found["message"]
-        assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found["message"]
+        assert "uninterruptible sleep" in found.message
+        assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found.message
 
 
 def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
     found = judge(evidence(returncode=-9, ranks=2))
 
     assert found.failure is not None
-    assert found.failure["message"] == "the agent was ended by SIGKILL in setup()"
-    assert [record["blame"] for record in found.ranks] == ["collateral", "collateral"]
+    assert found.failure.message == "the agent was ended by SIGKILL in setup()"
+    assert [record.blame for record in found.ranks] == ["collateral", "collateral"]
 
 
 def test_an_agent_that_fails_before_it_has_started_its_ranks_is_the_cause() -> None:
     found = judge(evidence({"type": "RuntimeError", "message": "no more processes"}, ranks=2))
 
     assert found.failure is not None
-    assert found.failure["message"] == "the agent failed: no more processes"
-    assert found.failure["rank"] is None
+    assert found.failure.message == "the agent failed: no more processes"
+    assert found.failure.rank is None
     for record in found.ranks:
-        assert record["failure"] is not None
-        assert record["failure"]["message"] == "the agent ended before this rank did"
-        assert (record["blame"], record["exit_code"]) == ("collateral", None)
+        assert record.failure is not None
+        assert record.failure.message == "the agent ended before this rank did"
+        assert (record.blame, record.exit_code) == ("collateral", None)

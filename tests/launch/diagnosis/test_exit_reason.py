@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
-from pytest_aorta.trials.events import FailureData
+from pytest_aorta.trials.records import Failure
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>
@@ -16,7 +17,7 @@ TRACEBACK = """Traceback (most recent call last):
 """
 
 
-def failure_of(folder: Path, text: str, code: int = 1) -> FailureData:
+def failure_of(folder: Path, text: str, code: int = 1) -> Failure:
     (folder / "stderr.log").write_text(text)
     return infer_exit_reason(code, None, folder / "stderr.log")
 
@@ -34,43 +35,37 @@ def test_an_exception_is_read_from_standard_error(tmp_path: Path, raised: str, k
     said = failure_of(
         tmp_path, "a line\n" + TRACEBACK.format(raised=raised) + "[W ProcessGroup.cpp:1] Warning: not destroyed\n"
     )
-    assert (said["kind"], said["type"], said["message"]) == ("exception", kind, message)
-    assert said["exit_code"] == 1
-    assert said["traceback"] == TRACEBACK.format(raised=raised).rstrip("\n")
+    assert (said.kind, said.type, said.message) == ("exception", kind, message)
+    assert said.exit_code == 1
+    assert said.traceback == TRACEBACK.format(raised=raised).rstrip("\n")
 
 
 def test_torchs_prefix_of_a_rank_is_no_part_of_it(tmp_path: Path) -> None:
     text = "".join(f"[rank3]: {line}\n" for line in TRACEBACK.format(raised="ValueError: no").splitlines())
-    assert failure_of(tmp_path, text)["type"] == "ValueError"
+    assert failure_of(tmp_path, text).type == "ValueError"
 
 
 def test_of_chained_exceptions_the_last_counts(tmp_path: Path) -> None:
     first, second = (TRACEBACK.format(raised=raised) for raised in ("KeyError: 'a'", "ValueError: b"))
     text = f"{first}\nDuring handling of the above exception, another exception occurred:\n\n{second}"
-    assert failure_of(tmp_path, text)["message"] == "b"
+    assert failure_of(tmp_path, text).message == "b"
 
 
 @pytest.mark.parametrize("text", ["", "usage: train.py\n", "Traceback (most recent call last):\n  File"])
 def test_without_one_there_is_the_exit_code(tmp_path: Path, text: str) -> None:
-    assert failure_of(tmp_path, text) == {
-        "phase": "run",
-        "kind": "exit_code",
-        "exit_code": 1,
-        "message": "ended itself with exit code 1",
-    }
+    assert failure_of(tmp_path, text) == Failure(
+        phase="run", kind="exit_code", exit_code=1, message="ended itself with exit code 1"
+    )
 
 
 def test_a_traceback_that_was_only_logged_explains_no_other_exit_code(tmp_path: Path) -> None:
-    assert failure_of(tmp_path, TRACEBACK.format(raised="ValueError: caught"), code=3)["kind"] == "exit_code"
+    assert failure_of(tmp_path, TRACEBACK.format(raised="ValueError: caught"), code=3).kind == "exit_code"
 
 
 def test_a_signal_is_named() -> None:
-    assert infer_exit_reason(-11, {"message": "x"}, None) == {
-        "phase": "run",
-        "kind": "signal",
-        "signal": "SIGSEGV",
-        "message": "ended by SIGSEGV",
-    }
+    assert infer_exit_reason(-11, {"message": "x"}, None) == Failure(
+        phase="run", kind="signal", signal="SIGSEGV", message="ended by SIGSEGV"
+    )
 
 
 ABORT = """terminate called without an active exception
@@ -85,14 +80,14 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 
 def test_an_exception_counts_where_the_interpreter_crashes_while_it_ends(tmp_path: Path) -> None:
     text = TRACEBACK.format(raised="ValueError: bad") + ABORT.format(frame="  <no Python frame>")
-    assert failure_of(tmp_path, text, code=-6) == {
-        "phase": "run",
-        "kind": "exception",
-        "type": "ValueError",
-        "message": "bad",
-        "traceback": TRACEBACK.format(raised="ValueError: bad").rstrip("\n"),
-        "signal": "SIGABRT",
-    }
+    assert failure_of(tmp_path, text, code=-6) == Failure(
+        phase="run",
+        kind="exception",
+        type="ValueError",
+        message="bad",
+        traceback=TRACEBACK.format(raised="ValueError: bad").rstrip("\n"),
+        signal="SIGABRT",
+    )
 
 
 def test_a_traceback_that_was_logged_before_explains_no_other_crash(tmp_path: Path) -> None:
@@ -102,7 +97,7 @@ def test_a_traceback_that_was_logged_before_explains_no_other_crash(tmp_path: Pa
         frame='  <no Python frame>\n\nThread 0x1 (most recent call first):\n  File "t.py", line 1 in f'
     )
     for crash in ("", in_a_call, beside_one):
-        assert failure_of(tmp_path, logged + crash, code=-6)["kind"] == "signal"
+        assert failure_of(tmp_path, logged + crash, code=-6).kind == "signal"
 
 
 @pytest.mark.parametrize(
@@ -117,14 +112,9 @@ def test_a_traceback_that_was_logged_before_explains_no_other_crash(tmp_path: Pa
         ({"message": {}}, {"message": ""}),
     ],
 )
-def test_an_error_file_comes_first(content: dict[str, object], expected: dict[str, str]) -> None:
-    assert infer_exit_reason(7, content, None) == {
-        "phase": "run",
-        "kind": "exception",
-        "exit_code": 7,
-        **expected,
-    }
+def test_an_error_file_comes_first(content: dict[str, object], expected: dict[str, Any]) -> None:
+    assert infer_exit_reason(7, content, None) == Failure("run", "exception", exit_code=7, **expected)
 
 
 def test_a_log_that_is_not_there(tmp_path: Path) -> None:
-    assert infer_exit_reason(1, {}, tmp_path / "none")["kind"] == "exit_code"
+    assert infer_exit_reason(1, {}, tmp_path / "none").kind == "exit_code"

@@ -21,96 +21,86 @@ from pytest_aorta.launch.child.attempt_files import (
 )
 from pytest_aorta.launch.diagnosis.evidence import RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
-from pytest_aorta.trials.events import RankData, TrialEvent
-from pytest_aorta.trials.result import Failure, RankRecord
+from pytest_aorta.trials.records import Event, Failure, RankRecord
 
 
 def judgement_of(
     folder: Path,
-    logs: list[list[TrialEvent]],
+    logs: list[list[Event]],
     codes: dict[int, int] | None = None,
     at: dict[int, int] | None = None,
 ) -> Judgement:
     """Of ranks with these event logs; ``codes`` as an agent saw them that does not say which ranks it has ended."""
-    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
+    write_start(attempt_folder(folder, 0), {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
     for rank, events in enumerate(logs):
         log = EventLogWriter(event_log(attempt_folder(folder, 0), rank))
         for event in events:
             log.send(event)
     for rank, code in (codes or {}).items():
-        write_exit(folder, 0, rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
-    found = judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None).to_json()))
-    for record in found.ranks:
-        RankRecord.model_validate(record)
-    if found.failure is not None:
-        Failure.model_validate(found.failure)
-    return found
+        write_exit(attempt_folder(folder, 0), rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
+    return judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None).to_json()))
 
 
-def records_of(*arguments: Any, **keywords: Any) -> list[RankData]:
+def records_of(*arguments: Any, **keywords: Any) -> list[RankRecord]:
     return judgement_of(*arguments, **keywords).ranks
 
 
-def message_of(record: RankData) -> str | None:
-    return None if record["failure"] is None else record["failure"]["message"]
+def message_of(record: RankRecord) -> str | None:
+    return None if record.failure is None else record.failure.message
 
 
 def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
     found = judgement_of(tmp_path, [returned(True), returned(True)])
 
     records = found.ranks
-    assert [record["failure"] for record in records] == [None, None]
-    assert [record["exit_code"] for record in records] == [0, 0]
-    assert [record["passed"] for record in records] == [True, True]
-    assert [record["blame"] for record in records] == [None, None]
+    assert [record.failure for record in records] == [None, None]
+    assert [record.exit_code for record in records] == [0, 0]
+    assert [record.passed for record in records] == [True, True]
+    assert [record.blame for record in records] == [None, None]
     assert found.failure is None
 
 
 def test_an_import_is_a_phase_of_a_rank_that_has_to_do_it(tmp_path: Path) -> None:
-    begun: list[TrialEvent] = [{"type": "begin", "phase": "import"}]
+    begun: list[Event] = [{"type": "begin", "phase": "import"}]
 
-    crashed = records_of(tmp_path, [SETUP_DONE, begun], {1: -signal.SIGSEGV})[1]["failure"]
+    crashed = records_of(tmp_path, [SETUP_DONE, begun], {1: -signal.SIGSEGV})[1].failure
 
     assert crashed is not None
-    assert (crashed["phase"], crashed["message"]) == ("import", "ended by SIGSEGV in importing")
+    assert (crashed.phase, crashed.message) == ("import", "ended by SIGSEGV in importing")
 
 
 def test_a_signal_is_named_with_the_phase(tmp_path: Path) -> None:
     records = records_of(tmp_path, [SETUP_DONE, SETUP_DONE], {1: -signal.SIGSEGV})
 
-    assert records[1]["signal"] == "SIGSEGV"
-    assert records[1]["exit_code"] is None
-    assert records[1]["pid"] == 101
-    assert records[1]["failure"] == {
-        "phase": "run",
-        "kind": "signal",
-        "signal": "SIGSEGV",
-        "message": "ended by SIGSEGV in run()",
-        "rank": 1,
-    }
+    assert records[1].signal == "SIGSEGV"
+    assert records[1].exit_code is None
+    assert records[1].pid == 101
+    assert records[1].failure == Failure(
+        phase="run", kind="signal", signal="SIGSEGV", message="ended by SIGSEGV in run()", rank=1
+    )
 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_rank_that_ends_itself_before_it_was_done_has_failed(tmp_path: Path, code: int) -> None:
     found = judgement_of(tmp_path, [returned(True), SETUP_DONE], {1: code} if code else {})
 
-    assert found.ranks[1]["exit_code"] == code
+    assert found.ranks[1].exit_code == code
     assert found.failure is not None
-    assert found.failure["message"] == f"rank 1: ended itself with exit code {code} in run(), before it was done"
+    assert found.failure.message == f"rank 1: ended itself with exit code {code} in run(), before it was done"
 
 
 def test_the_exception_that_a_rank_reported_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
     records = records_of(tmp_path, [returned(True), raised("boom")], {1: 1})
 
     assert message_of(records[1]) == "boom"
-    assert records[1]["exit_code"] == 1
+    assert records[1].exit_code == 1
 
 
 def test_a_rank_that_the_agent_ended_unseen_is_collateral(tmp_path: Path) -> None:
     records = records_of(tmp_path, [SETUP_DONE, SETUP_DONE], {1: -signal.SIGKILL})
 
-    assert [record["collateral"] for record in records] == [True, False]
-    assert records[0]["exit_code"] is None
+    assert [record.collateral for record in records] == [True, False]
+    assert records[0].exit_code is None
     assert message_of(records[0]) == "ended in run(), before it was done, because another rank had failed"
 
 
@@ -131,20 +121,20 @@ def test_a_rank_that_was_ended_by_term_or_later_by_kill_is_collateral(
 ) -> None:
     records = records_of(tmp_path, [raised("boom"), SETUP_DONE], {0: 1, 1: code}, at={0: 1000, 1: 1000 + later})
 
-    assert [record["collateral"] for record in records] == [False, collateral]
+    assert [record.collateral for record in records] == [False, collateral]
 
 
 def test_a_rank_that_reported_a_failure_is_not_collateral_however_it_ended(tmp_path: Path) -> None:
     records = records_of(tmp_path, [returned(True), raised("boom")], {1: -signal.SIGTERM})
 
-    assert [record["collateral"] for record in records] == [False, False]
+    assert [record.collateral for record in records] == [False, False]
 
 
 # Root causes: of two ranks, which one is it?
 
 PASSED, UNDONE = returned(True), SETUP_DONE
 
-CAUSES: list[tuple[str, list[list[TrialEvent]], dict[int, int], int | None]] = [
+CAUSES: list[tuple[str, list[list[Event]], dict[int, int], int | None]] = [
     ("a fatal signal beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: -11}, 1),
     ("a kill for memory beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: -9}, 1),
     ("an early exit beats an exception", [raised("connection closed"), UNDONE], {0: 1, 1: 3}, 1),
@@ -172,13 +162,13 @@ CAUSES: list[tuple[str, list[list[TrialEvent]], dict[int, int], int | None]] = [
 
 @pytest.mark.parametrize(("logs", "codes", "rank"), [case[1:] for case in CAUSES], ids=[case[0] for case in CAUSES])
 def test_the_failure_that_the_others_follow_from(
-    tmp_path: Path, logs: list[list[TrialEvent]], codes: dict[int, int], rank: int | None
+    tmp_path: Path, logs: list[list[Event]], codes: dict[int, int], rank: int | None
 ) -> None:
     failure = judgement_of(tmp_path, logs, codes).failure
 
-    assert (None if failure is None else failure["rank"]) == rank
+    assert (None if failure is None else failure.rank) == rank
     if failure is not None:
-        assert failure["message"].startswith(f"rank {rank}: ")
+        assert failure.message.startswith(f"rank {rank}: ")
 
 
 kinds = st.sampled_from([returned(True), returned(False), raised("x"), raised("y", phase="setup"), UNDONE, []])
@@ -187,7 +177,7 @@ codes = st.sampled_from([None, 0, 1, 3, -6, -9, -11, -15])
 
 @given(st.lists(st.tuples(kinds, codes), min_size=1, max_size=5))
 def test_whatever_happens_to_ranks_other_than_0_is_never_hidden(
-    tmp_path_factory: pytest.TempPathFactory, ranks: list[tuple[list[TrialEvent], int | None]]
+    tmp_path_factory: pytest.TempPathFactory, ranks: list[tuple[list[Event], int | None]]
 ) -> None:
     folder = tmp_path_factory.mktemp("ranks")
     codes = {rank: code for rank, (_, code) in enumerate(ranks) if code is not None}
@@ -196,7 +186,7 @@ def test_whatever_happens_to_ranks_other_than_0_is_never_hidden(
 
     records = found.ranks
     for record in records:
-        if found.failure is None and (failure := record["failure"]) is not None:
-            assert failure["phase"] == "cleanup" or record["collateral"]
+        if found.failure is None and (failure := record.failure) is not None:
+            assert failure.phase == "cleanup" or record.collateral
     for record, (events, _) in zip(records[1:], ranks[1:], strict=True):
-        assert record["failure"] is not None or events == PASSED
+        assert record.failure is not None or events == PASSED

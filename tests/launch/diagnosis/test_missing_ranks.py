@@ -21,7 +21,7 @@ from pytest_aorta.launch.child.attempt_files import (
 )
 from pytest_aorta.launch.diagnosis.evidence import RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
-from pytest_aorta.trials.events import TrialEvent
+from pytest_aorta.trials.records import Event
 
 WAITS = """\
 Current thread 0x1 (most recent call first):
@@ -55,7 +55,7 @@ def entered(number: int, group: str = "default_pg") -> dict[str, Any]:
 
 def judgement(
     folder: Path,
-    logs: list[list[TrialEvent]],
+    logs: list[list[Event]],
     dumps: dict[int, str] | None = None,
     traces: Mapping[int, dict[str, Any] | str] | None = None,
     codes: dict[int, int] | None = None,
@@ -64,7 +64,7 @@ def judgement(
 ) -> Judgement:
     """Of ranks with these event logs, stacks, recorders, and exits before the deadline."""
     attempt = attempt_folder(folder, 0)
-    write_start(folder, 0, {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
+    write_start(attempt_folder(folder, 0), {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
     for rank, events in enumerate(logs):
         log = EventLogWriter(event_log(attempt, rank))
         for event in events:
@@ -74,7 +74,7 @@ def judgement(
     for rank, trace in (traces or {}).items():
         collectives_file(attempt, rank).write_text(trace if isinstance(trace, str) else json.dumps(trace))
     for rank, code in (codes or {}).items():
-        write_exit(folder, 0, rank, RankExit(code, at=1000.0, stopped=False))
+        write_exit(attempt_folder(folder, 0), rank, RankExit(code, at=1000.0, stopped=False))
     return judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None, overdue=overdue).to_json()))
 
 
@@ -86,13 +86,13 @@ def test_the_rank_that_others_wait_for_is_missing(tmp_path: Path) -> None:
         "rank 1 is missing: nap() at it.py line 9; rank 0: all_reduce in run() at it.py line 12; "
         "rank 2: all_reduce in run() at it.py line 12"
     )
-    assert [each["blame"] for each in found.ranks] == ["collateral", "cause", "collateral"]
-    assert [each["failure"]["message"] for each in found.ranks[:2] if each["failure"]] == [
+    assert [each.blame for each in found.ranks] == ["collateral", "cause", "collateral"]
+    assert [each.failure.message for each in found.ranks[:2] if each.failure] == [
         "the deadline passed in run(); all_reduce in run() at it.py line 12",
         "the deadline passed in run(); nap() at it.py line 9",
     ]
     assert found.failure is not None
-    assert found.failure["rank"] == 1
+    assert found.failure.rank == 1
 
 
 def test_a_rank_that_has_left_is_missing(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_when_all_wait_no_rank_is_missing(tmp_path: Path) -> None:
 
     assert found.hung_rank is None
     assert "missing" not in str(found.location)
-    assert [each["blame"] for each in found.ranks] == ["unknown", "unknown"]
+    assert [each.blame for each in found.ranks] == ["unknown", "unknown"]
 
 
 def test_where_no_stack_shows_a_collective_the_rank_that_has_entered_fewer_is_missing(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_where_no_stack_shows_a_collective_the_rank_that_has_entered_fewer_is_mi
         "rank 1 is missing: it gave no stack (last: gloo:all_reduce number 6); "
         "rank 0: nap() at it.py line 9 (last: gloo:all_reduce number 7)"
     )
-    assert [each["collateral"] for each in found.ranks] == [True, False]
-    assert [each["collective"] for each in found.ranks] == ["gloo:all_reduce number 7", "gloo:all_reduce number 6"]
+    assert [each.collateral for each in found.ranks] == [True, False]
+    assert [each.collective for each in found.ranks] == ["gloo:all_reduce number 7", "gloo:all_reduce number 6"]
 
 
 def test_a_rank_without_a_stack_that_has_entered_the_newest_collective_is_not_missing(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_rank_without_a_stack_that_has_entered_the_newest_collective_is_not_mi
 
     assert found.hung_rank == 2
     assert "rank 1: it gave no stack (last: gloo:all_reduce number 7)" in str(found.location)
-    assert [each["blame"] for each in found.ranks] == ["collateral", "collateral", "cause"]
+    assert [each.blame for each in found.ranks] == ["collateral", "collateral", "cause"]
 
 
 @pytest.mark.parametrize("other", [entered(7), entered(6, "tensor_parallel"), {"entries": []}, "torn"])
@@ -165,10 +165,10 @@ def test_a_rank_for_which_a_process_group_has_given_up_is_the_cause(tmp_path: Pa
     )
 
     assert found.failure is not None
-    assert (found.failure["rank"], found.failure["kind"]) == (1, "exception")
-    assert found.failure["message"].startswith(
+    assert (found.failure.rank, found.failure.kind) == (1, "exception")
+    assert found.failure.message.startswith(
         "rank 1 is missing: nap() at it.py line 9 (last: gloo:all_reduce number 6); "
     )
-    assert "rank 0: raised RuntimeError: [../tcp/unbound_buffer.cc:78] Timed out waiting" in found.failure["message"]
-    assert [each["blame"] for each in found.ranks] == ["collateral", "cause", "collateral"]
+    assert "rank 0: raised RuntimeError: [../tcp/unbound_buffer.cc:78] Timed out waiting" in found.failure.message
+    assert [each.blame for each in found.ranks] == ["collateral", "cause", "collateral"]
     assert found.hung_rank is None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.host.evidence import collect_artifacts, stacks_to_read
-from pytest_aorta.trials.events import RankData
-from pytest_aorta.trials.outcome import Observed
+from pytest_aorta.launch.host.trial_files import collect_artifacts, stacks_to_read
+from pytest_aorta.trials.outcome import Observation
+from pytest_aorta.trials.records import RankRecord
 
 
 @pytest.fixture
@@ -56,30 +56,15 @@ def test_another_rank_of_an_outer_launcher_leaves_its_event_log_to_rank_0(
 
 
 def test_the_stacks_to_read_first_are_those_of_the_rank_that_hung() -> None:
-    record: RankData = {
-        "rank": 1,
-        "local_rank": 1,
-        "host": "here",
-        "pid": None,
-        "exit_code": None,
-        "signal": None,
-        "passed": None,
-        "failure": None,
-        "collateral": False,
-        "error_file": None,
-        "result": None,
-        "stdout": None,
-        "stderr": None,
-        "stacks": KEPT["attempt_0/rank_1.stacks"],
-    }
+    record = RankRecord(1, stacks=KEPT["attempt_0/rank_1.stacks"])
     artifacts = {**KEPT, "stacks": "trial_0/stacks.log"}
 
-    assert stacks_to_read(Observed(ranks=[record], hung_rank=1), artifacts) == record["stacks"]
-    assert stacks_to_read(Observed(ranks=[record], hung_rank=0), artifacts) == "trial_0/stacks.log"
-    assert stacks_to_read(Observed(), KEPT) is None
+    assert stacks_to_read(Observation(ranks=[record], hung_rank=1), artifacts) == record.stacks
+    assert stacks_to_read(Observation(ranks=[record], hung_rank=0), artifacts) == "trial_0/stacks.log"
+    assert stacks_to_read(Observation(), KEPT) is None
 
 
 def test_the_stacks_of_a_rank_of_an_outer_launcher_are_in_a_folder_of_its_own() -> None:
-    record: RankData = {"rank": 1, "stacks": "trial_0.rank_1/stacks.log"}  # type: ignore[typeddict-item]
+    record = RankRecord(1, stacks="trial_0.rank_1/stacks.log")
 
-    assert stacks_to_read(Observed(ranks=[record], hung_rank=1), KEPT) == "trial_0.rank_1/stacks.log"
+    assert stacks_to_read(Observation(ranks=[record], hung_rank=1), KEPT) == "trial_0.rank_1/stacks.log"

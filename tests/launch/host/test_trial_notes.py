@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pytest_aorta.launch.host.process_trial import leftover_notes, membership_notes
 from pytest_aorta.runtime.zygote import TaskEnd
-from pytest_aorta.trials.events import GroupEvent, GroupStateName
+from pytest_aorta.trials.records import GroupState, GroupStateName
 
 
 def ended(swept: list[str], unkillable: list[str]) -> TaskEnd:
     return TaskEnd(0, swept=swept, unkillable=unkillable)
 
 
-def state(attempt: int, size: int, name: GroupStateName = "HEALTHY") -> GroupEvent:
-    return {"type": "group", "state": name, "at": 0.0, "attempt": attempt, "world_size": size}
+def state(attempt: int, size: int, name: GroupStateName = "HEALTHY") -> GroupState:
+    return GroupState(name, 0.0, attempt, size)
 
 
 def test_what_has_outlived_the_trial_is_named() -> None:

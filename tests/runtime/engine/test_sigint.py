@@ -65,7 +65,7 @@ for _ in range(200):
         count += 1
 worker.run(many)
 worker.close()
-print(count, worker._started.dispatcher.graph.live, len(worker._started.dispatcher.graph.writers))
+print(count, worker._dispatcher.graph.live, len(worker._dispatcher.graph.writers))
 """
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -145,12 +144,6 @@ def return_twice(args: Any) -> str:
     return "child" if os.fork() == 0 else "parent"
 
 
-def return_and_raise(args: Any) -> str:
-    if os.fork() == 0:
-        raise ValueError("the fork")
-    return "parent"
-
-
 def fork_and_exit(args: Any) -> int:
     """Ends its fork as many programs do."""
     pid = os.fork()
@@ -277,17 +270,3 @@ def wait_for(*paths: str) -> None:
         if time.monotonic() > give_up:
             raise TimeoutError(paths)
         time.sleep(0.002)
-
-
-_KEPT: list[subprocess.Popen[bytes]] = []
-
-
-def start_and_keep(args: Any) -> None:
-    """Start processes that a later task waits for; each ends with the exit status that it was given."""
-    for code in args.scalars:
-        _KEPT.append(subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"]))
-
-
-def wait_for_kept(args: Any) -> list[int]:
-    """Their exit statuses."""
-    return [process.wait() for process in _KEPT]

@@ -102,7 +102,7 @@ def test_a_slot_keeps_its_device_until_it_has_ended(impatient: None) -> None:
         assert [run_next(worker, handle, 1, worker=slot).payload for slot in (0, 1)] == ["started", "refused"]
         locks = worker.register(_locks)
         assert run_next(worker, locks, worker=1).payload == ["device-2.lock"]
-        lease = worker._started.child_processes._lease
+        lease = worker._processes._lease
         assert lease is not None
         lease.release()  # as if only this process had died
         assert sorted(Leases([1, 2]).holders()) == [1, 2]

@@ -55,7 +55,7 @@ def test_close_waits_for_the_runs_that_were_accepted_and_rejects_new_ones(host: 
     refused = []
 
     def meanwhile() -> None:
-        wait_until(lambda: worker._started.dispatcher.closing, "the beginning of close")
+        wait_until(lambda: worker._dispatcher.closing, "the beginning of close")
         try:
             worker.run(lambda orch, args, config: None)
         except WorkerClosed as error:
@@ -110,7 +110,7 @@ def test_a_run_that_is_still_being_built_is_completed(gates: Gates) -> None:
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         building.set()
-        wait_until(lambda: worker._started.dispatcher.closing, "the beginning of close")
+        wait_until(lambda: worker._dispatcher.closing, "the beginning of close")
         orch.submit_sub(nothing)
 
     with ThreadPoolExecutor(1) as threads:

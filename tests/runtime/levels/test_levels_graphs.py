@@ -121,7 +121,7 @@ def test_scopes_lie_within_each_other_up_to_a_bound(host: Host) -> None:
 
 @pytest.mark.statement(23)
 def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
-    dispatcher = host.worker._started.dispatcher
+    dispatcher = host.worker._dispatcher
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         refused: list[Callable[[], object]] = [

@@ -15,7 +15,7 @@ from levels_stage import no_torch as no_torch
 from support.processes import is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import Outcome, TaskRecord, Worker
-from pytest_aorta.runtime.records import MAX_MESSAGE, MAX_TRACEBACK
+from pytest_aorta.runtime.records import MAX_MESSAGE
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +123,11 @@ def test_grandchildren_of_a_task_that_succeeds_stay_as_long_as_the_worker(tmp_pa
     wait_until_gone([pid])
 
 
-@pytest.mark.parametrize("task", [levels_tasks.return_twice, levels_tasks.return_and_raise])
-def test_a_task_that_returns_twice_has_failed_and_its_fork_is_gone(worker: Worker, task: Any) -> None:
+def test_forks_of_a_task_end_with_it_also_those_that_return(worker: Worker) -> None:
     before = descendants()
-    for _ in range(2):
-        outcome, kind, message = failure_of(do(worker, task))
-        assert (outcome, kind) == (Outcome.TASK_FAILURE, "ReturnedTwice")
-        assert message.endswith("its fork has returned from the task as well; end forks with os._exit(0)")
-    wait_until(lambda: len(descendants()) <= len(before), "the end of the forks")
-
-
-def test_a_fork_that_exits_is_no_second_return(worker: Worker) -> None:
+    assert do(worker, levels_tasks.return_twice).payload == "parent"
     assert do(worker, levels_tasks.fork_and_exit).payload == 7
+    wait_until(lambda: len(descendants()) <= len(before), "the end of the forks")
 
 
 def test_tasks_may_use_processes_and_threads_of_their_own(worker: Worker) -> None:
@@ -182,7 +175,7 @@ def test_an_exception_that_has_no_text_is_named(worker: Worker, task: Any, kind:
     assert failure_of(do(worker, task)) == (
         Outcome.TASK_FAILURE,
         kind,
-        f"sub_worker 0: {kind}: (its text is unavailable: {trouble})",
+        f"sub_worker 0: {kind}: <{kind}.__str__ raised {trouble}>",
     )
 
 
@@ -192,17 +185,17 @@ def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
     assert record.failure is not None
     assert record.failure.type == "ValueError"
     assert len(record.failure.message) <= MAX_MESSAGE
-    assert len(record.failure.traceback) <= MAX_TRACEBACK + 10
+    assert len(record.failure.traceback) <= 2**15 + 100
 
 
 def test_a_slot_whose_worker_ends_during_a_task_prints_nothing() -> None:
     program = """
-import os
+import os, socket
 from pytest_aorta.runtime.callables import define
-from pytest_aorta.runtime.endpoint import MessageSocket, framed, socket_pair
+from pytest_aorta.runtime.endpoint import MessageSocket, framed
 from pytest_aorta.runtime.leaf import SlotProcess
 from pytest_aorta.runtime.tensors import MappedStorages
-ours, theirs = socket_pair()
+ours, theirs = socket.socketpair()
 pause = define("time:sleep")
 ours.sendall(framed(("task", 0, pause.digest)))
 ours.close()

@@ -34,11 +34,11 @@ class Host:
         worker.init()
 
     def in_use(self) -> list[int]:
-        return [self.worker._started.heap.in_use(ring) for ring in range(4)]
+        return [self.worker._heap.in_use(ring) for ring in range(4)]
 
     def wait_until_free(self) -> None:
         wait_until(lambda: self.in_use() == [0] * 4, "the return of all memory")
-        assert self.worker._started.dispatcher.graph.live == 0
+        assert self.worker._dispatcher.graph.live == 0
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_a_full_ring_makes_the_builder_wait_until_there_is_room(host: Host, gate
 
     thread = threading.Thread(target=host.worker.run, args=(build,))
     thread.start()
-    wait_until(lambda: host.worker._started.heap.waiting == 1, "a builder that waits")
+    wait_until(lambda: host.worker._heap.waiting == 1, "a builder that waits")
     assert not built.is_set()
     assert host.in_use() == [0, RING, 0, 0]  # the other rings are not concerned
     gates.open()
@@ -132,7 +132,7 @@ def test_a_full_ring_makes_the_builder_wait_until_there_is_room(host: Host, gate
 def test_a_ring_that_stays_full_is_an_error_that_names_the_knob(
     host: Host, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host.worker._started.heap, "_patience", 0.05)
+    monkeypatch.setattr(host.worker._heap, "_patience", 0.05)
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         tensor = orch.alloc((RING,), torch.uint8)
@@ -237,8 +237,8 @@ def test_memory_wakes_who_waits_for_it_when_the_worker_is_closed() -> None:
 
         thread = threading.Thread(target=worker.run, args=(build,))
         thread.start()
-        wait_until(lambda: worker._started.heap.waiting == 1, "a builder that waits")
-        worker._started.heap.close()
+        wait_until(lambda: worker._heap.waiting == 1, "a builder that waits")
+        worker._heap.close()
         thread.join()
     assert errors == ["the heap rings are closed"]
 
@@ -325,7 +325,7 @@ def test_an_input_in_private_memory_is_copied_when_it_is_submitted(shared_host: 
 @pytest.mark.statement(48)
 def test_it_is_copied_once_per_submission_and_its_memory_returns(shared_host: Host, gates: Gates) -> None:
     host, x = shared_host, torch.ones(100)
-    rings = host.worker._started.heap
+    rings = host.worker._heap
     refs: list[TaskRef] = []
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, Host, descendants, run_sub
 from levels_stage import clean as clean
+from levels_stage import descendants, run_sub
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
@@ -70,34 +70,6 @@ def test_a_fork_of_the_owner_keeps_nothing_alive(build: str, end: str, number: i
         owner.stdout.close()
 
 
-def test_a_worker_that_is_dropped_ends(gates: Gates) -> None:
-    worker = Worker(4, num_sub_workers=1)
-    worker.add_worker(Worker(3, num_sub_workers=1))
-    worker.init()
-    below = descendants()
-    assert len(below) >= 3
-    del worker
-    gc.collect()
-
-    wait_until_gone(below)
-
-
-def test_a_worker_that_is_dropped_while_a_run_lasts_ends_after_it(gates: Gates) -> None:
-    worker = Worker(3, num_sub_workers=1)
-    gate = worker.register(levels_tasks.gate)
-    handle = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
-    below = descendants()
-    del worker
-    gc.collect()
-    gates.wait_until_began("a")
-    gates.open()
-    handle.wait(PATIENCE)
-
-    assert [record.payload for record in handle.records] == ["a"]
-    gc.collect()
-    wait_until_gone(below)
-
-
 def test_a_fork_that_drops_or_closes_a_worker_does_not_end_it() -> None:
     with Worker(3, num_sub_workers=1) as worker:
         echo = worker.register(levels_tasks.echo)
@@ -138,24 +110,3 @@ def test_any_thread_closes_once_the_one_that_started_it_has_ended() -> None:
 
     worker.close()
     assert descendants() == set()
-
-
-def test_the_garbage_collector_may_end_a_worker_within_anything() -> None:
-    """A cycle is collected wherever the collector runs, on this worker's or on another worker's threads."""
-    with Worker(3, num_sub_workers=1) as other:
-        other.init()
-        echo = Host(other).echo
-        for number in range(3):
-            worker = Worker(3, num_sub_workers=1)
-            worker.init()
-            worker.cycle = worker  # type: ignore[attr-defined]
-            below = descendants()
-            del worker
-            threshold = gc.get_threshold()
-            gc.set_threshold(1)
-            try:
-                assert run_sub(other, echo, number).ok
-            finally:
-                gc.set_threshold(*threshold)
-            gc.collect()
-            wait_until(lambda below=below: descendants() < below, "its end")  # type: ignore[misc]

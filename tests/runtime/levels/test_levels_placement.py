@@ -157,8 +157,6 @@ def test_ids_of_workers_are_checked_before_there_is_a_task(host: Host, worker: A
         if worker is not None:
             with pytest.raises(wrong, match=why):
                 orch.submit_next_level(host.nothing, worker=worker)
-            with pytest.raises(wrong, match=why):
-                orch.submit_next_level(host.nothing, affinity=worker)
 
     handle = host.worker.submit(build)
     handle.wait()
@@ -242,13 +240,6 @@ def test_a_task_for_any_worker_goes_to_an_idle_one(bench_of: MakeBench) -> None:
     assert bench.news() == ["c on next 1", "d on next 0"]
 
 
-def test_affinity_is_a_wish_and_not_a_condition(bench_of: MakeBench) -> None:
-    bench = bench_of(nexts=3)
-    bench.submit("a", affinity=2)
-    bench.submit("b", affinity=2)
-    assert bench.news() == ["a on next 2", "b on next 0"]
-
-
 def test_a_sub_group_waits_for_enough_workers_and_is_not_overtaken(bench_of: MakeBench) -> None:
     bench = bench_of(subs=3)
     bench.submit_sub("a")
@@ -316,9 +307,8 @@ def test_a_callable_for_some_workers_runs_on_these_only(bench_of: MakeBench) -> 
 def test_a_callable_is_kept_from_workers_that_it_was_not_registered_for(host: Host) -> None:
     assert {run_next(host.worker, host.only_0, 1).worker for _ in range(4)} == {"slot 0"}
 
-    for where in ({"worker": 1}, {"affinity": 1}):
-        with pytest.raises(ValueError, match=r"echo is registered for workers \[0\], not for 1"):
-            host.worker.run(lambda orch, args, config, where=where: orch.submit_next_level(host.only_0, **where))
+    with pytest.raises(ValueError, match=r"echo is registered for workers \[0\], not for 1"):
+        host.worker.run(lambda orch, args, config: orch.submit_next_level(host.only_0, worker=1))
 
 
 def test_slots_are_processes_of_their_own_that_stay(host: Host) -> None:

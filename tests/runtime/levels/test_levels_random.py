@@ -54,7 +54,7 @@ def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: p
             elif kind == 2:
                 ref = orch.submit_next_level(handle, args(number, deed), worker=dice.randrange(2), **more)
             elif kind == 3:
-                ref = orch.submit_next_level(handle, args(number, deed), affinity=dice.randrange(2), **more)
+                ref = orch.submit_next_level(handle, args(number, deed), **more)
             else:
                 both = [args(number, "nothing"), args(number, deed)]
                 ref = orch.submit_next_level_group(handle, both, workers=dice.sample(range(2), 2), **more)
@@ -67,7 +67,7 @@ def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: p
         run = worker.submit(build)
         records = [ref.wait(2 * PATIENCE) for ref in refs]
         assert run.records == records
-        assert worker._started.dispatcher.graph.live == 0
+        assert worker._dispatcher.graph.live == 0
 
     log = (tmp_path / "log").read_text().split()
     for number, record in enumerate(records):

@@ -13,7 +13,7 @@ from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import Orchestrator, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, TaskRef, Worker
 
 
 def unsettled(refs: list[TaskRef]) -> int:
@@ -38,7 +38,7 @@ def test_no_more_tasks_are_live_than_the_ring_has_slots() -> None:
 
 
 def _is_full(worker: Worker) -> bool:
-    return any(run.unsettled >= run.ring_size for run in worker._started.dispatcher.runs)
+    return any(run.unsettled >= run.ring_size for run in worker._dispatcher.runs)
 
 
 @pytest.mark.statement(46)
@@ -56,7 +56,7 @@ def test_a_submission_to_a_full_ring_waits_until_a_task_has_ended(gates: Gates) 
         gates.wait_until_began("a")
         wait_until(lambda: _is_full(worker), "a submission that waits")
         assert len(refs) == 3
-        assert worker._started.dispatcher.runs[0].unsettled == 3
+        assert worker._dispatcher.runs[0].unsettled == 3
         gates.open("a")
         gates.wait_until_began("b")
         gates.open()
@@ -81,7 +81,7 @@ def test_it_raises_where_that_is_asked_for_and_leaves_nothing(gates: Gates, time
         handle = worker.submit(build)
         handle.wait()
         assert [record.payload for record in handle.records] == ["a", "b", "d"]
-        assert worker._started.dispatcher.graph.live == 0
+        assert worker._dispatcher.graph.live == 0
 
 
 @pytest.mark.statement(46)
@@ -124,24 +124,6 @@ def test_nested_submissions_do_not_wait_for_each_other(gates: Gates) -> None:
 
 
 @pytest.mark.statement(46)
-def test_callbacks_may_submit_to_a_ring_of_one_slot() -> None:
-    refs: list[TaskRef] = []
-    with Worker(3, num_sub_workers=1, ring_size=1) as worker:
-        nothing = worker.register(levels_tasks.nothing)
-
-        def build(orch: Orchestrator, args: Any, config: Any) -> None:
-            def again(record: TaskRecord) -> None:
-                refs.append(orch.submit_sub(nothing))
-
-            for _ in range(10):
-                orch.submit_sub(nothing).when_settled(again)
-            wait_until(lambda: len(refs) == 10, "ten tasks of callbacks")
-
-        worker.run(build)
-    assert all(ref.wait().ok for ref in refs)
-
-
-@pytest.mark.statement(46)
 def test_one_slot_is_enough_for_a_submission_however_large_the_ring_is(gates: Gates) -> None:
     """Several are free before it is worth to wake a submitter, but the tasks in the others may need what it does."""
     refs: list[TaskRef] = []
@@ -181,9 +163,9 @@ def test_a_submission_that_waits_ends_with_its_run(gates: Gates) -> None:
         building = threading.Thread(target=worker.submit, args=(build,))
         building.start()
         gates.wait_until_began("a")
-        [run] = worker._started.dispatcher.runs
+        [run] = worker._dispatcher.runs
         wait_until(lambda: _is_full(worker), "a submission that waits")
-        worker._started.dispatcher.cancel_run(run, "enough", running=False)
+        worker._dispatcher.cancel_run(run, "enough", running=False)
         building.join(PATIENCE)
         assert refused == ["the run is cancelled: enough"]
         assert not run.ended.is_set()  # its first task goes on

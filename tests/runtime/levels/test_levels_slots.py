@@ -101,7 +101,7 @@ def test_a_process_that_dies_in_a_task_is_that_tasks_failure_and_is_replaced(hos
 def test_an_idle_process_that_is_killed_is_replaced(host: Host) -> None:
     pids = [host.pid()]
     for _ in range(MAX_DEATHS + 1):  # tasks that succeed in between are what counts
-        endpoint: Any = host.worker._started.dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
+        endpoint: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
         link = endpoint._link
         os.kill(pids[-1], signal.SIGKILL)
         wait_until(lambda: endpoint._link is not link, "the news of its death")  # noqa: B023
@@ -144,7 +144,7 @@ def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> 
 
 def test_a_slot_outlives_the_zygote_it_was_forked_from(host: Host) -> None:
     host.worker.init()
-    zygotes = [entry.zygote() for entry in host.worker._started.child_processes._pool._entries.values()]
+    zygotes = [entry.zygote() for entry in host.worker._processes._pool._entries.values()]
     assert zygotes
     for zygote in zygotes:
         assert zygote is not None
@@ -194,10 +194,10 @@ def test_the_environment_of_a_successor_is_that_of_its_predecessor(
 ) -> None:
     look = host.worker.register(lambda args: (os.environ.get("LEVELS_LATE"), os.getcwd()))
     before = run_next(host.worker, look).payload
-    zygotes = set(host.worker._started.child_processes._pool._entries)
+    zygotes = set(host.worker._processes._pool._entries)
     monkeypatch.setenv("LEVELS_LATE", "yes")
     monkeypatch.chdir(tmp_path)
 
     run_next(host.worker, host.die)
     assert run_next(host.worker, look).payload == before == (None, before[1])
-    assert set(host.worker._started.child_processes._pool._entries) == zygotes  # it was forked, not started anew
+    assert set(host.worker._processes._pool._entries) == zygotes  # it was forked, not started anew

@@ -97,19 +97,6 @@ def test_a_worker_with_a_stopped_process_closes() -> None:
     assert is_gone(pid)
 
 
-def test_so_much_waits_for_a_process_that_it_is_ended(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    echo = worker.register(levels_tasks.echo)
-    pid = pid_of(worker, 1)
-    monkeypatch.setattr(endpoint, "MAX_WAITING", 0)
-    record = run_next(worker, echo, worker=1)
-
-    assert record.outcome is Outcome.ENDPOINT_FAILURE
-    assert record.failure is not None
-    assert "the process does not read: 0 bytes wait for it" in record.failure.message
-    monkeypatch.undo()
-    wait_until_gone([pid])
-
-
 def test_an_idle_process_that_does_not_load_a_callable_is_replaced(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,4 +155,4 @@ def test_a_configuration_that_cannot_be_pickled_is_refused_before_there_is_a_tas
         with pytest.raises(TypeError, match="config cannot be sent to another process: TypeError: cannot pickle"):
             worker.run(lambda orch, args, config: orch.submit_next_level(echo, config=threading.Lock()))
         assert run_one(lambda orch: orch.submit_next_level(echo), worker).ok
-        assert worker._started.dispatcher.graph.live == 0
+        assert worker._dispatcher.graph.live == 0

@@ -260,4 +260,4 @@ def test_dependencies_above_hold_for_what_is_done_below(pod: Host) -> None:
         y.zero_()
         pod.worker.run(build)
         assert (x.tolist(), y.tolist()) == ([5] * 3, [5.5] * 3)
-    wait_until(lambda: pod.worker._started.dispatcher.graph.live == 0, "the end of all nodes")
+    wait_until(lambda: pod.worker._dispatcher.graph.live == 0, "the end of all nodes")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from levels_stage import Gates, Host, run_sub
+from levels_stage import Host
 from levels_stage import gates as gates
 from levels_stage import host as host
 
@@ -41,7 +41,6 @@ MakeArgs: Any = TaskArgs
         (lambda orch, h: MakeArgs().add(torch.zeros(1), "input"), "expected a Tag, not 'input'"),
         (lambda orch, h: MakeArgs().add_scalar([1]), "a scalar is an int, a float, a bool or a str, not .* .list."),
         (lambda orch, h: orch.submit_sub(h).wait("3"), r"timeout must be a number of seconds or None, not '3' \(str\)"),
-        (lambda orch, h: orch.submit_sub(h).when_settled(3), r"callback must be a function callback\(record\), not 3"),
     ],
 )
 def test_arguments_of_a_wrong_type_name_the_right_one(
@@ -64,28 +63,3 @@ def test_so_are_those_of_a_worker() -> None:
         worker.add_worker(Worker(3), host=3)
     with pytest.raises(TypeError, match=r"workers must be a list of the ids of workers, not 0 \(int\)"):
         worker.register(print, workers=0)
-
-
-def test_what_users_hold_says_what_it_is(host: Host, gates: Gates) -> None:
-    shown: list[str] = []
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        shown.append(repr(orch))
-        ref = orch.submit_sub(host.gate, gates.at("a"))
-        gates.wait_until_began("a")
-        shown.append(repr(ref))
-        gates.open()
-        ref.wait()
-        shown.append(repr(ref))
-
-    handle = host.worker.submit(build)
-    handle.wait()
-    assert shown[0] == "<Orchestrator of a level 3 worker: 1 scopes open>"
-    assert [text.partition(" gate: ")[2] for text in shown[1:]] == ["running>", "success>"]
-    assert repr(handle) == "<RunHandle: ended, 1 ended>"
-    assert repr(host.worker) == "<Worker level=3 num_sub_workers=2: READY>"
-    assert repr(host.nothing).startswith("<CallableHandle nothing sha256:")
-
-    failed = repr(run_sub(host.worker, host.boom, "x" * 10_000))
-    assert " boom: task_failure on sub_worker " in failed
-    assert len(failed) < 300

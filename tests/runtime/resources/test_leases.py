@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import signal
 import socket
+import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.lease_users import FOR_EVER, Processes, end, in_thread, is_refused, line_of, take, waiting
+from support.lease_users import Processes, end, in_thread, is_refused, line_of, looks, take, waiting
 from support.processes import wait_until
 
-from pytest_aorta.runtime.resources.leases import Leases
+from pytest_aorta.runtime.resources.leases import LeaseCancelled, Leases
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ COMPETE = """
 import random
 log, number = Path(sys.argv[2]), sys.argv[3]
 draw = random.Random(number)
-pool = Leases((0, 1), folder, patience=0.05)
+pool = Leases((0, 1), folder)
 lines = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 say("ready")
 sys.stdin.readline()
@@ -78,7 +78,7 @@ def test_threads_of_one_process_exclude_each_other(folder: Path) -> None:
 
     def work(number: int) -> None:
         draw = random.Random(number)
-        pool = Leases((0, 1, 2), folder, patience=0.05)
+        pool = Leases((0, 1, 2), folder)
         for _ in range(60):
             with take(pool, draw.randint(1, 3)) as lease:
                 using.update(lease.devices)
@@ -92,7 +92,6 @@ def test_threads_of_one_process_exclude_each_other(folder: Path) -> None:
 
     assert not clashes
     assert sorted(served) == [0, 1, 2, 3]
-    assert not list(folder.glob("*.ticket"))
 
 
 def test_two_pools_of_one_process_exclude_each_other(folder: Path) -> None:
@@ -102,7 +101,7 @@ def test_two_pools_of_one_process_exclude_each_other(folder: Path) -> None:
 
 
 def test_a_request_takes_all_or_nothing(folder: Path) -> None:
-    pool = Leases((0, 1), folder, patience=FOR_EVER)
+    pool = Leases((0, 1), folder)
     first = pool.acquire(1)
 
     assert is_refused(pool, 2)
@@ -110,22 +109,6 @@ def test_a_request_takes_all_or_nothing(folder: Path) -> None:
 
     first.release()
     assert take(pool, 2).devices == (0, 1)
-
-
-def test_nothing_is_taken_while_another_process_looks(folder: Path) -> None:
-    pool = Leases((0,), folder)
-    with (folder / "table.lock").open("w") as table:
-        fcntl.flock(table, fcntl.LOCK_EX)
-        assert is_refused(pool, 1)
-        assert not list(folder.glob("device-*"))
-    take(pool, 1).release()
-
-
-def test_preferred_devices_are_taken_first(folder: Path) -> None:
-    pool = Leases((3, 1, 2), folder)
-
-    assert pool.acquire(1, prefer=(9, 2)).devices == (2,)
-    assert pool.acquire(2, prefer=(2, 3)).devices == (1, 3)
 
 
 def test_the_empty_lease_is_always_there(folder: Path) -> None:
@@ -144,12 +127,6 @@ def test_more_than_the_pool_is_refused_at_once(folder: Path) -> None:
             Leases((), folder).acquire(1)
         with pytest.raises(ValueError, match="0 or more, not -1"):
             pool.acquire(-1)
-
-
-@pytest.mark.parametrize("patience", [-1.0, float("nan"), float("inf")])
-def test_a_patience_that_is_no_time_is_refused(folder: Path, patience: float) -> None:
-    with pytest.raises(ValueError, match="patience must be"):
-        Leases((0,), folder, patience)
 
 
 def test_a_pool_with_a_device_twice_is_refused(folder: Path) -> None:
@@ -184,18 +161,6 @@ def test_a_kill_frees_the_leases_of_a_process(processes: Processes, folder: Path
     assert take(pool, 2).devices == (0, 1)
 
 
-def test_a_kill_withdraws_what_a_process_waits_for(processes: Processes, folder: Path) -> None:
-    pool = Leases((0, 1), folder, patience=FOR_EVER)
-    with pool.acquire(1):
-        waiter = processes.start("Leases((0, 1), folder, patience=0).acquire(2)")
-        waiting(folder, 1)
-        assert is_refused(pool, 1)
-
-        waiter.send_signal(signal.SIGKILL)
-        take(pool, 1).release()
-        assert not list(folder.glob("*.ticket"))
-
-
 def test_a_process_with_the_descriptors_keeps_the_devices_of_a_killed_one(processes: Processes, folder: Path) -> None:
     holder = processes.start(
         "lease = Leases((0, 1), folder).acquire(1)\n"
@@ -206,7 +171,7 @@ def test_a_process_with_the_descriptors_keeps_the_devices_of_a_killed_one(proces
     assert line_of(holder) == "0"
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    pool = Leases((0, 1), folder, patience=FOR_EVER)
+    pool = Leases((0, 1), folder)
 
     assert is_refused(pool, 2)
     assert pool.holders() == {0: f"a process that pid {holder.pid} (-c) has left behind"}
@@ -216,7 +181,7 @@ def test_a_process_with_the_descriptors_keeps_the_devices_of_a_killed_one(proces
 
 
 def test_a_descriptor_that_was_sent_keeps_its_device_after_the_release(folder: Path) -> None:
-    pool = Leases((0, 1), folder, patience=FOR_EVER)
+    pool = Leases((0, 1), folder)
     lease = pool.acquire(2)
     left, right = socket.socketpair()
     with left, right:
@@ -267,8 +232,7 @@ def test_a_forked_child_neither_keeps_nor_ends_the_leases_of_its_parent(processe
 
 def test_holders_are_named_while_they_hold(processes: Processes, folder: Path) -> None:
     holder = processes.start(
-        "lease = Leases((0, 1, 2), folder, label='pytest tests/gemm').acquire(1, prefer=(2,))\n"
-        "say('holds')\nsys.stdin.read()"
+        "lease = Leases((2,), folder, label='pytest tests/gemm').acquire(1)\nsay('holds')\nsys.stdin.read()"
     )
     assert line_of(holder) == "holds"
     pool = Leases((0, 1, 2), folder, label="me")
@@ -277,3 +241,91 @@ def test_holders_are_named_while_they_hold(processes: Processes, folder: Path) -
         assert Leases((1, 2), folder).holders() == {2: f"pid {holder.pid} (pytest tests/gemm)"}
     end(holder)
     wait_until(lambda: not pool.holders(), "the end of all leases")
+
+
+# Waiting.
+
+
+def test_a_wait_can_be_cancelled(folder: Path) -> None:
+    pool = Leases((0, 1), folder)
+    with pool.acquire(1):
+        with pytest.raises(LeaseCancelled, match="gave up waiting for 2 of the devices 0,1"):
+            pool.acquire(2, cancelled=looks(3))
+        with pytest.raises(LeaseCancelled):
+            pool.acquire(1, cancelled=lambda: True)
+        assert list(pool.holders()) == [0]
+        take(pool, 1).release()
+
+
+def test_an_error_of_cancelled_ends_the_wait(folder: Path) -> None:
+    pool = Leases((0, 1), folder)
+
+    def fails() -> bool:
+        raise KeyboardInterrupt
+
+    with pool.acquire(1):
+        with pytest.raises(KeyboardInterrupt):
+            pool.acquire(2, cancelled=fails)
+        take(pool, 1).release()
+
+
+def test_no_request_passes_one_for_more_devices_and_those_for_others_are_not_held_up(folder: Path) -> None:
+    order: list[str] = []
+    pool = Leases((0, 1), folder)
+    first = pool.acquire(1)
+
+    def ask(name: str, count: int) -> None:
+        with take(pool, count):
+            order.append(name)
+
+    with in_thread(lambda: ask("big", 2)):
+        waiting(folder, 1)
+        assert is_refused(pool, 1)
+        assert Leases((2, 3), folder).acquire(2).devices == (2, 3)
+        with in_thread(lambda: ask("small", 1)):
+            first.release()
+
+    assert order == ["big", "small"]
+
+
+def test_a_kill_withdraws_what_a_process_waits_for(processes: Processes, folder: Path) -> None:
+    pool = Leases((0, 1), folder)
+    with pool.acquire(1):
+        waiter = processes.start("Leases((0, 1), folder).acquire(2)")
+        waiting(folder, 1)
+        assert is_refused(pool, 1)
+
+        waiter.send_signal(signal.SIGKILL)
+        take(pool, 1).release()
+
+
+SMALL = """
+pool = Leases((0, 1), folder)
+say("ready")
+while not (folder / "served").exists():
+    pool.acquire(1).release()
+"""
+
+
+def test_a_stream_of_small_requests_does_not_starve_a_big_one(processes: Processes, folder: Path) -> None:
+    """From threads that never pause and from another process; each of them is served again when the big one is done."""
+    other = processes.start(SMALL)
+    assert line_of(other) == "ready"
+    served = threading.Event()
+    turns = Counter[int]()
+
+    def small(number: int) -> None:
+        pool = Leases((0, 1), folder)
+        while not served.is_set() or turns[number] == 0:
+            take(pool, 1).release()
+            turns[number] += 1
+
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            stack.enter_context(in_thread(partial(small, number)))
+        for _ in range(5):
+            take(Leases((0, 1), folder), 2).release()
+        served.set()
+        (folder / "served").touch()
+    end(other)
+    assert sorted(turns) == [0, 1, 2]

@@ -15,7 +15,6 @@ import pytest
 from support.nursery import Nursery, finish, message_of
 from support.processes import is_gone, wait_for, wait_until
 
-from pytest_aorta.runtime import zygote_entry
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import VARIABLE
 from pytest_aorta.runtime.zygote import (
@@ -95,7 +94,7 @@ def test_the_folder_of_the_socket_is_private_and_gone_once_the_zygote_is_ready(
 def test_what_does_not_know_the_tag_is_given_nothing(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Channel.pair()
     door = PrefixSocket(theirs, "the tag")
-    *_, address, tag = door.arguments()
+    address, tag = door.arguments()
     assert tag == "the tag"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(address)
@@ -112,18 +111,6 @@ def test_what_does_not_know_the_tag_is_given_nothing(nursery: Nursery, monkeypat
     door.close()
     door.close()
     assert not os.path.exists(os.path.dirname(address))
-
-
-def test_a_descriptor_of_the_same_number_is_not_taken_for_the_inherited_one(tmp_path: Path) -> None:
-    left, right = socket.socketpair()
-    with left, right, (tmp_path / "file").open("w") as file:
-        inode = os.fstat(left.fileno()).st_ino
-        assert zygote_entry._is_inherited(left.fileno(), inode)
-        assert not zygote_entry._is_inherited(right.fileno(), inode)
-        assert not zygote_entry._is_inherited(file.fileno(), os.fstat(file.fileno()).st_ino)
-        closed = os.dup(left.fileno())
-        os.close(closed)
-        assert not zygote_entry._is_inherited(closed, inode)
 
 
 def test_a_prefix_that_has_a_shell_split_the_words_again(nursery: Nursery) -> None:

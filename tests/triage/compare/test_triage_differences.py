@@ -57,8 +57,8 @@ def said(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
         ({"packages__versions": {"torch": "2.12.0"}}, ["numpy 2.1 -> not installed"]),
         ({"packages__digest": "sha256:" + "b" * 64}, ["installed packages changed"]),
         ({"end__torch__cpu_capability": "DEFAULT"}, ["CPU kernels of torch AVX512 -> DEFAULT"]),
-        ({"end__torch__deterministic": {"algorithms": True}}, ["torch deterministic.algorithms False -> True"]),
-        ({"host__new_fact": 1}, ["host.new_fact none -> 1"]),
+        ({"end__torch__deterministic": {"algorithms": True}}, ["torch deterministic algorithms off -> on"]),
+        ({"host__new_fact": 1}, ["new fact none -> 1"]),
     ],
 )  # fmt: skip
 def test_what_differs_is_one_short_clause(changes: dict[str, Any], lines: list[str]) -> None:

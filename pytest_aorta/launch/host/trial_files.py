@@ -1,0 +1,303 @@
+"""Reading the files that the processes of a trial have left, for what they did not report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_aorta.common.texts import first_names
+from pytest_aorta.launch.child.attempt_files import (
+    EventLogWriter,
+    attempt_evidence,
+    attempt_folder,
+    complete_rank,
+    event_log,
+    evidence_file,
+    has_ended,
+    keep_evidence,
+    last_attempt,
+    ranks_with_logs,
+    read_evidence,
+    save_collectives,
+    write_exit,
+)
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
+from pytest_aorta.launch.diagnosis.traces import locate, read_dump
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
+from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
+from pytest_aorta.launch.workload_info import PreparedCell
+from pytest_aorta.trials.execution import FILES, ElasticOptions
+from pytest_aorta.trials.lifecycle import read_steps, step_file
+from pytest_aorta.trials.outcome import Observation
+from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
+from pytest_aorta.trials.spec import TrialSpec
+
+#: In a trial's folder: the stacks that its process writes when asked to.
+STACKS = "stacks.log"
+
+#: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
+_KEPT = (".log", "error.json", "collectives.json", "evidence.json")
+_EXCHANGED = (".events", ".steps")
+
+#: Seconds that rank 0 waits for the exits of the other ranks after its own.
+_PATIENCE = 30.0
+
+#: Seconds that another node may be behind with its deadline.
+_NODE_PATIENCE = 5.0
+
+#: Nodes that a message names.
+_NAMED = 8
+
+
+def collect_artifacts(folder: Path) -> dict[str, str]:
+    """Logs, error files and collectives in a trial's ``folder``: name -> path relative to the trial file's folder.
+
+    Removes empty dumps of stacks and the files that processes of the trial have exchanged.
+    """
+    kept = []
+    exchanged_is_read = own_rank() == 0  # rank 0 has still to read what another rank has written
+    for path in _files_of(folder):
+        with contextlib.suppress(OSError):
+            name = path.name
+            if name.endswith(STACKS) and path.stat().st_size == 0:
+                path.unlink()
+            elif name.endswith(_KEPT):
+                kept.append(path)
+            elif exchanged_is_read and (name.endswith(_EXCHANGED) or path.match("torchrun*.json")):
+                path.unlink()
+    relative = [path.relative_to(folder.parent) for path in sorted(kept)]
+    return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
+
+
+def _files_of(folder: Path) -> list[Path]:
+    found = []
+    for root, folders, files in os.walk(folder):
+        if root == os.fspath(folder) and FILES in folders:
+            folders.remove(FILES)
+        found += [Path(root, name) for name in files]
+    return found
+
+
+def stacks_to_read(seen: Observation, artifacts: dict[str, str]) -> str | None:
+    """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
+    rank = seen.hung_rank if seen.rank_failure is None else seen.rank_failure.rank
+    of_rank = (record.stacks for record in seen.ranks if record.rank == rank and record.stacks is not None)
+    return next(of_rank, artifacts.get("stacks"))
+
+
+def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
+    """The log of the process that has failed, in a trial's ``folder``: of the rank that is the cause, if one is."""
+    if seen.rank_failure is None or seen.rank_failure.rank is None:
+        return folder / "stderr.log"
+    logs = (record.stderr for record in seen.ranks if record.rank == seen.rank_failure.rank)
+    return next((folder.parent / log for log in logs if log is not None), None)
+
+
+# The ranks of a trial whose pytest is a rank itself (``torchrun -m pytest``). Every rank's pytest runs every trial in a
+# child, and adds its end to its event log. Rank 0 alone reports; it reads the logs of the other ranks of its host.
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    return folder if rank == 0 else folder.with_name(f"{folder.name}.rank_{rank}")
+
+
+def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
+    """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log, now = EventLogWriter(event_log(folder, rank)), time.time()
+    log.send({"type": "begin", "phase": failure.phase})
+    if failure.kind == "timeout":
+        write_exit(folder, rank, None, overdue=now)
+    else:
+        log.send({"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)})
+        write_exit(folder, rank, RankExit(1, at=now, stopped=False))
+
+
+def gather_evidence(
+    folder: Path, source: str | None, stalled: float | None = None, *, patience: float = _PATIENCE
+) -> TrialEvidence:
+    """Of all ranks of this host, once their ends are known.
+
+    ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended. Ranks of other
+    hosts are not expected; what they break shows in rank 0's collectives.
+    """
+    attempt, world_size = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ["WORLD_SIZE"])
+    trial = TrialEvidence("external", attempt, world_size, stalled=stalled)
+    waited_for = set(range(int(os.environ.get("LOCAL_WORLD_SIZE", world_size))))
+    folders = {rank: rank_folder(folder, rank) for rank in sorted(waited_for)}
+    give_up = time.monotonic() + patience
+    while waited_for and time.monotonic() < give_up:
+        waited_for -= {rank for rank in waited_for if has_ended(folders[rank], rank)}
+        time.sleep(0.01)
+    for rank, own in folders.items():
+        logs = {path.name: path for path in own.glob("*.log")}
+        found = complete_rank(RankEvidence(rank, rank), own, logs.get, folder.parent, source)
+        found.host = socket.gethostname() if found.events is not None else None
+        trial.ranks.append(found)
+        if rank != 0 and rank not in waited_for:
+            for file in (event_log, step_file):
+                file(own, rank).unlink(missing_ok=True)
+    return trial
+
+
+def with_other_nodes(trial: TrialEvidence, folder: Path, node: int, nodes: int, grace: float) -> TrialEvidence:
+    """After the deadline: on node 0, with what the other nodes have written where all see the results directory."""
+    if node != 0:
+        return replace(trial, ranks=trial.own_ranks())
+    others = [other for number in range(1, nodes) if (other := node_folder(folder, number)).exists()]
+    if trial.group is None:  # they have not met
+        others = []
+    found: list[RankEvidence] = []
+    network: list[str] = []
+    give_up = time.monotonic() + grace + _NODE_PATIENCE
+    while others:
+        for other in list(others):
+            read = read_evidence(evidence_file(other, last_attempt(other)))
+            # The file of an earlier run may lie there, where the node has not come.
+            if read is not None and read.group == trial.group:
+                found += read.ranks
+                network += [read.network] if read.network else []
+                others.remove(other)
+        if time.monotonic() > give_up:
+            break
+        time.sleep(0.05)
+    return replace(trial.with_ranks(found), network="; ".join(network) or None)
+
+
+def node_folder(folder: Path, node: int) -> Path:
+    return folder.with_name(f"{folder.name}.node_{node}")
+
+
+def combined_result(records: list[RankRecord]) -> ResultRecord | None:
+    """The result of a trial with ``result_scope`` ``rank_local``; ``None`` unless all ranks have returned one.
+
+    Failures are counted together, and their details listed in the order of the ranks, each with its ``rank``; all else
+    is rank 0's.
+    """
+    results = [record.result for record in records if record.result is not None]
+    if not results or len(results) < len(records):
+        return None
+    firsts = [result.first_failure_iteration for result in results]
+    details = [
+        {"rank": record.rank, **detail}
+        for record, result in zip(records, results, strict=True)
+        for detail in result.failure_details
+    ]
+    return replace(
+        results[0],
+        passed=all(result.passed for result in results),
+        failure_count=sum(result.failure_count or 0 for result in results),
+        first_failure_iteration=min((first for first in firsts if first is not None), default=None),
+        failure_details=details,
+    )
+
+
+class TrialFiles:
+    """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks.
+
+    ``node_store`` is that at which the nodes of the trial meet, where this host keeps it.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        cell: PreparedCell,
+        folder: Path,
+        sockets: Path | None,
+        seen: Observation,
+        node_store: NodeStore | None = None,
+    ) -> None:
+        self._spec = spec
+        self._elastic = spec.execution.elastic
+        self._cell = cell
+        self._folder = folder
+        self._sockets = sockets
+        self._seen = seen
+        self._node_store = node_store
+
+    def save_collectives(self) -> None:
+        """Ask every rank's flight recorder which collectives the rank has entered, while the ranks still run."""
+        if self._sockets is None:
+            return
+        folder = attempt_folder(self._folder, last_attempt(self._folder))
+        for rank in ranks_with_logs(folder):
+            save_collectives(folder, rank, self._sockets)
+
+    def read(self, overdue: float | None) -> None:
+        """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
+        mode, seen = self._cell.plan.mode, self._seen
+        if mode == "single":
+            if (last := read_steps(step_file(self._folder))) is not None:
+                seen.see(last)
+            if overdue is not None:
+                location = locate(read_dump(self._folder / STACKS), self._cell.info.source)
+                seen.location = None if location is None else location.text
+        elif mode == "external":
+            self._exchange_with_ranks(overdue)
+        elif overdue is not None:
+            self._read_overdue(overdue)
+        elif mode == "elastic" and seen.lost is None and not seen.ranks and (seen.returncode or 0) < 0:
+            self._judge(self._evidence(AgentEnd("the agent", seen.returncode)))
+
+    def _exchange_with_ranks(self, overdue: float | None) -> None:
+        seen, rank = self._seen, own_rank()
+        end = None
+        if seen.returncode is not None and overdue is None:
+            end = RankExit(seen.returncode, at=time.time(), stopped=seen.lost is not None)
+        write_exit(self._folder, rank, end, overdue)
+        if rank == 0:
+            self._judge(gather_evidence(self._folder, self._cell.info.source, seen.stalled))
+
+    def _read_overdue(self, overdue: float) -> None:
+        trial = self._evidence(overdue=overdue)
+        if is_multi_node(self._elastic):
+            grace, nodes = self._spec.limits.grace, self._elastic.nnodes[1]
+            trial.network = network_problem(self._elastic)
+            trial = with_other_nodes(trial, self._folder, node_rank(self._elastic), nodes, grace)
+        self._judge(trial)
+        if is_multi_node(self._elastic) and not trial.ranks:
+            self._seen.location = self._not_met(self._elastic)
+
+    def _not_met(self, elastic: ElasticOptions) -> str:
+        least, most = elastic.nnodes
+        come = None if self._node_store is None else self._node_store.nodes_of(self._spec.trial_id, most)
+        absent = [f"node {node}" for node in range(least) if come is not None and node not in come]
+        named = ", ".join(first_names(absent, _NAMED))
+        lost = f" ({named} did not come)" if absent else " (one that had come has gone)" if come else ""
+        return (
+            f"the nodes have not all met at {':'.join(map(str, endpoint(elastic)))}{lost}: run the same pytest on each "
+            f"of {least}{'' if least == most else f' to {most}'} nodes, or allow fewer with "
+            "--aorta-elastic nnodes=MIN:MAX"
+        )
+
+    def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
+        launcher: Launcher = "torchrun" if self._cell.plan.mode == "torchrun" else "elastic"
+        if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
+            launcher = "script"
+        source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
+        return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, overdue=overdue, stalled=stalled)
+
+    def _judge(self, trial: TrialEvidence) -> None:
+        found, seen = judge(trial), self._seen
+        if found.failure is not None or found.cleanup is not None:
+            keep_evidence(self._folder, trial)
+        seen.see(ranks_event(found))
+        if found.location is not None:
+            seen.location, seen.hung_rank = found.location, found.hung_rank
+            failure = next((record.failure for record in found.ranks if record.rank == found.hung_rank), None)
+            if failure is not None and failure.is_late and failure.phase == "import":
+                seen.phase = "import"  # of which rank 0, whose phase it was, knows nothing
+        self.combine_results()
+
+    def combine_results(self) -> None:
+        """Where ``result_scope`` is ``rank_local``, the result is that of all ranks together; else that of rank 0."""
+        seen = self._seen
+        if self._cell.info.result_scope == "rank_local":
+            seen.result = combined_result(seen.ranks) or seen.result
+        elif is_multi_node(self._elastic):  # rank 0 may be on any node
+            seen.result = next((rank.result for rank in seen.ranks if rank.rank == 0), seen.result)

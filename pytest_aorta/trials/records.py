@@ -1,0 +1,272 @@
+"""What a trial reports: the parts of its record, and the events that bring them to its host.
+
+There is one type per idea, from the process of a trial to its file. A trial's process must not import pydantic, so
+these are plain dataclasses; pydantic checks them where they come from another process or from a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+# Pydantic does not take those of ``typing`` before Python 3.12.
+from typing_extensions import Required, TypedDict
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+Phase = Literal["launch", "import", "setup", "run", "cleanup"]
+FailureKind = Literal["exception", "signal", "exit_code", "timeout", "stall", "result", "rank"]
+GroupStateName = Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED", "FAILED", "UNKNOWN"]
+AttemptReason = Literal["failure", "membership"]
+#: Whether a rank that failed is what the trial's failure comes from, or has only followed.
+Blame = Literal["cause", "collateral", "unknown"]
+
+#: Validation context of data that ``TrialResult.to_dict`` gave, as opposed to values.
+ENCODED = "encoded"
+
+
+class _FreeForm:
+    """Free-form data. Strict JSON has no NaN: it travels as a string, and comes back as a float."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._schema = schema
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
+
+        def decode(value: Any, info: Any) -> Any:
+            return decode_non_finite(value) if info.context == ENCODED else value
+
+        encode = core_schema.plain_serializer_function_ser_schema(encode_non_finite)
+        return core_schema.with_info_before_validator_function(decode, handler(source), serialization=encode)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        return self._schema
+
+
+class _Strict:
+    """A bool, or a finite float of at least 0, without conversion from other types."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        if source is bool:
+            return core_schema.bool_schema(strict=True)
+        return core_schema.float_schema(ge=0, allow_inf_nan=False, strict=True)
+
+
+_OBJECT: dict[str, Any] = {"type": "object"}
+Free = Annotated[dict[str, Any], _FreeForm(_OBJECT)]
+FreeList = Annotated[list[dict[str, Any]], _FreeForm({"type": "array", "items": _OBJECT})]
+
+#: A duration, or a time of ``time.time()``.
+Time = Annotated[float, _Strict()]
+
+
+@dataclass(frozen=True, repr=False)
+class ResultRecord:
+    """What the workload returned; of a distributed workload, what rank 0 returned. Times in ms and seconds.
+
+    What was not measured, or not returned, is ``None``. In the record of a trial, ``passed`` is true only if the trial
+    is ``ok``: not where another rank has failed.
+    """
+
+    passed: Annotated[bool, _Strict()]
+    failure_count: int | None = None
+    first_failure_iteration: int | None = None
+    failure_details: FreeList = field(default_factory=list)
+    total_iterations: int | None = None
+    step_times_ms: list[Time] = field(default_factory=list)
+    elapsed_sec: Time | None = None
+    metrics: Free = field(default_factory=dict)
+    main_work_started: bool | None = None
+    executed_iterations: int | None = None
+    configured_iterations: int | None = None
+
+    def __repr__(self) -> str:
+        known = [(it.name, value) for it in fields(self) if (value := getattr(self, it.name)) not in (None, [], {})]
+        return f"ResultRecord({', '.join(f'{name}={value!r}' for name, value in known)})"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a trial or a rank is not ``ok``, or what went wrong in its cleanup.
+
+    ``at``: when it was noticed, in seconds of ``time.time()``; ``None`` where only the end of a process shows it.
+    """
+
+    phase: Phase
+    kind: FailureKind
+    message: str = ""
+    type: str | None = None
+    traceback: str | None = None
+    signal: str | None = None
+    exit_code: int | None = None
+    rank: int | None = None
+    stacks: str | None = None
+    at: Time | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a limit has ended the process."""
+        return self.kind in ("timeout", "stall")
+
+    def known(self) -> dict[str, Any]:
+        """The fields that are known, for ``failure_details``."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Seeds of the random generators of a process, by module; ``kept`` are those that the workload seeded at import."""
+
+    seed: int
+    generators: dict[str, int]
+    kept: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``step`` of ``total`` steps are done."""
+
+    step: int
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One process of a distributed trial.
+
+    ``collateral``: it failed because of another rank. ``blame`` is ``None`` for a rank that has neither failed nor let
+    others wait. ``progress``: the last step that it reported.
+    """
+
+    rank: int
+    local_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    passed: bool | None = None
+    result: ResultRecord | None = None
+    failure: Failure | None = None
+    collateral: bool = False
+    blame: Blame | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    stacks: str | None = None
+    error_file: Free | None = None
+    collective: str | None = None
+    seeds: Seeds | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """A state of the worker group, and when it began (seconds of ``time.time()``)."""
+
+    state: GroupStateName
+    at: Time
+    attempt: int
+    world_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt that was followed by another one: because a rank failed, or because a node came or left."""
+
+    attempt: int
+    reason: AttemptReason = "failure"
+    failure: Failure | None = None
+    ranks: list[RankRecord] = field(default_factory=list)
+
+
+class Event(TypedDict, total=False):
+    """One event, a mapping with a ``type``. A trial's process sends it; a rank appends it to its event log.
+
+    ``at``: when, in seconds of ``time.time()``. ``sec``: how long a phase took. ``end`` and ``sources``: the part of
+    the snapshot that is taken when ``run()`` is over, and digests of the source files imported since the preparation of
+    the cell. ``error``: as of ``describe_exception``. ``over`` is added to the log of a rank by the process that waited
+    for it: ``exit`` says how it ended, ``overdue`` when a deadline of its own passed.
+    """
+
+    type: Required[str]
+    at: float | None
+    phase: Phase
+    sec: float
+    result: ResultRecord | None
+    failure: Failure | None
+    step: int
+    total: int | None
+    env: dict[str, Any]
+    seeds: Seeds | None
+    launcher_variables: dict[str, str]
+    end: dict[str, Any]
+    sources: dict[str, str]
+    module: str
+    note: str | None
+    group: GroupState
+    attempt: Attempt
+    ranks: list[RankRecord]
+    cleanup: Failure | None
+    error: dict[str, str]
+    exit: dict[str, Any] | None
+    overdue: float | None
+
+
+Send = Callable[[Event], None]
+
+#: The types of events, and what each has at least.
+_HAS: dict[str, tuple[str, ...]] = {
+    "begin": ("phase",),
+    "end": ("phase", "sec"),
+    "progress": ("step",),
+    "alive": (),
+    "env": ("env",),
+    "env_end": ("end",),
+    "imported": ("module",),
+    "imports_over": ("note",),
+    "group": ("group",),
+    "attempt": ("attempt",),
+    "ranks": ("ranks", "failure", "cleanup"),
+    "failed": ("error",),
+    "lived": (),
+}
+
+
+def to_json(data: object) -> str:
+    """For another process, or a file."""
+    return json.dumps(data, default=asdict)
+
+
+def parse_event(data: object) -> Event:
+    """Check an event from another process; raises ``ValueError`` for anything else."""
+    event = _adapter().validate_python(data)
+    if event["type"] not in _HAS or any(name not in event for name in _HAS[event["type"]]):
+        raise ValueError(f"not an event: {data!r}")
+    return event
+
+
+def event_of_rank(data: dict[str, Any]) -> Event:
+    """An event from the log of a rank, which this package has written; without the import of pydantic."""
+    types = {"result": ResultRecord, "failure": Failure, "seeds": Seeds}
+    read = {name: kind(**data[name]) for name, kind in types.items() if data.get(name) is not None}
+    return {**data, **read}  # type: ignore[typeddict-item]
+
+
+def prepare_events() -> None:
+    """Build the schema of ``parse_event`` now."""
+    _adapter()
+
+
+@cache
+def _adapter() -> TypeAdapter[Event]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Event)
