@@ -18,7 +18,7 @@ from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
-from pytest_aorta.trials.conversion import canonical_json, to_plain
+from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import (
     DEFAULTS,
     LAUNCHER_OWNED,
@@ -28,6 +28,7 @@ from pytest_aorta.trials.execution import (
     automatic_slots,
     elastic_options,
 )
+from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths

@@ -51,8 +51,8 @@ def changes(then: TrialResult, now: TrialResult) -> list[str]:
     lines = list(_request_changes(then, now))
     if then.env.get("python") and now.env.get("python"):  # else one of them did not get as far as its snapshot
         ignored = {*_OF_A_LAUNCH, *NAMES, *_overlay_names(then), *_overlay_names(now)}
-        found = differences_of_environments(_environments(then), _environments(now), ignored=ignored)
-        lines += [str(each) for each in found if each.fact.section in _SECTIONS]
+        found = differences_of_environments(_environments(then), _environments(now))
+        lines += [str(each) for each in found if each.fact.section in _SECTIONS and each.fact.name not in ignored]
     lines += _seeds(then, now)
     before, after = ({name: it for name, it in parts_of(each).items() if name in _PARTS} for each in (then, now))
     if before and after:

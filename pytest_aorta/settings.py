@@ -376,15 +376,6 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         found: Reader = getattr(import_module(f"pytest_aorta.{module}"), function)
         return found
 
-    @property
-    def takes(self) -> str:
-        """What is valid, in the words that refuse what is not."""
-        try:
-            self.parse("")
-        except ValueError as error:
-            return str(error)
-        return "any text"
-
 
 _REGEX = "trials.command_line:checked_regex"
 

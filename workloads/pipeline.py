@@ -1,19 +1,18 @@
-"""A blocked matrix product and a tree of sums, as a graph of tasks over processes and hosts that share tensors."""
+"""A blocked matrix product and a tree of sums, as a graph of tasks over processes that share tensors."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pytest_aorta.runtime import SlotArgs, Tag, TaskArgs, Worker
-from pytest_aorta.runtime.host_main import code_identity, package_files
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
 from ._common import Failures, Options, Stopwatch
@@ -55,27 +54,25 @@ def add_up(args: SlotArgs) -> None:
 @dataclass(frozen=True)
 class BlockPlan:
     block: int
-    hosts: int
     multiply: CallableHandle
     add_up: CallableHandle
-    multiply_rows: CallableHandle
 
 
-def multiply_rows(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
-    """Level 3: ``C = A B`` block by block, then the sum of C's elements: the sums of the blocks, added in pairs.
+def multiply_blocks(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
+    """``C = A B`` block by block, then the sum of C's elements: the sums of the blocks, added in pairs.
 
-    ``args.tensors`` are A ``[m, k]``, B ``[k, n]``, C ``[m, n]`` and the total ``[1]``. Nothing here waits: what
-    depends on what follows from the blocks that the tasks read and write.
+    ``args.tensors`` are A, B, C and the total ``[1]``. Nothing here waits: what depends on what follows from the blocks
+    that the tasks read and write.
     """
     left, right, result, total = args.tensors
-    rows, columns, terms = (spans(length, plan.block) for length in (len(left), right.shape[1], len(right)))
-    for (number, k), i, j in product(enumerate(terms), rows, columns):
+    blocks = spans(len(left), plan.block)
+    for (number, k), i, j in product(enumerate(blocks), blocks, blocks):
         task = TaskArgs().add(left[i, k], Tag.INPUT).add(right[k, j], Tag.INPUT)
         task.add(result[i, j], Tag.INOUT if number else Tag.OUTPUT).add_scalar(number > 0)
         orch.submit_sub(plan.multiply, task)
     with orch.scope():
-        sums = allocate(orch, len(rows) * len(columns))
-        for number, (i, j) in enumerate(product(rows, columns)):
+        sums = allocate(orch, len(blocks) ** 2)
+        for number, (i, j) in enumerate(product(blocks, repeat=2)):
             task = TaskArgs().add(result[i, j], Tag.INPUT).add(sums[number : number + 1], Tag.OUTPUT)
             orch.submit_sub(plan.add_up, task)
         reduce_pairs(orch, sums, total, plan)
@@ -94,17 +91,6 @@ def reduce_pairs(orch: Orchestrator, values: Tensor, total: Tensor, plan: BlockP
         reduce_pairs(orch, sums, total, plan)
 
 
-def multiply_on_hosts(orch: Orchestrator, args: SlotArgs, plan: BlockPlan) -> None:
-    left, right, result, total = args.tensors
-    with orch.scope():
-        totals = allocate(orch, plan.hosts)
-        for host, rows in enumerate(shares(len(left), plan.block, plan.hosts)):
-            task = TaskArgs().add(left[rows], Tag.INPUT).add(right, Tag.INPUT)
-            task.add(result[rows], Tag.OUTPUT).add(totals[host : host + 1], Tag.OUTPUT)
-            orch.submit_next_level(plan.multiply_rows, task, plan, worker=host)
-        reduce_pairs(orch, totals, total, plan)
-
-
 def allocate(orch: Orchestrator, count: int) -> Tensor:
     """Memory for sums, filled with NaN: it may hold the sums of an earlier graph."""
     return orch.alloc((count,), torch.float64).fill_(math.nan)
@@ -121,23 +107,9 @@ def spans(length: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, length)) for start in range(0, length, block)]
 
 
-def shares(length: int, block: int, hosts: int) -> list[slice]:
-    """``length`` rows in shares of whole blocks, one for each host."""
-    blocks = math.ceil(length / block)
-    edges = [min(blocks * host // hosts * block, length) for host in range(hosts + 1)]
-    return [slice(*edge) for edge in pairwise(edges)]
-
-
-def count_tasks(size: int, block: int, hosts: int) -> int:
-    columns = terms = len(spans(size, block))
-    if hosts:
-        parts = [len(spans(rows.stop - rows.start, block)) for rows in shares(size, block, hosts)]
-        return sum(1 + _count_below(rows, columns, terms) for rows in parts) + _count_pairs(hosts)
-    return _count_below(len(spans(size, block)), columns, terms)
-
-
-def _count_below(rows: int, columns: int, terms: int) -> int:
-    return rows * columns * (terms + 1) + _count_pairs(rows * columns)
+def count_tasks(size: int, block: int) -> int:
+    blocks = len(spans(size, block))
+    return blocks**2 * (blocks + 1) + _count_pairs(blocks**2)
 
 
 def _count_pairs(values: int) -> int:
@@ -145,12 +117,10 @@ def _count_pairs(values: int) -> int:
 
 
 class Pipeline(Workload):
-    """``C = A B`` in blocks, and the sum of C's elements as a tree, on the runtime that runs the trials as well.
+    """``C = A B`` in blocks, and the sum of C's elements as a tree, on the level runtime.
 
-    Each ``C_ij += A_ik B_kj`` is a task on blocks of tensors in shared memory; so is each sum of two numbers. On one
-    host these are tasks for the slots of a worker of level 3. With ``hosts``, a worker of level 4 gives each host the
-    A and C of its block rows; the worker of level 3 there builds the graph for its share, and level 4 adds up the
-    totals.
+    Each ``C_ij += A_ik B_kj`` is a task on blocks of tensors in shared memory; so is each sum of two numbers. They are
+    tasks for the slots of a worker of level 3.
 
     The check is exact. Elements of A and B are whole numbers from 1 to 9, so that C and its sum are whole numbers
     below 2**53 and float64 has no rounding in any order of additions. All of them are positive: a product that is
@@ -163,41 +133,16 @@ class Pipeline(Workload):
     One iteration is one graph. Step times are those of graphs, from the submission of the first task to the end of
     the last one, in milliseconds; ``elapsed_sec`` includes operands and check; starting processes is setup.
 
-    Metrics: ``tasks`` of one graph at all levels, ``slots`` in all, ``levels`` (the top one: 3 or 4),
-    ``max_abs_error`` of an element of C in any step, ``total`` of the last step.
+    Metrics: ``tasks`` of one graph, ``slots``, ``max_abs_error`` of an element of C in any step, ``total`` of the last
+    step.
     """
 
     class Config(Options):
         steps: PositiveInt = Field(default=3, description="graphs, each with fresh operands")
         size: int = Field(default=256, ge=1, le=MAX_SIZE, description="rows and columns of the matrices")
         block: PositiveInt = Field(default=64, description="rows and columns of a block; the last one may be smaller")
-        slots: PositiveInt = Field(default=2, description="processes for tasks, on each host")
-        hosts: NonNegativeInt = Field(
-            default=0, description="workers of level 3 below one of level 4; 0 is a single worker of level 3"
-        )
-        host: str = Field(
-            default="",
-            description="where the hosts are, as execnet spells it: popen, ssh=NAME; with commas one for each. Without "
-            "it they are processes of this host, and share its memory",
-        )
+        slots: PositiveInt = Field(default=2, description="processes for tasks")
         seed: int = Field(default=0, description="seed of the operands")
-
-        @property
-        def places(self) -> list[str | None]:
-            """The specification of each host; ``None`` for this one."""
-            specs: list[str | None] = [spec.strip() or None for spec in self.host.split(",")]
-            return specs * self.hosts if len(specs) == 1 else specs
-
-        @model_validator(mode="after")
-        def _check_hosts(self) -> Pipeline.Config:
-            rows = math.ceil(self.size / self.block)
-            if self.hosts > rows:
-                raise ValueError(f"hosts={self.hosts}, but there are only {rows} rows of blocks to be shared")
-            if self.host and not self.hosts:
-                raise ValueError(f"host={self.host!r} needs hosts=1 or more")
-            if len(self.places) != self.hosts:
-                raise ValueError(f"host={self.host!r} names {len(self.places)} hosts, but hosts={self.hosts}")
-            return self
 
     config: Pipeline.Config
     timeout_sec: ClassVar[float | None] = 300.0
@@ -212,25 +157,10 @@ class Pipeline(Workload):
         config = self.config
         self._left, self._right, self._result = (shared(config.size, config.size) for _ in range(3))
         self._total = shared(1)
-        self.worker = self._build_worker()
-        self._plan = BlockPlan(
-            config.block,
-            config.hosts,
-            self.worker.register(self.multiply),
-            self.worker.register(self.add_up),
-            self.worker.register(multiply_rows),
-        )
+        self.worker = Worker(3, num_sub_workers=self.config.slots, heap_ring_size=HEAP_BYTES)
+        multiply, add_up = self.worker.register(self.multiply), self.worker.register(self.add_up)
+        self._plan = BlockPlan(config.block, multiply, add_up)
         self.worker.init()
-
-    def _build_worker(self) -> Worker:
-        config = self.config
-        if not config.hosts:
-            return Worker(3, num_sub_workers=config.slots, heap_ring_size=HEAP_BYTES)
-        top = Worker(4, num_sub_workers=1, heap_ring_size=HEAP_BYTES)
-        top.identity = code_identity(package_files("aorta_workloads"))
-        for place in config.places:
-            top.add_worker(Worker(3, num_sub_workers=config.slots, heap_ring_size=HEAP_BYTES), host=place)
-        return top
 
     def run(self) -> WorkloadResult:
         config = self.config
@@ -248,9 +178,8 @@ class Pipeline(Workload):
             step_times_ms=step_times,
             elapsed_sec=time.perf_counter() - started,
             metrics={
-                "levels": 4 if config.hosts else 3,
-                "slots": config.slots * max(1, config.hosts),
-                "tasks": count_tasks(config.size, config.block, config.hosts),
+                "slots": config.slots,
+                "tasks": count_tasks(config.size, config.block),
                 "max_abs_error": float(errors.max()),  # NaN if one of them is
                 "total": self._total.item(),
             },
@@ -265,7 +194,7 @@ class Pipeline(Workload):
         args = SlotArgs((self._left, self._right, self._result, self._total))
         watch = Stopwatch(torch.device("cpu"))
         with watch.running():
-            self.worker.run(multiply_on_hosts if self.config.hosts else multiply_rows, args, self._plan)
+            self.worker.run(multiply_blocks, args, self._plan)
         return watch.milliseconds
 
     def _check(self, step: int, failures: Failures) -> float:

@@ -74,7 +74,6 @@ source = Path(sys.argv[2])
 begin = time.perf_counter()
 static = collect_static(source, watches=True)
 found: dict[str, list[float]] = {"static": [time.perf_counter() - begin]}
-found |= {f"static.{name}": [milliseconds / 1000] for name, milliseconds in static.parts_ms.items()}
 with tempfile.TemporaryDirectory() as cache:
     os.environ["XDG_CACHE_HOME"] = cache
     found["watched variables, searched"] = [in_a_fork(lambda: {"": search()})[""]]

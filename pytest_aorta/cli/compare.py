@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from pytest_aorta.cli.shared import columns
+from pytest_aorta.common.texts import first_names, one_line
+
+if TYPE_CHECKING:
+    from pytest_aorta.triage.cells import CellStatistics, SignatureCount
+    from pytest_aorta.triage.compare import CellChange, RunComparison, Side
 
 #: What ``--fail-on`` takes.
 CONDITIONS = ("worse", "slower", "new-signature", "not-compared")
@@ -44,7 +53,6 @@ def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: f
     Failure rates and step times of the cells that both have, by the statistics of the table of a run, and what differs
     in their environments. A and B may also be the folder of a workload, or an earlier run below .history.
     """
-    from pytest_aorta.cli.comparison_text import comparison_lines, failed_conditions
     from pytest_aorta.triage.compare import compare_runs, comparison_as_plain
 
     comparison = compare_runs(a, b, margin)
@@ -57,3 +65,130 @@ def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: f
         click.secho(line, err=True, fg="red")
     if failed:
         click.get_current_context().exit(1)
+
+
+_COLORS = {"worse": "red", "slower": "red", "better": "green", "faster": "green", "undecided": "yellow"}
+
+#: Unreadable files, and cells in a heading, that are named.
+_MOST_FILES, _MOST_NAMES = 3, 4
+
+
+def comparison_lines(comparison: RunComparison, most: int | None) -> list[str]:
+    """The whole text; of each list of differences at most so many, ``None`` for all."""
+    from pytest_aorta.triage.compare import label
+
+    cells = comparison.cells
+    new = [f"{change.label}: {_signature(each)}" for change in cells for each in change.new_signatures]
+    gone = [f"{change.label}: {_signature(each)}" for change in cells for each in change.gone_signatures]
+    lists = [("differs in the environment of all cells", comparison.shared)] if len(cells) > 1 else []
+    lists += [("differs in the environment", comparison.shared)] if len(cells) == 1 else []
+    for names, differences in comparison.particular:
+        lists.append((f"differs only for {', '.join(first_names(names, _MOST_NAMES))}", differences))
+    lines = [
+        *_sides(comparison),
+        "",
+        *_table(cells),
+        *_notes(cells),
+        *_titled("fails in new ways in B", new),
+        *_titled("ways to fail that are gone in B", gone),
+    ]
+    for side, only in (("A", comparison.only_a), ("B", comparison.only_b)):
+        lines += _titled(f"only in {side}", (f"{label(cell.key)}: {_outcomes(cell)}" for cell in only))
+    for title, differences in lists:
+        left_out = 0 if most is None else len(differences) - most
+        more = [f"and {left_out} more (--all)"] if left_out > 0 else []
+        lines += _titled(title, [*map(str, differences[:most]), *more])
+    if not any(differences for _, differences in lists):
+        lines += ["", "No difference in what is recorded of the environments."]
+    return lines
+
+
+def failed_conditions(comparison: RunComparison, what: str) -> Iterator[str]:
+    """One line for each cell that a condition of ``--fail-on`` holds for."""
+    from pytest_aorta.triage.compare import label
+
+    for change in comparison.cells:
+        kinds = (change.kind.replace(" ", "-"), change.speed.verdict, "new-signature" if change.new_signatures else "")
+        if what in kinds:
+            yield f"{what}: {one_line(change.label)} ({_change_text(what, change)})"
+    for cell in comparison.only_a if what == "not-compared" else ():
+        yield f"{what}: {one_line(label(cell.key))} (only in A)"
+
+
+def _change_text(what: str, change: CellChange) -> str:
+    from pytest_aorta.triage.columns import p_value
+
+    if what == "new-signature":
+        return "; ".join(_signature(each) for each in change.new_signatures)
+    if what == "slower" and change.speed.ratio is not None and change.speed.interval is not None:
+        interval = change.speed.interval
+        return f"steps {change.speed.ratio - 1:+.0%}, 95 % {interval.low - 1:+.0%} to {interval.high - 1:+.0%}"
+    numbers = f"{change.a.failures}/{change.a.counted} -> {change.b.failures}/{change.b.counted} failed"
+    return numbers if change.rate is None else f"{numbers}, p {p_value(change.rate.p_adjusted)}"
+
+
+def _sides(comparison: RunComparison) -> Iterator[str]:
+    from pytest_aorta.triage.columns import counted
+
+    sides = (("A", comparison.a), ("B", comparison.b))
+    yield from columns([(name, str(side.results.path), *_about(side)) for name, side in sides])
+    for name, side in sides:
+        if unreadable := side.results.unreadable:
+            yield click.style(f"{name}: {counted(len(unreadable), 'file')} could not be read", fg="yellow")
+            for text in first_names([f"{each.file}: {each.reason}" for each in unreadable], _MOST_FILES):
+                yield f"  {one_line(text)}"
+        if side.results.replays:
+            yield f"{name}: {counted(side.results.replays, 'replay')} left out"
+    if comparison.matched_across_environments:
+        yield "The environments have other names: cells are matched by their mitigations."
+
+
+def _about(side: Side) -> tuple[str, str, str]:
+    from pytest_aorta.triage.columns import counted
+
+    size = f"{counted(side.trials, 'trial')} in {counted(len(side.cells), 'cell')}"
+    hosts = side.hosts[0] if len(side.hosts) == 1 else counted(len(side.hosts), "host") if side.hosts else ""
+    return size, next(iter(side.times), "")[:16].replace("T", " "), hosts
+
+
+def _table(changes: Sequence[CellChange]) -> Iterator[str]:
+    """One line for each cell; the heading of their names is the workload where all have the same."""
+    from pytest_aorta.triage.compare import COLUMNS
+
+    shown = [column for column in COLUMNS if column.title]
+    workloads = {change.b.key.workload for change in changes}
+    heading, names = "cell", [change.label for change in changes]
+    if len(workloads) == 1 and not any(change.b.key.test for change in changes):
+        (heading,) = workloads
+        names = [name.removeprefix(heading).strip() for name in names]
+    texts = [[column.text_of(change) for column in shown] for change in changes]
+    rows = [[heading, *(column.title for column in shown)]]
+    rows += [[name, *row] for name, row in zip(names, texts, strict=True)]
+    lines = columns(rows, range(1, len(shown)))
+    yield lines[0]
+    for line, change in zip(lines[1:], changes, strict=True):
+        color = next((color for kind, color in _COLORS.items() if kind in (change.kind, change.speed.verdict)), None)
+        yield line.removesuffix(change.verdict) + click.style(change.verdict, fg=color)
+
+
+def _notes(changes: Sequence[CellChange]) -> Iterator[str]:
+    if any(change.more_trials is not None for change in changes):
+        yield "~N more: about so many more trials, in A and in B, would decide"
+    for change in changes:
+        if change.kind == "not compared":
+            sides = f"A: {_outcomes(change.a)}; B: {_outcomes(change.b)}"
+            yield one_line(f"{change.label}: no trial says anything about the workload; {sides}")
+
+
+def _outcomes(cell: CellStatistics) -> str:
+    return ", ".join(f"{len(trials)} {outcome}" for outcome, trials in cell.trials.items() if trials)
+
+
+def _signature(found: SignatureCount) -> str:
+    return one_line(f"{len(found.trials)}x {found.signature.text}")
+
+
+def _titled(title: str, lines: Iterable[str]) -> list[str]:
+    """A heading and what is below it; nothing without that."""
+    shown = [f"  {one_line(line)}" for line in lines]
+    return ["", click.style(one_line(title), bold=True), *shown] if shown else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,11 +76,10 @@ def _cut(value: str) -> str:
 def _diff(a: Path, b: Path, *, as_json: bool) -> None:
     from pytest_aorta.triage.environments import differences
 
-    (environments_a, installed_a), (environments_b, installed_b) = _read(a), _read(b)
-    found = differences(environments_a, environments_b, (installed_a, installed_b))
+    found = differences(_read(a), _read(b))
     if as_json:
         rows = [
-            {"what": plain["what"], "text": plain["text"], "a": _value(plain["a"]), "b": _value(plain["b"])}
+            {"what": plain["what"], "text": plain["text"], "a": plain["a"][0]["value"], "b": plain["b"][0]["value"]}
             for plain in (each.to_plain() for each in found)
         ]
         click.echo(json.dumps({"a": str(a), "b": str(b), "differences": rows}, indent=1))
@@ -91,11 +90,7 @@ def _diff(a: Path, b: Path, *, as_json: bool) -> None:
         click.echo("No difference in what is recorded of both.")
 
 
-def _value(values: list[dict[str, Any]]) -> Any:
-    return values[0]["value"] if values else None
-
-
-def _read(file: Path) -> tuple[Environments, Callable[[str], Mapping[str, str] | None]]:
+def _read(file: Path) -> Environments:
     from pytest_aorta.triage.environments import Environments
     from pytest_aorta.triage.reading import Results
 
@@ -106,14 +101,14 @@ def _read(file: Path) -> tuple[Environments, Callable[[str], Mapping[str, str] |
         raise RequestError(f"{file}: {error.strerror}; {expected}") from None
     except (ValueError, RecursionError):
         raise RequestError(f"{file} is not valid JSON; {expected}") from None
-    is_snapshot = isinstance(content, dict) and isinstance(content.get("host"), dict) and "captured_at" in content
-    if not is_snapshot and not (isinstance(content, dict) and isinstance(content.get("env"), dict)):
-        raise RequestError(f"{file} has no environment; {expected}")
-    environments = Environments()
-    if not is_snapshot:
+    content = content if isinstance(content, dict) else {}
+    if isinstance(content.get("env"), dict):
+        environments = Environments(Results(file).installed)
         environments.add(content)
-        return environments, Results(file).installed
-    environments.add({"env": content})
-    listed = content.get(_INSTALLED)
-    listing = listed if isinstance(listed, dict) and isinstance(listed.get("versions"), dict) else {}
-    return environments, lambda digest: listing.get("versions") if listing.get("digest") == digest else None
+    elif isinstance(content.get("host"), dict) and "captured_at" in content:
+        listed = content.get(_INSTALLED) or {}
+        environments = Environments(lambda digest: listed["versions"] if listed.get("digest") == digest else None)
+        environments.add({"env": content})
+    else:
+        raise RequestError(f"{file} has no environment; {expected}")
+    return environments

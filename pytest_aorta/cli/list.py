@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from pytest_aorta.registry import Registry
     from pytest_aorta.registry.registry import Kind
 
-#: Kinds of names, and the options, which are listed only if they are asked for.
 KINDS = ("workloads", "mitigations", "environments", "collectors")
+
+#: Of one workload, which are listed only if they are asked for.
 OPTIONS = "options"
 
 Entry = dict[str, Any]
@@ -32,7 +33,7 @@ Entry = dict[str, Any]
 
 
 @click.command("list")
-@click.argument("kinds", nargs=-1, type=click.Choice((*KINDS, OPTIONS)), metavar="[KIND]...")
+@click.argument("kinds", nargs=-1, type=click.Choice(KINDS), metavar="[KIND]...")
 @click.option(
     "--workload",
     metavar="NAME",
@@ -41,22 +42,21 @@ Entry = dict[str, Any]
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list for each kind.")
 @registry_option
 def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[str, ...], as_json: bool) -> None:
-    """Registered workloads, mitigations, environments and collectors, and the options of pytest.
+    """Registered workloads, mitigations, environments and collectors.
 
-    KIND limits the list to some of these: workloads, mitigations, environments, collectors, options; the last ones are
-    listed only if they are named. What cannot be loaded is shown with the reason. Only --workload imports a workload.
+    KIND limits the list to some of these: workloads, mitigations, environments, collectors. What cannot be loaded is
+    shown with the reason. Only --workload imports a workload.
     """
     from pytest_aorta.registry import Registry
 
-    if workload is not None and set(kinds) - {OPTIONS}:
+    if workload is not None and kinds:
         raise click.UsageError(f"--workload lists the options of one workload, and no {', '.join(kinds)}")
     registry = Registry.load([Path(file) for file in registry_files(files)], tolerant=True)
     found: dict[str, list[Entry]] = {}
-    for kind in kinds or (KINDS if workload is None else (OPTIONS,)):
-        if kind != OPTIONS:
-            found[kind] = _registered(registry, kind)  # type: ignore[arg-type]  # click has checked it
-        else:
-            found[kind] = _options_of_pytest() if workload is None else _options_of_workload(registry, workload)
+    if workload is not None:
+        found[OPTIONS] = _options_of_workload(registry, workload)
+    for kind in kinds or (KINDS if workload is None else ()):
+        found[kind] = _registered(registry, kind)  # type: ignore[arg-type]  # click has checked it
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
@@ -129,39 +129,15 @@ def _variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: shown_value(name, value) for name, value in variables.items()}
 
 
-def _collector(registry: Registry, name: str) -> Entry:
-    return {"name": registry.collector(name)}
-
-
 _ENTRIES: dict[Kind, Callable[[Registry, str], Entry]] = {
     "workloads": _workload,
     "mitigations": _mitigation,
     "environments": _environment,
-    "collectors": _collector,
+    "collectors": lambda registry, name: {"name": registry.collector(name)},
 }
 
 
 # Options
-
-
-def _options_of_pytest() -> list[Entry]:
-    from pytest_aorta.registry.types import BUILTIN_SOURCE
-    from pytest_aorta.settings import SETTINGS
-
-    return [
-        {
-            "name": option.flag,
-            "source": BUILTIN_SOURCE,
-            "metavar": option.metavar,
-            "takes": "nothing" if option.is_switch else option.takes,
-            "default": option.default or None,
-            "repeat": option.repeat,
-            "ini": option.ini,
-            "variable": option.variable,
-            "help": option.help,
-        }
-        for option in SETTINGS
-    ]
 
 
 def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
@@ -220,6 +196,5 @@ def _row(entry: Entry) -> Sequence[str]:
 
 def _option(entry: Entry) -> list[str]:
     default = "" if entry["default"] is None else f"(default {entry['default']})"
-    name = " ".join(filter(None, (entry["name"], entry.get("metavar"), default)))
     meaning = "; ".join(filter(None, (entry["help"], f"takes {entry['takes']}")))
-    return [f"  {one_line(name)}", f"      {one_line(meaning)}"]
+    return [f"  {one_line(entry['name'] + ' ' + default)}", f"      {one_line(meaning)}"]

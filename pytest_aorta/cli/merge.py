@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,6 @@ _CONFLICT = 1
 @click.option("--newer", is_flag=True, help="Of two records of one trial, take the one that was started later.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--no-progress", is_flag=True, help="No progress bar, on a terminal either.")
 @registry_option
 def merge(
     sources: tuple[Path, ...],
@@ -40,7 +37,6 @@ def merge(
     newer: bool,
     dry_run: bool,
     as_json: bool,
-    no_progress: bool,
     files: tuple[str, ...],
 ) -> None:
     """Merge results directories, or workspaces of recipes, into DESTINATION, which is made where there is none.
@@ -56,16 +52,12 @@ def merge(
     roots = [_root(source, must_exist=True) for source in sources]
     target = _root(destination, must_exist=False)
     _check(list(zip(sources, roots, strict=True)), destination, target)
-    hidden = no_progress or as_json or not sys.stderr.isatty()
     with _file_errors():
-        with _bar("Reading", 0 if hidden else _trial_files([*roots, target]), hidden) as seen:
-            found = [look(root, seen) for root in roots]
-            there = look(target, seen) if target.is_dir() else Found(target)
-        plan = plan_merge(found, there, newer=newer)
+        there = look(target) if target.is_dir() else Found(target)
+        plan = plan_merge([look(root) for root in roots], there, newer=newer)
         conflicts = plan.conflicts
         if not dry_run and not conflicts:
-            with _bar("Merging", len(plan.additions), hidden) as seen:
-                conflicts = carry_out(plan, there, stamp(), seen)
+            conflicts = carry_out(plan, there, stamp())
             _write_matrices(plan, target, roots)
     if not dry_run and not plan.conflicts:
         _update_index(target, sources, files)
@@ -112,21 +104,6 @@ def _file_errors() -> Iterator[None]:
         raise RequestError(f"{error.filename}: {error.strerror or error}; what was merged so far stays") from None
 
 
-@contextlib.contextmanager
-def _bar(label: str, length: int, hidden: bool) -> Iterator[Callable[[], object]]:
-    steps = max(1, length // 200)
-    with click.progressbar(
-        length=length, label=label, file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
-    ) as bar:
-        yield lambda: bar.update(1)
-
-
-def _trial_files(roots: Sequence[Path]) -> int:
-    from pytest_aorta.workspace.merge import is_trial_file
-
-    return sum(is_trial_file(name) for root in roots for _, _, names in os.walk(root) for name in names)
-
-
 def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> None:
     from pytest_aorta.triage.matrix import write_merged_matrix
     from pytest_aorta.workspace.merge import PENDING
@@ -137,7 +114,8 @@ def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> Non
 
 
 def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -> None:
-    from pytest_aorta.workflow.finding import RecipeError, find_recipe
+    """Bring the index of a recipe at the destination up to date, with the failed commands of the sources' indices."""
+    from pytest_aorta.workflow.finding import FILE_NAMES, RecipeError, find_recipe
     from pytest_aorta.workflow.recipe import read_recipe
 
     try:
@@ -152,15 +130,11 @@ def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -
     project = Project(recipe, registry_files(files))
     project.synchronize_jobs()
     search = Scan(project, recipe.actions)
-    for source in sources:  # that a command has failed is in the index only
-        try:
-            file = find_recipe(source)
-        except RecipeError:
-            continue
-        if file.parent != source.absolute():
+    for source in sources:
+        file = next((source / name for name in FILE_NAMES if (source / name).is_file()), None)
+        if file is None:
             continue  # a results directory
-        known = Workspace.from_cache(read_recipe(file)).known
-        for action, units in known.completed.items():
+        for action, units in Workspace.from_cache(read_recipe(file.absolute())).known.completed.items():
             failed = {unit: each for unit, each in units.items() if each is not None and each[0] == "failed"}
             search.found.completed.setdefault(action, {}).update(failed)
     try:

@@ -11,19 +11,13 @@ import click
 @click.command("report")
 @click.argument("results", type=click.Path(path_type=Path), default="results", metavar="[DIR]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The HTML file.")
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Results of another run: the report says what differs in the environments.",
-)
 @click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, min_open=True),
     help="Differences of the failure rate that are no effect, as pytest's aorta_margin.",
 )
-def report(results: Path, output: Path, against: Path | None, baseline: str | None, margin: float | None) -> None:
+def report(results: Path, output: Path, baseline: str | None, margin: float | None) -> None:
     """Write a results directory (default: results) as one HTML file that needs nothing else.
 
     Without --baseline and --margin, cells are judged as in the run itself.
@@ -37,5 +31,5 @@ def report(results: Path, output: Path, against: Path | None, baseline: str | No
         settings = replace(settings, baseline=baseline)
     if margin is not None:
         settings = replace(settings, margin=margin)
-    write_report(results, output, against, settings)
+    write_report(results, output, settings)
     click.echo(f"report: {output}")

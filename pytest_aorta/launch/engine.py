@@ -1,38 +1,329 @@
-"""Runs trials on the slots of this host, or of several hosts that execnet reaches."""
+"""Runs trials on the slots of this host, or of several hosts that execnet reaches.
+
+A pool has a queue of jobs, and a thread for each slot that has something to do. A job is a trial, or the check of a
+cell. ``TrialHost`` prepares cells, allocates cores and devices, and has trials supervised.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pytest_aorta.common.bounded_waits import pieces, wait_bounded
-from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
-from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialOrder, cell_key
+from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
+from pytest_aorta.launch.host.allocation import Allocator, Cancellable
+from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.place import TemporaryFolders
+from pytest_aorta.launch.host.process_trial import BEHIND, START_FAILURES, ProcessTrial, see_start_failure
 from pytest_aorta.launch.host.trial_files import report_unstarted
-from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
-from pytest_aorta.launch.nodes import endpoint, is_multi_node, node_rank
-from pytest_aorta.launch.pool import Job, JobPool, Slot
-from pytest_aorta.launch.record import build_record, logs_in, request_of
+from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank, under_launcher
+from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.record import build_record, check_claims, logs_in, request_of, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
+from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
-from pytest_aorta.runtime.zygote import ZygoteUnwanted
+from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
 from pytest_aorta.trials.outcome import Observation, conclude, interruption, was_terminated
-from pytest_aorta.trials.records import Failure, Phase
+from pytest_aorta.trials.records import Failure, Phase, prepare_events
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
+
+#: Seconds between two looks of a trial that waits for another one's import: whether it was cancelled.
+_LOOK = 0.1
+
+#: Seconds beyond the grace that trials have to end when the engine is closed.
+_PATIENCE = 10.0
+
+#: Port of the rendezvous on a host that cannot be asked for a free one; torchrun's default.
+_PORT = 29400
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """What a host is asked to run."""
+
+    spec: TrialSpec
+    folder: Path
+    inherited: Inherited
+    timeout: float | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """Cells of one key are prepared once. How they are launched, and how long they may be imported, counts."""
+        try:
+            key = zygote_spec(self.spec, self.inherited).key()
+        except EnvironmentUnusable as error:
+            key = str(error)  # and the preparation fails with it, on its host
+        limit = self.spec.limits.timeout if self.timeout is None else self.timeout
+        return f"{key} {self.spec.execution} {limit}"
+
+
+class HostLost(Exception):
+    """The host of a trial died, or there is none left to run it."""
+
+
+class TrialJob(Cancellable, Protocol):
+    """Hears of a trial."""
+
+    def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
+        """A phase, or the trial during it, has ended."""
+
+    def warn(self, text: str) -> None:
+        """A warning for the user."""
+
+    def packages_listed(self, listing: dict[str, Any]) -> None:
+        """The installed distributions, once for each host and list."""
+
+
+class TrialHost:
+    """Runs trials on this host; shared by its slots."""
+
+    def __init__(self, resources: Resources, hosts: int = 1, node_store: tuple[str, int] | None = None) -> None:
+        self.allocator = Allocator(resources, hosts)
+        self.zygotes = CellZygotes(resources.slots)
+        self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
+        self.node_store = None if node_store is None else NodeStore(*node_store)
+        self._lock = threading.Lock()
+        self._preparing: dict[str, threading.Lock] = {}
+        self._prepared: dict[str, PreparedCell] = {}
+        #: Digests of the lists of distributions that were passed on.
+        self._listed: set[str] = set()
+        #: Environments that trials were found not to run in.
+        self._warned: set[str] = set()
+
+    def prepare(self, order: TrialOrder, slot: int, job: Cancellable) -> PreparedCell:
+        """Import the workload in the zygote of a cell, and plan how its trials start; once for each cell.
+
+        Raises:
+            START_FAILURES: they cannot be started.
+            LeaseCancelled, ZygoteUnwanted: the job was cancelled.
+        """
+        with self._lock:
+            preparing = self._preparing.setdefault(order.key, threading.Lock())
+        while not preparing.acquire(timeout=_LOOK):
+            if job.cancelled:
+                raise ZygoteUnwanted("its start was cancelled")
+        try:
+            if order.key not in self._prepared:
+                self._prepared[order.key] = self._prepare(order, slot, job)
+        finally:
+            preparing.release()
+        return self._prepared[order.key]
+
+    def _prepare(self, order: TrialOrder, slot: int, job: Cancellable) -> PreparedCell:
+        prepare_events()  # before a trial runs: an event that waits for it would be late
+        try:
+            with self.allocator.allocate(job, slot, 1) as allocation:
+                cell = self.zygotes.prepare(
+                    order.spec, order.inherited, allocation, order.timeout, lambda: not job.cancelled
+                )
+        except ZygoteError as error:
+            if -(error.returncode or 0) in process_tree.TERMINATIONS:
+                _wait_for_cancel(job)
+            raise
+        self.allocator.check_need(order.spec.workload.name, cell.plan.nproc)
+        return replace(cell, imposes=self.allocator.imposes(cell.plan.nproc))
+
+    def run(self, order: TrialOrder, slot: int, job: TrialJob) -> TrialResult:
+        """Run one trial of a prepared cell; ``job`` hears of its phases and warnings."""
+        spec = order.spec
+        # One device per rank.
+        with self.allocator.allocate(job, slot, self.prepare(order, slot, job).plan.nproc) as allocation:
+            trial = ProcessTrial(spec, order.folder, self.zygotes, self.temporary, self.node_store)
+            job.on_cancel(trial.interrupt)
+            trial.start(order.inherited, allocation, order.timeout)
+            for text in self.zygotes.take_warnings():
+                job.warn(text)
+            listing = trial.packages
+            if listing is not None and listing["digest"] not in self._listed:
+                self._listed.add(listing["digest"])
+                job.packages_listed(listing)
+            phases: tuple[Literal["setup", "run"], ...] = ("setup", "run")
+            for phase in phases:
+                trial.wait(phase)
+                self._warn_of_claims(spec, trial.seen.env, job)
+                job.phase_ended(phase, trial.seen.failed_in(phase))
+            record = trial.finish()
+            if trial.stuck:
+                self.allocator.quarantine(allocation, trial.stuck)
+        return record
+
+    def _warn_of_claims(self, spec: TrialSpec, env: Mapping[str, Any] | None, job: TrialJob) -> None:
+        environment = spec.environment
+        if env is None or environment.name in self._warned:
+            return
+        text = warning_of(environment, check_claims(environment, env))
+        if text is not None:
+            self._warned.add(environment.name)
+            job.warn(text)
+
+    def close(self) -> None:
+        """End all processes."""
+        self.zygotes.close()
+        self.temporary.close()
+        if self.node_store is not None:
+            self.node_store.close()
+
+
+def _wait_for_cancel(job: Cancellable) -> None:
+    cancelled = threading.Event()
+    job.on_cancel(lambda why: cancelled.set())
+    cancelled.wait(BEHIND)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place of a host where one job runs at a time; ``index`` is its number there, ``number`` that of the host."""
+
+    host: TrialHost
+    index: int
+    name: str = ""
+    number: int = 0
+
+
+class SlotJob(ABC):
+    """One thread runs it, any may cancel it.
+
+    Attributes:
+        host: which host has to run it, as the number of that host; ``None`` for any.
+        urgent: whether it comes before those that are not.
+        why: why it was cancelled, if it was.
+    """
+
+    host: int | None = None
+    urgent = False
+
+    def __init__(self) -> None:
+        self._cancelling = threading.Lock()
+        self.why: str | None = None
+        self._callbacks: list[Callable[[str], object]] = []
+
+    @abstractmethod
+    def run(self, slot: Slot) -> None:
+        """Do it. Must not raise."""
+
+    @abstractmethod
+    def give_up(self, error: Exception | None = None) -> None:
+        """It will not run: it was cancelled before it began, or no host is left, which ``error`` says."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self.why is not None
+
+    def on_cancel(self, callback: Callable[[str], object]) -> None:
+        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
+        with self._cancelling:
+            self._callbacks.append(callback)
+            why = self.why
+        if why is not None:
+            callback(why)
+
+    def cancel(self, why: str) -> None:
+        """Call what was registered with ``on_cancel``; once."""
+        with self._cancelling:
+            if self.why is not None:
+                return
+            self.why = why
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback(why)
+
+
+class JobPool:
+    """Runs jobs in the order in which they come; urgent ones first. Thread-safe.
+
+    A thread lives as long as its slot has something to do: while nothing runs, there is none that a fork could miss.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._changed = threading.Condition()
+        self._slots = slots
+        self._waiting: list[SlotJob] = []
+        self._running: dict[Slot, SlotJob] = {}
+        self._dead: dict[int, Exception] = {}
+        self._closed = False
+
+    def submit(self, job: SlotJob) -> None:
+        """Have a job run as soon as there is a slot."""
+        with self._changed:
+            runs = not self._closed and not self._is_lost(job)
+            if runs:
+                self._waiting.append(job)
+                self._waiting.sort(key=lambda job: not job.urgent)
+                for slot in self._slots:
+                    if slot not in self._running and self._take_next(slot):
+                        name = f"aorta-{slot.name.replace(' ', '-')}"
+                        threading.Thread(target=self._work, args=(slot,), name=name, daemon=True).start()
+        if not runs:
+            job.give_up(next(iter(self._dead.values()), None))
+
+    def _take_next(self, slot: Slot) -> bool:
+        self._running.pop(slot, None)
+        if slot.number not in self._dead:
+            for job in self._waiting:
+                if job.host in (None, slot.number):
+                    self._waiting.remove(job)
+                    self._running[slot] = job
+                    return True
+        self._changed.notify_all()
+        return False
+
+    def _work(self, slot: Slot) -> None:
+        more = True
+        while more:
+            self._running[slot].run(slot)
+            with self._changed:
+                more = self._take_next(slot)
+
+    def cancel(self, job: SlotJob, why: str) -> None:
+        """End a job, wherever it is."""
+        with self._changed:
+            waited = job in self._waiting
+            if waited:
+                self._waiting.remove(job)
+        job.cancel(why)
+        if waited:
+            job.give_up()
+
+    def lose_host(self, number: int, error: Exception) -> None:
+        """Start nothing more on this host."""
+        with self._changed:
+            self._dead.setdefault(number, error)
+            lost = [job for job in self._waiting if self._is_lost(job)]
+            self._waiting = [job for job in self._waiting if job not in lost]
+        for job in lost:
+            job.give_up(error)
+
+    def _is_lost(self, job: SlotJob) -> bool:
+        return job.host in self._dead or all(slot.number in self._dead for slot in self._slots)
+
+    def close(self, patience: float) -> bool:
+        """Cancel everything; whether all that ran has ended within ``patience`` seconds."""
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting = self._waiting, []
+            running = list(self._running.values())
+        for job in (*running, *waiting):
+            job.cancel("the run has ended")
+        for job in waiting:
+            job.give_up()
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._running, patience)
 
 
 class RunningTrial(Protocol):
@@ -63,7 +354,7 @@ class RunningTrial(Protocol):
         """Warnings for the user since the last call."""
 
 
-class SlotTrial(Job):
+class SlotTrial(SlotJob):
     """A trial that a slot runs. ``begin``, ``phase_ended``, ``warn`` and ``on_packages`` are called on its thread.
 
     Attributes:
@@ -92,8 +383,6 @@ class SlotTrial(Job):
         self._ended: dict[str, bool] = {}
         self._warnings: list[str] = []
         self._over = False
-        #: Whether it waits for the import of another trial of its cell.
-        self._parked = False
         self._error: BaseException | None = None
         self._submitted_at = utc_now()
         self._record: TrialResult | None = None
@@ -101,12 +390,7 @@ class SlotTrial(Job):
     # On the slot's thread
 
     def run(self, slot: Slot) -> None:
-        """Run it on a slot; later, if it would only wait there for the import of another trial of its cell."""
-        importing = slot.host.importing(self.order)
-        self._parked = importing is not None
-        if importing is not None:
-            importing.add_done_callback(lambda _: self._pool.submit(self, urgent=True))
-            return
+        """Run it on a slot."""
         if self._over:  # it was cancelled meanwhile
             return
         try:
@@ -119,7 +403,8 @@ class SlotTrial(Job):
             if self.started:
                 self._settle(error=error)
             else:
-                self._pool.submit(self, urgent=True)  # to another host
+                self.urgent = True
+                self._pool.submit(self)  # to another host
         except BaseException as error:
             self._settle(error=error)
 
@@ -176,8 +461,6 @@ class SlotTrial(Job):
     def interrupt(self, why: str) -> None:
         """End it, wherever it is."""
         self._pool.cancel(self, why)
-        if self._parked:
-            self._settle()
 
     def finish(self) -> TrialResult:
         """Block until its processes are gone; the record. Again: the same."""
@@ -264,10 +547,6 @@ class ResumedTrial:
         return []
 
 
-#: Port of the rendezvous on a host that cannot be asked for a free one; torchrun's default.
-_PORT = 29400
-
-
 class MultiNodeTrial(SlotTrial):
     def __init__(self, order: TrialOrder, folder: Path, pool: JobPool) -> None:
         super().__init__(order, folder, pool)
@@ -330,10 +609,6 @@ def _endpoint_on(host: str) -> str:
     return f"{name.partition(':')[0] if spec.socket else name}:{_PORT}"
 
 
-#: Seconds beyond the grace that trials have to end when the engine is closed.
-_PATIENCE = 10.0
-
-
 class TrialEngine:
     """Runs trials in the order in which they are launched; starts what it needs with the first one.
 
@@ -386,7 +661,7 @@ class TrialEngine:
         if not self._resources.hosts:
             here = TrialHost(self._resources, node_store=self._node_store)
             self._hosts.append(here)
-            return JobPool([[Slot(here, index, f"slot {index}") for index in slots]])
+            return JobPool([Slot(here, index, f"slot {index}") for index in slots])
         from pytest_aorta.launch.remote_host import RemoteHost, start_hosts
 
         pool: list[JobPool] = []
@@ -401,7 +676,8 @@ class TrialEngine:
             died = partial(lose, number)
             self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
         start_hosts(self._hosts)
-        pool.append(JobPool([[Slot(host, index, host.name) for index in slots] for host in self._hosts]))
+        places = enumerate(self._hosts)
+        pool.append(JobPool([Slot(host, index, host.name, number) for number, host in places for index in slots]))
         return pool[0]
 
     def check(
@@ -422,12 +698,11 @@ class TrialEngine:
             EngineUnusable: no trial can be run.
         """
         order = self._order(spec, Path(), timeout)
-        key = cell_key(order)
         pool = self.pool
-        if key not in self._cells:
-            self._cells[key] = _CellCheck(order)
-            pool.submit(self._cells[key], urgent=True)
-        return self._cells[key].wait(patience)
+        if order.key not in self._cells:
+            self._cells[order.key] = _CellCheck(order)
+            pool.submit(self._cells[order.key])
+        return self._cells[order.key].wait(patience)
 
     def launch(
         self,
@@ -466,7 +741,8 @@ class TrialEngine:
                 trial.others.append(other)
         trial.on_start, trial.on_packages, trial.make_room = on_start, on_packages, make_room
         for job in [trial, *trial.others] if isinstance(trial, MultiNodeTrial) else [trial]:
-            self.pool.submit(job, urgent=urgent)
+            job.urgent = urgent
+            self.pool.submit(job)
         return trial
 
     def _order(self, spec: TrialSpec, folder: Path, timeout: float | None) -> TrialOrder:
@@ -489,7 +765,9 @@ class TrialEngine:
             pool.close(_PATIENCE)
 
 
-class _CellCheck(Job):
+class _CellCheck(SlotJob):
+    urgent = True
+
     def __init__(self, order: TrialOrder) -> None:
         super().__init__()
         self._order = order

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import re
@@ -191,32 +190,18 @@ class NodeStore:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on the interface of ``host``, where that is one address of this host; else on all.
+    """Listen on the interface of ``host``, where other hosts mean the same by it; else on all.
 
-    A name may have several addresses, and its own host may know it by a loopback address that other hosts do not mean
-    (Debian's ``127.0.1.1``); an address that is not one of this host may be translated to one. Raises ``OSError`` where
-    the port is taken.
+    Its own host may know a name by a loopback address (Debian's ``127.0.1.1``); an address that is not one of this host
+    may be translated to one. Raises ``OSError`` where the port is taken.
     """
     with contextlib.suppress(OSError):
-        if (address := {"localhost": LOOPBACK}.get(host, host) if host in _LOCAL else _only_address(host)) is not None:
-            return _listen_at(address, port)
-    return _listen_at("::" if socket.has_dualstack_ipv6() else "0.0.0.0", port)
-
-
-_LOCAL = ("localhost", LOOPBACK, "::1")
-
-
-def _only_address(host: str) -> str | None:
-    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    found = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries}
-    address = found.pop()
-    return None if found or address.is_loopback or address.is_link_local else str(address)
-
-
-def _listen_at(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    on_all = address == "::"
-    return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=on_all)
+        address = socket.gethostbyname(host)
+        if not address.startswith("127.") or host in ("localhost", address):
+            return socket.create_server((address, port), backlog=socket.SOMAXCONN)
+    if not socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), backlog=socket.SOMAXCONN)
+    return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=socket.SOMAXCONN)
 
 
 def wait_for_end(host: str, port: int, patience: float) -> None:

@@ -20,10 +20,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.launch.engine import HostLost, Slot, SlotJob, TrialHost, TrialJob, TrialOrder
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.service import HostLost, TrialHost, TrialJob, TrialOrder
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
-from pytest_aorta.launch.pool import Job, Slot
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.host_main import code_identity, package_files
 from pytest_aorta.runtime.host_specs import without_values
@@ -88,9 +87,6 @@ class RemoteHost:
             self._ask("begin", None)
         except LaunchModeError as error:
             raise EngineUnusable(f"host {self.name}: {error}") from error
-
-    def importing(self, order: TrialOrder) -> None:
-        """As of ``TrialHost``; nothing is known of it here."""
 
     def prepare(self, order: TrialOrder, slot: int, job: TrialJob) -> PreparedCell:
         """As of ``TrialHost``."""
@@ -207,7 +203,7 @@ def serve(argument: _Argument, channel: HostChannel) -> None:
             host.close()
 
 
-class _RemoteJob(Job):
+class _RemoteJob(SlotJob):
     """One request, on a thread of its own: a slot has one at a time, because its caller waits for it."""
 
     def __init__(

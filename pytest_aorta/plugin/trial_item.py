@@ -403,7 +403,10 @@ class LogStream:
     """
 
     def __init__(self, folder: Path, *, begun: bool) -> None:
-        self._logs = [_Log(folder / name, begun=begun) for name in ("stdout.log", "stderr.log")]
+        self._logs = [folder / name for name in ("stdout.log", "stderr.log")]
+        self._earlier = set() if begun else {log.stat().st_ino for log in self._logs if log.exists()}
+        self._offsets = dict.fromkeys(self._logs, 0)
+        self._decoders = {log: codecs.getincrementaldecoder("utf-8")("replace") for log in self._logs}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="aorta-log-stream", daemon=True)
         self._thread.start()
@@ -420,33 +423,12 @@ class LogStream:
 
     def _copy(self) -> None:
         for log in self._logs:
-            text = log.read()
-            if text:
+            with contextlib.suppress(OSError), log.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino in self._earlier:
+                    continue
+                file.seek(min(self._offsets[log], status.st_size))  # smaller: it was cut to its limit
+                text = self._decoders[log].decode(file.read())
+                self._offsets[log] = file.tell()
                 sys.stdout.write(printable(text))
                 sys.stdout.flush()
-
-
-class _Log:
-    def __init__(self, path: Path, *, begun: bool) -> None:
-        self._path = path
-        self._earlier = None if begun else _number(path)
-        self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def read(self) -> str:
-        """What has been appended since the last call; nothing of the middle of a log that was cut to its limit."""
-        with contextlib.suppress(OSError), self._path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != self._earlier:
-                file.seek(min(self._offset, status.st_size))
-                content = file.read()
-                self._offset = file.tell()
-                return self._decoder.decode(content)
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None

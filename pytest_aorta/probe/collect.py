@@ -16,9 +16,6 @@ from pytest_aorta.probe.host import clock_is_cheap, host, interpreter, runtime_c
 from pytest_aorta.probe.loaded import (
     MappedBefore,
     ModuleCount,
-    count_modules,
-    imported_modules,
-    loaded_libraries,
     map_before_forks,
     mapped_now,
 )
@@ -37,7 +34,6 @@ class StaticEnv:
     Attributes:
         sections: fields of ``EnvSnapshot``, by name; a section that could not be had at all is missing.
         reasons: why some probes failed, one line each.
-        parts_ms: milliseconds that each section took.
         installed: the installed distributions, all of them.
         clock: whether the processor's clock can be read in every trial.
         modules, mapped: the imported modules and the mapped shared objects.
@@ -47,7 +43,6 @@ class StaticEnv:
 
     sections: Facts = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
-    parts_ms: dict[str, float] = field(default_factory=dict)
     installed: Installed = field(default_factory=Installed)
     clock: bool = False
     modules: ModuleCount | None = None
@@ -78,7 +73,6 @@ def collect_static(source: Path | None = None, *, watches: bool = False) -> Stat
         "runtime_context": lambda: runtime_context(guard),
         "python": lambda: interpreter(guard),
         "torch": lambda: torch_build(guard),
-        "libraries": loaded_libraries,
         "accelerator": lambda: accelerator(guard),
         "compilers": lambda: compilers(guard),
         "packages": distributions,
@@ -86,15 +80,13 @@ def collect_static(source: Path | None = None, *, watches: bool = False) -> Stat
     }
     sections: Facts = {}
     for name, probe in probes.items():
-        with guard.timed(name):
-            try:
-                sections[name] = plain(probe())
-            except Exception as error:
-                guard.failed(name, error)
+        try:
+            sections[name] = plain(probe())
+        except Exception as error:
+            guard.failed(name, error)
     static = StaticEnv(
         sections,
         tuple(guard.reasons),
-        guard.parts_ms,
         installed[0] if installed else Installed(),
         clock_is_cheap(),
         watches=watches,
@@ -108,7 +100,7 @@ def refreshed(static: StaticEnv) -> StaticEnv:
     collect_env(static)
     collect_end(static, over=False)
     try:
-        modules, mapped = count_modules(static.installed), map_before_forks()
+        modules, mapped = ModuleCount(len(sys.modules), next(reversed(sys.modules))), map_before_forks()
         imported = sources_key(list(sys.modules)) if static.watches else None
     except Exception:
         return static  # what fails here fails, and is named, in the trials' snapshots
@@ -129,13 +121,11 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         clock, nothing = static.clock, Facts()
         sections = {
             **static.sections,
-            "process": guard.part("process", lambda: process(guard, clock), nothing),
-            "env_vars": guard.part("env_vars", lambda: recorded_variables(os.environ, overlay), nothing),
+            "process": guard.fact("process", lambda: process(guard, clock), nothing),
+            "env_vars": guard.fact("env_vars", lambda: recorded_variables(os.environ, overlay), nothing),
         }
         reasons = [*static.reasons, *guard.reasons]
-        parts = {f"static.{name}": milliseconds for name, milliseconds in static.parts_ms.items()}
-        parts |= {f"trial.{name}": milliseconds for name, milliseconds in guard.parts_ms.items()}
-        return EnvSnapshot(utc_now(), partial=bool(reasons), partial_reasons=reasons, parts_ms=parts, **sections)
+        return EnvSnapshot(utc_now(), partial=bool(reasons), partial_reasons=reasons, **sections)
     except Exception as error:
         return EnvSnapshot.unavailable(describe("collect_env", error))
 
@@ -157,15 +147,14 @@ def collect_end(static: StaticEnv | None = None, over: bool = True, watch: Watch
         known = static if static is not None else collect_static()
         guard, nothing = Guard(), Facts()
         found: Facts = {
-            "torch": guard.part("torch", lambda: torch_state(guard, over), None),
-            "libraries": guard.part("libraries", lambda: mapped_now(known.mapped), nothing),
-            "modules": guard.part("modules", lambda: plain(imported_modules(known.installed, known.modules)), nothing),
+            "torch": guard.fact("torch", lambda: torch_state(guard, over), None),
+            "libraries": guard.fact("libraries", lambda: mapped_now(known.mapped), nothing),
         }
         if watch is not None and watch.names:
             failed: Facts = {"note": "not searched"}
             look = functools.partial(watch.look, known.mapped, known.modules, known.imported)
-            found["variables"] = guard.part("variables", look, failed)
-        return EndSnapshot(captured_at, bool(guard.reasons), guard.reasons, parts_ms=guard.parts_ms, **found)
+            found["variables"] = guard.fact("variables", look, failed)
+        return EndSnapshot(captured_at, bool(guard.reasons), guard.reasons, **found)
     except Exception as error:
         return EndSnapshot(captured_at, partial=True, partial_reasons=[describe("collect_end", error)])
 

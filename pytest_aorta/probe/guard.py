@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -57,11 +55,10 @@ def describe(probe: str, error: BaseException) -> str:
 
 
 class Guard:
-    """Runs probes and keeps why some of them failed, and how long the parts took."""
+    """Runs probes and keeps why some of them failed."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
-        self.parts_ms: dict[str, float] = {}
 
     def fact(self, name: str, probe: Callable[[], T], default: T) -> T:
         """What ``probe()`` returns; ``default``, and a reason, when it raises an ``Exception``."""
@@ -70,20 +67,6 @@ class Guard:
         except Exception as error:
             self.failed(name, error)
             return default
-
-    def part(self, name: str, probe: Callable[[], T], default: T) -> T:
-        """As ``fact()``, with the time it takes."""
-        with self.timed(name):
-            return self.fact(name, probe, default)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Keep the time that the part ``name`` takes."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.parts_ms[name] = round((time.perf_counter() - start) * 1000, 3)
 
     def failed(self, name: str, error: Exception) -> None:
         """Remember that the probe ``name`` failed with ``error``."""

@@ -1,8 +1,7 @@
 """Which shared libraries this process has loaded, and which modules it has imported.
 
 The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart. What was there before a
-fork is looked at before the fork: reading ``/proc/self/maps`` takes two milliseconds in a fork, and each module that is
-touched there costs a copy of its page of memory.
+fork is looked at before the fork: reading ``/proc/self/maps`` takes two milliseconds in a fork.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 
 from pytest_aorta.probe.guard import Facts, plain
-from pytest_aorta.probe.packages import Installed
 
 _RELEVANT = re.compile(
     r"lib(?:nccl|rccl|mscclpp|nvshmem|rocshmem|ucp|fabric"
@@ -34,9 +32,6 @@ _SHARED_OBJECT = re.compile(r".+\.so(?:\.[\w.-]+)?$")
 # What the kernel puts behind the path of a mapped file that has been removed or replaced since.
 _GONE = " (deleted)"
 
-# Of names that belong to no distribution, a workload has a few; a program that makes modules up may have thousands.
-_MOST_OTHERS = 100
-
 Identity = tuple[int, ...]
 
 
@@ -50,10 +45,6 @@ def _mapped(maps: Path) -> dict[str, bool]:
         return {}
     found = {path.removesuffix(_GONE): path.endswith(_GONE) for path in sorted(paths)}
     return {path: gone for path, gone in found.items() if _SHARED_OBJECT.match(os.path.basename(path))}
-
-
-def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    return [path for path in _mapped(maps) if _RELEVANT.match(os.path.basename(path))]
 
 
 def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
@@ -138,41 +129,10 @@ def _counter() -> Callable[[], tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class ModuleCount:
-    """``modules_from()`` all modules before a fork, their number, and the one that was imported last."""
+    """How many modules were imported before a fork, and the one that was imported last."""
 
-    facts: Facts
     size: int
     last: str
-
-
-def count_modules(installed: Installed) -> ModuleCount:
-    return ModuleCount(modules_from(installed, list(sys.modules)), len(sys.modules), next(reversed(sys.modules)))
-
-
-def imported_modules(installed: Installed, before: ModuleCount | None = None) -> Facts:
-    names = None if before is None else imported_since(before)
-    if before is None or names is None:
-        return {"count": len(sys.modules), **modules_from(installed, list(sys.modules))}
-    new = modules_from(installed, names)
-    return {"count": len(sys.modules), **{kind: {**found, **new[kind]} for kind, found in before.facts.items()}}
-
-
-def modules_from(installed: Installed, names: Iterable[str]) -> Facts:
-    """Where modules come from, the standard library left out.
-
-    ``by_distribution``: the version of each distribution that something has been imported from. ``other``: the path of
-    every top-level name that lies outside of the installed distributions, such as the workload's own, a file that hides
-    a distribution, or a namespace that several share.
-    """
-    by_distribution: dict[str, str | None] = {}
-    other: dict[str, str | None] = {}
-    for name in sorted({name.partition(".")[0] for name in names} - sys.stdlib_module_names):
-        path, owners = file_of(sys.modules.get(name)), installed.owners.get(name, ())
-        if len(owners) == 1 and path is not None and path.startswith(owners[0].folder + os.sep):
-            by_distribution[owners[0].name] = installed.versions.get(owners[0].name)
-        elif len(other) < _MOST_OTHERS:
-            other[name] = path
-    return {"by_distribution": by_distribution, "other": other}
 
 
 def imported_since(before: ModuleCount) -> list[str] | None:

@@ -23,9 +23,7 @@ class EndSnapshot:
         captured_at, partial, partial_reasons: as in ``EnvSnapshot``.
         torch: threads, deterministic flags, precision, allocator, initialised devices; ``None`` when not imported.
         libraries: how many shared objects are mapped, the paths of those that matter, and of those replaced since.
-        modules: the imported modules, by installed distribution.
         variables: what names a watched variable, see ``named_variables``; ``None`` where none is watched.
-        parts_ms: milliseconds that each part took.
     """
 
     captured_at: str
@@ -33,9 +31,7 @@ class EndSnapshot:
     partial_reasons: list[str] = field(default_factory=list)
     torch: dict[str, Any] | None = None
     libraries: dict[str, Any] = field(default_factory=dict)
-    modules: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, Any] | None = None
-    parts_ms: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """This snapshot as JSON-able data; without ``variables`` where none is watched."""
@@ -48,20 +44,17 @@ class EnvSnapshot:
 
     ``None`` stands for a fact that does not exist there (no container, no branch) and for one that could not be found
     out; only the second makes the snapshot ``partial`` and has a line ``probe: Type: message`` in ``partial_reasons``.
-    Memory is in bytes. ``parts_ms`` has the milliseconds of ``static.<section>`` (once per cell) and
-    ``trial.<section>``; ``end`` is the same process after ``run()``, ``None`` when it did not get there.
+    Memory is in bytes. ``end`` is the same process after ``run()``, ``None`` when it did not get there.
     """
 
     captured_at: str
     schema_version: str = SCHEMA_VERSION
     partial: bool = False
     partial_reasons: list[str] = field(default_factory=list)
-    parts_ms: dict[str, float] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)
     runtime_context: dict[str, Any] = field(default_factory=dict)
     python: dict[str, Any] = field(default_factory=dict)
     torch: dict[str, Any] = field(default_factory=dict)
-    libraries: list[str] = field(default_factory=list)
     accelerator: dict[str, Any] = field(default_factory=dict)
     compilers: dict[str, Any] = field(default_factory=dict)
     packages: dict[str, Any] = field(default_factory=dict)

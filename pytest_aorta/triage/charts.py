@@ -1,19 +1,17 @@
-"""Charts of a report, drawn by matplotlib: each as SVG for a wide and for a narrow screen."""
+"""Charts of a report, drawn by matplotlib, as SVG."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pytest_aorta.triage.facts import Outcome, TrialFacts, TrialSteps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
 
 
@@ -30,9 +28,8 @@ COLOURS = {
 }
 INK, MUTED, LINE, ACCENT, OK, FAILED, TIMEOUT, OTHER = COLOURS
 
-#: Widths in points, and longest label, of the two versions.
-_WIDE = 760.0, 100
-_NARROW = 264.0, 42
+#: Width in points, and characters of a label.
+_WIDTH, _LONGEST = 760.0, 100
 
 #: Cells of a chart; a longer one cannot be read.
 MOST_CELLS = 60
@@ -43,28 +40,17 @@ _MOST_MARKS = 40
 #: Longest step, as a multiple of the shortest, above which the scale is logarithmic.
 _LOGARITHMIC = 12
 
-#: Quantiles of a cell's steps that its shape is drawn from.
-_SHAPE = 200
 
-
-@dataclass(frozen=True)
-class Chart:
-    """One picture; both versions show the same."""
-
-    wide: str
-    narrow: str
-
-
-def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> Chart | None:
+def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> str | None:
     """The distribution of each cell's steps, with the median of each trial; ``None`` where no cell has step times."""
     found = [(label, [facts.steps for facts in trials if facts.steps is not None]) for label, trials in cells]
     shown = [(label, trials) for label, trials in found if trials][:MOST_CELLS]
     if not shown:
         return None
-    return _chart(f"steps {shown[0][0]}", len(shown), 34.0, lambda axes, longest: _draw_steps(axes, shown, longest))
+    return _chart(f"steps {shown[0][0]}", len(shown), 34.0, lambda axes: _draw_steps(axes, shown))
 
 
-def timeline(cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> Chart | None:
+def timeline(cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> str | None:
     """Which trials have failed, in run order; ``None`` where there are none.
 
     ``cells``: labels with positions in the run, from 1.
@@ -72,27 +58,24 @@ def timeline(cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> Char
     shown = [(label, trials) for label, trials in cells if trials][:MOST_CELLS]
     if not shown:
         return None
-    return _chart("timeline", len(shown), 30.0, lambda axes, longest: _draw_timeline(axes, shown, longest))
+    return _chart("timeline", len(shown), 30.0, lambda axes: _draw_timeline(axes, shown))
 
 
-def _chart(name: str, rows: int, row_height: float, draw: Callable[[Axes, int], None]) -> Chart:
+def _chart(name: str, rows: int, row_height: float, draw: Callable[[Axes], None]) -> str:
     import matplotlib
 
-    versions = []
-    for (width, longest), version in ((_WIDE, "wide"), (_NARROW, "narrow")):
-        with matplotlib.rc_context(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of letters that matplotlib's own font does not have: the browser's has
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name + version, "font.size": 9.0})
-            versions.append(_svg(_drawn(width, rows * row_height + 34, longest, draw)))
-    return Chart(*versions)
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that matplotlib's own font does not have: the browser's has
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9.0})
+        return _svg(_drawn(rows * row_height + 34, draw))
 
 
-def _drawn(width: float, height: float, longest: int, draw: Callable[[Axes, int], None]) -> Figure:
+def _drawn(height: float, draw: Callable[[Axes], None]) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width / 72, height / 72))
-    axes = figure.add_axes((8 / width, 32 / height, 1 - 18 / width, 1 - 34 / height))
+    figure = Figure(figsize=(_WIDTH / 72, height / 72))
+    axes = figure.add_axes((8 / _WIDTH, 32 / height, 1 - 18 / _WIDTH, 1 - 34 / height))
     axes.patch.set_visible(False)
     figure.patch.set_visible(False)
     for side in ("left", "right", "top"):
@@ -100,50 +83,45 @@ def _drawn(width: float, height: float, longest: int, draw: Callable[[Axes, int]
     axes.spines["bottom"].set_color(LINE)
     axes.tick_params(axis="x", colors=MUTED, length=3, width=0.8)
     axes.set_yticks([])
-    draw(axes, longest)
+    draw(axes)
     axes.xaxis.label.set_color(MUTED)
     return figure
 
 
-def _label(axes: Axes, row: float, text: str, longest: int) -> None:
-    cut = text if len(text) <= longest else f"{text[: longest - 13]}…{text[-12:]}"
+def _label(axes: Axes, row: float, text: str) -> None:
+    cut = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 13]}…{text[-12:]}"
     axes.text(0, row, cut, transform=axes.get_yaxis_transform(), color=INK, va="center", parse_math=False)
 
 
-def _draw_steps(axes: Axes, cells: Sequence[tuple[str, Sequence[TrialSteps]]], longest: int) -> None:
+def _draw_steps(axes: Axes, cells: Sequence[tuple[str, Sequence[TrialSteps]]]) -> None:
     import numpy
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     pooled = [numpy.concatenate([numpy.asarray(steps.sorted_ms) for steps in trials]) for _, trials in cells]
-    shapes = [numpy.quantile(steps, numpy.linspace(0.005, 0.995, _SHAPE)) for steps in pooled]
-    # Over a wide range, shapes and scale are of logarithms.
-    is_log = 0 < min(shape[0] for shape in shapes) < max(shape[-1] for shape in shapes) / _LOGARITHMIC
-    scale = numpy.log10 if is_log else numpy.asarray
-    for row, ((label, trials), steps, shape) in enumerate(zip(cells, pooled, shapes, strict=True)):
+    for row, ((label, trials), steps) in enumerate(zip(cells, pooled, strict=True)):
         y = -float(row)
-        _label(axes, y + 0.36, label, longest)
-        if shape[-1] > shape[0]:
-            body = axes.violinplot([scale(shape)], [y - 0.1], orientation="horizontal", widths=0.46, showextrema=False)
-            for part in cast("list[PolyCollection]", body["bodies"]):
-                part.set(facecolor=ACCENT, alpha=0.22, edgecolor="none")
-        low, median, high = scale(numpy.quantile(steps, [0.1, 0.5, 0.9]))
-        axes.plot([low, high], [y - 0.1] * 2, color=ACCENT, linewidth=1.2, solid_capstyle="butt")
+        _label(axes, y + 0.36, label)
+        low, p10, median, p90, high = numpy.quantile(steps, [0.005, 0.1, 0.5, 0.9, 0.995])
+        axes.plot([low, high], [y - 0.1] * 2, color=ACCENT, linewidth=0.8, solid_capstyle="butt")
+        axes.plot([p10, p90], [y - 0.1] * 2, color=ACCENT, linewidth=7, alpha=0.3, solid_capstyle="butt")
         axes.plot([median] * 2, [y - 0.3, y + 0.1], color=INK, linewidth=1.8, solid_capstyle="butt")
         medians = numpy.asarray([each.median_ms for each in trials])
         if len(medians) > _MOST_MARKS:
             medians = numpy.quantile(medians, numpy.linspace(0, 1, _MOST_MARKS))
-        axes.plot(scale(medians), [y - 0.1] * len(medians), "o", color=INK, alpha=0.55, markersize=2.6, mew=0)
+        axes.plot(medians, [y - 0.1] * len(medians), "o", color=INK, alpha=0.55, markersize=2.6, mew=0)
+    is_log = max(steps.max() for steps in pooled) > _LOGARITHMIC * min(steps.min() for steps in pooled)
     if is_log:
-        low, high = axes.get_xlim()
-        marks = [digit * 10.0**power for power in range(-9, 12) for digit in (1, 2, 5)]
-        shown = [mark for mark in marks if low <= numpy.log10(mark) <= high]
-        axes.set_xticks([float(numpy.log10(mark)) for mark in shown], [f"{mark:g}" for mark in shown])
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(-len(cells) + 0.45, 0.65)
     axes.grid(axis="x", color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_xlabel("ms per step" + (", logarithmic" if is_log else ""))
 
 
-def _draw_timeline(axes: Axes, cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]], longest: int) -> None:
+def _draw_timeline(axes: Axes, cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
     from matplotlib.ticker import MaxNLocator
@@ -151,7 +129,7 @@ def _draw_timeline(axes: Axes, cells: Sequence[tuple[str, Sequence[tuple[int, Ou
     last = max(order for _, trials in cells for order, _ in trials)
     for row, (label, trials) in enumerate(cells):
         y = -float(row)
-        _label(axes, y + 0.36, label, longest)
+        _label(axes, y + 0.36, label)
         for outcomes, low, high, colour, width in _MARKS:
             segments = [(order, end) for order, outcome in trials if outcome in outcomes for end in (low, high)]
             if segments:  # one path for all: a mark for each would be ten times as long

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from math import isnan
+from statistics import fmean
+from typing import Literal
 
 from pytest_aorta.common.texts import first_names
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
-from pytest_aorta.triage.facts import CellKey, HostConditions, TrialFacts, WatchedVariables
+from pytest_aorta.triage.facts import CellKey, TrialFacts, WatchedVariables
 
 Reason = Literal["same value", "not named"]
-
-_MISSING = object()
 
 _TEXTS: dict[Reason, str] = {
     "same value": "has this value without it as well",
@@ -40,10 +39,10 @@ class MitigationEffect:
     """Whether the variables of a cell's mitigation set can have done anything.
 
     Attributes:
-        inert: the variables that probably did nothing, in alphabetical order.
+        inert: variables that probably did nothing, in alphabetical order.
         active: the others that the set changes, in the same order.
-        same_as: another cell of the same workload and environment whose trials had the same values of all watched
-            variables; the baseline, if it is one of them.
+        same_as: another cell of the same workload and environment with the same values of all watched variables; the
+            baseline, if it is one of them.
         is_second_baseline: whether ``same_as`` is the baseline that the cell is compared with.
     """
 
@@ -63,13 +62,14 @@ class MitigationEffect:
         """Of ``inert? (reason)``, in a few words; empty where it is not ``is_inert``."""
         if self.is_second_baseline and self.same_as is not None:
             return f"same variables as {self.same_as.cell}"
-        if not self.is_inert:
-            return ""
-        kinds = {variable.reason for variable in self.inert}
-        return {
-            frozenset({"same value"}): "set to this value already",
-            frozenset({"not named"}): "named by nothing that is loaded",
-        }.get(frozenset(kinds), "set already, or named by nothing that is loaded")
+        match sorted({variable.reason for variable in self.inert}) if self.is_inert else None:
+            case None:
+                return ""
+            case ["same value"]:
+                return "set to this value already"
+            case ["not named"]:
+                return "named by nothing that is loaded"
+        return "set already, or named by nothing that is loaded"
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -94,17 +94,13 @@ def effects(
       that was set around pytest.
     - ``not named``: see ``probe.named_variables``.
     """
-    alike: dict[tuple[CellKey, str], list[CellStatistics]] = {}
+    alike: dict[tuple[object, str], list[CellStatistics]] = {}
     for cell in cells.values():
-        alike.setdefault(_all_but_mitigations(cell), []).append(cell)
+        alike.setdefault((cell.key.group(), cell.environment), []).append(cell)
     return {
-        key: _effect(cells[key], cells[base], alike[_all_but_mitigations(cells[key])])
+        key: _effect(cells[key], cells[base], alike[key.group(), cells[key].environment])
         for key, base in baselines.items()
     }
-
-
-def _all_but_mitigations(cell: CellStatistics) -> tuple[CellKey, str]:
-    return replace(cell.key, cell=""), cell.environment
 
 
 def _effect(cell: CellStatistics, base: CellStatistics, here: Sequence[CellStatistics]) -> MitigationEffect:
@@ -112,7 +108,7 @@ def _effect(cell: CellStatistics, base: CellStatistics, here: Sequence[CellStati
     if reference is None or reference is cell:
         return MitigationEffect(cell.mitigations)
     before = dict(reference.variables.overlay)
-    changed = [(name, value) for name, value in cell.variables.overlay if before.get(name, _MISSING) != value]
+    changed = [(name, value) for name, value in cell.variables.overlay if before.get(name) != value]
     reasons = {name: _why_inert(cell.variables, name, value, reference.variables) for name, value in changed}
     equal = next((other for other in [reference, *here] if other is not cell and _are_equal(other, cell)), None)
     return MitigationEffect(
@@ -126,50 +122,35 @@ def _effect(cell: CellStatistics, base: CellStatistics, here: Sequence[CellStati
 
 def _why_inert(own: WatchedVariables, name: str, value: str, before: WatchedVariables) -> Reason | None:
     value = dict(own.resolved).get(name) or value
-    without = dict(before.resolved) if before.resolved else dict(own.ambient)
+    without = dict(before.resolved or own.ambient)
     if value != REDACTED and without.get(name) == value:
         return "same value"
     return "not named" if own.unnamed is not None and name in own.unnamed else None
 
 
 def _are_equal(one: CellStatistics, other: CellStatistics) -> bool:
-    watched = one.variables.watched
-    if not watched or watched != other.variables.watched:
+    ours, theirs = one.variables, other.variables
+    if not ours.watched or ours.watched != theirs.watched:
         return False
-    return one.variables.resolved == other.variables.resolved and len(one.variables.resolved) == len(watched)
+    return ours.resolved == theirs.resolved and len(ours.resolved) == len(ours.watched)
 
 
-#: Part of the tables without any change that are warned of, at most.
+#: Share of the tables without any change that are warned of, at most.
 DRIFT_LEVEL = 0.01
 
 #: Trials that there have to be on each side; fewer tell nothing at this level.
 _FEWEST = 8
 
-#: More trials than these have no exact test of their failures' positions.
-_MOST_EXACT = 200
-
-#: Cells ran by turns with the baseline if their parts of trials after a change differ by no more than this.
+#: Cells ran by turns with the baseline if their shares of trials after a change differ by no more than this.
 _BY_TURNS = 0.2
-
-#: Seconds without any trial after which the host is as if none had run before.
-_IDLE = 60.0
-
-#: Cells that a warning names.
-_NAMED = 5
 
 
 @dataclass(frozen=True)
 class _Quantity:
-    """What may drift: a number of each trial.
+    """A number of each trial that may drift; ``None`` where it is not known.
 
-    Attributes:
-        name: for sentences.
-        text: a value as shown.
-        value: of a trial; ``None`` where it is not known.
-        least: the smallest change that matters: a difference, or where ``relative`` a part of the smaller value.
-        of_host: whether it is a condition of the host.
-        settles_sec: how long trials have to run until they themselves change it no more.
-        is_rate: whether a value is 1 or 0, so that their mean counts, not their median.
+    ``least`` is the smallest change that matters: a difference, or where ``relative`` a share of the smaller value.
+    ``of_host``: a condition of the host, which trials themselves change until they have run for ``settles_sec``.
     """
 
     name: str
@@ -177,144 +158,96 @@ class _Quantity:
     text: Callable[[float], str]
     least: float
     relative: bool = False
-    of_host: bool = False
+    of_host: bool = True
     settles_sec: float = 0.0
-    is_rate: bool = False
 
     def matters(self, one: float, other: float) -> bool:
         return abs(one - other) >= self.least * (min(abs(one), abs(other)) if self.relative else 1.0)
 
-    def center(self, values: Sequence[float]) -> float:
-        return statistics.fmean(values) if self.is_rate else statistics.median(values)
 
-
-def _of_host(
-    name: str, value: Callable[[HostConditions], float | None], text: Callable[[float], str], least: float, **more: Any
-) -> _Quantity:
-    return _Quantity(name, lambda facts: value(facts.host), text, least, of_host=True, **more)
-
-
-_OF_TRIALS = (
-    _Quantity(
-        "failure rate",
-        lambda facts: float(facts.is_failure) if facts.is_counted else None,
-        "{:.0%}".format,
-        0.1,
-        is_rate=True,
-    ),
-    _Quantity(
-        "step times",
-        lambda facts: None if facts.steps is None else facts.steps.median_ms,
-        "{:.4g} ms".format,
-        0.05,
-        relative=True,
-    ),
-)
-_OF_HOSTS = (
+_QUANTITIES = (
+    _Quantity("failure rate", lambda facts: float(facts.is_failure) if facts.is_counted else None,
+              "{:.0%}".format, 0.1, of_host=False),
+    _Quantity("step times", lambda facts: None if facts.steps is None else facts.steps.median_ms,
+              "{:.4g} ms".format, 0.05, relative=True, of_host=False),
     # An average of one minute comes within 5 % of its end in three.
-    _of_host("load of the host, per CPU", lambda host: host.load, "{:.1f}".format, 0.5, settles_sec=180),
-    _of_host("time waiting for a CPU", lambda host: host.cpu_pressure, "{:.0f}%".format, 25, settles_sec=30),
-    _of_host("time waiting for memory", lambda host: host.memory_pressure, "{:.0f}%".format, 10, settles_sec=30),
-    _of_host("clock of the processor", lambda host: host.clock_mhz, "{:.0f} MHz".format, 0.1, relative=True),
-    _of_host(
-        "memory available on the host",
-        lambda host: host.memory_available_bytes,
-        lambda number: f"{number / 2**30:.1f} GiB",
-        0.33,
-        relative=True,
-    ),
-)
-
-#: A number of each trial that has one, in the order in which they began.
-_Series = list[tuple[TrialFacts, float]]
+    _Quantity("load of the host, per CPU", lambda facts: facts.host.load, "{:.1f}".format, 0.5, settles_sec=180),
+    _Quantity("time waiting for a CPU", lambda facts: facts.host.cpu_pressure, "{:.0f}%".format, 25, settles_sec=30),
+    _Quantity("time waiting for memory", lambda facts: facts.host.memory_pressure,
+              "{:.0f}%".format, 10, settles_sec=30),
+    _Quantity("clock of the processor", lambda facts: facts.host.clock_mhz, "{:.0f} MHz".format, 0.1, relative=True),
+    _Quantity("memory available on the host", lambda facts: facts.host.memory_available_bytes,
+              lambda number: f"{number / 2**30:.1f} GiB", 0.33, relative=True),
+)  # fmt: skip
 
 
 def drift_warnings(cells: Sequence[CellTrials], families: Mapping[CellKey, Sequence[CellKey]]) -> tuple[str, ...]:
-    """What has changed while the trials ran, in the baselines, and between them and the cells compared with them.
+    """What has changed while the trials ran: in the baselines, and between them and the cells compared with them.
 
-    All tests are of ranks, so that they assume no distribution; they do assume that trials are independent of each
-    other. Of tables in which nothing changes, at most the part ``DRIFT_LEVEL`` is warned of, whatever the number of
-    cells (Bonferroni): half of it is shared by the tests of failures and step times, half by those of the hosts.
+    All tests are one test of association of ranks, Kendall's tau-b, so that they assume no distribution; they do
+    assume that trials are independent. Of tables in which nothing changes, at most the share ``DRIFT_LEVEL`` is warned
+    of, whatever the number of cells (Bonferroni): one half is for failures and step times, one for the hosts.
 
     Args:
         cells: all of a table, with all of their trials.
         families: of each baseline, the cells that are compared with it.
     """
     trials = {cell.key: sorted(cell.finished, key=lambda facts: (facts.started_at, facts.index)) for cell in cells}
-    if not families:
-        return ()
-    since = _busy_since([facts for found in trials.values() for facts in found])
-    of_trials = DRIFT_LEVEL / 2 / (len(_OF_TRIALS) * len(families))
-    of_hosts = DRIFT_LEVEL / 2 / (len(_OF_HOSTS) * (len(families) + sum(map(len, families.values()))))
-    warnings: list[str] = []
+    begin = min((at for found in trials.values() for facts in found if (at := _started(facts))), default=0.0)
+    of_trials = sum(not quantity.of_host for quantity in _QUANTITIES) * len(families)
+    of_hosts = sum(quantity.of_host for quantity in _QUANTITIES) * (len(families) + sum(map(len, families.values())))
+    warnings = []
     for baseline, keys in families.items():
         ours, others = trials[baseline], {key.cell: trials[key] for key in keys}
-        names = Counter(facts.host.name for facts in ours)
-        host = names.most_common(1)[0][0] if names else None
-        for quantity in (*_OF_TRIALS, *_OF_HOSTS):
-            series = _series(quantity, ours, host, since)
-            if found := _drift(quantity, series, of_hosts if quantity.of_host else of_trials, others):
-                warnings.append(f"{baseline.workload} {baseline.cell} drifts: {found}")
-        for quantity in _OF_HOSTS:
-            theirs = {name: _series(quantity, found, host, since) for name, found in others.items()}
-            if unlike := _unlike(quantity, _series(quantity, ours, host, since), theirs, of_hosts):
-                warnings.append(f"{baseline.workload}: {unlike} in its baseline {baseline.cell}")
+        host = next(iter(Counter(facts.host.name for facts in ours).most_common(1)), (None,))[0]
+        for quantity in _QUANTITIES:
+            series = _series(quantity, ours, host, begin)
+            if len(series) < _FEWEST:
+                continue
+            level = DRIFT_LEVEL / 2 / (of_hosts if quantity.of_host else of_trials)
+            if drift := _drift(quantity, series, others, level):
+                warnings.append(f"{baseline.workload} {baseline.cell} drifts: {drift}")
+            if quantity.of_host:
+                theirs = {name: _series(quantity, found, host, begin) for name, found in others.items()}
+                if unlike := _unlike(quantity, series, theirs, level):
+                    warnings.append(f"{baseline.workload}: {unlike} in its baseline {baseline.cell}")
     return tuple(warnings)
 
 
-def _started(facts: TrialFacts) -> float | None:
+#: A number of each trial that has one, in the order in which they began.
+_Series = list[tuple[TrialFacts, float]]
+
+
+def _series(quantity: _Quantity, trials: Sequence[TrialFacts], host: str | None, begin: float) -> _Series:
+    """Conditions are those of one host, and without the time in which the trials themselves change them."""
+    found = [(facts, float(value)) for facts in trials if (value := quantity.value(facts)) is not None]
+    if not quantity.of_host:
+        return found
+    settled = begin + quantity.settles_sec
+    return [(facts, value) for facts, value in found if facts.host.name == host and _started(facts) >= settled]
+
+
+def _started(facts: TrialFacts) -> float:
     try:
         return datetime.fromisoformat(facts.started_at).timestamp()
     except ValueError:
-        return None
+        return 0.0
 
 
-def _busy_since(trials: Sequence[TrialFacts]) -> dict[str, float]:
-    """For each file of a trial, when the first one began since when trials have run without a pause."""
-    times = sorted((at, at + (facts.wall_sec or 0.0), facts.file) for facts in trials if (at := _started(facts)))
-    found: dict[str, float] = {}
-    begin = end = float("-inf")
-    for at, until, file in times:
-        if at - end > _IDLE:
-            begin = at
-        end = max(end, until)
-        found[file] = begin
-    return found
-
-
-def _series(quantity: _Quantity, trials: Sequence[TrialFacts], host: str | None, since: Mapping[str, float]) -> _Series:
-    """Conditions of one host only, and without the time in which the trials themselves change them."""
-    found = []
-    for facts in trials:
-        value = quantity.value(facts)
-        if value is not None and quantity.of_host:
-            at = _started(facts)
-            if facts.host.name != host or at is None or at - since[facts.file] < quantity.settles_sec:
-                continue
-        if value is not None:
-            found.append((facts, float(value)))
-    return found
-
-
-def _drift(
-    quantity: _Quantity, series: _Series, level: float, others: Mapping[str, Sequence[TrialFacts]]
-) -> str | None:
-    """A change over the trials of a baseline in words, and what it means for ``others`` that are compared with it."""
+def _drift(quantity: _Quantity, series: _Series, others: Mapping[str, Sequence[TrialFacts]], level: float) -> str:
+    """A change over the trials of a baseline, and what it means for ``others`` that are compared with it."""
     values = [value for _, value in series]
-    if len(values) < _FEWEST:
-        return None
     third = len(values) // 3
-    first, last = quantity.center(values[:third]), quantity.center(values[-third:])
-    # Looked at first, because importing scipy takes longer than all of this.
-    if not quantity.matters(first, last) or (failure_trend_p(values) if quantity.is_rate else trend_p(values)) >= level:
-        return None
+    first, last = fmean(values[:third]), fmean(values[-third:])
+    if not quantity.matters(first, last) or _p(range(len(values)), values) >= level:
+        return ""
     begin = series[_change_point(values)][0]
     text = (
         f"{quantity.name} {quantity.text(first)} in the first third of {len(values)} trials, {quantity.text(last)} in "
         f"the last, since about trial {begin.index} ({begin.started_at[:19].replace('T', ' ')} UTC)"
     )
-    ours = _part_after(begin, [facts for facts, _ in series])
-    unlike = [name for name, trials in others.items() if trials and abs(_part_after(begin, trials) - ours) > _BY_TURNS]
+    ours = _share_after(begin, [facts for facts, _ in series])
+    unlike = [name for name, trials in others.items() if trials and abs(_share_after(begin, trials) - ours) > _BY_TURNS]
     if unlike:
         return (
             f"{text}; {_names(unlike)} ran at other times, so that a difference from this baseline may be this change"
@@ -323,51 +256,32 @@ def _drift(
     return f"{text}; {fair}no number holds for the whole run"
 
 
-def _part_after(begin: TrialFacts, trials: Sequence[TrialFacts]) -> float:
+def _share_after(begin: TrialFacts, trials: Sequence[TrialFacts]) -> float:
     return sum(facts.started_at >= begin.started_at for facts in trials) / len(trials)
 
 
-def _unlike(quantity: _Quantity, series: _Series, others: Mapping[str, _Series], level: float) -> str | None:
-    """The cells that ran under other conditions than their baseline, in words (Mann-Whitney test)."""
-    if len(series) < _FEWEST:
-        return None
+def _unlike(quantity: _Quantity, series: _Series, others: Mapping[str, _Series], level: float) -> str:
+    """The cells that ran under other conditions than their baseline."""
     values = [value for _, value in series]
-    ours = quantity.center(values)
     unlike = []
     for name, other in others.items():
         theirs = [value for _, value in other]
-        if len(theirs) >= _FEWEST and quantity.matters(ours, quantity.center(theirs)):
-            from scipy.stats import mannwhitneyu
-
-            if mannwhitneyu(theirs, values).pvalue < level:
-                unlike.append(f"{quantity.text(quantity.center(theirs))} in {name}")
-    return f"{quantity.name} {_names(unlike)}, but {quantity.text(ours)}" if unlike else None
-
-
-def trend_p(values: Sequence[float]) -> float:
-    """Of "no trend": Mann-Kendall test of numbers in run order (Mann 1945, Kendall's tau-b)."""
-    from scipy.stats import kendalltau
-
-    return 1.0 if min(values) == max(values) else float(kendalltau(range(len(values)), values).pvalue)
+        if len(theirs) < _FEWEST or not quantity.matters(fmean(values), fmean(theirs)):
+            continue
+        if _p([0] * len(values) + [1] * len(theirs), values + theirs) < level:
+            unlike.append(f"{quantity.text(fmean(theirs))} in {name}")
+    return f"{quantity.name} {_names(unlike)}, but {quantity.text(fmean(values))}" if unlike else ""
 
 
-def failure_trend_p(failed: Sequence[float]) -> float:
-    """Of "failures gather at no end of the run": Mann-Whitney test (1947) of the positions of the failures."""
-    late = [index for index, one in enumerate(failed) if one]
-    early = [index for index, one in enumerate(failed) if not one]
-    if not late or not early:
-        return 1.0
-    from scipy.stats import mannwhitneyu
+def _p(one: Sequence[float], other: Sequence[float]) -> float:
+    from scipy.stats import kendalltau  # which takes a second, so only for changes that matter
 
-    found = mannwhitneyu(late, early, method="exact" if len(failed) <= _MOST_EXACT else "asymptotic")
-    return min(1.0, float(found.pvalue))
+    p = float(kendalltau(one, other).pvalue)
+    return 1.0 if isnan(p) else p
 
 
 def _change_point(values: Sequence[float]) -> int:
-    """The first value after a change: where the sum of the ranks is farthest from what it would be without one.
-
-    Pettitt 1979, "A Non-Parametric Approach to the Change-Point Problem".
-    """
+    """The first value after a change (Pettitt 1979): where the sum of the ranks is farthest from its expectation."""
     import numpy as np
     from scipy.stats import rankdata
 
@@ -376,5 +290,5 @@ def _change_point(values: Sequence[float]) -> int:
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = first_names(names, _NAMED)
+    shown = first_names(names, 5)
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

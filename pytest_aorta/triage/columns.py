@@ -6,17 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Generic, Literal, TypeVar, get_type_hints
+from typing import Any, Generic, Literal, TypeVar
 
-from pytest_aorta.triage.cells import CellStatistics, SignatureCount
-from pytest_aorta.triage.checks import MitigationEffect
-from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, StepSummary
+from pytest_aorta.triage.cells import CellStatistics
+from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
 from pytest_aorta.triage.rates import Interval, upper_bound
 from pytest_aorta.triage.verdicts import (
-    Comparison,
-    Confound,
     Row,
-    SignatureVerdict,
     Table,
     Verdict,
     VerdictKind,
@@ -88,7 +84,7 @@ def plain(value: Any) -> Any:
     """As strict JSON has it: of a dataclass its fields and public properties; there is no NaN and no infinity."""
     if is_dataclass(value):
         kind: Any = type(value)
-        return {name: plain(getattr(value, name)) for name in keys(kind)}
+        return {name: plain(getattr(value, name)) for name in _keys(kind)}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -97,15 +93,9 @@ def plain(value: Any) -> Any:
 
 
 @cache
-def keys(kind: type) -> tuple[str, ...]:
-    return *(each.name for each in fields(kind)), *properties(kind)
-
-
-@cache
-def properties(kind: type) -> dict[str, Any]:
-    """Public properties of a class, and their types."""
-    found = {name: value.fget for name, value in vars(kind).items() if isinstance(value, property) and name[0] != "_"}
-    return {name: get_type_hints(get)["return"] for name, get in found.items()}
+def _keys(kind: type) -> tuple[str, ...]:
+    public = [name for name, value in vars(kind).items() if isinstance(value, property) and name[0] != "_"]
+    return *(each.name for each in fields(kind)), *public
 
 
 #: Rows of a table.
@@ -118,7 +108,6 @@ class Column(Generic[T]):
 
     Attributes:
         key: in matrix.json; empty where another key says it.
-        kind: type of the value there.
         value: of a row.
         title: for people; empty for what only programs read.
         text: of a row, for people; empty or ``-`` where there is nothing to say. By default that of the value.
@@ -129,7 +118,6 @@ class Column(Generic[T]):
     """
 
     key: str
-    kind: Any
     value: Callable[[T], Any]
     title: str = ""
     text: Callable[[T], str] | None = None
@@ -154,14 +142,13 @@ class Column(Generic[T]):
 def _name(
     key: str, title: str, value: Callable[[Row], str], *, always: bool = False, formats: Any = ("markdown",)
 ) -> Column[Row]:
-    return Column(key, str, value, title, formats=formats, always=always, left=True)
+    return Column(key, value, title, formats=formats, always=always, left=True)
 
 
 def _number_of(title: str, outcome: Outcome) -> Column[Row]:
     """Trials of one outcome; matrix.json has all outcomes in one place."""
     return Column(
         "",
-        int,
         lambda row: row.cell.count(outcome),
         title,
         lambda row: str(row.cell.count(outcome) or ""),
@@ -224,58 +211,57 @@ COLUMNS: tuple[Column[Row], ...] = (
     _name("workload", "Workload", lambda row: row.cell.key.workload, always=True),
     _name("test", "Test", lambda row: row.cell.key.test),
     _name("cell", "Cell", lambda row: row.cell.key.cell, always=True, formats=_WHERE_WIDE),
-    Column("mitigations", list[str], lambda row: row.cell.mitigations, "Mitigations",
+    Column("mitigations", lambda row: row.cell.mitigations, "Mitigations",
            lambda row: ", ".join(row.cell.mitigations), formats=("markdown",), always=True, left=True),
     _name("environment", "Environment", lambda row: row.cell.environment, always=True),
     _name("options", "Config", lambda row: row.cell.key.options),
-    Column("digest", str, lambda row: row.cell.key.digest),
-    Column("planned", int | None, lambda row: row.planned),
-    Column("seen", int, lambda row: row.cell.total, "Seen", _seen, formats=("markdown",)),
-    Column("failures", int, lambda row: row.cell.failures, "Failed",
+    Column("digest", lambda row: row.cell.key.digest),
+    Column("planned", lambda row: row.planned),
+    Column("seen", lambda row: row.cell.total, "Seen", _seen, formats=("markdown",)),
+    Column("failures", lambda row: row.cell.failures, "Failed",
            lambda row: f"{row.cell.failures} of {row.cell.counted}" if row.cell.counted else "-",
            formats=_EVERYWHERE, always=True),
-    Column("counted", int, lambda row: row.cell.counted),
-    Column("failure_rate", float | None, lambda row: row.cell.rate, "Rate (95%)",
+    Column("counted", lambda row: row.cell.counted),
+    Column("failure_rate", lambda row: row.cell.rate, "Rate (95%)",
            lambda row: rate_with_interval(row.cell.rate, row.cell.rate_interval), formats=_EVERYWHERE, always=True),
-    Column("failure_rate_interval", Interval, lambda row: row.cell.rate_interval),
+    Column("failure_rate_interval", lambda row: row.cell.rate_interval),
     _number_of("Timeouts", "timeout"),
     _number_of("Infrastructure", "infrastructure"),
     _number_of("Did not run", "did not run"),
-    Column("error_rate", float | None, _error_rate),
-    Column("outcome_counts", dict[Outcome, int], lambda row: {each: row.cell.count(each) for each in OUTCOMES}),
-    Column("exit_status_counts", dict[str, int], lambda row: row.cell.exit_statuses),
-    Column("trials", dict[Outcome, list[int]], lambda row: row.cell.trials),
-    Column("trial_files", list[str], lambda row: row.cell.files),
-    Column("verdict", Verdict, lambda row: row.verdict, "Verdict", _verdict, _short_verdict, _EVERYWHERE, left=True),
-    Column("", float | None, lambda row: row.comparison and row.comparison.difference, "Difference (points)",
+    Column("error_rate", _error_rate),
+    Column("outcome_counts", lambda row: {each: row.cell.count(each) for each in OUTCOMES}),
+    Column("exit_status_counts", lambda row: row.cell.exit_statuses),
+    Column("trials", lambda row: row.cell.trials),
+    Column("trial_files", lambda row: row.cell.files),
+    Column("verdict", lambda row: row.verdict, "Verdict", _verdict, _short_verdict, _EVERYWHERE, left=True),
+    Column("", lambda row: row.comparison and row.comparison.difference, "Difference (points)",
            lambda row: difference_with_interval(row.comparison.difference, row.comparison.interval)
            if row.comparison else "", formats=_WHERE_WIDE),
-    Column("comparison", Comparison | None, lambda row: row.comparison, "p",
+    Column("comparison", lambda row: row.comparison, "p",
            lambda row: p_value(row.comparison.p_adjusted) if row.comparison else "",
            formats=_EVERYWHERE),
-    Column("by_signature", list[SignatureVerdict], lambda row: row.by_signature),
-    Column("effect", MitigationEffect | None, lambda row: row.effect, "Inert?",
+    Column("by_signature", lambda row: row.by_signature),
+    Column("effect", lambda row: row.effect, "Inert?",
            lambda row: f"inert? ({row.effect.reason})" if row.effect and row.effect.is_inert else "",
            formats=("markdown",), left=True),
-    Column("confound", Confound | None, lambda row: row.confound, "Confound",
+    Column("confound", lambda row: row.confound, "Confound",
            lambda row: row.confound.text if row.confound else "", formats=_EVERYWHERE, left=True),
-    Column("signatures", list[SignatureCount], lambda row: row.cell.signatures, "Top failure", _top_failure,
+    Column("signatures", lambda row: row.cell.signatures, "Top failure", _top_failure,
            formats=("markdown",), left=True),
-    Column("warnings", dict[str, int], lambda row: row.cell.warnings, "Top warning", _top_warning,
+    Column("warnings", lambda row: row.cell.warnings, "Top warning", _top_warning,
            formats=("markdown",), left=True),
-    Column("first_failure_iterations", list[int], lambda row: row.cell.first_failure_iterations, "First failure",
+    Column("first_failure_iterations", lambda row: row.cell.first_failure_iterations, "First failure",
            lambda row: _range(row.cell.first_failure_iterations), formats=("markdown",)),
-    Column("iterations", list[int], lambda row: row.cell.iterations, "Iters",
+    Column("iterations", lambda row: row.cell.iterations, "Iters",
            lambda row: _range(row.cell.iterations) or "-", formats=("markdown",)),
-    Column("step_times", StepSummary | None, lambda row: row.cell.steps, "Step ms",
+    Column("step_times", lambda row: row.cell.steps, "Step ms",
            lambda row: step_ms(_median(row)), formats=_EVERYWHERE),
-    Column("", float | None, lambda row: row.cell.steps and row.cell.steps.p90_ms, "p90",
+    Column("", lambda row: row.cell.steps and row.cell.steps.p90_ms, "p90",
            lambda row: step_ms(row.cell.steps.p90_ms if row.cell.steps else None), formats=("html",)),
-    Column("", float | None, lambda row: row.cell.steps and row.cell.steps.p99_ms, "p99",
+    Column("", lambda row: row.cell.steps and row.cell.steps.p99_ms, "p99",
            lambda row: step_ms(row.cell.steps.p99_ms if row.cell.steps else None), formats=("html",)),
-    Column("median_wall_sec", float | None, lambda row: row.cell.median_wall_sec),
-    Column("resolved_variables", dict[str, list[str | None]],
-           lambda row: {name: [value] for name, value in row.cell.variables.resolved}),
+    Column("median_wall_sec", lambda row: row.cell.median_wall_sec),
+    Column("resolved_variables", lambda row: {name: [value] for name, value in row.cell.variables.resolved}),
 )  # fmt: skip
 
 #: What each verdict means; first those that say most.

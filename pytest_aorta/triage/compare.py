@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_aorta.common.texts import first_names
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
@@ -16,7 +17,7 @@ from pytest_aorta.triage.environments import Difference, Environments, differenc
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.reading import Results, triage_in_order
-from pytest_aorta.triage.verdicts import LEVEL, SLOWER, Comparison, Pair, Verdict, VerdictKind, judge, step_ratio
+from pytest_aorta.triage.verdicts import LEVEL, SLOWER, Comparison, Pair, VerdictKind, judge, step_ratio
 from pytest_aorta.workspace.paths import HISTORY
 
 #: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin.
@@ -47,15 +48,14 @@ class Side:
         cells: in order, with the statistics of each.
         environments: of the trials of each cell.
         hosts: names, in order.
-        began, ended: when the first trial and the last one began, ISO 8601 in UTC; empty where no record says it.
+        times: when trials began, in order, ISO 8601 in UTC, as far as records say it.
     """
 
     results: Results
     cells: dict[CellKey, CellStatistics]
     environments: dict[CellKey, Environments]
     hosts: tuple[str, ...]
-    began: str
-    ended: str
+    times: tuple[str, ...]
 
     @property
     def trials(self) -> int:
@@ -73,15 +73,13 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell that both runs have.
+    """A cell that both runs have, with its statistics in each.
 
     Attributes:
-        a, b: its statistics.
         kind: what became of its failure rate.
         more_trials: of ``undecided``: about how many more trials of each run would decide; ``None`` for not known.
         rate: the numbers; ``None`` for ``not compared``, where no trial of one run says anything about the workload.
         speed: what became of its step times.
-        new_signatures, gone_signatures: ways to fail that only B, or only A, has.
     """
 
     a: CellStatistics
@@ -90,8 +88,16 @@ class CellChange:
     more_trials: int | None
     rate: Comparison | None
     speed: SpeedChange
-    new_signatures: tuple[SignatureCount, ...]
-    gone_signatures: tuple[SignatureCount, ...]
+
+    @property
+    def new_signatures(self) -> tuple[SignatureCount, ...]:
+        """Ways to fail that only B has."""
+        return tuple(each for each in self.b.signatures if each.signature not in self.a.signature_numbers)
+
+    @property
+    def gone_signatures(self) -> tuple[SignatureCount, ...]:
+        """Those that only A has."""
+        return tuple(each for each in self.a.signatures if each.signature not in self.b.signature_numbers)
 
     @property
     def label(self) -> str:
@@ -146,25 +152,25 @@ def _ways(signatures: Sequence[SignatureCount]) -> list[dict[str, Any]]:
 
 #: What is said of each cell that both runs have; those with a title are shown to people.
 COLUMNS: tuple[Column[CellChange], ...] = (
-    Column("label", str, lambda change: change.label),
-    Column("workload", str, lambda change: change.b.key.workload),
-    Column("cell", str, lambda change: change.b.key.cell),
-    Column("cell_in_a", str, lambda change: change.a.key.cell),
-    Column("test", str | None, lambda change: change.b.key.test or None),
-    Column("options", str | None, lambda change: change.b.key.options or None),
-    Column("a", dict, lambda change: _numbers(change.a), "A", lambda change: _failures(change.a)),
-    Column("b", dict, lambda change: _numbers(change.b), "B", lambda change: _failures(change.b)),
-    Column("failure_rate", dict | None, lambda change: _rate(change.rate), "change (95%)",
+    Column("label", lambda change: change.label),
+    Column("workload", lambda change: change.b.key.workload),
+    Column("cell", lambda change: change.b.key.cell),
+    Column("cell_in_a", lambda change: change.a.key.cell),
+    Column("test", lambda change: change.b.key.test or None),
+    Column("options", lambda change: change.b.key.options or None),
+    Column("a", lambda change: _numbers(change.a), "A", lambda change: _failures(change.a)),
+    Column("b", lambda change: _numbers(change.b), "B", lambda change: _failures(change.b)),
+    Column("failure_rate", lambda change: _rate(change.rate), "change (95%)",
            lambda change: difference_with_interval(change.rate.difference, change.rate.interval)
            if change.rate else ""),
-    Column("", float | None, lambda change: change.rate and change.rate.p_adjusted, "p",
+    Column("", lambda change: change.rate and change.rate.p_adjusted, "p",
            lambda change: p_value(change.rate.p_adjusted) if change.rate else ""),
-    Column("speed", SpeedChange, lambda change: change.speed, "steps",
+    Column("speed", lambda change: change.speed, "steps",
            lambda change: "" if change.speed.ratio is None else f"{change.speed.ratio - 1:+.0%}"),
-    Column("verdict", str, lambda change: change.kind, "verdict", lambda change: change.verdict),
-    Column("more_trials", int | None, lambda change: change.more_trials),
-    Column("new_signatures", list, lambda change: _ways(change.new_signatures)),
-    Column("gone_signatures", list, lambda change: _ways(change.gone_signatures)),
+    Column("verdict", lambda change: change.kind, "verdict", lambda change: change.verdict),
+    Column("more_trials", lambda change: change.more_trials),
+    Column("new_signatures", lambda change: _ways(change.new_signatures)),
+    Column("gone_signatures", lambda change: _ways(change.gone_signatures)),
 )  # fmt: skip
 
 
@@ -204,52 +210,42 @@ def read_side(path: Path) -> Side:
     facts = []
     for trial in results:
         facts.append(trial.facts)
-        environments.setdefault(trial.facts.key, Environments()).add(trial.record)
+        environments.setdefault(trial.facts.key, Environments(results.installed)).add(trial.record)
     if not facts:
         raise results.nothing_found()
-    times = sorted(each.started_at for each in facts if each.started_at)
     return Side(
         results=results,
         cells={cell.key: cell.statistics for cell in triage_in_order(facts).cells},
         environments=environments,
         hosts=tuple(sorted({each.host.name for each in facts if each.host.name})),
-        began=times[0] if times else "",
-        ended=times[-1] if times else "",
+        times=tuple(sorted(each.started_at for each in facts if each.started_at)),
     )
 
 
 def _compare(a: Side, b: Side, margin: float) -> RunComparison:
-    matched, across = _match_cells(a, b)
-    cells = [(a.cells[one], b.cells[two]) for one, two in matched]
+    partner, across = _match_cells(a, b)
+    cells = [(a.cells[one], b.cells[two]) for two, one in partner.items()]
     compared = [(one, two) for one, two in cells if one.counted and two.counted]
     pairs = [Pair(one.key, two.failures, two.counted, one.failures, one.counted) for one, two in compared]
     judged = dict(zip((two.key for _, two in compared), judge(pairs, margin, len(pairs)), strict=True))
-    changes = tuple(_change(one, two, *judged.get(two.key, (None, None))) for one, two in cells)
-    matched_a, matched_b = {one for one, _ in matched}, {two for _, two in matched}
-    shared, particular = _environment(a, b, matched, [change.label for change in changes])
+    changes = []
+    for one, two in cells:
+        rate, verdict = judged.get(two.key, (None, None))
+        kind: ChangeKind = "not compared" if verdict is None else _CHANGES[verdict.kind]
+        changes.append(
+            CellChange(one, two, kind, None if verdict is None else verdict.more_trials, rate, _speed(one, two))
+        )
+    shared, particular = _environment(a, b, changes)
     return RunComparison(
         a=a,
         b=b,
         margin=margin,
-        cells=changes,
-        only_a=tuple(cell for key, cell in a.cells.items() if key not in matched_a),
-        only_b=tuple(cell for key, cell in b.cells.items() if key not in matched_b),
+        cells=tuple(changes),
+        only_a=tuple(cell for key, cell in a.cells.items() if key not in partner.values()),
+        only_b=tuple(cell for key, cell in b.cells.items() if key not in partner),
         matched_across_environments=across,
         shared=shared,
         particular=particular,
-    )
-
-
-def _change(a: CellStatistics, b: CellStatistics, rate: Comparison | None, verdict: Verdict | None) -> CellChange:
-    return CellChange(
-        a=a,
-        b=b,
-        kind="not compared" if verdict is None else _CHANGES[verdict.kind],
-        more_trials=None if verdict is None else verdict.more_trials,
-        rate=rate,
-        speed=_speed(a, b),
-        new_signatures=tuple(each for each in b.signatures if each.signature not in a.signature_numbers),
-        gone_signatures=tuple(each for each in a.signatures if each.signature not in b.signature_numbers),
     )
 
 
@@ -274,8 +270,8 @@ _EXACTLY: tuple[Callable[[CellStatistics], Hashable], ...] = (
 )
 
 
-def _match_cells(a: Side, b: Side) -> tuple[list[tuple[CellKey, CellKey]], bool]:
-    """Pairs of cells, in the order of B, and whether their environments have other names.
+def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
+    """Of each cell of B that A has as well, that of A; and whether their environments have other names.
 
     Raises:
         RequestError: there is none.
@@ -283,70 +279,46 @@ def _match_cells(a: Side, b: Side) -> tuple[list[tuple[CellKey, CellKey]], bool]
     partner: dict[CellKey, CellKey] = {}
     for identity in _EXACTLY:
         _match(a, b, identity, partner)
-    across = False
-    if not partner and all(len({cell.environment for cell in side.cells.values()}) == 1 for side in (a, b)):
+    across = not partner and all(len({cell.environment for cell in side.cells.values()}) == 1 for side in (a, b))
+    if across:
         _match(a, b, lambda cell: (cell.key.workload, cell.mitigations, cell.key.test, cell.key.options), partner)
-        across = True
     if not partner:
-        raise RequestError(_nothing_in_common(a, b))
-    return [(partner[key], key) for key in b.cells if key in partner], across
+        ours, theirs = (", ".join(first_names(list(map(label, side.cells)), 4)) for side in (a, b))
+        raise RequestError(
+            f"{a.results.path} and {b.results.path} have no cell in common; the first has {ours}, the second {theirs}"
+        )
+    return {key: partner[key] for key in b.cells if key in partner}, across
 
 
 def _match(a: Side, b: Side, identity: Callable[[CellStatistics], Hashable], partner: dict[CellKey, CellKey]) -> None:
     """Match what is not matched yet; several cells that are alike are matched in their order."""
     free: dict[Hashable, list[CellKey]] = {}
-    taken = set(partner.values())
     for key, cell in a.cells.items():
-        if key not in taken:
+        if key not in partner.values():
             free.setdefault(identity(cell), []).append(key)
     for key, cell in b.cells.items():
         if key not in partner and (candidates := free.get(identity(cell))):
             partner[key] = candidates.pop(0)
 
 
-def _nothing_in_common(a: Side, b: Side) -> str:
-    """What each run has, and which of it the other has not."""
-    aspects: dict[str, Callable[[CellStatistics], str]] = {
-        "workload": lambda cell: cell.key.workload,
-        "test": lambda cell: cell.key.test,
-        "environment": lambda cell: cell.environment,
-        "mitigation set": lambda cell: "+".join(cell.mitigations),
-    }
-    reason = "no combination of workload, environment, mitigations and options is the same"
-    for name, of in aspects.items():
-        ours, theirs = ({of(cell) for cell in side.cells.values()} for side in (a, b))
-        if ours.isdisjoint(theirs):
-            reason = f"no {name} is the same ({_few(sorted(ours))} in A, {_few(sorted(theirs))} in B)"
-            break
-    lists = " and ".join(f"{side} has {_few([label(key) for key in run.cells])}" for side, run in (("A", a), ("B", b)))
-    return f"A ({a.results.path}) and B ({b.results.path}) have no cell in common: {reason}. {lists}"
-
-
-def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(name or "none" for name in names[:4])
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
-
-
 def _environment(
-    a: Side, b: Side, pairs: Sequence[tuple[CellKey, CellKey]], labels: Sequence[str]
+    a: Side, b: Side, changes: Sequence[CellChange]
 ) -> tuple[tuple[Difference, ...], tuple[tuple[tuple[str, ...], tuple[Difference, ...]], ...]]:
-    """What differs around all cells, and around some of them."""
-    installed = (a.results.installed, b.results.installed)
+    """What differs around all cells, said once with the numbers of all trials, and around some of them."""
     found: dict[Hashable, tuple[Difference, list[str]]] = {}
     before, after = Environments(), Environments()
-    for (one, two), cell in zip(pairs, labels, strict=True):
-        before.update(a.environments[one])
-        after.update(b.environments[two])
-        for difference in differences(a.environments[one], b.environments[two], installed):
-            found.setdefault(difference.key, (difference, []))[1].append(cell)
-    everywhere = {difference for difference, cells in found.values() if len(cells) == len(pairs)}
-    names = {difference.fact for difference in everywhere}
-    # Said once, with the numbers of all trials.
-    shared = tuple(each for each in differences(before, after, installed) if each.fact in names)
+    for change in changes:
+        one, two = a.environments[change.a.key], b.environments[change.b.key]
+        before.update(one)
+        after.update(two)
+        for difference in differences(one, two):
+            found.setdefault(difference.key, (difference, []))[1].append(change.label)
+    everywhere = {difference.fact for difference, cells in found.values() if len(cells) == len(changes)}
     by_cells: dict[tuple[str, ...], list[Difference]] = {}
     for difference, cells in sorted(found.values(), key=lambda item: item[0].fact):
-        if difference not in everywhere:
+        if len(cells) < len(changes):
             by_cells.setdefault(tuple(cells), []).append(difference)
+    shared = tuple(each for each in differences(before, after) if each.fact in everywhere)
     return shared, tuple((cells, tuple(each)) for cells, each in by_cells.items())
 
 
@@ -381,8 +353,8 @@ def _side(side: Side) -> dict[str, Any]:
         "trials": side.trials,
         "cells": len(side.cells),
         "hosts": side.hosts,
-        "first_trial": side.began or None,
-        "last_trial": side.ended or None,
+        "first_trial": next(iter(side.times), None),
+        "last_trial": next(reversed(side.times), None),
         "replays_left_out": side.results.replays,
         "unreadable": side.results.unreadable,
     }

@@ -22,14 +22,11 @@ from pytest_aorta.probe.environment_facts import (
     sections,
 )
 from pytest_aorta.probe.variables import DIGEST, REDACTED
-from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER
+from pytest_aorta.trials.records import canonical_json
 
-#: Name to version of all installed distributions.
-Versions = Mapping[str, str]
-
-#: Gives the list of distributions with a digest, where there is one.
-Installed = Callable[[str], Versions | None]
+#: Gives the list of distributions with a digest, name to version, where there is one.
+Installed = Callable[[str], Mapping[str, str] | None]
 
 #: In how many trials a fact has each value; ``None`` is for those that do not have it.
 Counts = Counter[Value | None]
@@ -38,21 +35,26 @@ Counts = Counter[Value | None]
 _AFTER = len(RULES)
 _OPTIONS, _RUN = "options", "run"
 
+#: The packages that every record names; all of them, where their list is at hand; and the digest of that list.
+_PACKAGES, _INSTALLED, _DIGEST = "packages", "installed", "digest of packages"
+
 
 class Environments:
     """What a set of trials ran in.
 
     Most sections of a record are equal to those of other trials: they are counted as texts, and looked at once.
+
+    Args:
+        installed: gives the list of distributions with a digest, where there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, installed: Installed = lambda digest: None) -> None:
+        self._installed = installed
         #: Of each section its contents, as JSON with whether they are complete, and how many trials have each.
         self._contents: dict[str, Counter[str]] = {}
-        self.trials = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count a trial, by the content of its file. What it has not recorded counts for nothing."""
-        self.trials += 1
         env = _mapping(record.get("env"))
         reasons = [*_list(env.get("partial_reasons")), *_list(_mapping(env.get("end")).get("partial_reasons"))]
         for name, content in sections(env):
@@ -60,66 +62,57 @@ class Environments:
             # Of a trial that did not get as far as its process, no variable is known.
             complete = is_complete(name, reasons) and (name != "env_vars" or bool(env.get("process")))
             self._count(name, {**content, **secrets}, complete)
+            if name == _PACKAGES and isinstance(digest := content.get("digest"), str):
+                self._count(_DIGEST, {"digest": digest}, False)
+                if versions := self._installed(digest):
+                    self._count(_INSTALLED, {"versions": versions}, True)
         for name, facts, complete in _of_record(record):
             self._count(name, facts, complete)
 
     def update(self, others: Environments) -> None:
         """Count the trials of others, too."""
-        self.trials += others.trials
         for section, contents in others._contents.items():
             self._contents.setdefault(section, Counter()).update(contents)
 
-    def package_digests(self) -> set[str]:
-        found = (_digest(text) for text in self._contents.get("packages", ()))
-        return {digest for digest in found if digest is not None}
-
-    def facts(self, installed: Installed = lambda digest: None) -> dict[Fact, Counts]:
+    def facts(self) -> dict[Fact, Counts]:
         """All facts with their values."""
-        found: dict[Fact, Counts] = {}
-        for section, contents in self._contents.items():
-            known = []
-            for text, trials in contents.items():
-                facts, complete = _facts(section, text)
-                if section == "packages" and (listed := installed(_digest(text) or "")):
-                    facts = {**facts_of_section(section, {"versions": listed}), **facts}
-                known.append((facts, complete, trials))
-            for fact in {fact for facts, _, _ in known for fact in facts}:
-                counts = found.setdefault(fact, Counter())
-                for facts, complete, trials in known:
-                    if fact in facts or complete:
-                        counts[facts.get(fact)] += trials
-        return found
+        return {fact: self.values(fact) for section in self._contents for fact in self._facts(section)}
 
-    def without(self, fact: Fact) -> Counts:
-        """The values of a fact that no trial has: in as many trials as would have recorded it."""
-        contents = self._contents.get(fact.section, Counter())
-        trials = sum(trials for text, trials in contents.items() if _facts(fact.section, text)[1])
-        return Counter({None: trials} if trials else {})
+    def values(self, fact: Fact) -> Counts:
+        """The values of a fact; trials that would have recorded it, and did not, have ``None``."""
+        counts: Counts = Counter()
+        for text, trials in self._contents.get(fact.section, Counter()).items():
+            facts, complete = _facts_of_text(fact.section, text)
+            if fact in facts or complete:
+                counts[facts.get(fact)] += trials
+        return counts
+
+    def _facts(self, section: str) -> set[Fact]:
+        return {fact for text in self._contents[section] for fact in _facts_of_text(section, text)[0]}
 
     def _count(self, section: str, content: Mapping[str, Any], complete: bool) -> None:
         self._contents.setdefault(section, Counter())[json.dumps([content, complete], sort_keys=True)] += 1
 
 
 @lru_cache(maxsize=10_000)
-def _facts(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
+def _facts_of_text(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
     content, complete = json.loads(text)
     return _facts_in(section, content), complete
 
 
-def _digest(text: str) -> str | None:
-    digest = json.loads(text)[0].get("digest")
-    return digest if isinstance(digest, str) else None
-
-
 def _facts_in(section: str, content: Mapping[str, Any]) -> Mapping[Fact, Value]:
     if section in (FILES, IMPORTED_LATER):
-        return {
-            Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in content.items() if digest is not None
-        }
+        digests = {name: digest for name, digest in content.items() if digest is not None}
+        return {Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in digests.items()}
     if section == _OPTIONS:
         return {Fact(_AFTER + 1, f"option {name}", section): _text(value) for name, value in content.items()}
     if section == _RUN:
         return {Fact(_AFTER + 2, name, section): _text(v) for name, v in content.items() if v is not None}
+    if section == _DIGEST:
+        return {PACKAGES._replace(section=_DIGEST): content["digest"]}
+    if section == _INSTALLED:
+        found = facts_of_section(_PACKAGES, content)
+        return {fact._replace(section=_INSTALLED): value for fact, value in found.items()}
     return facts_of_section(section, content)
 
 
@@ -206,50 +199,25 @@ class Difference:
         }
 
 
-def differences(
-    a: Environments,
-    b: Environments,
-    installed: tuple[Installed, Installed] | None = None,
-    ignored: Iterable[str] = (),
-) -> list[Difference]:
+def differences(a: Environments, b: Environments) -> list[Difference]:
     """What differs between two sets of trials, the most important first.
 
     A fact differs when the trials of one side have a value that no trial of the other side has. What is not known of
     either side is left out, and so is what another difference explains: with torch, its commit changes too.
-
-    Args:
-        a, b: the trials.
-        installed: gives lists of all installed distributions, for each side.
-        ignored: names of facts, such as variables, that are meant to differ.
     """
-    lists = installed if installed is not None and _all_listed(a, b, installed) else (lambda _: None,) * 2
-    before, after = a.facts(lists[0]), b.facts(lists[1])
-    unwanted = set(ignored)
     found = []
-    for fact in sorted(before.keys() | after.keys()):
-        one, two = before.get(fact) or a.without(fact), after.get(fact) or b.without(fact)
-        if one and two and one.keys() != two.keys() and fact.name not in unwanted:
-            found.append(Difference(fact, _by_frequency(one), _by_frequency(two)))
-    if not any(difference.fact.section == "packages" for difference in found):
-        found += _unlisted_packages(a, b)
-    names = {difference.fact.name for difference in found}
-    return [difference for difference in found if difference.fact.implied_by not in names]
-
-
-def _all_listed(a: Environments, b: Environments, installed: tuple[Installed, Installed]) -> bool:
-    return all(
-        lookup(digest) is not None
-        for side, lookup in zip((a, b), installed, strict=True)
-        for digest in side.package_digests()
-    )
-
-
-def _unlisted_packages(a: Environments, b: Environments) -> list[Difference]:
-    one, two = a.package_digests(), b.package_digests()
-    if not one or not two or one == two:
-        return []
-    sides = [tuple((digest, 0) for digest in sorted(digests)) for digests in (one, two)]
-    return [Difference(PACKAGES, sides[0][:1], sides[1][:1])]
+    known = a.facts().keys() | b.facts().keys()
+    for fact in sorted(known):
+        of_record = fact._replace(section=_PACKAGES) if fact.section in (_INSTALLED, _DIGEST) else fact
+        if fact.section == _INSTALLED and of_record in known:
+            continue
+        one, two = a.values(fact), b.values(fact)
+        if one and two and one.keys() != two.keys():
+            found.append(Difference(of_record, _by_frequency(one), _by_frequency(two)))
+    if any(each.fact.section == _PACKAGES and each.fact != PACKAGES for each in found):
+        found = [each for each in found if each.fact != PACKAGES]
+    names = {each.fact.name for each in found}
+    return [each for each in found if each.fact.implied_by not in names]
 
 
 def _by_frequency(counts: Counts) -> tuple[tuple[Value | None, int], ...]:

@@ -30,16 +30,6 @@ class TrialSteps:
     def median_ms(self) -> float:
         return statistics.median(self.sorted_ms)
 
-    @cached_property
-    def mean_ms(self) -> float:
-        return math.fsum(self.sorted_ms) / len(self.sorted_ms)
-
-    @cached_property
-    def squares(self) -> float:
-        """Sum of the squared deviations from the mean."""
-        mean = self.mean_ms
-        return math.fsum((each - mean) ** 2 for each in self.sorted_ms)
-
 
 @dataclass(frozen=True)
 class StepSummary:
@@ -78,9 +68,8 @@ def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
     if not trials:
         return None
     pooled = sorted(chain.from_iterable(trial.sorted_ms for trial in trials))
-    mean = math.fsum(len(trial.sorted_ms) * trial.mean_ms for trial in trials) / len(pooled)
-    # Within trials and between them, so that of a trial nothing is computed twice.
-    squares = math.fsum(trial.squares + len(trial.sorted_ms) * (trial.mean_ms - mean) ** 2 for trial in trials)
+    mean = statistics.fmean(pooled)
+    squares = math.fsum((time - mean) ** 2 for time in pooled)
     return StepSummary(
         mean_ms=mean,
         std_ms=math.sqrt(squares / max(1, len(pooled) - 1)),
@@ -149,11 +138,13 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
     unnamed = None if launcher else _unnamed((env.get("end") or {}).get("variables") or {})
     if unnamed is not None and entered:
         unnamed = frozenset(name for name in unnamed if not _OF_ENGINES.fullmatch(name))
+    failed = any(str(reason).startswith("env_vars:") for reason in env.get("partial_reasons") or ())
+    saw_variables = bool(env.get("process")) and isinstance(env.get("env_vars"), Mapping) and not failed
     return _shared(
         tuple(sorted(ambient)),
         tuple(sorted((request.get("overlay") or {}).items())),
         () if entered else _known(ambient),
-        _known({name: env["env_vars"].get(name) for name in ambient}) if _saw_variables(env) else (),
+        _known({name: env["env_vars"].get(name) for name in ambient}) if saw_variables else (),
         unnamed,
     )
 
@@ -161,11 +152,6 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
 def _known(values: Mapping[str, str | None]) -> Values:
     """A redacted value equals no other one, as far as one can see."""
     return tuple(sorted((name, value) for name, value in values.items() if value != REDACTED))
-
-
-def _saw_variables(env: Mapping[str, Any]) -> bool:
-    failed = any(str(reason).startswith("env_vars:") for reason in env.get("partial_reasons") or ())
-    return bool(env.get("process")) and isinstance(env.get("env_vars"), Mapping) and not failed
 
 
 def _unnamed(found: Mapping[str, Any]) -> frozenset[str] | None:

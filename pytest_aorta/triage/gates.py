@@ -6,11 +6,10 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.sequential import rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, is_named
+from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, check_baseline, is_named
 
 #: What a gate can look at, in the order of messages.
 VALUES = ("failure_rate", "failures", "infrastructure", "step_ms", "speed_ratio", "verdict")
@@ -27,11 +26,18 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
 }
 
-_NUMBER = r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?%?"
+#: ``VALUE``, ``VALUE(CELL)``, or either in ``upper(...)`` or ``lower(...)``; then how it compares with what.
+_GATE = re.compile(
+    r"(?:(?P<bound>upper|lower)\s*\(\s*)?(?P<value>[A-Za-z_]\w*)\s*(?:\(\s*(?P<cell>[^()<>!]*[^()<>!\s])\s*\)\s*)?"
+    rf"(?(bound)\)\s*)(?P<comparison>{'|'.join(_COMPARE)})\s*(?P<operand>.+)"
+)
 
-_EXAMPLES = "failure_rate<=0.02 or verdict(omp_1)==fixes"
+_NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)(%?)")
 
-Bound = Literal["upper", "lower"]
+_FORM = (
+    f"VALUE, VALUE(CELL) or upper(VALUE), one of {' '.join(_COMPARE)}, and a number or verdict, as in "
+    "failure_rate<=0.02 or verdict(omp_1)==fixes"
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Gate:
     Attributes:
         text: as it was given.
         value: one of ``VALUES``.
-        bound: which end of the value's interval counts instead of the value itself; ``None`` for neither.
+        bound: ``upper`` or ``lower`` for that end of the value's interval instead of the value itself.
         cell: label or mitigation set of the cells that it is about; ``None`` for all that are compared with another.
         comparison: how the value has to relate to ``operand``.
         operand: a number, or a kind of verdict.
@@ -49,7 +55,7 @@ class Gate:
 
     text: str
     value: str
-    bound: Bound | None
+    bound: str | None
     cell: str | None
     comparison: str
     operand: float | str
@@ -72,88 +78,32 @@ def parse_gate(text: str) -> Gate:
     """A gate from its text: ``VALUE[(CELL)] COMPARISON OPERAND``, the value in ``upper(...)`` or ``lower(...)`` or not.
 
     Raises:
-        ValueError: what was expected, where, and what is there instead.
+        ValueError: what was expected, and what is there instead.
     """
-    reader = _Reader(text)
-    values = f"one of {', '.join(VALUES)}"
-    word = reader.expect(r"[A-Za-z_]\w*", values)
-    bound: Bound | None = None
-    if word in ("upper", "lower"):
-        bound = "upper" if word == "upper" else "lower"
-        reader.expect(r"\(", f"'(' after {word}")
-        start = reader.position
-        word = reader.expect(r"[A-Za-z_]\w*", f"one of {', '.join(_WITH_INTERVAL)}")
-        if word not in _WITH_INTERVAL:
-            raise reader.error(f"one of {', '.join(_WITH_INTERVAL)}, which have an interval,", start)
-    if word not in VALUES:
-        raise reader.error(values, 0)
-    cell = None
-    if reader.take(r"\("):
-        cell = reader.expect(r"[^()<>!]*[^()<>!\s]", "the name of a cell or mitigation set").strip()
-        reader.expect(r"\)", "')'")
-    if bound:
-        reader.expect(r"\)", f"')' that closes {bound}(")
-    if word == "verdict":
-        comparison, operand = _verdict(reader)
-    else:
-        comparison = reader.expect("|".join(_COMPARE), f"one of {' '.join(_COMPARE)}")
-        number = reader.expect(_NUMBER, "a number")
-        operand = float(number[:-1]) / 100 if number.endswith("%") else float(number)
-    if not reader.is_at_end:
-        raise reader.error("nothing more")
-    return Gate(" ".join(text.split()), word, bound, cell, comparison, operand)
+    found = _GATE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(_FORM)
+    bound, value, cell, comparison, operand = found.groups()
+    if value not in VALUES:
+        raise ValueError(f"one of {', '.join(VALUES)}, not {value!r}")
+    if bound and value not in _WITH_INTERVAL:
+        raise ValueError(f"one of {', '.join(_WITH_INTERVAL)} in {bound}(), which have an interval, not {value!r}")
+    return Gate(" ".join(text.split()), value, bound, cell, comparison, _operand(value, comparison, operand))
 
 
-def _verdict(reader: _Reader) -> tuple[str, float | str]:
-    kinds: tuple[str, ...] = get_args(VerdictKind)
-    comparison = reader.expect("==|!=", "== or !=")
-    quote = reader.take("['\"]")
-    reader.skip_spaces()
-    start = reader.position
-    operand = " ".join((reader.take(r"[A-Za-z_ ]+") or "").replace("_", " ").split())
-    if operand not in kinds:
-        raise reader.error(f"one of {', '.join(kinds)}", start)
-    if quote:
-        reader.expect(quote, f"a closing {quote}")
-    return comparison, operand
-
-
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.position = 0
-
-    def skip_spaces(self) -> None:
-        while self.position < len(self.text) and self.text[self.position].isspace():
-            self.position += 1
-
-    @property
-    def is_at_end(self) -> bool:
-        self.skip_spaces()
-        return self.position == len(self.text)
-
-    def take(self, pattern: str) -> str | None:
-        """What matches here, if anything does."""
-        self.skip_spaces()
-        found = re.compile(pattern).match(self.text, self.position)
-        if found is None:
-            return None
-        self.position = found.end()
-        return found.group()
-
-    def expect(self, pattern: str, expected: str) -> str:
-        found = self.take(pattern)
-        if found is None:
-            raise self.error(expected)
-        return found
-
-    def error(self, expected: str, position: int | None = None) -> ValueError:
-        """``position`` of what is wrong, if that is not the next character."""
-        self.skip_spaces()
-        start = self.position if position is None else position
-        rest = self.text[start:]
-        where = f"at character {start + 1}, where {rest!r} is" if rest else "at its end"
-        return ValueError(f"{expected} {where}, as in {_EXAMPLES}")
+def _operand(value: str, comparison: str, text: str) -> float | str:
+    if value == "verdict":
+        kinds: tuple[str, ...] = get_args(VerdictKind)
+        if comparison not in ("==", "!="):
+            raise ValueError(f"== or != after verdict, not {comparison!r}")
+        kind = " ".join(re.sub(r"^(['\"])(.*)\1$", r"\2", text).replace("_", " ").split())
+        if kind not in kinds:
+            raise ValueError(f"one of {', '.join(kinds)} after verdict{comparison}, not {text!r}")
+        return kind
+    number = _NUMBER.fullmatch(text)
+    if number is None:
+        raise ValueError(f"a number such as 0.02 or 2% after {comparison}, not {text!r}")
+    return float(number[1]) / 100 if number[2] else float(number[1])
 
 
 def check_gates(
@@ -165,9 +115,8 @@ def check_gates(
         RequestError: naming the gate, the cell, and the cells that there are.
     """
     for gate in gates:
-        if gate.cell is not None and not any(is_named(gate.cell, label, names) for label, names in cells):
-            known = ", ".join(dict.fromkeys(label for label, _ in cells))
-            raise RequestError(f"{source} {gate.text!r}: there is no cell {gate.cell!r}; there are {known}")
+        if gate.cell is not None:
+            check_baseline(gate.cell, cells, f"{source} {gate.text!r}")
 
 
 def judge(gates: Iterable[Gate], table: Table) -> list[GateResult]:

@@ -1,7 +1,4 @@
-"""The table of a triage in the results directory: ``matrix.json`` for programs, ``matrix.md`` for people.
-
-``python -m pytest_aorta.triage.matrix > docs/matrix.schema.json`` publishes the JSON Schema of the former.
-"""
+"""The table of a triage in the results directory: ``matrix.json`` for programs, ``matrix.md`` for people."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from pytest_aorta._version import __version__
 from pytest_aorta.triage import MARGIN, TriageSettings
-from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, keys, p_value, plain, properties
+from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.verdicts import LEVEL, SLOWER, Row, Table
@@ -60,48 +56,21 @@ class RunState:
     interrupted: str | None = None
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """What the verdicts were made with."""
-
-    baseline: str | None
-    margin: float
-    level: float
-    speed_threshold: float
-    sequential: bool
-
-
-@dataclass(frozen=True)
-class _Head:
-    """All but the cells. ``complete`` is false while the run goes on, and where it was ended before its time."""
-
-    schema_version: str
-    pytest_aorta: str
-    complete: bool
-    interrupted: str | None
-    plan: str | None
-    started_at: str
-    written_at: str
-    settings: _Settings
-    conclusions: list[str]
-    warnings: tuple[str, ...]
-
-
 def matrix_json(table: Table, state: RunState) -> str:
-    """Strict JSON, one line per cell."""
+    """Strict JSON, one line per cell; ``docs/table.md`` has the keys."""
     settings = table.settings
-    head = _Head(
-        schema_version=SCHEMA_VERSION,
-        pytest_aorta=__version__,
-        complete=state.complete,
-        interrupted=state.interrupted,
-        plan=state.plan,
-        started_at=state.started_at,
-        written_at=state.written_at,
-        settings=_Settings(settings.baseline, settings.margin, LEVEL, SLOWER, settings.sequential),
-        conclusions=conclusions(table),
-        warnings=table.warnings,
-    )
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "pytest_aorta": __version__,
+        "complete": state.complete,
+        "interrupted": state.interrupted,
+        "plan": state.plan,
+        "started_at": state.started_at,
+        "written_at": state.written_at,
+        "settings": {**vars(settings), "level": LEVEL, "speed_threshold": SLOWER},
+        "conclusions": conclusions(table),
+        "warnings": table.warnings,
+    }
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
     lines = ",\n  ".join(json.dumps(plain(cell), allow_nan=False) for cell in cells)
     return f'{{\n {json.dumps(plain(head), allow_nan=False)[1:-1]},\n "cells": [\n  {lines}\n ]\n}}\n'
@@ -109,32 +78,6 @@ def matrix_json(table: Table, state: RunState) -> str:
 
 def _planned_rows(table: Table, state: RunState) -> list[Row]:
     return [replace(row, planned=state.planned.get(row.cell.key)) for row in table.rows]
-
-
-def schema_text() -> str:
-    """The JSON Schema of matrix.json, indented, with sorted keys."""
-    from pydantic import TypeAdapter, create_model
-    from pydantic.json_schema import GenerateJsonSchema
-
-    class AsWritten(GenerateJsonSchema):
-        """Of what ``plain`` makes."""
-
-        def float_schema(self, schema: Any) -> dict[str, Any]:
-            return {"type": ["number", "null"]}
-
-        def dataclass_schema(self, schema: Any) -> dict[str, Any]:
-            found = super().dataclass_schema(schema)
-            for name, kind in properties(schema["cls"]).items():
-                found["properties"][name] = TypeAdapter(kind).json_schema()
-            found["required"] = list(keys(schema["cls"]))
-            return found
-
-    cell: Any = create_model("Cell", **{column.key: (column.kind, ...) for column in COLUMNS if column.key})  # type: ignore[call-overload]
-    head = {name: (kind, ...) for name, kind in get_type_hints(_Head).items()}
-    matrix: Any = create_model("Matrix", **head, cells=(list[cell], ...))  # type: ignore[call-overload]
-    schema = matrix.model_json_schema(schema_generator=AsWritten, mode="serialization")
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    return json.dumps({"$schema": dialect, **schema}, indent=2, sort_keys=True) + "\n"
 
 
 def markdown(table: Table, state: RunState) -> str:
@@ -315,7 +258,3 @@ def write_merged_matrix(results: Path, parts: Sequence[Path]) -> None:
     table = triage.table()
     write_text(results / MATRIX_JSON, matrix_json(table, state))
     write_text(results / MATRIX_MD, markdown(table, state))
-
-
-if __name__ == "__main__":
-    print(schema_text(), end="")

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Literal, TypeVar
 
 from pytest_aorta.triage import MARGIN
+from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import LEVEL
@@ -33,7 +34,8 @@ def ddmin(elements: Sequence[Element]) -> Generator[tuple[Element, ...], bool, t
     left = tuple(range(len(elements)))
     parts = 2
     while len(left) > 1:
-        split = _split(left, parts)
+        edges = [number * len(left) // parts for number in range(parts + 1)]
+        split = [left[start:end] for start, end in pairwise(edges)]
         complements = [tuple(each for each in left if each not in part) for part in split]
         # With two parts, the complements are the parts themselves.
         reduced = None
@@ -52,12 +54,6 @@ def ddmin(elements: Sequence[Element]) -> Generator[tuple[Element, ...], bool, t
             break
         parts = min(parts, max(len(left), 2))
     return tuple(elements[each] for each in left)
-
-
-def _split(elements: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    size, more = divmod(len(elements), parts)
-    starts = [number * size + min(number, more) for number in range(parts + 1)]
-    return [elements[start:end] for start, end in pairwise(starts)]
 
 
 #: ``fails``: a trial of it has failed, and what fixes never does.
@@ -211,26 +207,29 @@ def _never_ran(trials: Sequence[TrialFacts]) -> bool:
 
 def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
     """Whether the search for the smallest part of the set ``name`` has succeeded, and what it found, in a sentence."""
-    baseline = f"{found.baseline_failures} of {found.baseline_trials} trials of the baseline failed"
     if found.left is None:
-        whole = found.tried[0]
-        if whole.answer == "fails":
-            return False, f"nothing to minimize: {name} does not fix, {whole.failures} of {whole.trials} trials failed"
-        if whole.answer == "did not run":
-            return False, f"nothing to minimize: no trial of {name} came to its main work"
-        if not found.baseline_trials:
-            return False, "nothing to minimize: no trial of the baseline came to its main work"
-        if not found.baseline_failures:
-            return False, f"nothing to minimize: no trial of the baseline failed, of {found.baseline_trials}"
-        return False, (
-            f"nothing to minimize: not shown that {name} fixes; {baseline}, and none of {whole.trials} with it: "
-            "more trials may show it (--aorta-trials, --max-trials)"
-        )
+        return False, f"nothing to minimize: {_why_nothing(found, name)}"
     left = " ".join(found.left)
     if not found.is_complete:
         return False, f"not at its end (--max-trials): so far, of {name}, {left} is enough"
     needed = "is needed" if len(found.left) == 1 else "are needed, together"
-    return True, f"of {counted_variables(found.variables)} of {name}, {left} {needed}"
+    return True, f"of {counted(len(found.variables), 'variable')} of {name}, {left} {needed}"
+
+
+def _why_nothing(found: Minimized, name: str) -> str:
+    whole = found.tried[0]
+    if whole.answer == "fails":
+        return f"{name} does not fix, {whole.failures} of {whole.trials} trials failed"
+    if whole.answer == "did not run":
+        return f"no trial of {name} came to its main work"
+    if not found.baseline_trials:
+        return "no trial of the baseline came to its main work"
+    if not found.baseline_failures:
+        return f"no trial of the baseline failed, of {found.baseline_trials}"
+    return (
+        f"not shown that {name} fixes; {found.baseline_failures} of {found.baseline_trials} trials of the baseline "
+        f"failed, and none of {whole.trials} with it: more trials may show it (--aorta-trials, --max-trials)"
+    )
 
 
 def report(found: Minimized, name: str) -> Iterator[str]:
@@ -242,21 +241,16 @@ def report(found: Minimized, name: str) -> Iterator[str]:
         variables = name if each.variables == found.variables else " ".join(each.variables)
         counts = str(each.trials), str(each.failures)
         rows.append((variables, *counts, f"{each.p:.2g}", f"{each.level:.2g}", each.answer))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [text.rjust(width) for text, width in zip(others[:-1], widths[1:-1], strict=True)]
-        yield "  ".join([first.ljust(widths[0]), *cells, others[-1]]).rstrip()
+    width = max(len(row[0]) for row in rows)
+    for variables, trials, failed, p, level, answer in rows:
+        yield f"{variables:<{width}}  {trials:>6}  {failed:>6}  {p:>7}  {level:>7}  {answer}".rstrip()
     last = next((each for each in found.tried if each.variables == found.left), None)
     if last is not None and last.answer == "fixes":
         bound = rate_upper_bound_sequential(last.failures, last.trials)
         yield f"with {' '.join(last.variables)}: failure rate below {bound:.1%} (95 %), p = {last.p:.2g}"
         yield f"at most {LEVEL:.0%}: the probability that any of these is called fixing although it is not"
-    open_ones = [each for each in found.tried if each.answer in ("undecided", "did not run")]
-    if found.is_complete and last is not None and len(last.variables) > 1:
-        yield "without any one of them it was not seen to fix"
-    for each in open_ones:
-        yield f"taken as not fixing, though {each.answer}: {' '.join(each.variables)}"
-
-
-def counted_variables(variables: Sequence[str]) -> str:
-    return f"{len(variables)} variable{'s' if len(variables) != 1 else ''}"
+        if found.is_complete and len(last.variables) > 1:
+            yield "without any one of them it was not seen to fix"
+    for each in found.tried:
+        if each.answer in ("undecided", "did not run"):
+            yield f"taken as not fixing, though {each.answer}: {' '.join(each.variables)}"

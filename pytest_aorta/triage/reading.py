@@ -30,7 +30,7 @@ _SCHEMA_VERSION = "0.1"
 
 _STATUSES = ("ok", "workload_failed", "infrastructure_failed", "timeout")
 
-#: What a record needs, and what it has to be.
+#: What a record needs; what it may have; and texts of its failure.
 _REQUIRED: Mapping[str, type] = {
     "trial_id": str,
     "workload": str,
@@ -39,8 +39,6 @@ _REQUIRED: Mapping[str, type] = {
     "result": dict,
     "exit_status": str,
 }
-
-#: What others are, where a record has them.
 _OPTIONAL: Mapping[str, tuple[type, ...]] = {
     "cell": (str,),
     "trial_index": (int,),
@@ -50,8 +48,6 @@ _OPTIONAL: Mapping[str, tuple[type, ...]] = {
     "env": (dict,),
     "artifacts": (dict,),
 }
-
-#: Texts of a failure.
 _FAILURE = ("phase", "kind", "type", "message", "traceback", "signal")
 
 #: How many folders above a trial file the results directory is at most: workload or test, and cell.
@@ -201,19 +197,17 @@ def _problem(record: Any) -> str | None:
     for name, kind in _REQUIRED.items():
         if not isinstance(record.get(name), kind):
             return f"{name} is missing, or of another type than {kind.__name__}"
-    for name, kinds in _OPTIONAL.items():
-        if record.get(name) is not None and not isinstance(record[name], kinds):
-            return f"{name} is of another type than {kinds[-1].__name__}"
     failure = record.get("failure")
     failure = failure if isinstance(failure, dict) else {}
-    texts = {
-        "execution_env.name": record["execution_env"].get("name", ""),
-        **{f"mitigations_applied[{index}]": name for index, name in enumerate(record["mitigations_applied"])},
-        **{f"failure.{name}": failure[name] for name in _FAILURE if failure.get(name) is not None},
-    }
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            return f"{name} is of another type than str"
+    others = [
+        *((name, record.get(name), kinds) for name, kinds in _OPTIONAL.items()),
+        ("execution_env.name", record["execution_env"].get("name"), (str,)),
+        *((f"mitigations_applied[{index}]", each, (str,)) for index, each in enumerate(record["mitigations_applied"])),
+        *((f"failure.{name}", failure.get(name), (str,)) for name in _FAILURE),
+    ]
+    for name, value, kinds in others:
+        if value is not None and not isinstance(value, kinds):
+            return f"{name} is of another type than {kinds[-1].__name__}"
     if record["exit_status"] not in _STATUSES:
         return f"exit_status is {record['exit_status']!r}; expected one of {', '.join(_STATUSES)}"
     return None

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
@@ -22,18 +22,15 @@ from pytest_aorta.common.texts import first_names, own_frames, read_tail, withou
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings, charts, columns
 from pytest_aorta.triage.columns import COLUMNS, conclusions, counted, rate_with_interval
-from pytest_aorta.triage.environments import Environments, Installed, differences
+from pytest_aorta.triage.environments import Environments, differences
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, StepSummary, TrialFacts
 from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.reading import Results, triage_in_order
-from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.signatures import ESCAPES, Signature
 from pytest_aorta.triage.verdicts import Table, Triage, check_baseline
 from pytest_aorta.workspace.atomic import write_text
 
 _NEEDED = ("jinja2", "matplotlib")
-
-#: Colours and movements of a terminal, which are not what was said.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 #: Runs of what is not printable, among them controls, lone surrogates and marks that turn the direction of a text.
 _HIDDEN = re.compile(r"[^\n\t -~\u00a1-\u00ac\u00ae-\u02ff]")
@@ -47,11 +44,8 @@ _MESSAGE_LINES, _MESSAGE_BYTES = 12, 1_500
 
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
 
-#: Bytes of all long texts of a page together, as HTML.
+#: Bytes of all long texts of a page together, as HTML; where that is spent, trials have their headlines and files.
 BUDGET = 2_400_000
-
-#: Trials whose evidence is shown; of more, only their rows.
-MOST_DETAILS = 2_000
 
 #: What is shown in one place: entries of a failure, differences, links, names and warnings of the head.
 _MOST_ENTRIES, _MOST_DIFFERENCES, _MOST_LINKS, _MOST_NAMES, _MOST_WARNINGS = 8, 15, 24, 6, 20
@@ -73,10 +67,7 @@ def check_libraries() -> None:
     """
     missing = [name for name in _NEEDED if not _is_installed(name)]
     if missing:
-        raise ReportError(
-            f"a report needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
-            "pip install 'pytest-aorta[report]'"
-        )
+        raise ReportError(f"a report needs {' and '.join(missing)}: pip install 'pytest-aorta[report]'")
 
 
 def _is_installed(name: str) -> bool:
@@ -92,27 +83,20 @@ def check_output(output: Path) -> None:
     Raises:
         ReportError: its folder does not exist, or cannot be written; it is a folder.
     """
-    try:
-        is_folder, has_folder = output.is_dir(), output.parent.is_dir()
-    except (OSError, ValueError) as error:  # too long, a NUL in it
-        raise ReportError(f"{str(output)[:200]!r} is no path of a file: {error}") from None
-    if is_folder:
+    if os.path.isdir(output):  # which has no error for paths that cannot be
         raise ReportError(f"{output} is a folder; expected the path of an HTML file")
-    if not has_folder:
+    if not os.path.isdir(output.parent):
         raise ReportError(f"the folder {output.parent} does not exist; expected the path of an HTML file in one")
     if not os.access(output.parent, os.W_OK | os.X_OK):
         raise ReportError(f"the folder {output.parent} cannot be written")
 
 
-def write_report(
-    results: Path, output: Path, against: Path | None = None, settings: TriageSettings | None = None
-) -> None:
+def write_report(results: Path, output: Path, settings: TriageSettings | None = None) -> None:
     """Write one HTML file that needs nothing else; it is complete, or as it was before.
 
     Args:
         results: a results directory.
         output: the file.
-        against: results of another run, to compare environments with.
         settings: of the verdicts; by default those of the last run, which its ``matrix.json`` has.
 
     Raises:
@@ -124,12 +108,11 @@ def write_report(
     if settings is not None and settings.baseline is not None:
         cells = [(cell.key.cell, cell.mitigations) for cell in material.triage.cells]
         check_baseline(settings.baseline, cells, "--baseline")
-    other = None if against is None else (str(against), read_material(against, settings))
-    text = render(page_of(material, output, other))
+    text = render(page_of(material, output))
     try:
         write_text(output, text)
-    except OSError as error:
-        raise ReportError(f"{output}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{output}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def render(page: Mapping[str, Any]) -> str:
@@ -163,7 +146,7 @@ def _sort_value(value: Any) -> Any:
 def plain(text: str) -> str:
     """A text of several lines that shows what is in it, and does nothing."""
     if "\x1b" in text:
-        text = _ESCAPES.sub("", text)
+        text = ESCAPES.sub("", text)
     if "\r" in text:  # a progress bar, of which a terminal shows the last state
         text = re.sub(r"[^\n]*\r(?=[^\n\r])", "", text.replace("\r\n", "\n")).replace("\r", "")
     return _HIDDEN.sub(lambda found: found[0] if found[0].isprintable() else "\N{REPLACEMENT CHARACTER}", text)
@@ -215,38 +198,6 @@ def _more(number: int, what: str) -> list[str]:
     return [f"and {what.format(number)}"] if number > 0 else []
 
 
-class StoredTexts:
-    """Long texts of a page: equal ones are there once, and all together have a bound.
-
-    First ``admit()`` all, the most important ones first; then ask for each in the order of the page.
-    """
-
-    def __init__(self, budget: int = BUDGET) -> None:
-        self._budget = budget
-        self._admitted: dict[str, bool] = {}
-        self._shown: set[str] = set()
-
-    def admit(self, text: str) -> None:
-        """Take a text if there is room."""
-        size = len(html.escape(text).encode(errors="replace"))
-        if self._admitted.setdefault(text, size <= self._budget) and text not in self._shown:
-            self._budget -= size
-            self._shown.add(text)
-
-    def show(self, text: str) -> tuple[str, str | None]:
-        """Id and text of the element, where this is the first place that shows it; then an empty text.
-
-        ``None`` for a text that no place has.
-        """
-        name = "x" + hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
-        if not self._admitted[text]:
-            return name, None
-        if text in self._shown:
-            self._shown.remove(text)
-            return name, text
-        return name, ""
-
-
 # What a record says of a trial that is not ok: why, with what it was started, and what it has left.
 
 
@@ -259,7 +210,6 @@ class FailedTrial:
         headline: first line of the message.
         texts: long ones with their headings; each is bounded.
         warnings: of the record.
-        seeds: one line.
         artifacts: name to path, relative to the results directory.
         can_replay: whether the record says how it was run.
     """
@@ -268,7 +218,6 @@ class FailedTrial:
     headline: str
     texts: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    seeds: str = ""
     artifacts: Mapping[str, str] = field(default_factory=dict)
     can_replay: bool = False
 
@@ -293,8 +242,7 @@ def _failed_trial(record: Mapping[str, Any], file: str) -> FailedTrial:
     headline = one_line(text.strip().partition("\n")[0])
     shown = bounded(text, _MESSAGE_LINES, _MESSAGE_BYTES)
     where, status = _where(failure), record["exit_status"].replace("_", " ")
-    overlay = sorted((request.get("overlay") or {}).items())
-    # Of secrets, records have no values.
+    overlay = sorted((request.get("overlay") or {}).items())  # secrets have no values in records
     texts = {
         "message": "" if shown == headline else shown,
         "details": "\n".join(_details(record)),
@@ -307,7 +255,6 @@ def _failed_trial(record: Mapping[str, Any], file: str) -> FailedTrial:
         headline=headline or where,
         texts=texts,
         warnings=tuple(one_line(text, 400) for text in (record.get("warnings") or ())[:_MOST_ENTRIES]),
-        seeds=_seeds(record),
         artifacts={name: str(folder / path) for name, path in (record.get("artifacts") or {}).items()},
         can_replay=record.get("request") is not None,
     )
@@ -321,26 +268,19 @@ def _where(failure: Mapping[str, Any]) -> str:
     return f"{failure.get('kind', '')}{code} in {failure.get('phase', '')}{rank}".replace("_", " ")
 
 
-def _details(record: Mapping[str, Any]) -> Iterator[str]:
+def _details(record: Mapping[str, Any]) -> list[str]:
     entries = record["result"].get("failure_details") or []
-    for entry in entries[:_MOST_ENTRIES]:
-        shown = (f"{key}: {value}" for key, value in entry.items() if key not in ("traceback", "at"))
-        yield one_line(", ".join(shown), 400)
-    yield from _more(len(entries) - _MOST_ENTRIES, "{} more in the trial file")
+    found = [
+        ", ".join(f"{key}: {value}" for key, value in entry.items() if key not in ("traceback", "at"))
+        for entry in entries[:_MOST_ENTRIES]
+    ]
+    found += _more(len(entries) - _MOST_ENTRIES, "{} more in the trial file")
     ranks = [rank for rank in record.get("ranks") or () if rank.get("failure")]
     for rank in ranks[:_MOST_ENTRIES]:
         collateral = " (because of another one)" if rank.get("collateral") else ""
-        yield one_line(f"rank {rank.get('rank')}{collateral}: {rank['failure'].get('message', '')}", 400)
-    yield from _more(len(ranks) - _MOST_ENTRIES, "{} more ranks in the trial file")
-
-
-def _seeds(record: Mapping[str, Any]) -> str:
-    seeds = record.get("seeds") or {}
-    if not seeds:
-        of_ranks = [rank["seeds"]["seed"] for rank in record.get("ranks") or () if rank.get("seeds")]
-        return f"of the ranks: {', '.join(map(str, of_ranks[:_MOST_ENTRIES]))}" if of_ranks else ""
-    generators = ", ".join(f"{name} {seed}" for name, seed in (seeds.get("generators") or {}).items())
-    return one_line(f"{seeds.get('seed')} ({generators})" if generators else str(seeds.get("seed")), 400)
+        found.append(f"rank {rank.get('rank')}{collateral}: {rank['failure'].get('message', '')}")
+    found += _more(len(ranks) - _MOST_ENTRIES, "{} more ranks in the trial file")
+    return [one_line(text, 400) for text in found]
 
 
 # The page.
@@ -357,7 +297,6 @@ class Material:
         failed: those that are not ok, by file.
         environments: of each cell.
         hosts: how many trials each has run.
-        installed: lists of installed distributions.
         left_out: what was not read, in words.
     """
 
@@ -367,7 +306,6 @@ class Material:
     failed: dict[str, FailedTrial]
     environments: dict[CellKey, Environments]
     hosts: Counter[str]
-    installed: Installed
     left_out: tuple[str, ...]
 
 
@@ -384,7 +322,7 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
     hosts: Counter[str] = Counter()
     for trial in results:
         trials.append(trial.facts)
-        environments.setdefault(trial.facts.key, Environments()).add(trial.record)
+        environments.setdefault(trial.facts.key, Environments(results.installed)).add(trial.record)
         hosts[one_line(str(trial.record.get("host") or "an unknown host"))] += 1
         if trial.facts.outcome != "ok":
             failed[trial.file] = failed_trial(trial.record, trial.file)
@@ -404,7 +342,6 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
         failed=failed,
         environments=environments,
         hosts=hosts,
-        installed=results.installed,
         left_out=tuple(left_out),
     )
 
@@ -428,14 +365,13 @@ def labels_of(keys: Iterable[CellKey]) -> dict[CellKey, str]:
     return found
 
 
-def page_of(material: Material, output: Path, against: tuple[str, Material] | None = None) -> dict[str, Any]:
-    """What the templates show of a results directory; ``against``: another one, and its name."""
+def page_of(material: Material, output: Path) -> dict[str, Any]:
+    """What the templates show of a results directory."""
     table = material.triage.table()
     labels = labels_of(row.cell.key for row in table.rows)
     ids = {facts.signature: _id(facts.signature) for facts in material.trials if facts.signature is not None}
     absolute, here = Path(os.path.abspath(material.folder)), Path.cwd()
     typed = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
-    others = [] if against is None else _from_other_run(material, against[1], against[0], labels)
     trials = _trials(material, labels, ids, output, typed)
     return {
         "title": _listed(sorted({row.cell.key.workload for row in table.rows})) or "no trials",
@@ -453,7 +389,7 @@ def page_of(material: Material, output: Path, against: tuple[str, Material] | No
         "steps": _steps(material, labels),
         "timeline": _timeline(material, labels),
         "most_drawn": charts.MOST_CELLS,
-        "environments": [*others, *_between_cells(material, labels)],
+        "environments": _between_cells(material, labels),
         "method": next((row.comparison.method for row in table.rows if row.comparison is not None), "fixed"),
         "version": __version__,
     }
@@ -546,39 +482,40 @@ def _trials(
     material: Material, labels: Mapping[CellKey, str], ids: Mapping[Signature, str], output: Path, typed: str
 ) -> list[dict[str, Any]]:
     """All trials in run order; ``typed``: the results directory, as it is typed in commands."""
-    stored = StoredTexts()
-    texts: dict[str, list[tuple[str, str, str]]] = {}
-    for facts in _by_importance(material.trials)[:MOST_DETAILS]:
-        texts[facts.file] = _texts(material.failed[facts.file], facts.file, material.folder)
-        for _, _, text in texts[facts.file]:
-            stored.admit(text)
-    found = []
-    for order, facts in enumerate(material.trials, 1):
-        failed = material.failed.get(facts.file)
-        detail = None
-        if failed is not None and facts.file in texts:
-            command = f"pytest --aorta-replay {shlex.quote(str(PurePosixPath(typed, facts.file)))}"
-            folder, paths = PurePosixPath(facts.file).parent, (facts.file, *failed.artifacts.values())
-            detail = {
-                "failed": failed,
-                "texts": [(heading, path, *stored.show(text)) for heading, path, text in texts[facts.file]],
-                "files": [(_beside(path, folder), link_to(path, material.folder, output)) for path in paths],
-                "command": one_line(command, 2_000) if failed.can_replay else "",
-            }
-        found.append(
-            {
-                "anchor": anchor_of(facts),
-                "cell": labels[facts.key],
-                "facts": facts,
-                "order": order,
-                "started": one_line(facts.started_at[:19].replace("T", " ")),
-                "step_ms": None if facts.steps is None else facts.steps.median_ms,
-                "signature": ids[facts.signature] if facts.signature is not None else "",
-                "headline": "" if failed is None else failed.headline,
-                "detail": detail,
-            }
-        )
-    return found
+    texts: dict[str, list[tuple[str, str]] | None] = {}
+    budget = BUDGET
+    for facts in _by_importance(material.trials):
+        found = _texts(material.failed[facts.file], material.folder) if budget > 0 else None
+        budget -= sum(len(html.escape(text).encode(errors="replace")) for _, text in found or ())
+        texts[facts.file] = found if budget > 0 else None
+    return [
+        {
+            "anchor": anchor_of(facts),
+            "cell": labels[facts.key],
+            "facts": facts,
+            "order": order,
+            "started": one_line(facts.started_at[:19].replace("T", " ")),
+            "step_ms": None if facts.steps is None else facts.steps.median_ms,
+            "signature": ids[facts.signature] if facts.signature is not None else "",
+            "detail": _detail(facts.file, failed, texts[facts.file], material.folder, output, typed)
+            if (failed := material.failed.get(facts.file))
+            else None,
+        }
+        for order, facts in enumerate(material.trials, 1)
+    ]
+
+
+def _detail(
+    file: str, failed: FailedTrial, texts: list[tuple[str, str]] | None, results: Path, output: Path, typed: str
+) -> dict[str, Any]:
+    command = f"pytest --aorta-replay {shlex.quote(str(PurePosixPath(typed, file)))}"
+    folder, paths = PurePosixPath(file).parent, (file, *failed.artifacts.values())
+    return {
+        "failed": failed,
+        "texts": texts,
+        "files": [(_beside(path, folder), link_to(path, results, output)) for path in paths],
+        "command": one_line(command, 2_000) if failed.can_replay else "",
+    }
 
 
 def _beside(path: str, folder: PurePosixPath) -> str:
@@ -596,16 +533,16 @@ def _by_importance(trials: Sequence[TrialFacts]) -> list[TrialFacts]:
     return [facts for same in zip_longest(*groups.values()) for facts in same if facts is not None]
 
 
-def _texts(failed: FailedTrial, file: str, results: Path) -> list[tuple[str, str, str]]:
-    """Heading, path of the file and text. Nothing outside of the results directory is read."""
-    found = [(heading, file, text) for heading, text in failed.texts.items() if text]
+def _texts(failed: FailedTrial, results: Path) -> list[tuple[str, str]]:
+    """Headings and texts. Nothing outside of the results directory is read."""
+    found = [(heading, text) for heading, text in failed.texts.items() if text]
     logs = [name for name in _LOGS if name in failed.artifacts]
     others = sorted(name for name, path in failed.artifacts.items() if path.endswith(".log") and name not in _LOGS)
     for name in (*logs, *others[:_MOST_LOGS]):
         path = inside(results, failed.artifacts[name])
         if path is not None and (tail := log_tail(path)).strip():
-            found.append((f"end of {name}", failed.artifacts[name], tail))
-    return [(one_line(heading), one_line(path), text) for heading, path, text in found]
+            found.append((one_line(f"end of {name}"), tail))
+    return found
 
 
 def link_to(relative: str, results: Path, output: Path) -> str:
@@ -619,32 +556,16 @@ def link_to(relative: str, results: Path, output: Path) -> str:
 
 def _between_cells(material: Material, labels: Mapping[CellKey, str]) -> list[tuple[str, str, list[str]]]:
     """What differs in the environment of each cell from its baseline's."""
-    pairs = material.triage.baselines().of.items()
-    return [(labels[key], labels[base], _differences(material, base, material, key)) for key, base in pairs]
+    rows = []
+    for key, base in material.triage.baselines().of.items():
+        found = differences(material.environments[base], material.environments[key])
+        texts = [one_line(str(each)) for each in found[:_MOST_DIFFERENCES]]
+        texts += _more(len(found) - _MOST_DIFFERENCES, "{} more in the trial files")
+        rows.append((labels[key], labels[base], texts))
+    return rows
 
 
-def _from_other_run(
-    material: Material, other: Material, name: str, labels: Mapping[CellKey, str]
-) -> list[tuple[str, str, list[str]]]:
-    """Of each cell from the same one of another run; from that run's first where it has none of this name.
-
-    Cells that differ alike share a line.
-    """
-    theirs = {(key.workload, key.cell, key.test): key for key in other.environments}
-    found: dict[tuple[str, ...], list[str]] = {}
-    for key in material.environments:
-        same = theirs.get((key.workload, key.cell, key.test)) or next(iter(other.environments))
-        found.setdefault(tuple(_differences(other, same, material, key)), []).append(labels[key])
-    return [(_listed(names), one_line(name), list(texts)) for texts, names in found.items()]
-
-
-def _differences(before: Material, a: CellKey, after: Material, b: CellKey) -> list[str]:
-    found = differences(before.environments[a], after.environments[b], (before.installed, after.installed))
-    texts = [one_line(str(each)) for each in found[:_MOST_DIFFERENCES]]
-    return texts + _more(len(found) - _MOST_DIFFERENCES, "{} more, which pytest-aorta compare shows")
-
-
-def _steps(material: Material, labels: Mapping[CellKey, str]) -> list[charts.Chart]:
+def _steps(material: Material, labels: Mapping[CellKey, str]) -> list[str]:
     """A chart for each workload: the steps of different ones have nothing in common."""
     by_cell: dict[CellKey, list[TrialFacts]] = {key: [] for key in labels}
     for facts in material.trials:
@@ -655,7 +576,7 @@ def _steps(material: Material, labels: Mapping[CellKey, str]) -> list[charts.Cha
     return [chart for cells in groups.values() if (chart := charts.step_times(cells)) is not None]
 
 
-def _timeline(material: Material, labels: Mapping[CellKey, str]) -> charts.Chart | None:
+def _timeline(material: Material, labels: Mapping[CellKey, str]) -> str | None:
     orders: dict[CellKey, list[tuple[int, Outcome]]] = {key: [] for key in labels}
     for order, facts in enumerate(material.trials, 1):
         orders[facts.key].append((order, facts.outcome))

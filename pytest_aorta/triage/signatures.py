@@ -15,7 +15,7 @@ _LOOKED_AT = 2000
 LONGEST = 100
 
 #: ANSI escape sequences: colours, titles, moves of the cursor (ECMA-48, 5.4 and 5.6).
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
 #: Words whose number says which one of several equal things it was. In other words it is a part of the name: conv2d.
 _NUMBERED = (
@@ -66,7 +66,7 @@ def words_of(message: str) -> str:
 
 def shown(text: str) -> str:
     """A text on one line, without what a terminal takes for a command."""
-    text = _ESCAPES.sub("", text)
+    text = ESCAPES.sub("", text)
     return " ".join(
         "".join(char if char.isprintable() or char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text).split()
     )

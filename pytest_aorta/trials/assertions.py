@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,9 +21,6 @@ from pytest_aorta.probe.variables import has_secret, is_secret_name
 
 #: Characters of an expression and of a value, elements of an array, and values that are shown.
 _EXPRESSION, _VALUE, _ELEMENTS, _VALUES = 200, 120, 10, 10
-
-#: What ``len`` can be asked of without running code of the workload.
-_SIZED = (str, bytes, list, tuple, dict, set, frozenset)
 
 _UNKNOWN = object()
 
@@ -83,63 +81,30 @@ def _text(test: ast.expr) -> str:
 def _values(test: ast.expr, frame: FrameType) -> Iterator[str]:
     shown: dict[str, str] = {}
     for node, value in _known(test, frame):
-        text, value = " ".join(ast.unparse(node).split()), _shown(value)
-        if value and len(text) <= _EXPRESSION:
-            shown[text] = "<redacted>" if any(map(is_secret_name, _names(node))) else value
+        text = ast.unparse(node)
+        if len(text) <= _EXPRESSION and (value := _shown(value)):
+            shown[text] = "<redacted>" if any(map(is_secret_name, text.split("."))) else value
     yield from (f"{text} = {value}" for text, value in list(shown.items())[:_VALUES])
 
 
 def _known(node: ast.AST, frame: FrameType) -> Iterator[tuple[ast.expr, Any]]:
-    value = _UNKNOWN
-    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-        value = _value(node, frame)
-        if value is not _UNKNOWN:
-            yield node, value
-    if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-        return
-    if value is _UNKNOWN or isinstance(node, ast.Call):  # besides a length, also of what
+    """The variables, and attributes of them, outside of functions and comprehensions."""
+    if isinstance(node, ast.Name | ast.Attribute) and (value := _value(node, frame)) is not _UNKNOWN:
+        yield node, value
+    elif not isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
         for child in ast.iter_child_nodes(node):
             yield from _known(child, frame)
 
 
-def _names(node: ast.AST) -> Iterator[str]:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name):
-            yield part.id
-        elif isinstance(part, ast.Attribute):
-            yield part.attr
-        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-            yield part.value
-
-
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _value(node.operand, frame)
-        return -value if type(value) in (int, float) else _UNKNOWN
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id, _UNKNOWN))
-    if isinstance(node, ast.Attribute):
-        owner = _value(node.value, frame)
-        found = _UNKNOWN if owner is _UNKNOWN else inspect.getattr_static(owner, node.attr, _UNKNOWN)
-        is_computed = inspect.getattr_static(type(found), "__get__", None) is not None
-        return _UNKNOWN if is_computed else found
-    if isinstance(node, ast.Subscript):
-        return _element(_value(node.value, frame), _value(node.slice, frame))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
-        shadowed = "len" in frame.f_locals or "len" in frame.f_globals
-        value = _value(node.args[0], frame)
-        return len(value) if type(value) in _SIZED and not shadowed else _UNKNOWN
-    return _UNKNOWN
-
-
-def _element(owner: Any, key: Any) -> Any:
-    if type(owner) in (list, tuple, str) and type(key) is int:
-        return owner[key] if -len(owner) <= key < len(owner) else _UNKNOWN
-    if type(owner) is dict and type(key) in (str, int, bool):
-        return owner.get(key, _UNKNOWN)
-    return _UNKNOWN
+    owner = _value(node.value, frame) if isinstance(node, ast.Attribute) else _UNKNOWN
+    if owner is _UNKNOWN or not isinstance(node, ast.Attribute):
+        return _UNKNOWN
+    found = inspect.getattr_static(owner, node.attr, _UNKNOWN)
+    is_computed = inspect.getattr_static(type(found), "__get__", None) is not None
+    return _UNKNOWN if is_computed else found
 
 
 def _shown(value: Any) -> str:
@@ -175,10 +140,7 @@ def _array(value: Any) -> str:
     if kind.__module__ not in ("torch", "torch.nn.parameter", "numpy") or not hasattr(value, "tolist"):
         return ""
     shape, dtype = tuple(getattr(value, "shape", ())), getattr(value, "dtype", "")
-    device = getattr(value, "device", "cpu")
-    size = 1
-    for length in shape:
-        size *= length
+    device, size = getattr(value, "device", "cpu"), math.prod(shape)
     name = kind.__name__ if shape else "scalar"
     # The elements of a GPU's tensor would have to be waited for.
     if str(device) == "cpu" and size <= _ELEMENTS and "sparse" not in str(getattr(value, "layout", "")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import hashlib
 import itertools
 import math
@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,51 +18,19 @@ from typing import Any
 
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 
-#: Files that are read; more belong to a library rather than to a script.
-_MOST = 500
-
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def imported_files(script: str, path: Sequence[str]) -> list[str]:
-    folders = [Path(folder) for folder in path if _INSTALLED.isdisjoint(Path(folder).parts)]
-    found: dict[Path, None] = {}
-    waiting = [Path(script)]
-    while waiting and len(found) < _MOST:
-        file = waiting.pop()
-        for imported in _imports(file, folders):
-            if imported not in found and imported != Path(script):
-                found[imported] = None
-                waiting.append(imported)
-    return [str(file) for file in found]
+    """Files in the folders of ``path`` that a script imports, or may import, directly or by another one."""
+    from modulefinder import ModuleFinder  # not in every trial
 
-
-def _imports(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, ValueError, SyntaxError, RecursionError):  # the script itself will say so
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _files(alias.name, folders)
-        elif isinstance(node, ast.ImportFrom):
-            places = [file.parents[node.level - 1]] if 0 < node.level <= len(file.parents) else folders
-            module = f"{node.module}." if node.module else ""
-            for alias in node.names:
-                yield from _files(f"{module}{alias.name}", places)
-
-
-def _files(name: str, folders: Sequence[Path]) -> Iterator[Path]:
-    parts = name.split(".")
-    for folder in folders:
-        top = folder / parts[0]
-        if not (top.is_dir() or top.with_suffix(".py").is_file()):
-            continue
-        for number in range(1, len(parts) + 1):
-            path = folder.joinpath(*parts[:number])
-            yield from (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file())
-        return
+    folders = [folder for folder in path if _INSTALLED.isdisjoint(Path(folder).parts)]
+    finder = ModuleFinder(folders)
+    with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError):  # the script itself will say so
+        finder.run_script(script)
+    files = (getattr(module, "__file__", None) for module in finder.modules.values())
+    return [file for file in map(str, map(Path, filter(None, files))) if file != str(Path(script))]
 
 
 def search_path(script: str, *, is_module: bool) -> list[str]:

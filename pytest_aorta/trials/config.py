@@ -324,6 +324,7 @@ def _type_name(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    from pytest_aorta.trials.conversion import canonical_json, to_plain
+    from pytest_aorta.trials.conversion import to_plain
+    from pytest_aorta.trials.records import canonical_json
 
     return canonical_json(to_plain(value))

@@ -30,8 +30,6 @@ _DEPTH_LIMIT = 64
 #: Longest integer in bits: what a float can hold; Python refuses decimal ones of some thousand digits altogether.
 _INT_BITS = 1023
 
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
 
 def to_plain(value: object, notes: list[str] | None = None, where: str = "") -> Any:
     """Reduce a value to ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` and ``dict`` with ``str`` keys.
@@ -43,44 +41,41 @@ def to_plain(value: object, notes: list[str] | None = None, where: str = "") -> 
 
 
 def _plain(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -> Any:
-    kind = type(value)
-    # Not "in (bool, float, str)", which would ask a metaclass whether it is equal.
-    if value is None or kind is float or kind is str or kind is bool:
-        return value
-    if kind is int and value.bit_length() <= _INT_BITS:
-        return value
-    if id(value) in inside or len(inside) > _DEPTH_LIMIT:
-        notes.append(f"{where or 'value'}: nested too deeply or contains itself; kept as text")
-        return _text(value)
-    try:
-        return _reduce(value, notes, where, (*inside, id(value)))
-    except KeyboardInterrupt:  # the user's, not the value's
-        raise
-    except BaseException as error:
-        notes.append(f"{where or 'value'}: {_type_name(error)} while reading it; kept as text")
+    problem = "nested too deeply or contains itself"
+    if id(value) not in inside and len(inside) <= _DEPTH_LIMIT:
+        try:
+            return _reduce(value, notes, where, (*inside, id(value)))
+        except KeyboardInterrupt:  # the user's, not the value's
+            raise
+        except _NoForm as error:
+            problem = str(error)
+        except BaseException as error:
+            problem = f"{type(error).__name__} while reading it"
+    notes.append(f"{where or 'value'}: {problem}; kept as text")
     return _text(value)
 
 
+class _NoForm(Exception): ...
+
+
 def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, enum.Enum):
         return _plain(value.value, notes, where, inside)
-    # The methods of the bases, because those of a subclass may return anything.
     if isinstance(value, int):
-        number = int.__int__(value)
-        if number.bit_length() > _INT_BITS:
-            notes.append(f"{where or 'value'}: an integer of {number.bit_length()} bits; kept as text")
-            return hex(number)[:_REPR_LIMIT]
-        return bool(number) if isinstance(value, bool) else number
+        if int(value).bit_length() > _INT_BITS:
+            notes.append(f"{where or 'value'}: an integer of {value.bit_length()} bits; kept as text")
+            return hex(value)[:_REPR_LIMIT]
+        return int(value)
     if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, str):
-        return str.__str__(value)
+        return float(value)
+    if isinstance(value, str | os.PathLike):
+        return str(value)
     if isinstance(value, bytes):
-        return bytes.decode(value, errors="backslashreplace")
-    if isinstance(value, os.PathLike):
-        return str.__str__(os.fsdecode(os.fspath(value)))
-    if isinstance(value, datetime.datetime | datetime.date):
-        return str.__str__(value.isoformat())
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, datetime.date):  # a datetime is one
+        return value.isoformat()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -97,14 +92,12 @@ def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -
             value = value.detach().cpu()
         size = math.prod(value.shape)
         if size > _ARRAY_LIMIT:
-            shape = tuple(value.shape)
             notes.append(f"{where or 'value'}: {size} elements; kept as text")
-            return f"<{_type_name(value)} of shape {shape}, {value.dtype}>"
+            return f"<{type(value).__qualname__} of shape {tuple(value.shape)}, {value.dtype}>"
         listed = value.tolist()
         # numpy.longdouble has no Python counterpart, and returns itself
         return float(listed) if type(listed) is type(value) else _plain(listed, notes, where, inside)
-    notes.append(f"{where or 'value'}: {_type_name(value)} has no JSON form; kept as text")
-    return _text(value)
+    raise _NoForm(f"{type(value).__qualname__} has no JSON form")
 
 
 def _mapping(value: Mapping[Any, Any], notes: list[str], where: str, inside: tuple[int, ...]) -> dict[str, Any]:
@@ -121,52 +114,11 @@ def _mapping(value: Mapping[Any, Any], notes: list[str], where: str, inside: tup
 
 def _text(value: object) -> str:
     try:
-        text = str.__str__(repr(value))
+        return repr(value)[:_REPR_LIMIT]
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        text = f"<{_type_name(value)}, whose repr raised {_type_name(error)}>"
-    return text[:_REPR_LIMIT]
-
-
-def _type_name(value: object) -> str:
-    # Not by getattr, which asks the metaclass.
-    name: str = type.__dict__["__qualname__"].__get__(type(value))
-    return name
-
-
-def encode_non_finite(value: Any) -> Any:
-    """Replace NaN and infinities by the strings ``NaN``, ``Infinity``, ``-Infinity``, for strict JSON.
-
-    A text that already reads so gets a backslash in front, which ``decode_non_finite`` takes away again.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, str):
-        return "\\" + value if value.lstrip("\\") in _NON_FINITE else value
-    if isinstance(value, list):
-        return [encode_non_finite(element) for element in value]
-    if isinstance(value, dict):
-        return {key: encode_non_finite(element) for key, element in value.items()}
-    return value
-
-
-def decode_non_finite(value: Any) -> Any:
-    """The inverse of ``encode_non_finite``."""
-    if isinstance(value, str):
-        if value in _NON_FINITE:
-            return _NON_FINITE[value]
-        return value[1:] if value.startswith("\\") and value.lstrip("\\") in _NON_FINITE else value
-    if isinstance(value, list):
-        return [decode_non_finite(element) for element in value]
-    if isinstance(value, dict):
-        return {key: decode_non_finite(element) for key, element in value.items()}
-    return value
-
-
-def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces, no NaN tokens. What digests are taken of."""
-    return json.dumps(encode_non_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+=-]+")

@@ -7,10 +7,9 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-#: ``Std`` of torch: 0 none, 1 stdout, 2 stderr, 3 both; for all local ranks, or for each.
-_STREAMS = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,13 @@ PLACES = ("node_rank", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port",
 
 def parse_elastic(key: str, text: str) -> Any:
     """The value of one option, or ``ValueError`` with what would be valid."""
-    if key not in _PARSERS:
-        raise ValueError(f"KEY=VALUE with a KEY of {', '.join(_PARSERS)}")
-    parse, expected = _PARSERS[key]
+    if key not in _OPTIONS:
+        raise ValueError(f"KEY=VALUE with a KEY of {', '.join(_OPTIONS)}")
+    pattern, convert, expected = _OPTIONS[key]
+    if not re.fullmatch(pattern, text.strip()):
+        raise ValueError(f"{key}= {expected}")
     try:
-        return parse(text.strip())
+        return convert(text.strip())
     except (ValueError, OverflowError):
         raise ValueError(f"{key}= {expected}") from None
 
@@ -90,81 +91,56 @@ def elastic_options(values: Mapping[str, Any]) -> ElasticOptions:
     Raises:
         ValueError: as ``parse_elastic``.
     """
-    known = {
-        key: parse_elastic(key, value if isinstance(value, str) else _as_text(value))
-        for key, value in values.items()
-        if value is not None
-    }
-    return ElasticOptions(**known)
-
-
-def _as_text(value: Any) -> str:
-    return ":".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-
-
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,9}", text) or int(text) < minimum:
-            raise ValueError
-        return int(text)
-
-    return parse
+    texts = {key: ":".join(map(str, it)) if isinstance(it, tuple | list) else str(it) for key, it in values.items()}
+    return ElasticOptions(**{key: parse_elastic(key, texts[key]) for key, it in values.items() if it is not None})
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
+    return _within(float(text), 0 < float(text) < float("inf"))
 
 
 def _nnodes(text: str) -> tuple[int, int]:
-    least, colon, most = text.partition(":")
-    found = _at_least(1)(least), _at_least(1)(most if colon else least)
-    if found[0] > found[1]:
-        raise ValueError
-    return found
+    least, _, most = text.partition(":")
+    return _within((int(least), int(most or least)), 0 < int(least) <= int(most or least))
+
+
+def _endpoint(text: str) -> str:
+    return _within(text, int(text.rpartition(":")[2]) <= _LAST_PORT)
 
 
 def _port(text: str) -> int:
-    value = _at_least(1)(text)
-    if value > 65535:
+    return _within(int(text), 0 < int(text) <= _LAST_PORT)
+
+
+def _within(value: Value, fits: bool) -> Value:
+    if not fits:
         raise ValueError
     return value
 
 
-def _endpoint(text: str) -> str:
-    _, port = text.rsplit(":", 1)
-    if not re.fullmatch(r"\S+:\d{1,5}", text) or int(port) > 65535:
-        raise ValueError
-    return text
+_LAST_PORT = 65535
+_WHOLE, _WORD, _ADDRESS, _ANY = r"\d{1,9}", r"\S+", r"[^\s/]+", r".*"
+#: ``Std`` of torch: 0 none, 1 stdout, 2 stderr, 3 both; for all local ranks, or for each.
+_STREAMS = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"
+_STREAMS_EXPECTED = "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."
 
-
-def _matching(pattern: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError
-        return text
-
-    return parse
-
-
-_PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "max_restarts": (_at_least(0), "a whole number, 0 for none"),
-    "monitor_interval": (_seconds, "a number of seconds above 0"),
-    "nnodes": (_nnodes, "a number of nodes, or MIN:MAX"),
-    "node_rank": (_at_least(0), "a whole number, 0 for the node that reports"),
-    "rdzv_backend": (_matching("c10d|static"), "c10d or static"),
-    "rdzv_endpoint": (_endpoint, "HOST:PORT, with a port up to 65535"),
-    "rdzv_id": (_matching(r"\S+"), "a name without spaces"),
-    "start_method": (_matching("fork|spawn|forkserver"), "fork, spawn or forkserver"),
-    "redirects": (_matching(_STREAMS.pattern), "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."),
-    "tee": (_matching(_STREAMS.pattern), "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."),
-    "exit_barrier_timeout": (_seconds, "a number of seconds above 0"),
-    "role": (_matching(r"[A-Za-z0-9_.-]+"), "a name of letters, digits, dots, dashes and underscores"),
-    "master_addr": (_matching(r"[^\s/]+"), "a host name or an address"),
-    "master_port": (_port, "a port from 1 to 65535"),
-    "local_addr": (_matching(r"[^\s/]+"), "a host name or an address of this node"),
+#: What each option looks like, how it is read, and what is expected.
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "max_restarts": (_WHOLE, int, "a whole number, 0 for none"),
+    "monitor_interval": (_ANY, _seconds, "a number of seconds above 0"),
+    "nnodes": (rf"{_WHOLE}(:{_WHOLE})?", _nnodes, "a number of nodes, or MIN:MAX"),
+    "node_rank": (_WHOLE, int, "a whole number, 0 for the node that reports"),
+    "rdzv_backend": (r"[a-z0-9_-]+", str, "the name of a rendezvous backend, such as c10d"),
+    "rdzv_endpoint": (r"\S+:\d{1,5}", _endpoint, "HOST:PORT, with a port up to 65535"),
+    "rdzv_id": (_WORD, str, "a name without spaces"),
+    "start_method": ("fork|spawn|forkserver", str, "fork, spawn or forkserver"),
+    "redirects": (_STREAMS, str, _STREAMS_EXPECTED),
+    "tee": (_STREAMS, str, _STREAMS_EXPECTED),
+    "exit_barrier_timeout": (_ANY, _seconds, "a number of seconds above 0"),
+    "role": (r"[A-Za-z0-9_.-]+", str, "a name of letters, digits, dots, dashes and underscores"),
+    "master_addr": (_ADDRESS, str, "a host name or an address"),
+    "master_port": (_WHOLE, _port, "a port from 1 to 65535"),
+    "local_addr": (_ADDRESS, str, "a host name or an address of this node"),
 }
 
 

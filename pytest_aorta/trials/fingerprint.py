@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
-from pytest_aorta.trials.conversion import canonical_json
 from pytest_aorta.trials.execution import DEFAULTS, PLACES
+from pytest_aorta.trials.records import canonical_json
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult

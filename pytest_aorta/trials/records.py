@@ -7,6 +7,7 @@ these are plain dataclasses; pydantic checks them where they come from another p
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -25,6 +26,43 @@ AttemptReason = Literal["failure", "membership"]
 #: Whether a rank that failed is what the trial's failure comes from, or has only followed.
 Blame = Literal["cause", "collateral", "unknown"]
 
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def encode_non_finite(value: Any) -> Any:
+    """Replace NaN and infinities by the strings ``NaN``, ``Infinity``, ``-Infinity``, for strict JSON.
+
+    A text that already reads so gets a backslash in front, which ``decode_non_finite`` takes away again.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, str):
+        return "\\" + value if value.lstrip("\\") in _NON_FINITE else value
+    if isinstance(value, list):
+        return [encode_non_finite(element) for element in value]
+    if isinstance(value, dict):
+        return {key: encode_non_finite(element) for key, element in value.items()}
+    return value
+
+
+def decode_non_finite(value: Any) -> Any:
+    """The inverse of ``encode_non_finite``."""
+    if isinstance(value, str):
+        if value in _NON_FINITE:
+            return _NON_FINITE[value]
+        return value[1:] if value.startswith("\\") and value.lstrip("\\") in _NON_FINITE else value
+    if isinstance(value, list):
+        return [decode_non_finite(element) for element in value]
+    if isinstance(value, dict):
+        return {key: decode_non_finite(element) for key, element in value.items()}
+    return value
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted keys, no spaces, no NaN tokens. What digests are taken of."""
+    return json.dumps(encode_non_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 #: Validation context of data that ``TrialResult.to_dict`` gave, as opposed to values.
 ENCODED = "encoded"
 
@@ -37,8 +75,6 @@ class _FreeForm:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
-
-        from pytest_aorta.trials.conversion import decode_non_finite, encode_non_finite
 
         def decode(value: Any, info: Any) -> Any:
             return decode_non_finite(value) if info.context == ENCODED else value

@@ -21,9 +21,10 @@ from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.plan import PlanError, Selection, cell_value, trials_of
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
-from pytest_aorta.trials.conversion import canonical_json, decode_non_finite, identifier, to_plain
+from pytest_aorta.trials.conversion import identifier, to_plain
 from pytest_aorta.trials.execution import elastic_options
 from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
+from pytest_aorta.trials.records import canonical_json, decode_non_finite
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.known import Request
 from pytest_aorta.workflow.recipe import Action, Recipe

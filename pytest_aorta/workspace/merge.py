@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -140,18 +140,18 @@ class Found:
     unfinished: list[Path] = field(default_factory=list)
 
 
-def look(root: Path, seen: Callable[[], object] = lambda: None) -> Found:
-    """Find all that is to be merged of a folder; ``seen`` is called for each trial file.
+def look(root: Path) -> Found:
+    """Find all that is to be merged of a folder.
 
     Raises:
         OSError: a folder cannot be read.
     """
     found = Found(root)
-    _look(found, PurePosixPath(), seen, in_history=False)
+    _look(found, PurePosixPath(), in_history=False)
     return found
 
 
-def _look(found: Found, below: PurePosixPath, seen: Callable[[], object], in_history: bool) -> None:
+def _look(found: Found, below: PurePosixPath, in_history: bool) -> None:
     folder = found.root / below
     with os.scandir(folder) as scanned:
         entries = sorted(scanned, key=lambda entry: entry.name)
@@ -170,14 +170,13 @@ def _look(found: Found, below: PurePosixPath, seen: Callable[[], object], in_his
                 found.left_out.append(folder / entry.name)
                 found.unfinished += Path(entry.path).rglob(f".*{UNFINISHED}")
             else:
-                _look(found, path, seen, in_history or entry.name == HISTORY)
+                _look(found, path, in_history or entry.name == HISTORY)
         elif not (entry.is_symlink() or entry.is_file()):
             found.left_out.append(folder / entry.name)
         elif entry.name.startswith(".") and entry.name.endswith((".tmp", UNFINISHED)):  # of a killed writer
             found.unfinished += [folder / entry.name] * entry.name.endswith(UNFINISHED)
         elif not in_history and _TRIAL.fullmatch(entry.name) and (record := _record(folder / entry.name, below)):
             found.records.append(record)
-            seen()
         else:
             found.files.append(path)
 
@@ -361,16 +360,13 @@ def _add_files(plan: MergePlan, sources: Iterable[Found], destination: Found) ->
                 _add(plan, first, path, destination, may_link=is_listing or HISTORY in path.parts)
 
 
-def carry_out(
-    plan: MergePlan, destination: Found, run: str, seen: Callable[[], object] = lambda: None
-) -> list[Conflict]:
+def carry_out(plan: MergePlan, destination: Found, run: str) -> list[Conflict]:
     """Do what was planned. What is killed on the way can be done again: then the rest is planned.
 
     Args:
         plan: without conflicts.
         destination: as it was when that was planned.
         run: name in the history, for what is replaced.
-        seen: called for each file.
 
     Returns:
         What was written there by others in the meantime, and differs; it stays.
@@ -400,5 +396,4 @@ def carry_out(
         except FileExistsError:
             if not is_same(addition.source, target):
                 conflicts.append(Conflict(addition.target, target, addition.source))
-        seen()
     return conflicts

@@ -130,7 +130,6 @@ def test_for_github_and_gitlab(folder: Path) -> None:
     ("words", "message"),
     [
         (["--jobs", "0"], "Invalid value for '--jobs': 0 is not in the range x>=1."),
-        (["--jobs", "2", "--json", "--github"], "--github, --gitlab and --json: use one of them"),
         (["--jobs", "2", "--gitub"], "No such option"),
         (["--jobs", "2", "--results", "none", "--", "x"], "--results none: there is no such folder"),
         (["--jobs", "2"], "no aorta.toml or workflow.toml in"),

@@ -48,7 +48,7 @@ def test_the_text_says_it_all_in_80_columns(runs: Path) -> None:
         "  gemm local-none: 2x SIGSEGV in run()",
         "",
         "only in A",
-        "  gemm local-old: 3 trials, 3 ok",
+        "  gemm local-old: 3 ok",
         "",
         "differs in the environment of all cells",
         "  torch 2.12.0 -> 2.13.0",
@@ -119,7 +119,7 @@ def keys_of(data: object) -> set[str]:
         (("a", "nowhere"), "nowhere: there is no such file or folder"),
         (("a", "empty"), "empty: there are no trials"),
         (("a", "foreign"), "foreign: there are no trials; 2 files cannot be read, the first is trial_0.json: "),
-        (("a", "other"), "no workload is the same (gemm in A, fsdp in B)"),
+        (("a", "other"), "a and other have no cell in common; the first has gemm local-none, "),
         (("a", "b", "--fail-on", "better"), "'better' is not one of worse, slower, new-signature, not-compared"),
         (("a", "b", "--margin", "0"), "0.0 is not in the range"),
         (("a",), "Missing argument 'B'"),
@@ -144,15 +144,7 @@ def test_files_that_cannot_be_read_are_counted_and_named(runs: Path) -> None:
     lines = run("a", "b").output.splitlines()
     assert "B: 5 files could not be read" in lines
     assert any(line.startswith("  gemm/local-none/trial_0.json: not valid JSON") for line in lines)
-    assert "  and 2 more" in lines
-
-
-def test_names_that_are_too_long_have_a_line_of_their_own(runs: Path) -> None:
-    name = "mitigation_" * 6
-    for folder in (Path("a"), Path("b")):
-        write_cell(folder, "....", mitigations=name, place=3)
-    lines = run("a", "b").output.splitlines()
-    assert lines[lines.index(f"gemm local-{name}") + 1].split()[:2] == ["0/4", "0/4"]
+    assert "  2 more" in lines
 
 
 def test_names_and_messages_of_others_are_only_shown(runs: Path) -> None:

@@ -29,9 +29,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments", ["--help", "--version", "list --help", "report --help", "compare --help", "list", "list options"]
-)
+@pytest.mark.parametrize("arguments", ["--help", "--version", "list --help", "report --help", "compare --help", "list"])
 def test_the_command_starts_light(stage: Stage, arguments: str) -> None:
     result = stage.command(sys.executable, "-X", "importtime", "-m", "pytest_aorta", *arguments.split())
     assert result.ret == 0
@@ -157,23 +155,6 @@ def test_what_raises_is_shown_with_what_it_raised(hostile: dict[str, Any]) -> No
     assert {entry["source"] for name, entry in hostile["environments"].items() if name in HOSTILE} == {"hostile"}
 
 
-def test_names_that_collide_or_cannot_be_typed_are_shown_as_such(hostile: dict[str, Any]) -> None:
-    assert "offered twice, by" in hostile["workloads"]["gemm"]["problem"]
-    assert "offered twice, by" in hostile["mitigations"]["omp_1"]["problem"]
-    assert "separates names" in hostile["mitigations"]["a,b"]["problem"]
-    assert "control character" in hostile["workloads"]["two\x1b[2Jlines"]["problem"]
-    assert "there is no module" in hostile["workloads"]["x"]["problem"]
-    assert hostile["workloads"]["dots"]["problem"]
-
-
-def test_no_other_name_is_lost(hostile: dict[str, Any]) -> None:
-    assert hostile["workloads"]["fsdp"]["problem"] is None
-    usable = {name for name, entry in hostile["mitigations"].items() if entry["problem"] is None}
-    assert len(usable) == 34 + len({"prints"})
-    assert hostile["environments"]["local"]["problem"] is None
-    assert set(hostile["collectors"]) >= {"amd_log", "numerics", "rocprof"}
-
-
 def test_nothing_hostile_reaches_the_terminal(hostile: dict[str, Any]) -> None:
     result = CliRunner().invoke(main, ["list"])
     assert result.exit_code == 0
@@ -212,26 +193,6 @@ class Plain(Typed):
 class Bare(Typed):
     Config = None
 """
-
-
-def test_every_option_of_pytest_is_listed_with_its_three_spellings() -> None:
-    found = listed("options")["options"]
-    assert list(found) == [option.flag for option in SETTINGS]
-    assert found["--aorta-trials"] == {
-        "name": "--aorta-trials",
-        "source": "pytest-aorta",
-        "metavar": "N",
-        "takes": "a whole number of at least 1",
-        "default": "1",
-        "repeat": False,
-        "ini": "aorta_trials",
-        "variable": "PYTEST_AORTA_TRIALS",
-        "help": "trials per cell",
-    }
-    assert found["--aorta-isolation"]["takes"] == "one of fork, spawn, none"
-    assert "max_restarts" in found["--aorta-elastic"]["takes"]
-    assert found["--aorta-resume"]["takes"] == "nothing"
-    assert "  aorta_grace SEC (default 5)\n" in run("list", "options").output
 
 
 @pytest.mark.parametrize("option", [option for option in SETTINGS if option.default], ids=lambda option: option.name)

@@ -38,7 +38,6 @@ def test_the_results_of_the_default_folder_become_one_file(results: Path) -> Non
         (("results", "-o", "no/where/r.html"), "no/where does not exist"),
         (("results", "-o", "results"), "results is a folder"),
         (("results", "-o", "r.html", "--baseline", "none+omp_1"), "--baseline: there is no cell 'none+omp_1'"),
-        (("results", "-o", "r.html", "--against", "nowhere"), "nowhere: there is no such file or folder"),
         (("results",), "Missing option '-o'"),
     ],
 )

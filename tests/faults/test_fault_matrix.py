@@ -101,14 +101,6 @@ def test_every_fault_after_an_import_in_advance(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_every_hang_after_an_import_in_advance(stage: Stage) -> None:
-    found = run(stage, "LazyFaulty", HANGS, "--aorta-slots", "3", "--aorta-timeout", "5")
-    assert mistakes(found) == []
-    assert [trial["preloaded"] for trial in found.values()][9:] == [["numpy"]] * (len(found) - 9)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fork", *(pytest.param(mode, marks=BY_HAND) for mode in ("spawn", "xdist"))])
 def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
     # They do nothing, so many can wait for their deadlines at the same time.

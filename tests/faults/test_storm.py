@@ -70,7 +70,6 @@ class Round:
     rng: random.Random
     seen: set[psutil.Process] = field(default_factory=set)
     told: list[str] = field(default_factory=list)
-    figures: Counter[str] = field(default_factory=Counter)
 
     @property
     def results(self) -> Path:
@@ -126,7 +125,7 @@ class Round:
             due = self._moment() if hit else (lambda: False)
             give_up = time.monotonic() + PATIENCE
             while process.poll() is None:
-                assert time.monotonic() < give_up, f"pytest has not ended: {self._stacks(root)}"
+                assert time.monotonic() < give_up, f"pytest has not ended: {[root, *_descendants(root)]}"
                 family = [root, *_descendants(root)]
                 self.seen.update(family)
                 if due():
@@ -163,7 +162,6 @@ class Round:
         kind = self.rng.choice(sorted(kinds))
         with contextlib.suppress(psutil.Error):
             self.rng.choice(kinds[kind]).kill()
-            self.figures[f"killed: {kind}"] += 1
             self.told.append(f"killed {kind} after {len(self.ledger())} trials")
 
     def _wait_for_the_end(self) -> None:
@@ -186,10 +184,6 @@ class Round:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark and process.pid != os.getpid():
                     yield f"{process} {_text(process)}"
-
-    def _stacks(self, root: psutil.Process) -> str:
-        """What is there of a pytest that hangs."""
-        return "\n".join(f"{process} {_text(process)}" for process in [root, *_descendants(root)])
 
 
 def _descendants(root: psutil.Process) -> list[psutil.Process]:
@@ -245,7 +239,6 @@ def storm(it: Round) -> None:
         good, runs = it.good(), it.runs()
         if len(good) == TRIALS:
             break
-        it.figures["resumes"] += 1
         it.pytest("--aorta-resume", hit=attempt < ATTEMPTS - 2 and it.rng.random() < 0.3)
         now, then = it.good(), it.runs()
         assert {index: now.get(index) for index in good} == good, "a good result has changed"
@@ -256,8 +249,6 @@ def storm(it: Round) -> None:
     assert len(list(it.results.glob("*/trial_*.json"))) == TRIALS
     assert list(it.results.glob("*/.trial_*")) == []
     assert {index for index, record in records.items() if record.exit_status == "ok"} <= set(it.runs())
-    it.figures["trials run"] += len(it.ledger())
-    it.figures.update(f"{record.exit_status}" for record in records.values())
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
@@ -265,7 +256,6 @@ def test_every_trial_gets_its_result(stage: Stage, part: int) -> None:
     seed = os.environ.get("AORTA_STORM_SEED") or str(random.SystemRandom().randrange(10**9))
     stage.write(quick=QUICK)
     stage.register(quick="quick:Quick")
-    figures: Counter[str] = Counter()
     for number in range(part, ROUNDS, PARTS):
         rng = random.Random(f"{seed}/{number}")
         target = rng.choice([("--aorta-workload", "quick"), (str(stage.path / "quick.py"),)])
@@ -278,6 +268,3 @@ def test_every_trial_gets_its_result(stage: Stage, part: int) -> None:
             print(f"AORTA_STORM_SEED={seed}, round {number}:", *it.told, sep="\n  ")
             print(*re.split(r"(?m)^(?==+ test session)", (folder / "output").read_text(errors="replace"))[-2:])
             raise
-        figures["rounds"] += 1
-        figures.update(it.figures)
-    print(f"AORTA_STORM_SEED={seed}:", dict(sorted(figures.items())))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, get_args
 
-import pytest
 from hypothesis import event as note
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -164,11 +163,13 @@ def test_what_came_before_the_work_is_never_blamed_on_the_workload(life: list[Ev
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("returncode", [0, 3, -11, -200, None])
-@pytest.mark.parametrize("timed_out", [False, True])
-@pytest.mark.parametrize("lost", [False, True])
-@pytest.mark.parametrize("passed", [None, False, True])
+@given(
+    phase=st.sampled_from(PHASES),
+    returncode=st.sampled_from([0, 3, -11, -200, None]),
+    timed_out=st.booleans(),
+    lost=st.booleans(),
+    passed=st.sampled_from([None, False, True]),
+)
 def test_no_combination_is_without_a_record(
     phase: Phase, returncode: int | None, timed_out: bool, lost: bool, passed: bool | None
 ) -> None:

@@ -16,12 +16,9 @@ import pytest
 from pytest_aorta.probe.guard import Guard
 from pytest_aorta.probe.host import (
     cgroup_limits,
-    clock_is_cheap,
-    clock_mhz,
     container,
     cpu_frequency,
     kernel_command_line,
-    numa_balancing,
     transparent_huge_pages,
     virtual_environment,
 )
@@ -57,15 +54,6 @@ def test_the_clocks_of_a_double(tmp_path: Path) -> None:
         "limit_mhz": 2000.0,
         "boost": True,
     }
-
-
-def test_a_machine_that_tells_nothing_has_no_clocks(tmp_path: Path) -> None:
-    assert set(map(str, cpu_frequency(tmp_path).values())) == {"None", "[]"}
-    assert clock_mhz(tmp_path) is None
-    assert not clock_is_cheap(tmp_path)
-    assert (transparent_huge_pages(tmp_path), numa_balancing(tmp_path)) == (None, None)
-    assert memory_policy(tmp_path / "numa_maps") is None
-    assert kernel_command_line(tmp_path) is None
 
 
 def test_the_settings_of_huge_pages_of_a_double(tmp_path: Path) -> None:
@@ -215,17 +203,6 @@ def test_the_limits_of_version_1_where_only_the_containers_root_is_mounted(tmp_p
         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
     }
     assert cgroup_limits(tree(tmp_path, files)) == {"memory_limit_bytes": 2048, "cpu_limit": 0.5}
-
-
-def test_no_limit_is_none(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "4:memory:/\n2:cpu:/\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-    }
-    assert cgroup_limits(tree(tmp_path, files)) == {"memory_limit_bytes": None, "cpu_limit": None}
-    assert cgroup_limits(tmp_path / "nothing") == {"memory_limit_bytes": None, "cpu_limit": None}
 
 
 def test_a_virtual_environment_is_the_interpreters_not_the_shells(

@@ -197,18 +197,6 @@ def test_our_own_sources_do_not_count() -> None:
     assert ours == set()
 
 
-def test_a_lazy_module_is_not_loaded(sources: Path) -> None:
-    (sources / "later.py").write_text(f"import sys; sys.loaded = '{NAME}'")
-    spec = importlib.util.find_spec("later")
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    sys.modules["later"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["later"])
-    assert settled(lambda: named_variables([NAME]))["by"][NAME]["first"] == ["later"]
-    assert not hasattr(sys, "loaded")
-
-
 def test_a_source_that_has_gone_is_not_claimed_to_name_nothing(sources: Path) -> None:
     (sources / "gone.py").write_text("")
     importlib.import_module("gone")

@@ -134,48 +134,16 @@ def test_the_message_about_an_unknown_name_says_which_plugins_are_broken(
     assert "ImportError: no libacme.so" in str(caught.value)
 
 
-def test_problems_has_one_line_for_each_payload_that_cannot_be_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = Registry.load().problems()
-    install(
-        monkeypatch,
-        tmp_path,
-        "acme",
-        {
-            "aorta.mitigations": {"good": "acme_good:ENV", "bad": "acme_bad:ENV", "wrong": "acme_good:NUMBER"},
-            "aorta.environments": {"bad_env": "acme_bad:ENV"},
-            "aorta.workloads": {"never_imported": "acme_bad:Workload"},
-        },
-        {"acme_good": "ENV = {}; NUMBER = 3", "acme_bad": "raise ImportError('several\\nlines\\nof text')"},
-    )
-
-    problems = [line for line in Registry.load().problems() if line not in before]
-
-    assert len(problems) == 3
-    assert all(line == " ".join(line.split()) for line in problems)
-    assert {name for name in ("bad", "wrong", "bad_env") if any(f"{name!r}" in line for line in problems)} == {
-        "bad",
-        "wrong",
-        "bad_env",
-    }
-
-
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
         ("[('A', 'hunter2')]", "must be a mapping of environment variables"),
-        ("lambda: {'A': 'hunter2'}", "must be a mapping of environment variables, not function"),
         ("{'A': 1234567}", r"\.A: the value must be a string, not int"),
-        ("{'A': None}", r"\.A: the value must be a string, not null"),
         ("{1234567: 'x'}", "the name of a variable must be a string, not int"),
-        ("{'': 'hunter2'}", "'' is not the name of an environment variable"),
         ("{'1A': 'hunter2'}", "'1A' is not the name of an environment variable"),
         ("{'A\\n': 'hunter2'}", "is not the name of an environment variable"),
-        ("{'\\u00c4': 'hunter2'}", "is not the name of an environment variable"),
         ("{'TOKEN=hunter2': ''}", "'TOKEN=...' is not the name of an environment variable"),
         ("{'A': 'hunter2\\0'}", r"\.A: the value holds a character that no environment variable can hold"),
-        ("{'A': 'hunter2\\ud800'}", r"\.A: the value holds a character that no environment variable can hold"),
     ],
 )
 def test_a_mitigation_that_is_no_bundle_of_variables_is_refused_without_showing_values(
@@ -203,12 +171,9 @@ def test_a_mitigation_that_is_no_bundle_of_variables_is_refused_without_showing_
         ("{'image': 'x'}", "unknown field 'image'; valid fields: docker, venv, rocm, launcher, env"),
         ("{'docker': 3}", r"\.docker: must be a string, not int"),
         ("{'docker': ''}", r"\.docker: '' is empty"),
-        ("{'rocm': 7.0}", r"\.rocm: must be a string, not float"),
         ("{'launcher': 'numactl \"'}", r"\.launcher: .* cannot be split into words: No closing quotation"),
-        ("{'launcher': ['numactl', 3]}", r"\.launcher: must be a string or a list of strings"),
         ("{'launcher': ['a\\0']}", r"\.launcher: .* no command line can hold"),
         ("{'env': {'A': 1}}", r"\.env\.A: the value must be a string, not int"),
-        ("{'env': None}", r"\.env: must be a mapping of environment variables, not null"),
     ],
 )
 def test_an_environment_with_a_field_that_cannot_be_used_is_refused(
@@ -298,13 +263,3 @@ def test_a_name_that_cannot_be_typed_is_refused_with_its_source(
 
     with pytest.raises(RegistryError, match=rf"name .* from distribution 'acme' .* cannot be used: .*{reason}"):
         Registry.load()
-
-
-def test_a_distribution_without_metadata_is_still_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write_distribution(
-        tmp_path, "acme", {"aorta.mitigations": {"acme": "acme_payload:ENV"}}, {"acme_payload": "ENV = {'A': '1'}"}
-    )
-    (tmp_path / "acme-1.0.dist-info" / "METADATA").unlink()
-    use_site(monkeypatch, tmp_path)
-
-    assert Registry.load().mitigation("acme").env == {"A": "1"}

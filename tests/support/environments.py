@@ -49,7 +49,7 @@ TWO_GPUS: dict[str, Any] = {
     },
     "runtime_context": {"container": None, "cgroup": {"memory_limit_bytes": None, "cpu_limit": None}},
     "git": {"root": "/a", "commit": "1234567890abcdef", "branch": "main", "changed_files": 0, "as_of": "cell"},
-    "end": {"torch": {"cpu_capability": "AVX512", "deterministic": {"algorithms": False}}, "parts_ms": {"torch": 0.1}},
+    "end": {"torch": {"cpu_capability": "AVX512", "deterministic": {"algorithms": False}}},
 }
 
 

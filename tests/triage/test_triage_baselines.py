@@ -51,11 +51,6 @@ def test_a_cell_that_is_called_baseline_comes_first() -> None:
     assert set(chosen(found).values()) == {"baseline-rocm6-b"}
 
 
-def test_a_mitigation_that_is_called_baseline_comes_first() -> None:
-    found = choose_baselines(cells(trials("none", ".."), trials("baseline-xnack", "..")))
-    assert chosen(found) == {"local-none": "local-baseline-xnack"}
-
-
 def test_without_an_empty_set_the_first_cell_is_the_baseline() -> None:
     assert chosen(choose_baselines(cells(trials("b", ".."), trials("a", "..")))) == {"local-a": "local-b"}
 
@@ -82,29 +77,12 @@ def test_where_nothing_ran_there_is_no_baseline() -> None:
     assert choose_baselines(cells(trials("none", "--"), trials("a", "--"))) == Baselines({}, ())
 
 
-def test_the_baseline_of_another_environment_is_none_for_this_one() -> None:
-    """What an environment does would be taken for what a mitigation does."""
-    found = choose_baselines(
-        cells(
-            trials("none", ".."),
-            trials("none", "--", environment="rocm7"),
-            trials("a", "..", environment="rocm7"),
-        )
-    )
-    assert chosen(found)["rocm7-a"] == "rocm7-none"
-
-
 def test_workloads_are_not_compared_with_each_other() -> None:
     found = choose_baselines(
         cells(*(trials(name, "..", workload=workload) for name in ("none", "a") for workload in ("gemm", "fsdp")))
     )
     assert {(key.workload, base.workload) for key, base in found.of.items()} == {("gemm", "gemm"), ("fsdp", "fsdp")}
     assert len(found.cells) == 2
-
-
-def test_a_single_cell_is_a_baseline_that_nothing_is_compared_with() -> None:
-    found = choose_baselines(cells(trials("a", "..")))
-    assert (found.of, [key.cell for key in found.cells]) == ({}, ["local-a"])
 
 
 @pytest.mark.parametrize("wanted", ["local-a+b", "a,b", "a+b", "none"])

@@ -97,10 +97,6 @@ def test_any_other_baseline_gives_way_to_the_next_cell() -> None:
     assert run.reasons()["local-b"].startswith("decided: fixes (0 of ")
 
 
-def test_one_cell_alone_is_never_decided() -> None:
-    assert Watched(trials("none", "F" * 30)).reasons() == {}
-
-
 def test_the_baseline_of_a_further_environment_goes_on_for_its_own_cells() -> None:
     venv_none = trials("none", "." * 60, environment="venv")
     venv_a = trials("a", "....F" * 12, environment="venv")

@@ -1,8 +1,10 @@
+"""The smallest part of a mitigation set that still fixes."""
+
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from support.triage_facts import trials
 
 from pytest_aorta.triage.facts import Outcome
-from pytest_aorta.triage.minimize import Minimized, Search, Wanted, conclusion, report
+from pytest_aorta.triage.minimize import Minimized, Search, Wanted, conclusion, ddmin, report
 
 #: Of a trial with these variables, none for the baseline, and this index.
 Act = Callable[[tuple[str, ...], int], Outcome]
@@ -61,11 +63,6 @@ def test_the_report_says_what_was_tried_and_how_sure_it_is() -> None:
     assert lines[3].split()[-1] == "fixes"
     assert any(line.startswith("with C D: failure rate below ") for line in lines)
     assert "without any one of them it was not seen to fix" in lines
-
-
-def test_a_set_of_one_only_has_to_fix() -> None:
-    found = searched(fixed_by("A"), variables=("A",))
-    assert (found.left, found.is_complete, len(found.tried)) == (("A",), True, 1)
 
 
 @settings(max_examples=20, deadline=None)
@@ -122,23 +119,44 @@ def test_parts_that_never_run_count_as_not_fixing_and_are_named() -> None:
     assert any(line.startswith("taken as not fixing, though did not run: ") for line in report(found, "four"))
 
 
-def test_a_resumed_search_asks_for_the_same_trials_in_the_same_order() -> None:
-    def act(variables: tuple[str, ...], index: int) -> Outcome:
-        rate = 0.0 if "D" in variables else 0.6
-        return "failed" if random.Random(f"{variables}{index}").random() < rate else "ok"
-
-    first, again = (run(Search(EIGHT, 200, 5000), act) for _ in range(2))
-    assert first == again
-    assert first[0].left == ("D",)
-
-
 def test_trials_side_by_side_find_the_same_with_a_few_more_trials() -> None:
     one, three = (run(Search(EIGHT, 60, 2000, at_once), fixed_by("F")) for at_once in (1, 3))
     assert one[0].left == three[0].left
     assert len(one[1]) <= len(three[1]) < 2 * len(one[1])
 
 
-@pytest.mark.parametrize("n", [1, 2, 8, 50])
-def test_all_levels_together_are_that_of_the_search(n: int) -> None:
-    shares = [n / ((n + k) * (n + k - 1)) for k in range(1, 10_000)]
-    assert 0.99 < sum(shares) < 1
+Oracle = Callable[[tuple[int, ...]], bool]
+
+
+def minimized(count: int, acts: Oracle) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """What is left of so many elements, and what was tried."""
+    search = ddmin(range(count))
+    tried: list[tuple[int, ...]] = []
+    answer: bool | None = None
+    while True:
+        try:
+            proposal = next(search) if answer is None else search.send(answer)
+        except StopIteration as end:
+            return end.value, tried
+        tried.append(proposal)
+        answer = acts(proposal)
+
+
+@given(st.integers(1, 12), st.data())
+def test_of_a_monotone_effect_no_smaller_part_is_left(count: int, data: st.DataObject) -> None:
+    culprits = data.draw(
+        st.lists(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=4), min_size=1, max_size=3)
+    )
+    left, _ = minimized(count, lambda subset: any(each <= set(subset) for each in culprits))
+    assert any(set(left) == each for each in culprits)
+    assert not any(each < set(left) for each in culprits)
+
+
+@given(st.integers(1, 9), st.randoms(use_true_random=False))
+def test_of_any_effect_no_single_element_can_be_left_out(count: int, random: object) -> None:
+    subsets = [each for size in range(1, count) for each in combinations(range(count), size)]
+    effective = {each for each in subsets if random.random() < 0.4} | {tuple(range(count))}  # type: ignore[attr-defined]
+    left, tried = minimized(count, effective.__contains__)
+    assert left in effective
+    assert not any(tuple(other for other in left if other != each) in effective for each in left)
+    assert len(tried) == len(set(tried)) <= count**2 + 3 * count

@@ -51,8 +51,8 @@ def explained(statement: str, **variables: Any) -> Explanation | None:
 
 CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("assert a == b", {"a": 1, "b": "x"}, ["a = 1", "b = 'x'"]),
-    ("assert len(a) == b", {"a": [1, 2], "b": 3}, ["len(a) = 2", "a = [1, 2]", "b = 3"]),
-    ("assert a[1] > a[-1] and d['k']", {"a": [1, 2], "d": {"k": 0}}, ["a[1] = 2", "a[-1] = 2", "d['k'] = 0"]),
+    ("assert len(a) == b", {"a": [1, 2], "b": 3}, ["a = [1, 2]", "b = 3"]),
+    ("assert a[1] > a[-1] and d['k']", {"a": [1, 2], "d": {"k": 0}}, ["a = [1, 2]", "d = {'k': 0}"]),
     ("assert a[7:] and missing", {"a": []}, ["a = []"]),
     ("assert not all(x < limit for x in a)", {"a": [1], "limit": 2}, []),
     ("assert hostile.plain == 4", {}, ["hostile.plain = 3"]),
@@ -66,7 +66,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "assert my_token == d['api_key'] + ''",
         {"my_token": "hunter2", "d": {"api_key": "x"}},
-        ["my_token = <redacted>", "d['api_key'] = <redacted>"],
+        ["my_token = <redacted>", "d = <redacted>"],
     ),
     ("assert url == 1", {"url": "http://me:pw@host"}, ["url = <redacted>"]),
     ("assert a == 0", {"a": "x" * 5000}, ["a = 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"]),
@@ -124,7 +124,7 @@ def test_a_trial_shows_it_from_a_file_and_from_a_registered_workload(stage: Stag
     result.assert_outcomes(failed=2)
     text = result.stdout.str()
     assert text.count("workload_failed in run: AssertionError: assert self.seen == len(expected)") == 2
-    assert text.count("    self.seen = 3\n    len(expected) = 2\n    expected = [1, 2]\n") == 2
+    assert text.count("    self.seen = 3\n    expected = [1, 2]\n") == 2
     result.stdout.fnmatch_lines(["    1x assert self.seen == len(expected) (compares.py:6 in run)"])
     messages = {record["failure"]["message"] for record in stage.trials().values()}
     assert messages == {"assert self.seen == len(expected)"}

@@ -15,7 +15,7 @@ from optional_workloads import Bare, Typed, Untyped, WithoutSteps
 from pydantic import BaseModel, ConfigDict
 
 from pytest_aorta.trials.config import ConfigError, resolve_config
-from pytest_aorta.trials.conversion import encode_non_finite
+from pytest_aorta.trials.records import encode_non_finite
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,10 @@ def test_whatever_is_raised_the_phase_ends_and_what_was_constructed_is_cleaned_u
         (SystemExit(), 0, "sys.exit(None)"),
         (SystemExit(0), 0, "sys.exit(0)"),
         (SystemExit(3), 3, "sys.exit(3)"),
-        (SystemExit(2**70), 255, "sys.exit(255)"),
+        (SystemExit(10**5000), 255, "sys.exit(255)"),
         (SystemExit("bad data"), 1, "sys.exit('bad data')"),
     ],
-    ids=repr,
+    ids=["nothing", "0", "3", "no code", "text"],
 )
 def test_a_call_of_sys_exit_tells_its_code(error: SystemExit, code: int, message: str) -> None:
     events = live(workload(run=raising(error)))
@@ -92,25 +92,7 @@ def test_a_call_of_sys_exit_tells_its_code(error: SystemExit, code: int, message
     assert (failure.exit_code, failure.message) == (code, message)
 
 
-def test_a_code_that_cannot_even_be_written_is_the_one_that_python_takes_it_for() -> None:
-    (failure,) = (
-        event["failure"] for event in live(workload(run=raising(SystemExit(10**5000)))) if event.get("failure")
-    )
-
-    assert (failure.exit_code, failure.message) == (255, "sys.exit(255)")
-
-
 class StrRaises(Exception):
-    def __str__(self) -> str:
-        raise ZeroDivisionError
-
-
-class StrOfItsOwn(Exception):
-    def __str__(self) -> str:
-        return Text("own")
-
-
-class Text(str):
     def __str__(self) -> str:
         raise ZeroDivisionError
 
@@ -126,7 +108,6 @@ class Unprintable:
         (StrRaises(), "<StrRaises.__str__ raised ZeroDivisionError>"),
         (SystemExit(Unprintable()), "sys.exit('<SystemExit.__str__ raised ZeroDivisionError>')"),
         (ValueError("caf\udce9 \0"), "caf\udce9 \0"),
-        (StrOfItsOwn(), "own"),
     ],
     ids=lambda value: type(value).__name__,
 )

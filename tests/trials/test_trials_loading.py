@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_aorta.trials.loading import WorkloadLoadError, describe, load_class, source_file, sources
+from pytest_aorta.trials import loading
+from pytest_aorta.trials.loading import (
+    WorkloadLoadError,
+    data_files,
+    describe,
+    file_digest,
+    load_class,
+    source_file,
+    sources,
+)
 
 WORKLOAD = """
 class Plain:
@@ -32,31 +44,6 @@ def search_path_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a file puts its folder on ``sys.path``."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package ``shapes_<test>`` of a workload and its helper, importable."""
-    folder = tmp_path / f"shapes_{tmp_path.name}"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    (folder / "deep" / "__init__.py").write_text("")
-    (folder / "deep" / "helper.py").write_text("VALUE = 1\n")
-    (folder / "square.py").write_text(f"from {folder.name}.deep.helper import VALUE\n{WORKLOAD}")
-    (folder / "unrelated.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    return folder
-
-
-def digest_in_a_new_process(target: str, *, path: Path) -> str:
-    """The digests as a zygote computes them."""
-    script = (
-        "import sys; from pytest_aorta.trials.loading import load_class; "
-        "from pytest_aorta.trials.loading import sources; "
-        "print(sources(load_class(sys.argv[1])))"
-    )
-    command = [sys.executable, "-B", "-c", script, target]
-    return subprocess.run(command, cwd=path, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_class_of_a_file_that_nothing_can_import(tmp_path: Path) -> None:
@@ -121,44 +108,6 @@ def test_what_an_import_raises_comes_out_and_the_next_attempt_tries_again(tmp_pa
     assert load_class(f"{file}:Plain")
 
 
-def test_the_digest_is_that_of_the_source_and_not_of_the_process(package: Path) -> None:
-    target = f"{package.name}.square:Plain"
-
-    assert digest_in_a_new_process(target, path=package.parent) == digest_in_a_new_process(target, path=package.parent)
-
-
-@pytest.mark.parametrize("changed", ["square.py", "deep/helper.py", "__init__.py"])
-def test_the_digest_changes_with_every_module_of_the_package_that_the_workload_imports(
-    package: Path, changed: str
-) -> None:
-    target = f"{package.name}.square:Plain"
-    before = digest_in_a_new_process(target, path=package.parent)
-
-    with (package / changed).open("a") as file:
-        file.write("# changed\n")
-
-    assert digest_in_a_new_process(target, path=package.parent) != before
-
-
-def test_the_digest_does_not_change_with_a_module_that_the_workload_does_not_import(package: Path) -> None:
-    target = f"{package.name}.square:Plain"
-    before = digest_in_a_new_process(target, path=package.parent)
-
-    (package / "unrelated.py").write_text("# changed\n")
-
-    assert digest_in_a_new_process(target, path=package.parent) == before
-
-
-def test_the_digest_of_a_file_changes_with_its_neighbour(tmp_path: Path) -> None:
-    (tmp_path / "neighbour.py").write_text("VALUE = 5\n")
-    (tmp_path / "main.py").write_text(f"import neighbour\n{WORKLOAD}")
-    before = digest_in_a_new_process(f"{tmp_path}/main.py:Plain", path=tmp_path)
-
-    (tmp_path / "neighbour.py").write_text("VALUE = 6\n")
-
-    assert digest_in_a_new_process(f"{tmp_path}/main.py:Plain", path=tmp_path) != before
-
-
 def test_a_description_says_what_the_parent_needs(tmp_path: Path) -> None:
     (tmp_path / "described.py").write_text(
         WORKLOAD
@@ -172,37 +121,25 @@ class Ranks(Plain):
     )
     plain, ranks = (load_class(f"{tmp_path}/described.py:{name}") for name in ("Plain", "Ranks"))
 
+    common = {"source": f"{tmp_path}/described.py", "source_root": str(tmp_path.resolve()), "data_files": {}}
+    common |= {"config_error": None, "startup_variables": {}, "requires_process": False, "result_scope": "global"}
     assert describe(plain, {}, None) == {
+        **common,
         "launch_mode": "single_process",
         "min_world_size": 1,
         "timeout_sec": None,
-        "result_scope": "global",
-        "source": f"{tmp_path}/described.py",
-        "source_root": str(tmp_path.resolve()),
         "sources": sources(plain),
-        "data_files": {},
         "config": {},
-        "config_error": None,
         "config_warnings": [],
-        "startup_variables": {},
-        "requires_process": False,
     }
     assert describe(ranks, {"size": "3"}, 5) == {
+        **common,
         "launch_mode": "distributed",
         "min_world_size": 4,
         "timeout_sec": 30.0,
-        "result_scope": "global",
-        "source": f"{tmp_path}/described.py",
-        "source_root": str(tmp_path.resolve()),
         "sources": sources(ranks),
-        "data_files": {},
         "config": {"size": 3, "steps": 5},
-        "config_error": None,
-        "config_warnings": [
-            "Ranks.default_config has no option 'steps' (known: size); it may have no effect",
-        ],
-        "startup_variables": {},
-        "requires_process": False,
+        "config_warnings": ["Ranks.default_config has no option 'steps' (known: size); it may have no effect"],
     }
 
 
@@ -211,3 +148,128 @@ def test_a_description_carries_what_is_wrong_with_the_options() -> None:
 
     assert described["config_error"].startswith("Gemm has no option 'no_such_option'; valid: ")
     assert described["config"] == {}
+
+
+# Which files decide what a workload does, and the digests that tell whether one has changed.
+
+SCRIPT = """
+import json, sys
+from pytest_aorta.trials.loading import load_class
+from pytest_aorta.trials.loading import imported_later, sources
+cls = load_class(sys.argv[1])
+known = sources(cls)
+for name in sys.argv[2:]:
+    __import__(name)
+print(json.dumps([dict(sorted(known.items())), sorted(imported_later(cls, None, known))]))
+"""
+
+
+def found_in_a_new_process(target: str, *later: str, path: list[Path]) -> Any:
+    """Paths of the sources, and of those of modules that are imported ``later``."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-B", "-c", SCRIPT, target, *later]
+    return json.loads(subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout)
+
+
+def test_all_that_is_not_installed_is_a_source(tmp_path: Path) -> None:
+    work, library, installed = (tmp_path / name for name in ("work", "library", "site-packages"))
+    for folder in (work, library, installed):
+        folder.mkdir()
+    (work / "beside.py").touch()
+    (library / "shared.py").touch()
+    (installed / "bought.py").touch()
+    (work / "main.py").write_text(f"import beside, bought, json, shared\n{WORKLOAD}")
+    known, later = found_in_a_new_process(f"{work}/main.py:Plain", path=[library, installed])
+    assert list(known) == sorted([str(library / "shared.py"), "beside.py", "main.py"])
+    assert later == []
+
+    (work / "beside.py").write_text("# changed")
+    (work / "unrelated.py").touch()
+    now, _ = found_in_a_new_process(f"{work}/main.py:Plain", path=[library, installed])
+    assert {path for path in known if known[path] != now[path]} == {"beside.py"}
+
+
+def test_what_is_imported_later_is_told_apart(tmp_path: Path) -> None:
+    work, installed = tmp_path / "work", tmp_path / "site-packages"
+    work.mkdir()
+    (installed / "torchinductor_me").mkdir(parents=True)
+    for file in (work / "late.py", installed / "bought.py"):
+        file.touch()
+    (work / "main.py").write_text(WORKLOAD)
+    names = ("late", "bought", "decimal", "pytest_aorta.api")
+    known, later = found_in_a_new_process(f"{work}/main.py:Plain", *names, path=[installed])
+    assert (list(known), later) == (["main.py"], ["late.py"])
+
+
+def test_a_workload_that_is_installed_itself_has_its_package_for_sources(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "offered"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text(f"import bought\n{WORKLOAD}")
+    (tmp_path / "site-packages" / "bought.py").touch()
+    (tmp_path / "site-packages" / "alone.py").write_text(f"import bought\n{WORKLOAD}")
+    path = [tmp_path / "site-packages"]
+    assert list(found_in_a_new_process("offered.main:Plain", path=path)[0]) == ["__init__.py", "main.py"]
+    assert list(found_in_a_new_process("alone:Plain", path=path)[0]) == [str(tmp_path / "site-packages" / "alone.py")]
+
+
+def test_a_digest_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "data.bin"
+    assert file_digest(file) is None
+    file.write_bytes(b"1234")
+    first = file_digest(file)
+    os.utime(file, (0, 0))
+    assert file_digest(file) == first
+    file.write_bytes(b"1235")
+    assert file_digest(file) != first
+    monkeypatch.setattr(loading, "READ_AT_MOST", 3)
+    os.utime(file, ns=(5, 5))
+    assert file_digest(file) == "4 bytes of 5"
+
+
+def test_a_folder_has_the_digest_of_all_that_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a").write_text("1")
+    first = file_digest(tmp_path)
+    (tmp_path / "deep" / "b").write_text("")
+    assert file_digest(tmp_path) != first
+    (tmp_path / "deep" / "b").unlink()
+    assert file_digest(tmp_path) == first
+    os.mkfifo(tmp_path / "pipe")  # which nothing is to be read from
+    assert file_digest(tmp_path) == first
+    assert file_digest(tmp_path / "pipe") is None
+    monkeypatch.setattr(loading, "READ_AT_MOST", 0)
+    os.utime(tmp_path / "deep" / "a", ns=(5, 5))
+    first = file_digest(tmp_path)
+    os.utime(tmp_path / "deep" / "a", ns=(6, 6))
+    assert file_digest(tmp_path) != first
+
+
+def declaring(folder: Path, declaration: str) -> type[Any]:
+    (folder / "declares.py").write_text(f"{WORKLOAD}\nclass Declares(Plain):\n    {declaration}\n")
+    return load_class(f"{folder}/declares.py:Declares")
+
+
+def test_declared_files_are_looked_for_where_the_workload_opens_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, beside = tmp_path / "here", tmp_path / "beside"
+    for folder in (here, beside):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    (beside / "golden.pt").write_text("beside")
+    cls = declaring(beside, 'data_files = ["golden.pt", "no.pt"]')
+    assert data_files(cls, {}) == {"golden.pt": file_digest(beside / "golden.pt"), "no.pt": None}
+    (here / "golden.pt").write_text("here")
+    assert data_files(cls, {})["golden.pt"] == file_digest(here / "golden.pt")
+
+
+def test_declared_files_may_depend_on_the_options(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").touch()
+    cls = declaring(tmp_path, "data_files = classmethod(lambda cls, config: config['data'])")
+    assert data_files(cls, {"data": str(tmp_path / "a.pt")}) == {str(tmp_path / "a.pt"): file_digest(tmp_path / "a.pt")}
+
+
+def test_what_is_no_list_of_paths_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"data_files of Declares is \[1\]; expected a list of paths, or a"):
+        data_files(declaring(tmp_path, "data_files = [1]"), {})

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observation, after_step, conclude
@@ -262,46 +260,6 @@ def test_rank_0_cannot_say_ok_for_another_rank_that_failed() -> None:
     seen.see({"type": "ranks", "ranks": [], "failure": failure, "cleanup": None})
 
     assert conclude(seen) == ("workload_failed", failure)
-
-
-RANK_FAILURE = Failure(phase="run", kind="rank", rank=1, message="rank 1")
-
-told: st.SearchStrategy[Event] = st.sampled_from(
-    [
-        {"type": "begin", "phase": "setup"},
-        {"type": "begin", "phase": "run"},
-        {"type": "end", "phase": "setup", "sec": 1.0},
-        {"type": "end", "phase": "setup", "sec": 1.0, "failure": failure_of(ValueError(), "setup")},
-        {"type": "end", "phase": "run", "sec": 1.0, "failure": failure_of(ValueError(), "run")},
-        {"type": "end", "phase": "run", "sec": 1.0, "result": ResultRecord(passed=True)},
-        {"type": "end", "phase": "run", "sec": 1.0, "result": ResultRecord(passed=False)},
-        {"type": "end", "phase": "cleanup", "sec": 1.0, "failure": failure_of(OSError(), "cleanup")},
-        {"type": "progress", "step": 3, "total": None},
-        {"type": "ranks", "ranks": [], "failure": RANK_FAILURE, "cleanup": None},
-        {"type": "failed", "error": {"type": "ImportError", "message": "no", "traceback": ""}},
-        {"type": "lived"},
-    ]
-)
-
-
-@given(st.lists(told, max_size=6), st.sampled_from([None, 0, 3, -9]), st.integers(0, 6) | st.none())
-def test_whatever_was_seen_there_is_a_verdict(
-    events: list[Event], returncode: int | None, deadline: int | None
-) -> None:
-    seen = Observation()
-    for index, event in enumerate(events):
-        seen.timed_out = deadline is not None and index >= deadline
-        seen.see(event)
-    seen.returncode = returncode
-
-    status, failure = conclude(seen)
-
-    assert status in get_args(ExitStatus)
-    if status == "ok":
-        assert seen.result is not None
-        assert seen.result.passed
-    else:
-        assert failure is not None
 
 
 @pytest.mark.parametrize("passed", [True, None])

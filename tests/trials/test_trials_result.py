@@ -202,27 +202,6 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(json.loads(PUBLISHED.read_text()))
 
 
-def test_the_schema_itself_is_valid() -> None:
-    jsonschema.Draft202012Validator.check_schema(json.loads(PUBLISHED.read_text()))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"exit_status": "crashed"},
-        {"wall_clock_sec": "long"},
-        {"result": {"passed": True, "step_times_ms": [1.0, None]}},
-        {"config": []},
-        {"trial_index": "0"},
-        {"failure": {"phase": "run"}},
-    ],
-    ids=lambda damage: next(iter(damage)),
-)
-def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        validator().validate({**a_record().to_dict(), **damage})
-
-
 def test_the_published_schema_is_that_of_the_code() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "pytest_aorta.trials.result"], capture_output=True, text=True, check=True
@@ -286,16 +265,6 @@ def test_a_nan_is_a_text_in_the_file_and_a_number_for_the_reader() -> None:
     assert data["result"]["failure_details"] == [{"worst": "-Infinity"}]
     assert math.isnan(again.result.metrics["loss"])
     assert again.result.failure_details == [{"worst": -math.inf}]
-
-
-def test_a_text_that_reads_nan_stays_a_text() -> None:
-    record = a_record(config={"fill": "NaN"}, failure=Failure(phase="cleanup", kind="exception", message="NaN"))
-
-    data = record.to_dict()
-
-    assert data["config"] == {"fill": "\\NaN"}
-    assert data["failure"]["message"] == "NaN"
-    assert TrialResult.from_dict(data) == record
 
 
 def test_keys_of_a_later_schema_are_ignored() -> None:

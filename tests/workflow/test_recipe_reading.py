@@ -91,17 +91,6 @@ processes.per_submission = 1
     ("text", "line", "message"),
     [
         ("[[action]\n", None, "is not valid TOML"),
-        ("[workspace]\npaht = 'w'\n", 2, "workspace: unknown key 'paht'; did you mean 'path'? valid: path, value_file"),
-        (
-            ONE + "command_line = 'x'\n",
-            5,
-            "action 'one': unknown key 'command_line'; did you mean 'command'? valid: command, each, from, ",
-        ),
-        (
-            ONE + "[action.group]\n\nmaximum_size = 0\n",
-            7,
-            "action 'one': group.maximum_size = 0: expected a number above 0",
-        ),
         (ONE + "[action.group]\nsort_by = ['a/b']\n", 6, "'a/b' is not a JSON pointer"),
         (
             ONE + "[[action.group.include]]\ncondition = ['/a', '!=', 1]\n",
@@ -109,11 +98,6 @@ processes.per_submission = 1
             "action 'one': group.include[0].condition[1] = '!=': expected '<', '<=', '==', '>=' or '>'",
         ),
         (ONE + "[[action.group.include]]\nall = []\nany = []\n", 5, "set exactly one of condition, all, any"),
-        (
-            ONE + "[action.resources]\nwalltime.per_directory = 'soon'\n",
-            6,
-            "action 'one': resources.walltime.per_directory = 'soon': expected a duration such as ",
-        ),
         (ONE + "[action.resources.processes]\nper_directory = 1\nper_submission = 2\n", 5, "set exactly one of"),
         ("[[action]]\ncommand = 'a {directory}'\n", 1, "an action has no name"),
         ("[[action]]\nname = 'a'\n", 1, "action 'a' has neither of command and workload"),

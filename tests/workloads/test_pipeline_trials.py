@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from typing import Any
 
 import pytest
 from support.processes import PATIENCE
 from support.stage import Stage
 
-SLOW = pytest.mark.slow
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [(), pytest.param(("--aorta-slots", "2"), marks=SLOW), pytest.param(("--aorta-isolation", "spawn"), marks=SLOW)],
+    [(), ("--aorta-slots", "2"), ("--aorta-isolation", "spawn")],
     ids=" ".join,
 )
 def test_trials_pass_and_leave_nothing_running(stage: Stage, options: tuple[str, ...]) -> None:
@@ -46,19 +42,13 @@ class Hangs(Pipeline):
 """
 
 
-@pytest.mark.parametrize(
-    "hosts",
-    [{}, pytest.param({"hosts": 2}, marks=SLOW), pytest.param({"hosts": 2, "host": "popen"}, marks=SLOW)],
-    ids=json.dumps,
-)
 @pytest.mark.slow
-def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage, hosts: dict[str, Any]) -> None:
+def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage) -> None:
     stage.write(faulty=FAULTY)
     stage.register(hangs="faulty:Hangs")
-    config = [word for name, value in hosts.items() for word in ("--aorta-config", f"{name}={value}")]
 
-    running = stage.start("--aorta-workload", "hangs", *config)
-    stage.wait_until(lambda: len(list(stage.path.glob("hanging_*"))) == 2 * hosts.get("hosts", 1))
+    running = stage.start("--aorta-workload", "hangs")
+    stage.wait_until(lambda: len(list(stage.path.glob("hanging_*"))) == 2)
     os.kill(int((stage.path / "trial").read_text()), signal.SIGKILL)
     running.communicate(timeout=PATIENCE)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from aorta_workloads.pipeline import Pipeline, add_up, multiply, shares, spans
+from aorta_workloads.pipeline import Pipeline, add_up, multiply
 from pydantic import ValidationError
 from support.processes import PATIENCE
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Two by two blocks; those of C begin at elements 0, 8, 128 and 136.
 SMALL: dict[str, Any] = {"steps": 2, "size": 16, "block": 8}
-
-SLOW = pytest.mark.slow
 
 
 def run(workload_class: type[Pipeline] = Pipeline, **options: Any) -> WorkloadResult:
@@ -51,7 +49,6 @@ def test_default_run_passes_reports_its_steps_and_ends_its_processes() -> None:
     assert result.total_iterations == result.executed_iterations == result.configured_iterations == 3
     assert len(result.step_times_ms) == 3
     assert 0 < sum(result.step_times_ms) / 1e3 <= result.elapsed_sec
-    assert result.metrics["levels"] == 3
     assert result.metrics["slots"] == 2
     assert result.metrics["tasks"] == 64 + 16 + 8 + 4 + 2 + 1  # products, sums of blocks, pairs
     assert result.metrics["max_abs_error"] == 0
@@ -60,20 +57,17 @@ def test_default_run_passes_reports_its_steps_and_ends_its_processes() -> None:
 
 
 @pytest.mark.slow
-def test_same_seed_gives_the_same_total_on_any_number_of_blocks_slots_and_hosts() -> None:
+def test_same_seed_gives_the_same_total_on_any_number_of_blocks_and_slots() -> None:
     options: list[dict[str, Any]] = [
         {"block": 16, "slots": 1},
         {"block": 7, "slots": 3},  # of 7, 7 and 2 rows
-        {"block": 5, "hosts": 2, "slots": 1},
-        {"block": 8, "hosts": 2, "host": "popen"},
     ]
 
     results = [run(Pipeline, **more) for more in options]
 
     assert all(result.passed for result in results), [result.failure_details for result in results]
     assert len({result.metrics["total"] for result in results}) == 1
-    assert [result.metrics["levels"] for result in results] == [3, 3, 4, 4]
-    assert [result.metrics["slots"] for result in results] == [1, 3, 2, 4]
+    assert [result.metrics["slots"] for result in results] == [1, 3]
 
 
 def faulty_at(offset: int, args: SlotArgs, *, more: bool) -> bool:
@@ -86,50 +80,22 @@ def without_the_last_product(args: SlotArgs) -> None:
         multiply(args)
 
 
-def without_the_first_product(args: SlotArgs) -> None:
-    if not faulty_at(8, args, more=False):
-        multiply(args)
-
-
 def with_a_product_twice(args: SlotArgs) -> None:
     multiply(args)
     if faulty_at(8, args, more=True):
         multiply(args)
 
 
-def with_one_element_off_by_one(args: SlotArgs) -> None:
-    multiply(args)
-    if faulty_at(8, args, more=True):
-        args.tensors[2][3, 4] += 1
-
-
 class WithoutTheLastProduct(Pipeline):
     multiply = staticmethod(without_the_last_product)
-
-
-class WithoutTheFirstProduct(Pipeline):
-    multiply = staticmethod(without_the_first_product)
 
 
 class WithAProductTwice(Pipeline):
     multiply = staticmethod(with_a_product_twice)
 
 
-class WithOneElementOffByOne(Pipeline):
-    multiply = staticmethod(with_one_element_off_by_one)
-
-
-@pytest.mark.parametrize(
-    ("workload_class", "wrong_elements"),
-    [
-        (WithoutTheLastProduct, 64),
-        (WithoutTheFirstProduct, 64),
-        (WithAProductTwice, 64),
-        (WithOneElementOffByOne, 1),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_wrong_block_is_found_and_located(workload_class: type[Pipeline], wrong_elements: int) -> None:
+@pytest.mark.parametrize("workload_class", [WithoutTheLastProduct, WithAProductTwice])
+def test_wrong_block_is_found_and_located(workload_class: type[Pipeline]) -> None:
     result = run(workload_class)
 
     assert not result.passed
@@ -138,7 +104,7 @@ def test_wrong_block_is_found_and_located(workload_class: type[Pipeline], wrong_
     block, total = result.failure_details[2:]
     assert block["kind"] == "wrong_block"
     assert (block["iteration"], block["row"], block["column"]) == (1, 0, 1)
-    assert block["wrong_elements"] == wrong_elements
+    assert block["wrong_elements"] == 64
     assert total["kind"] == "wrong_total"
     assert total["actual"] == pytest.approx(total["sum_of_result"], rel=0, abs=0, nan_ok=True)
     assert total["actual"] != total["expected"]
@@ -177,21 +143,6 @@ def test_sum_that_the_tree_has_lost_is_found(workload_class: type[Pipeline]) -> 
     assert math.isnan(result.failure_details[1]["actual"]) == (workload_class is NoSumOfABlock)
 
 
-@pytest.mark.slow
-def test_wrong_block_of_a_host_is_located_in_the_whole_matrix() -> None:
-    class OnTheSecondHost(Pipeline):
-        @staticmethod
-        def multiply(args: SlotArgs) -> None:
-            multiply(args)
-            if faulty_at(136, args, more=True):
-                args.tensors[2].neg_()
-
-    result = run(OnTheSecondHost, hosts=2, slots=1, steps=1)
-
-    assert [failure["kind"] for failure in result.failure_details] == ["wrong_block", "wrong_total"]
-    assert (result.failure_details[0]["row"], result.failure_details[0]["column"]) == (1, 1)
-
-
 def divides_by_zero(args: SlotArgs) -> None:
     if faulty_at(136, args, more=True):
         raise ZeroDivisionError("in block 1, 1")
@@ -202,23 +153,17 @@ class DividesByZero(Pipeline):
     multiply = staticmethod(divides_by_zero)
 
 
-@SLOW
-@pytest.mark.parametrize(
-    ("options", "place"),
-    [({}, r"sub_worker \d: "), ({"hosts": 2, "slots": 1}, r"child_worker 1 level=3: sub_worker 0: ")],
-    ids=["level 3", "level 4"],
-)
-def test_task_that_raises_says_so_and_leaves_no_process(options: dict[str, Any], place: str) -> None:
+@pytest.mark.slow
+def test_task_that_raises_says_so_and_leaves_no_process() -> None:
     before = descendants()
 
-    with pytest.raises(TaskError, match=f"^{place}ZeroDivisionError: in block 1, 1$"):
-        run(DividesByZero, **options)
+    with pytest.raises(TaskError, match=r"^sub_worker \d: ZeroDivisionError: in block 1, 1$"):
+        run(DividesByZero)
 
     assert descendants() == before
 
 
-@pytest.mark.parametrize("hosts", [0, pytest.param(2, marks=SLOW)])
-def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path: Path, hosts: int) -> None:
+def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path: Path) -> None:
     folder = str(tmp_path)
 
     def note(name: str) -> None:
@@ -234,7 +179,7 @@ def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path
             os.close(os.open(lock, os.O_CREAT | os.O_EXCL))  # fails when another one is at this block
             note(f"process_{os.getpid()}")
             give_up = time.monotonic() + PATIENCE
-            while len([name for name in os.listdir(folder) if name.startswith("process_")]) < 2 * max(1, hosts):
+            while len([name for name in os.listdir(folder) if name.startswith("process_")]) < 2:
                 assert time.monotonic() < give_up, "the other slots never had a product at the same time"
                 time.sleep(0.001)
             multiply(args)
@@ -245,17 +190,10 @@ def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path
             note("tasks")
             add_up(args)
 
-    result = run(Watched, hosts=hosts, size=40)
+    result = run(Watched, size=40)
 
     assert result.passed, result.failure_details
-    assert (tmp_path / "tasks").stat().st_size == 2 * (result.metrics["tasks"] - hosts)
-
-
-def test_blocks_and_shares_cover_every_row_once() -> None:
-    for size, block, hosts in ((1, 1, 1), (40, 8, 2), (41, 8, 4), (7, 2, 3)):
-        for parts in (spans(size, block), shares(size, block, hosts)):
-            assert [row for part in parts for row in range(part.start, part.stop)] == list(range(size))
-            assert all(part.start % block == 0 and part.stop > part.start for part in parts)
+    assert (tmp_path / "tasks").stat().st_size == 2 * result.metrics["tasks"]
 
 
 @pytest.mark.parametrize(
@@ -264,9 +202,6 @@ def test_blocks_and_shares_cover_every_row_once() -> None:
         ({"size": 0}, "greater than or equal to 1"),
         ({"size": 2**16}, "less than or equal to 32768"),  # the sum would have to be rounded
         ({"slots": 0}, "greater than 0"),
-        ({"hosts": 3}, "there are only 2 rows of blocks"),
-        ({"host": "popen"}, "needs hosts=1 or more"),
-        ({"hosts": 2, "host": "popen,popen,popen"}, "names 3 hosts, but hosts=2"),
         ({"blocks": 3}, "Extra inputs"),
     ],
     ids=str,

@@ -122,20 +122,6 @@ def test_what_another_run_has_written_meanwhile_stays(tmp_path: Path) -> None:
     assert set(tree(tmp_path)) == {"w/new/trial_0.json", ".history/run1/w/old/trial_0.json"}
 
 
-def test_nothing_is_lost_however_often_runs_follow_each_other(tmp_path: Path) -> None:
-    contents = []
-    for run in range(3):
-        for cell, index in ((None, 0), (None, 1), ("c", 0)):
-            where: TrialPaths = trial_paths("w", cell, index)
-            retire(tmp_path, where, f"run{run}")
-            (tmp_path / where.file).parent.mkdir(parents=True, exist_ok=True)
-            contents.append(f"{run} {where.file}")
-            (tmp_path / where.file).write_text(contents[-1])
-        retire_others(tmp_path, ["w"], [trial_paths("w", "c", 0)], f"run{run}")
-
-    assert sorted(tree(tmp_path).values()) == sorted(contents)
-
-
 def retire_often(results: Path, times: int) -> None:
     """Each run moves what the one before has left: two files, artifacts, and those of a further rank."""
     for run in range(times):

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -332,27 +331,3 @@ def read_evidence(path: Path) -> TrialEvidence | None:
         return TrialEvidence.from_json(path.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-#: What ``tempfile`` remembered in this process before ``use_for_agent``.
-_tempdir_before: str | None = None
-
-
-def use_for_agent(folder: str) -> None:
-    """Have this process, and an agent that it starts, make their temporary files in ``folder``, if it is one.
-
-    It is removed with the trial; the TMPDIR of a failed trial is kept for what the workload has left there. torch's
-    agent leaves error files of ranks, and the pipe of its watchdog, which some versions make in ``/tmp``.
-    """
-    global _tempdir_before
-    if not os.path.isdir(folder):
-        return
-    if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
-        os.environ.setdefault("TORCHELASTIC_TIMER_FILE", os.path.join(folder, "watchdog"))
-    _tempdir_before, tempfile.tempdir = tempfile.tempdir, folder
-
-
-def use_for_rank(folder: str) -> None:
-    """In a rank that was forked from that process: have ``tempfile`` look as it did before."""
-    if tempfile.tempdir == folder:
-        tempfile.tempdir = _tempdir_before

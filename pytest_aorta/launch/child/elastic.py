@@ -25,7 +25,6 @@ from pytest_aorta.launch.child.attempt_files import (
     attempt_folder,
     event_log,
     keep_evidence,
-    use_for_rank,
 )
 from pytest_aorta.launch.child.rank_main import WorkloadRecorder, run_rank
 from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
@@ -192,7 +191,6 @@ def reason_of(result: RunResult | None) -> dict[str, str] | None:
 def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
     """A rank in a process that the agent forked."""
     process_tree.die_with_parent(agent)
-    use_for_rank(payload["sockets"])
     # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)

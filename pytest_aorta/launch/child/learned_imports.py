@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.abc
 import importlib.machinery
 import logging
@@ -11,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -25,9 +23,6 @@ from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_stat
 
 #: torch keeps a folder below TMPDIR in it, another one in every trial, and computes it again where it is missing.
 _MEMO = "TORCHINDUCTOR_CACHE_DIR"
-
-#: What an import may change: code before an import that comes earlier is not meant to depend on it.
-_HARMLESS = ("the filters of warnings", "sys.meta_path")
 
 
 def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None) -> Refused:
@@ -111,7 +106,7 @@ class LearnedImports(importlib.abc.MetaPathFinder):
             if self._over or self._importing:
                 execute(module)
                 return
-            before = {what: value for what, value in _state(name).items() if what not in _HARMLESS}
+            before = _state(name)
             missing = {it for it in GENERATORS if it not in sys.modules or it == name}
             self._importing = True
             try:
@@ -160,24 +155,18 @@ def _state(importing: str | None = None) -> dict[str, Any]:
         "os.environ": {name: value for name, value in os.environ.items() if name != _MEMO},
         "sys.path": list(sys.path),
         "sys.argv": list(sys.argv),
-        "sys.meta_path": list(sys.meta_path),
         "the working directory": _answer(os.getcwd),
         "the limit of recursion": sys.getrecursionlimit(),
         "the handlers of signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "the handlers of logging": [logging.root.level, logging.root.manager.disable, *logging.root.handlers],
-        "the filters of warnings": [*warnings.filters, warnings.showwarning],
         "the open devices": open_gpu_devices(),
-        "the output": [_answer(functools.partial(_size, number)) for number in (1, 2)],
+        "the output": _answer(lambda: [os.fstat(number).st_size for number in (1, 2)]),
         **{f"random numbers of {name}": generator_state(name) for name in GENERATORS if name in loaded},
     }
     if (torch := loaded.get("torch")) is not None:
         names = ("get_default_dtype", "is_grad_enabled", "are_deterministic_algorithms_enabled")
         state["settings of torch"] = _answer(lambda: [getattr(torch, name)() for name in names])
     return state
-
-
-def _size(descriptor: int) -> int:
-    return os.fstat(descriptor).st_size
 
 
 def _answer(question: Callable[[], Any]) -> Any:

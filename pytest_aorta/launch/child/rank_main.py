@@ -18,12 +18,11 @@ from pytest_aorta.launch.child.attempt_files import (
     recorder_socket,
     save_collectives,
 )
-from pytest_aorta.launch.child.torch_compat import connect_without_name_server, quiet_stderr, start_worker_server
+from pytest_aorta.launch.child.torch_compat import quiet_stderr, start_worker_server
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
 from pytest_aorta.launch.diagnosis.traces import gave_up_waiting
-from pytest_aorta.launch.nodes import LOOPBACK
 from pytest_aorta.runtime.process_tree import request_stacks
 from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.lifecycle import failure_of, step_file
@@ -76,7 +75,6 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
     sockets = Path(payload["sockets"])
     with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
         start_worker_server(recorder_socket(folder, rank, sockets))  # before the rank makes a process group
-    connect_without_name_server(LOOPBACK)
 
     def on_error(error: BaseException) -> None:
         _write_error_file(error)

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from pytest_aorta.launch.child.torch_compat import ask_files_only, files_only, serve_store
+from pytest_aorta.launch.child.torch_compat import serve_store
 from pytest_aorta.launch.nodes import LOOPBACK, endpoint, is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.execution import ElasticOptions
@@ -202,13 +202,12 @@ _threads: list[Any] = []
 def open_store(port: int = 0, *, forks: bool) -> int:
     """Serve a ``TCPStore`` on the loopback interface until this process ends, or closes it; its port.
 
-    Where this process ``forks``, a process of its own serves the store, else a thread of this one, which asks no name
-    server any more. ``port`` 0 is a free one; raises ``OSError`` where the port is taken.
+    Where this process ``forks``, a process of its own serves the store, else a thread of this one. ``port`` 0 is a free
+    one; raises ``OSError`` where the port is taken.
     """
     listening = socket.create_server((LOOPBACK, port), backlog=socket.SOMAXCONN)  # torch: on all interfaces
     port = int(listening.getsockname()[1])
     if not forks:
-        ask_files_only()
         _threads.append(serve_store(listening))
         return port
     agent = os.getpid()
@@ -232,8 +231,7 @@ def close_stores() -> None:
 
 def connect(port: int) -> Any:
     """A client of such a store, which has no thread."""
-    with files_only():
-        return dist.TCPStore(LOOPBACK, port, is_master=False)  # type: ignore[attr-defined]
+    return dist.TCPStore(LOOPBACK, port, is_master=False)  # type: ignore[attr-defined]
 
 
 def _serve(agent: int, listening: socket.socket) -> None:
@@ -243,7 +241,6 @@ def _serve(agent: int, listening: socket.socket) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
         faulthandler.unregister(process_tree.STACK_SIGNAL)
-        ask_files_only()
         store = serve_store(listening)
         while store is not None:
             signal.pause()

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pytest_aorta.launch.child.rendezvous import connect_nodes
-from pytest_aorta.launch.child.torch_compat import ask_files_only, serve_store
+from pytest_aorta.launch.child.torch_compat import serve_store
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
 from pytest_aorta.launch.nodes import node_rank
 from pytest_aorta.trials.execution import ElasticOptions
@@ -103,7 +103,6 @@ def main(descriptor: int) -> None:
     """Serve a store until standard input ends, each line of which asks which nodes have come to a trial."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of a batch system: its pytest ends it
         signal.signal(number, signal.SIG_IGN)
-    ask_files_only()
     store = serve_store(socket.socket(fileno=descriptor))
     for line in sys.stdin:
         trial_id, nodes = json.loads(line)

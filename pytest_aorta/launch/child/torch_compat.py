@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import inspect
 import json
 import logging
 import os
-import re
 import signal
 import socket
-import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -214,52 +211,6 @@ def refuse_native_threads() -> None:
             f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
             "--aorta-elastic start_method=spawn starts them afresh"
         )
-
-
-def ask_files_only() -> None:
-    """From now on, look names up in /etc/hosts alone, in this process. Does nothing where libc cannot (musl)."""
-    _look_hosts_up_in("files")
-
-
-@contextlib.contextmanager
-def files_only() -> Iterator[None]:
-    """Look names up in /etc/hosts alone within the block, in all threads of this process."""
-    ask_files_only()
-    try:
-        yield
-    finally:
-        found = None
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            found = re.search(r"^\s*hosts:([^#\n]*)", Path("/etc/nsswitch.conf").read_text(), re.MULTILINE)
-        _look_hosts_up_in((found[1].strip() if found else "") or "files dns")  # what glibc does without it
-
-
-def _look_hosts_up_in(services: str) -> None:
-    # nss.h: "override service configuration", a GNU extension. It holds from the next look-up on.
-    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
-    if configure is not None:
-        configure(b"hosts", services.encode())
-
-
-def connect_without_name_server(host: str) -> None:
-    """Have ``init_process_group()`` ask no name server where the store is at ``host``, a numeric address of this host.
-
-    torch connects by IPv6, also to an IPv4 address, and asks libc for the name of the peer. /etc/hosts has no IPv4
-    addresses in IPv6, so that each connection is a query to a name server, and one that is lost costs 5 s.
-    """
-    import torch.distributed as dist
-
-    rendezvous = sys.modules["torch.distributed.rendezvous"]  # the package has a function of this name
-    connect = dist.TCPStore  # type: ignore[attr-defined]
-
-    @functools.wraps(connect, updated=())
-    def store(*arguments: Any, **keywords: Any) -> Any:
-        if keywords.get("host_name", arguments[0] if arguments else None) != host:
-            return connect(*arguments, **keywords)
-        with files_only():
-            return connect(*arguments, **keywords)
-
-    setattr(rendezvous, "TCPStore", store)  # noqa: B010  (no exported name)
 
 
 @contextlib.contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.child import command, torchrun, workload_main
-from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log, use_for_agent
+from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, PrepareArgument, TrialPayload, own_rank
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.trials.execution import take_place
@@ -33,22 +32,12 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
     return description
 
 
-def orphaned() -> None:
-    """Remove the temporary folders of runs that were killed."""
-    from pytest_aorta.runtime.resources.used_folders import SHORT, sweep
-
-    sweep(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()))
-    sweep(SHORT)  # links to the folders that are gone now
-
-
 def run(payload: TrialPayload, channel: Channel) -> None:
     """Run one trial."""
     mode, send = payload["mode"], channel.send
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
         agree_on_master_port(payload["trial_id"])
     take_place(payload["place"])
-    if mode in ("elastic", "torchrun"):
-        use_for_agent(payload["sockets"])
     payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
     if payload["memory"] is not None:
         # This limit counts what is allocated, and not the address space that drivers reserve.

@@ -18,7 +18,7 @@ from pytest_aorta.launch.diagnosis.traces import ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
-from pytest_aorta.launch.host.place import Place, TemporaryFolders, clear_place, make_place, share_place
+from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear_place, make_place, share_place
 from pytest_aorta.launch.host.trial_files import TrialFiles, collect_artifacts, stacks_to_read, stderr_to_read
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command
 from pytest_aorta.launch.nodes import NodeStore, is_multi_node
@@ -163,7 +163,7 @@ class ProcessTrial:
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._temporary = temporary
         self._node_store = node_store
-        self._place: Place | None = None
+        self._place: TrialFolders | None = None
         self._started_at = utc_now()
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
@@ -247,7 +247,7 @@ class ProcessTrial:
         """The distributions that are installed where it runs, once its cell is prepared."""
         return None if self._cell is None else self._cell.info.packages
 
-    def _make_place(self, cell: PreparedCell, inherited: Inherited) -> Place:
+    def _make_place(self, cell: PreparedCell, inherited: Inherited) -> TrialFolders:
         given = self.spec.trial_index, self._folder, self._temporary, inherited.variables
         if cell.plan.mode == "external":
             place = share_place(*given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from support.rank_events import returned
 
 from pytest_aorta.launch.child.attempt_files import (
     EventLogRelay,
-    EventLogWriter,
     event_log,
     has_ended,
     read_rank,
@@ -21,20 +19,6 @@ from pytest_aorta.launch.child.attempt_files import (
 )
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit
 from pytest_aorta.trials.records import Event, to_json
-
-
-def test_an_event_log_has_what_was_sent(tmp_path: Path) -> None:
-    relayed: list[Event] = []
-    log = EventLogWriter(event_log(tmp_path, 3), relayed.append)
-    for event in returned(True):
-        log.send(event)
-
-    assert read_rank(RankEvidence(3), tmp_path).events == returned(True)
-    assert relayed == returned(True)
-
-
-def test_a_rank_without_an_event_log_has_reported_nothing(tmp_path: Path) -> None:
-    assert read_rank(RankEvidence(0), tmp_path).events is None
 
 
 @given(st.data())
@@ -51,12 +35,6 @@ def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
     # A line counts once its last brace is there; the newline may be missing.
     complete = sum(1 for end in ends if cut >= end - 1)
     assert read_rank(RankEvidence(0), folder).events == returned(True)[:complete]
-
-
-def test_bytes_that_are_no_text_do_not_end_an_event_log(tmp_path: Path) -> None:
-    event_log(tmp_path, 0).write_bytes(b"\xff\xfe\n" + json.dumps({"type": "lived"}).encode() + b"\n")
-
-    assert read_rank(RankEvidence(0), tmp_path).events == [{"type": "lived"}]
 
 
 def test_a_relay_sends_complete_lines_once(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy.random
 import pytest
 import torch
 
@@ -106,13 +104,6 @@ def test_the_workload_s_own_files_are_not_but_what_they_import_is(trial: Trial) 
     assert trial.note == "it goes on"
 
 
-def test_a_file_that_hides_an_installed_module_is_the_workload_s_own(trial: Trial) -> None:
-    trial.write("lazy_third", "")
-    trial.load("lazy_third")
-
-    assert trial.imported == []
-
-
 def test_looking_for_a_module_without_importing_it_has_no_effect(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     trial.load("lazy_second")
     monkeypatch.setenv("AORTA_LAZY", "1")
@@ -132,10 +123,6 @@ def _default_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_default_dtype(torch.float64)
 
 
-def _determinism(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.use_deterministic_algorithms(True)
-
-
 @pytest.fixture
 def settings() -> Iterator[None]:
     """Undone afterwards."""
@@ -152,13 +139,11 @@ CHANGES: list[tuple[Callable[[pytest.MonkeyPatch], object], str]] = [
     (lambda patch: sys.path.append("/lazy"), "sys.path"),
     (lambda patch: sys.argv.append("--lazy"), "sys.argv"),
     (lambda patch: patch.chdir("/"), "the working directory"),
-    (lambda patch: warnings.simplefilter("error"), "the filters of warnings"),
     (lambda patch: signal.signal(signal.SIGUSR1, signal.SIG_IGN), "the handlers of signals"),
     (lambda patch: sys.setrecursionlimit(sys.getrecursionlimit() + 1), "the limit of recursion"),
     (_fake, "sys.modules['lazy_fake']"),
     (lambda patch: sys.modules.pop("lazy_second"), "sys.modules['lazy_second']"),
     (_default_dtype, "settings of torch"),
-    (_determinism, "settings of torch"),
 ]
 
 
@@ -226,26 +211,6 @@ def test_it_ends_with_an_import_in_a_thread(trial: Trial) -> None:
 
     assert trial.imported == []
     assert trial.note == "lazy_second: a thread imported it"
-
-
-def test_a_generator_that_has_been_used_since_it_was_seeded_is_known_as_such() -> None:
-    seeds = ProcessSeeds(7)
-    seeds.seed_loaded()
-    assert [seeds.is_fresh(name) for name in ("random", "numpy.random", "torch")] == [True] * 3
-    numpy.random.rand()
-    random.seed(3)
-    before = random.getstate()
-
-    assert [seeds.is_fresh(name) for name in ("random", "numpy.random", "torch")] == [False, False, True]
-    assert random.getstate() == before
-
-
-def test_random_numbers_of_the_workload_itself_do_not_matter(trial: Trial) -> None:
-    random.seed(7)
-    torch.manual_seed(7)
-    trial.load("lazy_second")
-
-    assert trial.imported == ["lazy_second"]
 
 
 def test_a_child_process_of_the_trial_reports_nothing(trial: Trial) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from pytest_aorta.launch.child.torch_compat import ReportingAgent
 
@@ -66,14 +65,6 @@ def test_torchrun_takes_its_agent_from_the_module_of_the_launcher() -> None:
     assert api.LocalElasticAgent is LocalElasticAgent  # type: ignore[attr-defined]
     assert "LocalElasticAgent" in api.launch_agent.__code__.co_names
     assert issubclass(ReportingAgent, LocalElasticAgent)
-
-
-def test_torchrun_takes_its_context_from_the_package_of_multiprocessing() -> None:
-    """``elastic.multiprocessing.SubprocessContext``: else ends of a script's ranks are not recorded."""
-    from torch.distributed.elastic import multiprocessing as elastic_multiprocessing
-
-    assert elastic_multiprocessing.SubprocessContext is SubprocessContext
-    assert "SubprocessContext" in elastic_multiprocessing.start_processes.__code__.co_names
 
 
 WRAPPED = """

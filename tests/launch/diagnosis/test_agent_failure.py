@@ -69,14 +69,6 @@ def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
         assert "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT" in found.message
 
 
-def test_an_agent_that_was_killed_outweighs_its_ranks() -> None:
-    found = judge(evidence(returncode=-9, ranks=2))
-
-    assert found.failure is not None
-    assert found.failure.message == "the agent was ended by SIGKILL in setup()"
-    assert [record.blame for record in found.ranks] == ["collateral", "collateral"]
-
-
 def test_an_agent_that_fails_before_it_has_started_its_ranks_is_the_cause() -> None:
     found = judge(evidence({"type": "RuntimeError", "message": "no more processes"}, ranks=2))
 

@@ -38,14 +38,3 @@ def test_words_of_long_before_are_not_those_of_the_crash(tmp_path: Path) -> None
     path = tmp_path / "stderr.log"
     path.write_text("free(): a word of the workload's\n" + "step\n" * 100 + STACKS)
     assert crash_text(path) == STACKS
-
-
-def test_a_flood_before_the_crash_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_bytes(b"\xff" * 2**20 + b"\n" + STACKS.encode())
-    assert crash_text(path) == STACKS
-
-
-def test_without_a_log_there_is_no_text(tmp_path: Path) -> None:
-    assert crash_text(None) is None
-    assert crash_text(tmp_path / "absent.log") is None

@@ -21,7 +21,7 @@ from pytest_aorta.launch.child.attempt_files import (
 )
 from pytest_aorta.launch.diagnosis.evidence import RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
-from pytest_aorta.trials.records import Event, Failure, RankRecord
+from pytest_aorta.trials.records import Event, RankRecord
 
 
 def judgement_of(
@@ -45,10 +45,6 @@ def records_of(*arguments: Any, **keywords: Any) -> list[RankRecord]:
     return judgement_of(*arguments, **keywords).ranks
 
 
-def message_of(record: RankRecord) -> str | None:
-    return None if record.failure is None else record.failure.message
-
-
 def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
     found = judgement_of(tmp_path, [returned(True), returned(True)])
 
@@ -58,50 +54,6 @@ def test_ranks_that_all_passed_have_no_failure(tmp_path: Path) -> None:
     assert [record.passed for record in records] == [True, True]
     assert [record.blame for record in records] == [None, None]
     assert found.failure is None
-
-
-def test_an_import_is_a_phase_of_a_rank_that_has_to_do_it(tmp_path: Path) -> None:
-    begun: list[Event] = [{"type": "begin", "phase": "import"}]
-
-    crashed = records_of(tmp_path, [SETUP_DONE, begun], {1: -signal.SIGSEGV})[1].failure
-
-    assert crashed is not None
-    assert (crashed.phase, crashed.message) == ("import", "ended by SIGSEGV in importing")
-
-
-def test_a_signal_is_named_with_the_phase(tmp_path: Path) -> None:
-    records = records_of(tmp_path, [SETUP_DONE, SETUP_DONE], {1: -signal.SIGSEGV})
-
-    assert records[1].signal == "SIGSEGV"
-    assert records[1].exit_code is None
-    assert records[1].pid == 101
-    assert records[1].failure == Failure(
-        phase="run", kind="signal", signal="SIGSEGV", message="ended by SIGSEGV in run()", rank=1
-    )
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_rank_that_ends_itself_before_it_was_done_has_failed(tmp_path: Path, code: int) -> None:
-    found = judgement_of(tmp_path, [returned(True), SETUP_DONE], {1: code} if code else {})
-
-    assert found.ranks[1].exit_code == code
-    assert found.failure is not None
-    assert found.failure.message == f"rank 1: ended itself with exit code {code} in run(), before it was done"
-
-
-def test_the_exception_that_a_rank_reported_is_its_failure_whatever_its_exit_code(tmp_path: Path) -> None:
-    records = records_of(tmp_path, [returned(True), raised("boom")], {1: 1})
-
-    assert message_of(records[1]) == "boom"
-    assert records[1].exit_code == 1
-
-
-def test_a_rank_that_the_agent_ended_unseen_is_collateral(tmp_path: Path) -> None:
-    records = records_of(tmp_path, [SETUP_DONE, SETUP_DONE], {1: -signal.SIGKILL})
-
-    assert [record.collateral for record in records] == [True, False]
-    assert records[0].exit_code is None
-    assert message_of(records[0]) == "ended in run(), before it was done, because another rank had failed"
 
 
 @pytest.mark.parametrize(
@@ -122,12 +74,6 @@ def test_a_rank_that_was_ended_by_term_or_later_by_kill_is_collateral(
     records = records_of(tmp_path, [raised("boom"), SETUP_DONE], {0: 1, 1: code}, at={0: 1000, 1: 1000 + later})
 
     assert [record.collateral for record in records] == [False, collateral]
-
-
-def test_a_rank_that_reported_a_failure_is_not_collateral_however_it_ended(tmp_path: Path) -> None:
-    records = records_of(tmp_path, [returned(True), raised("boom")], {1: -signal.SIGTERM})
-
-    assert [record.collateral for record in records] == [False, False]
 
 
 # Root causes: of two ranks, which one is it?

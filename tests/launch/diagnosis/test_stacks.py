@@ -35,13 +35,6 @@ def dumped(path: Path, text: str) -> list[list[Frame]]:
     return read_dump(path / "stacks.log")
 
 
-def test_the_first_dump_of_a_file_is_read(tmp_path: Path) -> None:
-    threads = dumped(tmp_path, DUMP)
-
-    assert [len(frames) for frames in threads] == [2, 6]
-    assert threads[1][2] == Frame("/home/me/steps.py", 88, "step")
-
-
 def test_the_location_is_a_frame_of_the_workload(tmp_path: Path) -> None:
     location = locate(dumped(tmp_path, DUMP))
 
@@ -57,15 +50,6 @@ def test_in_an_import_it_is_the_line_of_the_module(tmp_path: Path) -> None:
 
     assert location is not None
     assert location.text == "hang.py line 9"
-
-
-def test_without_a_call_into_a_library_it_is_only_the_line(tmp_path: Path) -> None:
-    location = locate(
-        dumped(tmp_path, 'Current thread 0x1 (most recent call first):\n  File "/x/hang.py", line 9 in run\n')
-    )
-
-    assert location is not None
-    assert (location.text, location.collective) == ("run() at hang.py line 9", None)
 
 
 def test_an_installed_workload_is_known_by_its_file(tmp_path: Path) -> None:
@@ -87,10 +71,6 @@ def test_an_installed_workload_is_known_by_its_file(tmp_path: Path) -> None:
 )
 def test_what_is_no_dump_says_nothing(tmp_path: Path, text: str) -> None:
     assert locate(dumped(tmp_path, text)) is None
-
-
-def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
-    assert read_dump(tmp_path / "stacks.log") == []
 
 
 def test_it_reads_what_this_interpreter_writes(tmp_path: Path) -> None:

@@ -62,9 +62,3 @@ def test_the_stacks_to_read_first_are_those_of_the_rank_that_hung() -> None:
     assert stacks_to_read(Observation(ranks=[record], hung_rank=1), artifacts) == record.stacks
     assert stacks_to_read(Observation(ranks=[record], hung_rank=0), artifacts) == "trial_0/stacks.log"
     assert stacks_to_read(Observation(), KEPT) is None
-
-
-def test_the_stacks_of_a_rank_of_an_outer_launcher_are_in_a_folder_of_its_own() -> None:
-    record = RankRecord(1, stacks="trial_0.rank_1/stacks.log")
-
-    assert stacks_to_read(Observation(ranks=[record], hung_rank=1), KEPT) == "trial_0.rank_1/stacks.log"

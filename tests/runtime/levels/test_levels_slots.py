@@ -144,7 +144,7 @@ def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> 
 
 def test_a_slot_outlives_the_zygote_it_was_forked_from(host: Host) -> None:
     host.worker.init()
-    zygotes = [entry.zygote() for entry in host.worker._processes._pool._entries.values()]
+    zygotes = [entry.zygote for entry in host.worker._processes._pool._entries.values()]
     assert zygotes
     for zygote in zygotes:
         assert zygote is not None

@@ -12,7 +12,7 @@ from support.records import record
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, effects
-from pytest_aorta.triage.facts import NOT_WATCHED, CellKey, facts_of, watched_variables
+from pytest_aorta.triage.facts import CellKey, facts_of, watched_variables
 from pytest_aorta.triage.verdicts import choose_baselines
 
 
@@ -83,12 +83,6 @@ def test_a_variable_that_nothing_names_is_inert() -> None:
     assert effect.reason == "named by nothing that is loaded"
 
 
-def test_a_variable_that_something_names_is_not() -> None:
-    effect = judged(NONE, OMP)["local-omp_1"]
-    assert effect == MitigationEffect(("omp_1",), active=("MKL_NUM_THREADS", "OMP_NUM_THREADS"))
-    assert (effect.is_inert, effect.reason, effect.sentences) == (False, "", ())
-
-
 def test_a_value_that_was_there_already_makes_a_second_baseline() -> None:
     same = Cell("same", {"OMP_NUM_THREADS": "2"})
     effect = judged(NONE, same, ambient={"OMP_NUM_THREADS": "2"})["local-same"]
@@ -105,20 +99,6 @@ def test_a_value_that_the_launcher_gives_the_baseline_counts_as_there_already() 
     """torch's agent sets OMP_NUM_THREADS=1 for several ranks; around pytest it is not set."""
     effect = judged(Cell("none", sees={"OMP_NUM_THREADS": "1"}), Cell("one", {"OMP_NUM_THREADS": "1"}))["local-one"]
     assert effect.is_second_baseline
-
-
-def test_of_several_variables_one_may_be_there_already() -> None:
-    effect = judged(NONE, OMP, ambient={"MKL_NUM_THREADS": "1"})["local-omp_1"]
-    assert [variable.name for variable in effect.inert] == ["MKL_NUM_THREADS"]
-    assert effect.active == ("OMP_NUM_THREADS",)
-    assert not effect.is_inert
-
-
-def test_both_reasons_together_are_inert_and_no_second_baseline() -> None:
-    both = Cell("both", {"MADE_UP": "1", "OMP_NUM_THREADS": "2"}, unnamed=["MADE_UP"])
-    effect = judged(NONE, both, ambient={"OMP_NUM_THREADS": "2"})["local-both"]
-    assert (effect.is_inert, effect.is_second_baseline) == (True, False)
-    assert effect.reason == "set already, or named by nothing that is loaded"
 
 
 def test_two_mitigations_with_equal_values_are_named() -> None:
@@ -201,15 +181,6 @@ def test_only_what_all_trials_agree_on_counts() -> None:
     for index, each in enumerate(disagree):
         trials.add(facts_of({**each, "trial_index": index}, ""))
     assert trials.statistics.variables.unnamed == frozenset()
-
-
-def test_records_without_a_request_say_nothing() -> None:
-    assert facts_of(record(), "trial_0.json").variables is NOT_WATCHED
-
-
-def test_trials_that_agree_share_what_they_say() -> None:
-    one, other = (facts_of(each, "").variables for each in records(TF32, {"DISABLE_TF32"}, {}))
-    assert one is other
 
 
 NAMES = st.sampled_from(["A", "B", "C"])

@@ -138,11 +138,8 @@ def test_an_earlier_run_of_the_same_directory_can_be_compared_with_it(a: Path) -
 def test_what_cannot_be_compared_is_one_clear_message(a: Path, b: Path, tmp_path: Path) -> None:
     write_cell(a, "...", workload="gemm")
     write_cell(b, "...", workload="fsdp")
-    with pytest.raises(RequestError, match=r"no cell in common: no workload is the same \(gemm in A, fsdp in B\)"):
+    with pytest.raises(RequestError, match="no cell in common; the first has gemm local-none, "):
         compare_runs(a, b)
-    write_cell(b, "...", environment="rocm", mitigations="x")
-    with pytest.raises(RequestError, match=r"no environment is the same|no mitigation set is the same"):
-        compare_runs(a, b / "gemm")
     (tmp_path / "link").symlink_to(a)
     with pytest.raises(RequestError, match="are the same"):
         compare_runs(a, tmp_path / "link")

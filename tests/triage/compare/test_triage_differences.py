@@ -75,7 +75,6 @@ def test_what_changes_with_every_trial_is_no_difference() -> None:
         env_vars__TMPDIR="/tmp/b",
         env_vars__MASTER_PORT="1234",
         env_vars__SLURM_JOB_ID="77",
-        end__parts_ms={"torch": 9.0},
         git__as_of="trial",
         python__executable="/b/bin/python",
     )
@@ -154,16 +153,15 @@ def test_code_options_and_the_way_of_running_are_compared() -> None:
 
 
 def test_with_lists_of_all_packages_every_one_is_compared() -> None:
-    a, b = env(), env(packages__digest="sha256:" + "b" * 64)
-    before, after = environments(record(env=a)), environments(record(env=b))
-    lists = (
-        {"aaa": "1", "numpy": "2.1", "torch": "2.12.0"},
-        {"aaa": "2", "bbb": "1", "torch": "2.12.0", "numpy": "2.1"},
-    )
-    found = differences(before, after, (lambda digest: lists[0], lambda digest: lists[1]))
-    assert list(map(str, found)) == ["aaa 1 -> 2", "bbb not installed -> 1"]
-    one_missing = differences(before, after, (lambda digest: lists[0], lambda digest: None))
-    assert list(map(str, one_missing)) == ["installed packages changed"]
+    def listing(digest: str, versions: dict[str, str] | None) -> Environments:
+        found = Environments(lambda digest: versions)
+        found.add(record(env=env(packages__digest="sha256:" + digest * 64)))
+        return found
+
+    one = listing("a", {"aaa": "1", "numpy": "2.1", "torch": "2.12.0"})
+    two = listing("b", {"aaa": "2", "bbb": "1", "torch": "2.12.0", "numpy": "2.1"})
+    assert list(map(str, differences(one, two))) == ["aaa 1 -> 2", "bbb not installed -> 1"]
+    assert list(map(str, differences(one, listing("b", None)))) == ["installed packages changed"]
 
 
 @pytest.mark.parametrize(

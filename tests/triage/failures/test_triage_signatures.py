@@ -100,11 +100,6 @@ def test_which_code_is_the_users(file: str, target: str, is_own: bool) -> None:
     assert bool(found.where) == is_own
 
 
-def test_the_name_of_a_package_stands_for_its_init_file() -> None:
-    frames = '  File "/home/me/mine/__init__.py", line 3, in <module>\n'
-    assert raised("ImportError", "no module", frames, phase="import").where == "mine/__init__.py:3"
-
-
 def test_an_exception_says_with_which_it_began() -> None:
     first = f"{HEADING}{RUNNER}{STEP.replace('88', '80')}ZeroDivisionError: division by zero\n"
     for link in (
@@ -163,11 +158,6 @@ def test_an_abort_says_what_the_process_has_said(said: str, message: str) -> Non
     assert found.text == f"SIGABRT: {message} (train.py:88 in step)"
 
 
-def test_an_interruption_is_no_crash() -> None:
-    found = signature("signal", status="infrastructure_failed", message="interrupted: SIGTERM")
-    assert found.text == "interrupted: SIGTERM"
-
-
 @pytest.mark.parametrize(
     ("location", "text"),
     [
@@ -212,13 +202,6 @@ def test_a_failed_result_has_the_words_of_its_first_detail(details: list[dict[st
     message = "run() returned passed=False, 3 failure(s), first at iteration 7"
     trial = {**failed("result", message=message), "result": {"passed": False, "failure_details": details}}
     assert getattr(signature_of(trial), "text", None) == text
-
-
-def test_a_failed_result_of_a_rank_has_its_own_details() -> None:
-    trial = failed("result", rank=1, message="rank 1: run() returned passed=False, 3 failure(s)")
-    details = [[{"kind": "late"}], [{"kind": "non_finite"}]]
-    trial["ranks"] = [{"rank": rank, "result": {"failure_details": details[rank]}} for rank in (0, 1)]
-    assert getattr(signature_of(trial), "message", None) == "non_finite"
 
 
 def test_which_rank_has_failed_does_not_matter() -> None:

@@ -55,16 +55,6 @@ def test_rows_are_sorted_by_every_column_up_and_down_and_back(browser: Browser, 
         assert browser.texts(ROWS) == before
 
 
-def test_numbers_are_sorted_as_numbers_and_missing_ones_are_last(browser: Browser, report: Path) -> None:
-    browser.open(report)
-    browser.click("#all thead th:nth-child(5) button")
-    steps = column(browser, "all", 5)
-    known = [float(text) for text in steps if text]
-    assert known == sorted(known, reverse=True)
-    assert steps[len(known) :] == [""] * (len(steps) - len(known))
-    assert len(known) < len(steps)
-
-
 def test_a_header_is_sorted_with_the_keyboard(browser: Browser, report: Path) -> None:
     browser.open(report)
     browser.press("#cells thead th:nth-child(3) button", " ")
@@ -118,12 +108,6 @@ def test_the_button_back_leads_back(browser: Browser, report: Path) -> None:
     assert len(browser.texts(ROWS)) == 64
 
 
-def test_a_text_that_is_there_once_is_shown_in_every_trial_with_it(browser: Browser, report: Path) -> None:
-    for number in (0, 1):
-        browser.open(report, f"#train/local-none/trial_{number}")
-        assert any("line 88, in step" in text for text in browser.texts("tbody.chosen pre"))
-
-
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_page_never_scrolls_sideways(browser: Browser, report: Path, width: int) -> None:
     browser.open(report, "#train/local-none/trial_0", width=width)
@@ -131,24 +115,6 @@ def test_the_page_never_scrolls_sideways(browser: Browser, report: Path, width: 
     beyond = """[...document.querySelectorAll("body *")].filter(e => !e.closest(".scroll, svg, .skip")
         && e.checkVisibility() && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML)"""
     assert browser.js(beyond) == []
-
-
-def test_what_a_trial_tells_is_as_wide_as_the_screen_of_a_phone(browser: Browser, report: Path) -> None:
-    browser.open(report, "#train/local-none/trial_0", width=360)
-    assert browser.js("document.querySelector('tbody.chosen .detail').getBoundingClientRect().right") <= 360
-
-
-def test_dark_is_as_the_system_says_until_the_button_is_pressed(browser: Browser, report: Path) -> None:
-    background = "getComputedStyle(document.body).backgroundColor"
-    browser.open(report)
-    light = browser.js(background)
-    browser.open(report, dark=True)
-    dark = browser.js(background)
-    assert light != dark
-    assert browser.texts("#theme") == ["Light"]
-    browser.click("#theme")
-    assert browser.js(background) == light
-    browser.js("localStorage.clear()")
 
 
 def test_every_row_can_be_read_without_scripts(browser: Browser, report: Path) -> None:

@@ -34,11 +34,6 @@ def contrast(one: str, two: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def test_the_formula_gives_the_values_of_the_standard() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
-
-
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_texts_have_contrast_aa(scheme: int) -> None:
     for text in TEXTS:

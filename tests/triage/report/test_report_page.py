@@ -16,10 +16,10 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.report import ReportError, write_report
 
 
-def written(results: Path, against: Path | None = None) -> str:
+def written(results: Path) -> str:
     """The HTML of a report."""
     output = results.parent / "report.html"
-    write_report(results, output, against)
+    write_report(results, output)
     return output.read_text()
 
 
@@ -77,15 +77,9 @@ def test_a_failed_trial_has_all_that_is_known_of_it(page: str) -> None:
         "end of stdout step 10 loss 3.1 step 11 loss nan",
         "pytest --aorta-replay",
         "results/train/local-none/trial_0.json",
-        "seeds: 1000 (random 7)",
         "trial_0/stdout.log",
     ):
         assert part in text
-
-
-def test_variables_that_were_set_are_shown(tmp_path: Path) -> None:
-    write_cell(tmp_path / "results", "xnack", "F", overlay={"HSA_XNACK": "1", "HF_TOKEN": "<redacted>"})
-    assert "variables that were set HF_TOKEN=<redacted> HSA_XNACK=1" in words(written(tmp_path / "results"))
 
 
 def test_links_lead_to_files_beside_the_report(page: str, tmp_path: Path) -> None:
@@ -118,14 +112,10 @@ def test_the_file_names_no_other_place(page: str) -> None:
 
 
 def test_what_differs_between_environments_is_in_words(tmp_path: Path) -> None:
-    before, after = tmp_path / "a" / "results", tmp_path / "b" / "results"
-    for results, version in ((before, "2.12.0"), (after, "2.13.0")):
-        env = {"torch": {"version": version}, "process": {"pid": 1}, "env_vars": {}}
-        write_cell(results, "none", "F.F.", env=env)
-        write_cell(results, "omp_1", "....", place=1, env={**env, "env_vars": {"OMP_NUM_THREADS": "1"}})
-    text = words(written(after, before))
-    assert "OMP_NUM_THREADS unset -> 1" in text
-    assert "torch 2.12.0 -> 2.13.0" in text
+    write_cell(tmp_path / "results", "none", "F.F.", env={"process": {"pid": 1}, "env_vars": {}})
+    one = {"process": {"pid": 1}, "env_vars": {"OMP_NUM_THREADS": "1"}}
+    write_cell(tmp_path / "results", "omp_1", "....", place=1, env=one)
+    assert "local-omp_1 local-none OMP_NUM_THREADS unset -> 1" in words(written(tmp_path / "results"))
 
 
 def test_a_cell_on_its_own_has_a_rate_and_no_verdict(tmp_path: Path) -> None:
@@ -139,18 +129,10 @@ def test_a_record_that_cannot_be_read_or_shown_is_said(tmp_path: Path) -> None:
     first, second, _ = write_cell(tmp_path / "results", "none", "FF.")
     first.write_text("{")
     content = json.loads(second.read_text())
-    second.write_text(json.dumps({**content, "artifacts": {"stdout": 5}, "seeds": "none"}))
+    second.write_text(json.dumps({**content, "artifacts": {"stdout": 5}}))
     text = words(written(tmp_path / "results"))
     assert "1 trial file could not be read; the first is train/local-none/trial_0.json: not valid JSON" in text
     assert "this record cannot be shown" in text
-
-
-def test_the_history_and_files_of_trials_are_not_read(tmp_path: Path) -> None:
-    [file] = write_cell(tmp_path / "results", "none", "F")
-    for folder in (tmp_path / "results" / ".history" / "x" / "train", file.with_suffix("") / "files"):
-        folder.mkdir(parents=True)
-        (folder / "trial_7.json").write_text(file.read_text())
-    assert "trials 1 trial in 1 cell" in words(written(tmp_path / "results"))
 
 
 @pytest.mark.slow
@@ -188,6 +170,6 @@ def test_wrong_requests_get_one_clear_message(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ReportError, match="is a folder"):
         write_report(results, tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ReportError, match=r"needs matplotlib, .*: pip install 'pytest-aorta\[report\]'"):
+    with pytest.raises(ReportError, match=r"needs matplotlib: pip install 'pytest-aorta\[report\]'"):
         write_report(results, tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.triage.report import StoredTexts, bounded, inside, log_tail, one_line, plain
+from pytest_aorta.triage.report import bounded, inside, log_tail, one_line, plain
 
 
 @given(st.text(alphabet=st.characters(), max_size=60))
@@ -24,11 +24,6 @@ def test_a_line_is_one_and_bounded(text: str) -> None:
     line = one_line(text, 100)
     assert "\n" not in line
     assert len(line) <= 100
-
-
-def test_a_long_name_keeps_both_ends() -> None:
-    assert one_line("a" * 300 + "end")[-3:] == "end"
-    assert one_line("start" + "a" * 300)[:5] == "start"
 
 
 def test_colours_of_a_terminal_are_taken_out_and_a_progress_bar_is_its_last_state() -> None:
@@ -69,12 +64,3 @@ def test_nothing_outside_of_the_results_is_read(tmp_path: Path) -> None:
     for path in ("../secret", "gemm/../../secret", str(tmp_path / "secret"), "link", "a\0b"):
         assert inside(results, path) is None
     assert inside(results, "gemm/trial_0.json") == results / "gemm" / "trial_0.json"
-
-
-def test_equal_texts_are_there_once_and_others_as_long_as_there_is_room() -> None:
-    stored = StoredTexts(budget=10)
-    for text in ("aaaa", "aaaa", "bbbb", "cccc", "d"):
-        stored.admit(text)
-    (name, first), (same_name, again) = stored.show("aaaa"), stored.show("aaaa")
-    assert (first, again, name == same_name) == ("aaaa", "", True)
-    assert [stored.show(text)[1] for text in ("bbbb", "cccc", "d")] == ["bbbb", None, "d"]

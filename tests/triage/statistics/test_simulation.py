@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulate_triage import main
-from benchmarks.simulated_triages import Watched, ever_called, fixed_verdicts, outcomes, until_decided
+from benchmarks.simulated_triages import Watched, ever_called, fixed_verdicts, outcomes
 from pytest_aorta.triage.sequential import SequentialTest
 
 PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
@@ -31,14 +31,6 @@ def test_many_triages_at_once_have_the_numbers_of_one_by_one() -> None:
             assert watched.within_margin().tolist() == [
                 [each.interval.within(-0.1, 0.1) for each in row] for row in found
             ]
-
-
-def test_a_cell_stops_at_its_verdict() -> None:
-    failed = outcomes(np.random.default_rng(3), [0.9, 0.0, 0.9], 20, 60)
-    course = until_decided(failed)
-    assert {verdicts[0] for verdicts in course.verdicts} == {"fixes"}
-    assert course.trials[:, 0].max() < 20
-    assert course.trials[:, 1].min() > 20
 
 
 def test_no_effect_is_rarely_called_one() -> None:

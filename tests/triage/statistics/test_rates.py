@@ -1,0 +1,226 @@
+"""Rates, differences, ratios and numbers of trials, against published examples and SciPy."""
+
+from __future__ import annotations
+
+from math import comb, exp, log
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom, binomtest, boschloo_exact, ttest_ind
+
+from pytest_aorta.triage.rates import (
+    Interval,
+    difference_interval,
+    difference_p,
+    holm,
+    more_trials,
+    step_time_ratio,
+    upper_bound,
+    wilson,
+)
+
+counts = st.integers(1, 60).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
+
+
+# Newcombe 1998, "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17:857, table I.
+@pytest.mark.parametrize(
+    ("failures", "trials", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_interval_is_the_published_one(failures: int, trials: int, low: float, high: float) -> None:
+    interval = wilson(failures, trials)
+    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
+
+
+@settings(max_examples=40)
+@given(counts, st.sampled_from([0.8, 0.95, 0.99]))
+def test_intervals_of_a_rate_are_those_of_scipy(count: tuple[int, int], level: float) -> None:
+    """Importing scipy.stats takes a second, so runs have the formulas."""
+    interval, reference = wilson(*count, level), binomtest(*count).proportion_ci(level, method="wilson")
+    assert (interval.low, interval.high) == pytest.approx((reference.low, reference.high), abs=1e-9)
+    one_sided = binomtest(*count, alternative="less").proportion_ci(level, method="exact")
+    assert upper_bound(*count, level) == pytest.approx(one_sided.high, abs=1e-9)
+
+
+def test_upper_bound_without_a_failure_follows_the_rule_of_three() -> None:
+    assert upper_bound(0, 100) == pytest.approx(1 - 0.05 ** (1 / 100))
+    assert upper_bound(0, 100) == pytest.approx(3 / 100, rel=0.02)
+    assert upper_bound(5, 5) == 1
+    assert upper_bound(0, 0) == 1
+
+
+# Newcombe 1998, "Interval estimation for the difference between independent proportions", Statistics in Medicine
+# 17:873, table II, method 10.
+@pytest.mark.parametrize(
+    ("first", "second", "low", "high"),
+    [
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((6, 7), (2, 7), 0.0582, 0.8062),
+        ((5, 56), (0, 29), -0.0381, 0.1926),
+        ((0, 10), (0, 20), -0.1611, 0.2775),
+        ((0, 10), (0, 10), -0.2775, 0.2775),
+        ((10, 10), (0, 20), 0.6791, 1.0),
+        ((10, 10), (0, 10), 0.6075, 1.0),
+    ],
+)
+def test_difference_interval_is_the_published_one(
+    first: tuple[int, int], second: tuple[int, int], low: float, high: float
+) -> None:
+    interval = difference_interval(*first, *second)
+    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
+
+
+def test_without_a_trial_anything_is_plausible() -> None:
+    assert wilson(0, 0) == Interval(0, 1)
+    assert difference_interval(0, 0, 3, 8) == Interval(-1, 1)
+    assert difference_interval(3, 8, 0, 0) == Interval(-1, 1)
+    assert difference_p(0, 0, 3, 8) == 1
+    assert difference_p(3, 8, 0, 0) == 1
+
+
+def test_boschloo_is_the_published_one() -> None:
+    # The documentation of scipy.stats.boschloo_exact: columns 74, 43 and 31, 32; one-sided 0.0355.
+    assert difference_p(74, 117, 31, 63) == pytest.approx(2 * 0.0355634, abs=1e-5)
+
+
+@settings(max_examples=40)
+@given(counts, counts)
+def test_p_is_that_of_scipy(cell: tuple[int, int], base: tuple[int, int]) -> None:
+    table = np.array([[cell[0], base[0]], [cell[1] - cell[0], base[1] - base[0]]])
+    if cell[0] * base[1] != base[0] * cell[1]:
+        # SciPy looks for the least favourable rate by a local search from some points, and may miss it.
+        reference = float(boschloo_exact(table, n=64).pvalue)
+        assert difference_p(*cell, *base) == pytest.approx(reference, abs=1e-5)
+
+
+def test_large_tables_are_tested_with_fisher() -> None:
+    failures, base_failures, trials = 3, 12, 1200
+    total = comb(2 * trials, failures + base_failures)
+    chances = [comb(trials, k) * comb(trials, failures + base_failures - k) / total for k in range(16)]
+    as_unlikely = sum(chance for chance in chances if chance <= chances[failures] * (1 + 1e-7))
+    assert difference_p(failures, trials, base_failures, trials) == pytest.approx(as_unlikely)
+
+
+@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(0, n), st.just(n))))
+def test_p_is_the_same_with_sides_exchanged_and_outcomes_mirrored(table: tuple[int, int, int, int]) -> None:
+    failures, trials, base_failures, base_trials = table
+    p = difference_p(*table)
+    assert 0 < p <= 1
+    assert difference_p(base_failures, base_trials, failures, trials) == p
+    mirrored = difference_p(trials - failures, trials, base_trials - base_failures, base_trials)
+    assert mirrored == pytest.approx(p, abs=1e-6)
+
+
+def test_published_example() -> None:
+    # Wikipedia, "Holm-Bonferroni method", example; the numbers are those of R's p.adjust(p, "holm").
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_it_rejects_what_the_procedure_of_holm_rejects(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    for level in (0.01, 0.05, 0.2):
+        rejected: set[int] = set()
+        order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+        for step, index in enumerate(order):
+            if (len(p_values) - step) * p_values[index] > level:
+                break
+            rejected.add(index)
+        assert {index for index, p in enumerate(adjusted) if p <= level} == rejected
+
+
+times = st.lists(st.floats(0.01, 1e5), min_size=2, max_size=30)
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss")
+@given(times, times)
+def test_it_is_welchs_interval_of_the_logarithms(cell: list[float], base: list[float]) -> None:
+    estimate = step_time_ratio(cell, base)
+    assert estimate is not None
+    reference = ttest_ind(np.log(cell), np.log(base), equal_var=False).confidence_interval(0.95)
+    if np.isfinite(reference.low):
+        assert estimate.interval.low == pytest.approx(exp(reference.low), rel=1e-6)
+        assert estimate.interval.high == pytest.approx(exp(reference.high), rel=1e-6)
+    assert log(estimate.ratio) == pytest.approx(np.mean(np.log(cell)) - np.mean(np.log(base)), abs=1e-9)
+
+
+def test_equal_times_are_no_division_by_zero() -> None:
+    estimate = step_time_ratio([12.0, 12.0, 12.0], [10.0, 10.0])
+    assert estimate is not None
+    assert estimate.ratio == pytest.approx(1.2)
+    assert estimate.interval.low == pytest.approx(1.2)
+    assert estimate.interval.high == pytest.approx(1.2)
+
+
+def test_one_side_without_variance_still_has_an_interval() -> None:
+    estimate = step_time_ratio([12.0, 13.0, 12.5], [10.0, 10.0])
+    assert estimate is not None
+    assert estimate.interval.low < estimate.ratio < estimate.interval.high
+
+
+@pytest.mark.parametrize(
+    ("cell", "base"), [([], []), ([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0]), ([0.0, 1.0], [1.0, 2.0])]
+)
+def test_none_where_there_is_nothing_to_compare(cell: list[float], base: list[float]) -> None:
+    assert step_time_ratio(cell, base) is None
+
+
+@pytest.mark.parametrize(("failures", "base_failures"), [(0, 10), (5, 22)])
+def test_then_the_exact_test_has_about_the_power_asked_for(failures: int, base_failures: int) -> None:
+    trials = 50
+    more = more_trials(failures, trials, base_failures, trials, margin=0.1)
+    assert more is not None
+    # So many trials in all, or a few if there are already enough.
+    needed = trials + more
+    rate, base_rate = (failures + 0.5) / (trials + 1), (base_failures + 0.5) / (trials + 1)
+    chances = np.outer(binom.pmf(range(needed + 1), needed, rate), binom.pmf(range(needed + 1), needed, base_rate))
+    likely = [(int(k), int(j)) for k, j in np.argwhere(chances > 1e-3)]
+    power = sum(float(chances[k, j]) for k, j in likely if difference_p(k, needed, j, needed) < 0.05)
+    assert power > 0.78
+
+
+@pytest.mark.parametrize("failures", [0, 1, 3])
+def test_then_the_interval_of_equal_rates_lies_within_the_margin(failures: int) -> None:
+    trials = 10
+    more = more_trials(failures, trials, failures, trials, margin=0.1)
+    assert more is not None
+    needed, rate = trials + more, (failures + 0.5) / (trials + 1)
+    shown = np.array(
+        [
+            [difference_interval(k, needed, j, needed).within(-0.1, 0.1) for j in range(needed + 1)]
+            for k in range(needed + 1)
+        ]
+    )
+    chances = binom.pmf(range(needed + 1), needed, rate)
+    assert 0.6 < float(chances @ shown @ chances) < 0.92
+
+
+def test_without_failures_it_is_what_the_interval_needs() -> None:
+    # Of no failure in n on both sides, the interval lies within 0.1 from n = 35 on.
+    assert difference_interval(0, 35, 0, 35).within(-0.1, 0.1)
+    assert not difference_interval(0, 34, 0, 34).within(-0.1, 0.1)
+    assert more_trials(0, 34, 0, 34, margin=0.1) == 1
+
+
+def test_none_where_it_cannot_be_said() -> None:
+    assert more_trials(0, 0, 3, 8, margin=0.1) is None
+    assert more_trials(3, 8, 0, 0, margin=0.1) is None
+    assert more_trials(50, 100, 50, 100, margin=0.0) is None
+    assert more_trials(500, 1000, 505, 1000, margin=0.006) is None
+
+
+@pytest.mark.parametrize(("rate", "simulated"), [(0.02, 115), (0.05, 219), (0.1, 348), (0.3, 934)])
+def test_equivalence_at_any_time_takes_about_what_simulation_says(rate: float, simulated: int) -> None:
+    # 150 streams of pairs for each rate: the trial by which 80 % of the intervals lay within the margin.
+    trials = 1000
+    more = more_trials(round(rate * trials), trials, round(rate * trials), trials, margin=0.1, sequential=True)
+    assert more is not None
+    few = more_trials(round(rate * 50), 50, round(rate * 50), 50, margin=0.1, sequential=True)
+    assert few is not None
+    assert 0.7 < (50 + few) / simulated < 1.5
+    fixed = more_trials(round(rate * 50), 50, round(rate * 50), 50, margin=0.1)
+    assert fixed is not None
+    assert fixed < few
