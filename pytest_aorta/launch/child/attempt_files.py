@@ -17,8 +17,8 @@ from typing import Any
 from pytest_aorta.common.texts import read_tail
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
-from pytest_aorta.trials.lifecycle import read_steps, step_file
 from pytest_aorta.trials.records import AttemptReason, Event, GroupState, Send, event_of_rank, to_json
+from pytest_aorta.trials.steps import read_steps, step_file
 
 #: Variable with the number of a rank's attempt.
 ATTEMPT = "AORTA_ATTEMPT"

@@ -35,10 +35,10 @@ from pytest_aorta.trials.command_line import (
 from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.conversion import CommandResult, read_result
 from pytest_aorta.trials.execution import TRIAL_SEED
-from pytest_aorta.trials.lifecycle import StepCounter, step_file
 from pytest_aorta.trials.loading import load_class
 from pytest_aorta.trials.outcome import Observation, after_step
 from pytest_aorta.trials.records import Failure, Progress, ResultRecord, Send
+from pytest_aorta.trials.steps import StepCounter, step_file
 
 _CHUNK = 2**16
 

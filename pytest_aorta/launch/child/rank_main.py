@@ -25,9 +25,10 @@ from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
 from pytest_aorta.launch.diagnosis.traces import gave_up_waiting
 from pytest_aorta.runtime.process_tree import request_stacks
 from pytest_aorta.runtime.zygote_main import arm
-from pytest_aorta.trials.lifecycle import failure_of, step_file
+from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.records import Event, Send
 from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.launch_mode import TrialPayload

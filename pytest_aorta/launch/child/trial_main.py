@@ -12,8 +12,8 @@ from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, PrepareArgument, TrialPayload, own_rank
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.trials.execution import take_place
-from pytest_aorta.trials.lifecycle import step_file
 from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
 
 
 def load(argument: PrepareArgument) -> None:

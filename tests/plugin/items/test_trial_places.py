@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +122,13 @@ def broken(stage: Stage) -> tuple[str, str]:
 def test_last_failed_alone_runs_the_failed_trials_with_their_options(mine: Stage, where: tuple[str, ...]) -> None:
     mine.write_file("pytest.ini", "[pytest]")
     mine.write_file("tests/repro/reproducer.py", WORKLOADS)
-    mine.write_file("tests/test_it.py", "def test_good(): pass")
-    options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "2")
-    first = mine.run_here(*where, *options, "-v")
-    names = {name for name, words in mine.words(first).items() if words == ["FAILED"]}
-    assert names == {name for name in mine.words(first) if "bad" in name}
-    assert {*mine.words(mine.run_here("--lf", "-v"))} == names
+    monkeypatch.chdir(mine.path / folder)
+    file = str((mine.path / "tests/repro/reproducer.py").relative_to(mine.path / folder))
+    failing = ("--aorta-mitigations", "bad", *broken(mine), "-q")
+    shown = mine.run_here(file, "aorta::steady", "--aorta-trials=1", *failing).outlines
+    ids = [match[1] for line in shown if (match := re.match(r"FAILED (\S+)", line))]
+    assert len(ids) == 3
+    mine.run_here(*ids, *failing).assert_outcomes(failed=3)
 
 
 def test_last_failed_alone_asks_for_variables_that_are_not_kept(mine: Stage) -> None:
