@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -118,27 +117,6 @@ def broken(stage: Stage) -> tuple[str, str]:
     return "--aorta-registry-file", str(stage.path / "registry.json")
 
 
-@pytest.mark.parametrize("where", [("--aorta-workload", "other"), ("tests/repro/reproducer.py",)], ids=["name", "file"])
-def test_last_failed_alone_runs_the_failed_trials_with_their_options(mine: Stage, where: tuple[str, ...]) -> None:
-    mine.write_file("pytest.ini", "[pytest]")
-    mine.write_file("tests/repro/reproducer.py", WORKLOADS)
-    monkeypatch.chdir(mine.path / folder)
-    file = str((mine.path / "tests/repro/reproducer.py").relative_to(mine.path / folder))
-    failing = ("--aorta-mitigations", "bad", *broken(mine), "-q")
-    shown = mine.run_here(file, "aorta::steady", "--aorta-trials=1", *failing).outlines
-    ids = [match[1] for line in shown if (match := re.match(r"FAILED (\S+)", line))]
-    assert len(ids) == 3
-    mine.run_here(*ids, *failing).assert_outcomes(failed=3)
-
-
-def test_last_failed_alone_asks_for_variables_that_are_not_kept(mine: Stage) -> None:
-    mine.run_here("--aorta-workload", "steady", "--aorta-extra-env", "BROKEN=hunter2").assert_outcomes(failed=2)
-    result = mine.run_here("--lf")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --lf: the trials that failed had --aorta-extra-env, whose values are not*"])
-    assert "hunter2" not in "".join(path.read_text() for path in mine.path.glob(".pytest_cache/**/*") if path.is_file())
-
-
 CONFTEST = """
     import pytest
 
@@ -162,3 +140,12 @@ def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None
     file = mine.path / "mine/workloads.py"
     result.stdout.fnmatch_lines(["*module of aorta mine.workloads " + str(file), "test in mine.workloads " + str(file)])
     result.stdout.fnmatch_lines(["*hook of the conftest"])
+
+
+def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> None:
+    mine.write_file("tests/test_it.py", "def test_bad(): assert False\ndef test_good(): pass")
+    options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "1", "-v")
+    mine.run_here(*options).assert_outcomes(passed=3, failed=3)
+    again = mine.run_here(*options, "--lf")
+    assert {*mine.words(again)} == {"steady[local-bad-0]", "other[local-bad-0]"}
+    again.assert_outcomes(failed=3, deselected=2)
