@@ -25,9 +25,9 @@ def target_file(target: str) -> Path | None:
     return Path(where) if where.endswith(".py") else module_file(where)
 
 
-def module_file(module: str) -> Path | None:
+def module_file(module: str, places: Sequence[str] = ()) -> Path | None:
     """The file of a module. Nothing is imported, neither the module nor the packages around it."""
-    spec = module_spec(module)
+    spec = module_spec(module, places)
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 

@@ -19,7 +19,7 @@ from pytest_aorta.launch.launch_mode import PrepareArgument
 from pytest_aorta.registry import Environment
 from pytest_aorta.registry.payloads import ENGINES
 from pytest_aorta.registry.types import Engine
-from pytest_aorta.runtime.zygote import TAG_WORD, Behind, ZygoteSpec
+from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.spec import Origin, TrialSpec
 
@@ -242,7 +242,7 @@ def _passed_on(base: Mapping[str, str]) -> dict[str, str]:
 
 def container_command(
     spec: TrialSpec, inherited: Inherited, imposed: Mapping[str, str]
-) -> tuple[tuple[str, ...], Behind]:
+) -> tuple[tuple[str, ...], PrefixFacts]:
     """The command that enters an environment's image, and what to know of it.
 
     The container has its image's variables and the ``imposed`` ones, and nothing else of this process.
@@ -276,7 +276,7 @@ def container_command(
     )
     python = "python3" if environment.venv is None else str(Path(environment.venv).expanduser() / "bin" / "python")
     venv = {} if environment.venv is None else {"VIRTUAL_ENV": environment.venv}
-    behind = Behind({**venv, **imposed}, packages=PACKAGES, stop=stop_command(*found))
+    behind = PrefixFacts({**venv, **imposed}, packages=PACKAGES, stop=stop_command(*found))
     return (*prefix, *environment.launcher, python), behind
 
 
@@ -328,7 +328,7 @@ def zygote_spec(
         words = command(environment)
         variables = environ(environment, spec.overlay, inherited.variables, threads, devices)
         own = imposed if environment.venv is None else {*imposed, "VIRTUAL_ENV"}
-        behind = Behind({name: variables[name] for name in own})
+        behind = PrefixFacts({name: variables[name] for name in own})
         sys_path = () if environment.venv is not None else inherited.sys_path
     return ZygoteSpec(
         command=words,
@@ -341,6 +341,25 @@ def zygote_spec(
         fresh=fresh_seed is not None,
         extend="pytest_aorta.launch.child.workload_main:extend",
         load="pytest_aorta.launch.child.trial_main:load",
-        orphaned="pytest_aorta.launch.child.trial_main:orphaned",
         behind=behind,
     )
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """What a host is asked to run."""
+
+    spec: TrialSpec
+    folder: Path
+    inherited: Inherited
+    timeout: float | None = None
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Cells of one key are prepared once. How they are launched, and how long they may be imported, counts."""
+        try:
+            key = zygote_spec(self.spec, self.inherited).key()
+        except EnvironmentUnusable as error:
+            key = str(error)  # and the preparation fails with it, on its host
+        limit = self.spec.limits.timeout if self.timeout is None else self.timeout
+        return f"{key} {self.spec.execution} {limit}"

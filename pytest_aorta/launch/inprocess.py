@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytest_aorta.launch.environment import Inherited
-from pytest_aorta.launch.host.place import Place, TemporaryFolders, clear_place, make_place
+from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear_place, make_place
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, is_command, resolve_launch
 from pytest_aorta.launch.record import build_record, check_claims, request_of, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
@@ -98,7 +98,7 @@ class InProcessTrial:
         self.spec = spec
         self._folder = folder
         self._temporary = temporary
-        self._place: Place | None = None
+        self._place: TrialFolders | None = None
         self._undo = contextlib.ExitStack()
         self._side_by_side = SideBySide(workers=workers, cores=threads_of(os.sched_getaffinity(0)))
         self.seen = Observation()

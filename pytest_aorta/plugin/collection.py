@@ -15,7 +15,7 @@ from pytest_aorta.common.conditions import selected
 from pytest_aorta.plan import Plan, PlanError, planned, trial_value, unit_of
 from pytest_aorta.plugin.options import is_typed
 from pytest_aorta.plugin.roles import decisions_of_controller, is_worker
-from pytest_aorta.plugin.run import Run, refuse, run_of
+from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_classes, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
@@ -110,18 +110,19 @@ def split_arguments(
 
 
 class SelectedTrials(pytest.Collector):
-    plan: Plan
-    chosen: set[str]
+    """The trials that options ask for."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """All trials, or those that were named on the command line."""
-        items = [
-            item
-            for item in _items(self, self.plan, WorkloadModules(self).of)
-            if not self.chosen or item.name in self.chosen
-        ]
+        run, modules = run_of(self.config), WorkloadModules(self)
+        if run.selection.replays:
+            from pytest_aorta.plugin.replays import replay_items
+
+            found: list[pytest.Item] = list(replay_items(run, modules))
+        else:
+            found = _items(self, run.plan, modules.of)
+        items = [item for item in found if not run.chosen or item.name in run.chosen]
         if not items:
-            names = ", ".join(spec.item_name for spec in self.plan.trials[:5])
+            names = ", ".join(item.name for item in found[:5])
             raise self.CollectError(f"no trial has the given name; there are {names}, ...")
         return items
 
@@ -145,23 +146,22 @@ def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list
 
 def select_trials(config: pytest.Config, run: Run) -> None:
     """Resolve the plan of ``--aorta-workload``; without paths on the command line, only its trials are collected."""
-    try:
-        plan = run.plan
-    except (RegistryError, PlanError) as error:
-        raise pytest.UsageError(str(error)) from None
     if run.selection.minimize:
         from pytest_aorta.plugin.minimize import name_of, wholes_of
 
-        choose(config, run, {name_of(spec): spec for spec in wholes_of(plan, run.selection)})
+        choose(config, run, {name_of(spec): spec for spec in wholes_of(run.plan, run.selection)})
         return
-    choose(config, run, {spec.item_name: spec for spec in plan.trials})
+    choose(config, run, {spec.item_name: spec for spec in run.plan.trials})
 
 
-def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> SelectedTrials:
-    """The collector of the plan, placed in the directory that pytest was started in, so that its conftest applies."""
-    parent = directory_of(session, collected)
-    collector: SelectedTrials = SelectedTrials.from_parent(parent, name=ROOT, nodeid=ROOT)
-    collector.plan, collector.chosen = run.plan, run.chosen or set()
+def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> pytest.Collector:
+    """The collector of what options ask for, in the directory that pytest was started in, so its conftest applies."""
+    name = ROOT
+    if run.selection.replays:
+        from pytest_aorta.replay import REPLAY
+
+        name = REPLAY
+    collector: SelectedTrials = SelectedTrials.from_parent(directory_of(session, collected), name=name, nodeid=name)
     return collector
 
 
@@ -193,7 +193,6 @@ class WorkloadFile(UnimportedModule):
     """A Python file with Workload classes, given as a path. Its classes are found without importing it."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """The trials of all its classes."""
         if not workload_facts(self.path).workloads:
             raise self.CollectError(f"no workload in {self.path.name}: {what_lacks(self.path)}")
         run = run_of(self.config)
@@ -214,7 +213,6 @@ def plans_of(run: Run, base: str) -> list[Plan]:
 
 
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
-    """The trials of all Workload classes of a file."""
     entries = [
         WorkloadEntry(name=name, target=f"{path}:{cls}", source_package=f"file:{path.name}")
         for name, cls in workload_classes(path)
@@ -228,19 +226,18 @@ ALL_ELSEWHERE = pytest.StashKey[bool]()
 #: What was refused, in a worker of xdist: the whole run ends as for a wrong option.
 REFUSED = pytest.StashKey[str]()
 
-#: What the conditions are given with.
-_WHERE = "--aorta-where"
-
 
 def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
     """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``."""
     kept = list(items)
     if run.selection.shard is not None:
-        kept = shard_of(kept, *run.selection.shard, durations_of(run))
+        file = run.selection.durations
+        durations = Durations() if file is None else read_durations(file)
+        kept = shard_of(kept, *run.selection.shard, durations)
         config.stash[ALL_ELSEWHERE] = bool(items) and not kept
     if run.selection.where:
         # Against all: whether an element exists does not depend on the shard.
-        fitting = {id(item) for item in _fitting(items, run)}
+        fitting = {id(item) for item, _ in selected(_valued(items), _value, run.selection.where, "--aorta-where")}
         kept = [item for item in kept if id(item) in fitting]
     if len(kept) < len(items):
         left = {id(item) for item in kept}
@@ -248,17 +245,7 @@ def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> N
         items[:] = kept
 
 
-def select_items_of_worker(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
-    """As ``select_items``; what is refused goes to xdist's controller, which an error here would only confuse."""
-    try:
-        select_items(config, items, run)
-    except pytest.UsageError as error:
-        items.clear()
-        config.workeroutput["aorta_refused"] = str(error)  # type: ignore[attr-defined]
-
-
 def hear(node: Any) -> None:
-    """Take what a worker of xdist has to say at its end."""
     said = getattr(node, "workeroutput", {})
     stash = node.config.stash
     if said.get("aorta_all_elsewhere"):
@@ -281,18 +268,6 @@ def set_exit_status(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.OK
 
 
-def durations_of(run: Run) -> Durations:
-    found = Durations()
-
-    def read() -> None:
-        nonlocal found
-        if run.selection.durations is not None:
-            found = read_durations(run.selection.durations)
-
-    refuse(read)
-    return found
-
-
 def shard_of(items: Sequence[pytest.Item], number: int, count: int, durations: Durations) -> list[pytest.Item]:
     shards = shards_of([item.name for item in items], [_keys(item) for item in items], count, durations)
     return [item for item, shard in zip(items, shards, strict=True) if shard == number - 1]
@@ -309,16 +284,6 @@ def _keys(item: pytest.Item) -> list[Hashable]:
     if not isinstance(item, CommandItem):
         return []
     return [(item.path, *key) for key in command_keys(item.unit.action, item.run.recipe, item.unit.units)]
-
-
-def _fitting(items: Sequence[pytest.Item], run: Run) -> list[pytest.Item]:
-    found: list[pytest.Item] = []
-
-    def find() -> None:
-        found.extend(item for item, _ in selected(_valued(items), _value, run.selection.where, _WHERE))
-
-    refuse(find)
-    return list({id(item): item for item in found}.values())
 
 
 #: An item, and what gives the value of it, or of one of several directories.

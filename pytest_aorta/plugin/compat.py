@@ -38,13 +38,11 @@ def longrepr_of(text: str, path: str | os.PathLike[str], line: int | None, reaso
 
 
 def add_section(longrepr: object, title: str, text: str) -> None:
-    """Show a text below a failure."""
     if isinstance(longrepr, ExceptionRepr):
         longrepr.addsection(title, text)
 
 
 def add_reason(longrepr: object, reason: str) -> None:
-    """Show a reason before a failure's own in the short summary."""
     crash = getattr(longrepr, "reprcrash", None)
     if isinstance(crash, ReprFileLocation):
         crash.message = f"{reason}; {crash.message}"
@@ -135,7 +133,6 @@ def has_no_summary(terminal: pytest.TerminalReporter) -> bool:
 
 
 def set_terminal_file(config: pytest.Config, file: TextIO) -> None:
-    """Have pytest's terminal reporter write to another file."""
     config.get_terminal_writer()._file = file
 
 
@@ -163,7 +160,6 @@ class GeneratedFunction(pytest.Function):
         return self.parent.ihook
 
     def visible_traceback(self, traceback: Any) -> Any:
-        """The entries of a traceback that are shown."""
         return traceback
 
     def _traceback_filter(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:

@@ -12,7 +12,7 @@ from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin.collection import WorkloadFile
 from pytest_aorta.plugin.options import given_options, is_typed
 from pytest_aorta.plugin.registration import register_hooks
-from pytest_aorta.plugin.workload_files import AS_COMMAND, is_script, what_lacks, workload_classes, workload_facts
+from pytest_aorta.plugin.workload_files import AS_COMMAND, what_lacks, workload_classes, workload_facts
 
 
 class GivenFiles:
@@ -86,7 +86,7 @@ def lines_of_empty_run(terminal: pytest.TerminalReporter, status: int, config: p
     if status != pytest.ExitCode.NO_TESTS_COLLECTED:
         errors = [report for report in terminal.stats.get("error", []) if isinstance(report, pytest.CollectReport)]
         failed = {config.rootpath / report.nodeid.partition("::")[0] for report in errors}
-        scripts = [file for file in files if wanted and file in failed and is_script(file)]
+        scripts = [file for file in files if wanted and file in failed and workload_facts(file, always=True).is_script]
         return [one_line(f"{file.name}: {AS_COMMAND.format(file.name)}") for file in scripts]
     found = {file: what_lacks(file, wanted) for file in files}
     lines = [one_line(f"no workload in {file.name}: {text}") for file, text in found.items() if text]

@@ -23,12 +23,8 @@ if TYPE_CHECKING:
     from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
     from pytest_aorta.probe.snapshot import EnvSnapshot
 
-#: Folders in which recipes were looked for.
-_LISTED: pytest.StashKey[set[Path]] = pytest.StashKey()
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare options."""
     add_options(parser)
 
 
@@ -41,10 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     for name, text in getattr(config, "workerinput", {}).get("aorta_settings", {}).items():
         setattr(config.option, f"aorta_{name}", text)
-    if getattr(config.option, "lf", False):
-        from pytest_aorta.plugin.last_failed import recall
-
-        recall(config)
     _look_at_files(config)
     if is_mentioned(config):
         from pytest_aorta.plugin.registration import register_hooks
@@ -92,37 +84,20 @@ def pytest_configure_node(node: Any) -> None:
     introduce(node)
 
 
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Look for recipes, once in each folder and not at each of its files: of these there may be thousands."""
-    if isinstance(collector, pytest.Session) and ".toml" in " ".join(collector.config.args):
-        _register_recipes(collector.config)
-    if not isinstance(collector, pytest.Directory):
-        return
-    listed = collector.config.stash.setdefault(_LISTED, set())
-    if collector.path in listed:  # pytest lists a folder again for each of its files that is an argument
-        return
-    listed.add(collector.path)
-    if _may_have_recipes(collector):
-        _register_recipes(collector.config)
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Recipes: ``aorta.toml`` and ``*.aorta.toml``, and Row's ``workflow.toml`` where it is given itself."""
+    name = file_path.name
+    if not name.endswith(".toml"):  # most are through here
+        return None
+    is_own = name == "aorta.toml" or name.endswith(".aorta.toml")
+    if not is_own and not (name == "workflow.toml" and parent.session.isinitpath(file_path)):
+        return None
+    from pytest_aorta.plugin.recipes.items import RecipeFile
+    from pytest_aorta.plugin.registration import register_hooks
 
-
-def _may_have_recipes(folder: pytest.Directory) -> bool:
-    if type(folder) not in (pytest.Dir, pytest.Package):  # those of other plugins collect what they like
-        return True
-    try:
-        names = os.listdir(folder.path)
-    except OSError:
-        return False
-    if "workflow.toml" in names and folder.session.isinitpath(folder.path / "workflow.toml"):
-        return True
-    return "aorta.toml\n" in "\n".join([*names, ""])  # of a name's end, faster than one comparison for each
-
-
-def _register_recipes(config: pytest.Config) -> None:
-    import pytest_aorta.plugin.recipe_hooks as recipe_hooks  # "from" takes what a nested run of pytest has left
-
-    if not config.pluginmanager.has_plugin(recipe_hooks.NAME):
-        config.pluginmanager.register(recipe_hooks, recipe_hooks.NAME)
+    register_hooks(parent.config, late=True)
+    collector: RecipeFile = RecipeFile.from_parent(parent, path=file_path)
+    return collector
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -138,13 +113,10 @@ def _generate_trials(metafunc: pytest.Metafunc) -> None:
         from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(metafunc.config, late=True)
-    takes_trial = "aorta_trial" in metafunc.fixturenames
-    if takes_trial or is_marked:
-        from pytest_aorta.plugin.ordinary_tests import checked_marker, parametrize
+    if is_marked or "aorta_trial" in metafunc.fixturenames:
+        from pytest_aorta.plugin.ordinary_tests import parametrize
 
-        given = checked_marker(metafunc)
-        if takes_trial:
-            parametrize(metafunc, given)
+        parametrize(metafunc)
 
 
 @pytest.hookimpl(trylast=True)

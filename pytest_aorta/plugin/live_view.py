@@ -30,9 +30,8 @@ from pytest_aorta.triage.facts import COUNTED, FAILURES, OUTCOMES, Outcome
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import RenderableType
     from rich.live import Live
-    from rich.segment import Segment
 
     from pytest_aorta.launch.engine import SlotTrial
     from pytest_aorta.plugin.run import Run
@@ -149,11 +148,13 @@ class LiveState:
 
         ``None`` while no trial has finished.
         """
-        usual = {cell: statistics.median(it.seconds) for cell, it in self.cells.items() if it.seconds}
+        usual: dict[CellName | None, float] = {
+            cell: statistics.median(it.seconds) for cell, it in self.cells.items() if it.seconds
+        }
         if not usual or not self.expected:
             return None
         other = statistics.mean(usual.values())
-        to_come = sum(number * usual.get(cell, other) for cell, number in Counter(self.expected.values()).items())
+        to_come = sum(usual.get(cell, other) for cell in self.expected.values())
         over = sum(min(now - trial.begun, usual.get(trial.cell, other)) for trial in self.running.values())
         return max(0.0, to_come - over) / max(1, self.slots)
 
@@ -223,16 +224,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-class _Raw:
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Generator[Segment, None, None]:
-        from rich.segment import Segment
-
-        yield Segment(self._text)
-
-
 class LinesBelow:
     """pytest's file, and lines below what is written to it, which come and go without a trace. Thread-safe.
 
@@ -252,7 +243,6 @@ class LinesBelow:
         self._line = ""
 
     def show(self) -> None:
-        """Show the lines, or show them anew."""
         from rich.console import Console
         from rich.live import Live
 
@@ -281,7 +271,6 @@ class LinesBelow:
             self._live.refresh()
 
     def hide(self) -> None:
-        """Erase the lines."""
         with self._lock:
             live, self._live = self._live, None
             if live is not None:
@@ -291,7 +280,6 @@ class LinesBelow:
                     self._terminal.flush()
 
     def close(self) -> None:
-        """Erase the lines, for good."""
         self.hide()
         with contextlib.suppress(OSError):
             self._terminal.close()
@@ -305,13 +293,14 @@ class LinesBelow:
         return Group(line, *self._draw(size.columns, size.lines))
 
     def write(self, text: str) -> int:
-        """pytest writes."""
         with self._lock:
             if self._live is not None and self._is_reached():
                 complete, newline, self._line = (self._line + text).rpartition("\n")
                 if newline:
+                    from rich.segment import Segment, Segments
+
                     with contextlib.suppress(OSError, ValueError):
-                        self._live.console.print(_Raw(complete + newline), soft_wrap=True, end="")
+                        self._live.console.print(Segments([Segment(complete + newline)]), soft_wrap=True, end="")
                         self._live.refresh()
                 return len(text)
             if self._is_reached():
@@ -359,7 +348,6 @@ class LiveView:
     # What happens, on any thread
 
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
-        """A slot is about to start a trial."""
         running = RunningTrial(name, cell, trial.place, time.monotonic(), trial.folder, trial.is_over)
         with self._lock:
             self._add(file, running)
@@ -381,7 +369,6 @@ class LiveView:
             self._end_ticker()
 
     def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
-        """The result of a trial has been written."""
         with self._lock:
             self._state.finished(file, cell, facts.wall_sec, facts.outcome)
 
@@ -444,7 +431,6 @@ class LiveView:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, object, object]:
-        """The end of the run is pytest's."""
         self.close()
         return (yield)
 
@@ -456,7 +442,6 @@ class LiveView:
     pytest_keyboard_interrupt = pytest_internalerror = pytest_unconfigure = pytest_enter_pdb
 
     def close(self) -> None:
-        """Erase the view, for good."""
         with self._lock:
             below, self._below = self._below, None
         self._end_ticker()
@@ -497,7 +482,7 @@ class LiveView:
 
 def last_step(folder: Path) -> tuple[int, int | None] | None:
     from pytest_aorta.launch.child.attempt_files import attempt_folder, last_attempt
-    from pytest_aorta.trials.lifecycle import read_steps, step_file
+    from pytest_aorta.trials.steps import read_steps, step_file
 
     found = read_steps(step_file(folder)) or read_steps(step_file(attempt_folder(folder, last_attempt(folder))))
     return None if found is None else (found["step"], found["total"])

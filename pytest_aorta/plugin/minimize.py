@@ -60,8 +60,6 @@ class Subsets:
 
 
 class MinimizeItem(GeneratedFunction):
-    """One search."""
-
     subsets: Subsets
     set_name: str
     spec: TrialSpec
@@ -119,7 +117,6 @@ class MinimizeItem(GeneratedFunction):
         return facts
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Path and line of the workload's class, and the name."""
         assert isinstance(self.parent, UnimportedModule)
         return *self.parent.location_of(self.spec), self.name
 
@@ -136,7 +133,6 @@ def _use_fixtures(aorta_extra_env: dict[str, str]) -> None: ...
 
 
 def name_of(spec: TrialSpec) -> str:
-    """Of the item that minimizes the set of this trial."""
     names = "+".join(identifier(name) for name in spec.mitigations)
     return f"{identifier(spec.workload.name)}[{identifier(spec.environment.name)}-minimize-{names}]"
 

@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plan import Selection
 
-#: Whether options are those of an earlier run, whose paths are those of this one.
-RECALLED = pytest.StashKey[bool]()
-
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare all options and their ini twins."""
     for title, members in GROUPS.items():
         group = parser.getgroup(f"aorta: {title}")
         for setting in members:
@@ -90,7 +86,7 @@ def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ)
 
 def is_typed(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the workloads are of this run only, and not of every run with this ini file."""
-    return RECALLED not in config.stash and any(
+    return any(
         getattr(config.option, setting.ini, None) is not None or environ.get(setting.variable)
         for setting in SETTINGS
         if setting.name in ("workload", "command", "replay")
@@ -143,7 +139,6 @@ def _parse(setting: Setting, text: str, source: str) -> Any:
 
 
 def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Selection:
-    """The Selection of a pytest run."""
     from pytest_aorta.plan import select
     from pytest_aorta.plugin.roles import is_controller, is_worker, worker_of_workers
 

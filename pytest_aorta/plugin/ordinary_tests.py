@@ -13,21 +13,20 @@ import pytest
 
 import pytest_aorta.settings as valid
 from pytest_aorta.common.texts import printable
-from pytest_aorta.plan import Selection, check_axes, check_variables, trials_of
+from pytest_aorta.plan import check_axes, check_variables, trials_of
 from pytest_aorta.plugin import MARKER
 from pytest_aorta.plugin.compat import add_reason, add_section
 from pytest_aorta.plugin.failures import failure_text, short_reason
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     ReportPayload,
-    RowKey,
     deadline_of,
     reason_of,
     run_of,
     warn,
     without_exit_status,
 )
-from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.trials.conversion import identifier, to_plain
@@ -57,28 +56,12 @@ def check_keywords(fixture: str, call: Callable[..., Any], unknown: Iterable[str
 _COLUMN = 60
 
 
-@dataclass(frozen=True)
-class Axes:
-    """Environments and mitigation sets of a marked test."""
-
-    environments: tuple[str, ...] = ()
-    mitigations: tuple[tuple[str, ...], ...] = ()
-
-    def variables(self, registry: Registry) -> set[str]:
-        """Names of the variables that any cell sets."""
-        bundles = [registry.environment(name).env for name in self.environments]
-        bundles += [registry.mitigation(name).env for names in self.mitigations for name in names]
-        return {name for bundle in bundles for name in bundle}
-
-
 class RunTrial:
-    """Callable that runs one trial of a workload."""
-
     def __init__(self, item: pytest.Item, extra_env: Mapping[str, str]) -> None:
         #: The test that starts the trials.
         self.item = item
-        #: Of the test, where its trials are in several cells.
-        self.axes = Axes()
+        #: That the test stands for, if it takes ``aorta_trial``.
+        self.cell: Cell | None = None
         self._extra_env = extra_env
         #: How many trials of each cell it has started; a test may do so on several threads.
         self._counts: dict[str, Iterator[int]] = {}
@@ -138,8 +121,8 @@ class RunTrial:
         entry = run.registry.workload(workload) if isinstance(workload, str) else entry_of(workload)
         index = valid.taken(valid.whole, index, "index")
         spec = trials_of([entry], selection, run.registry)[0][0]
-        watched = sorted({*spec.watched, *self.axes.variables(run.registry)})
-        spec = replace(spec, trial_index=index, watched=tuple(watched))
+        watched = () if self.cell is None else self.cell.watched
+        spec = replace(spec, trial_index=index, watched=tuple(sorted({*spec.watched, *watched})))
         return self.carry_out(spec, options_text(steps, config, extra_env or {}), extra_env or {})[0]
 
     def __repr__(self) -> str:
@@ -147,7 +130,6 @@ class RunTrial:
 
     @property
     def run(self) -> Run:
-        """The run that the test is part of."""
         return run_of(self.item.config)
 
     def carry_out(
@@ -177,14 +159,15 @@ class RunTrial:
         except RequestError as error:
             raise error.with_traceback(None) from None  # that of the engine shows nothing that is wrong
         paths = self._next_paths(spec)
-        row = RowKey(self.test, options, _digest_of(spec, extra_env))
+        digest = _digest_of(spec, extra_env)
+        key = CellKey(spec.workload.name, spec.cell, printable(self.test), printable(options), digest)
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
             running: RunningTrial = run.runner.start(spec, paths, deadline)
         else:
             # A test that stands for a trial of a cell is skipped with it; any other counts on its trials.
-            key = CellKey(spec.workload.name, spec.cell, **vars(row)) if self.axes.mitigations else None
-            running = run.launch(self.item, spec, paths, self._extra_env, key, again=self.occurrence.again)
+            cell = key if self.cell is not None else None
+            running = run.launch(self.item, spec, paths, self._extra_env, cell, again=self.occurrence.again)
         try:
             record = running.finish()
         except BaseException as error:  # Ctrl-C, or a time limit for the whole test
@@ -192,11 +175,11 @@ class RunTrial:
             if isinstance(error, KeyboardInterrupt):
                 run.interrupt(why)
             running.interrupt(why)
-            run.add_record(self.item, paths, running.finish(), running.resumed, row)
+            run.add_record(self.item, paths, running.finish(), running.resumed, key)
             raise
         if run.watcher is not None:
             run.watcher.trial_ended(paths.file_in(run.results))
-        run.add_record(self.item, paths, record, running.resumed, row)
+        run.add_record(self.item, paths, record, running.resumed, key)
         warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths
 
@@ -214,7 +197,6 @@ def options_text(steps: int | None, config: Mapping[str, Any], extra_env: Mappin
 
 
 def shortened(text: str) -> str:
-    """For a column of the table."""
     text = " ".join(printable(text).split())
     return text if len(text) <= _COLUMN else f"{text[: _COLUMN - 3]}..."
 
@@ -248,21 +230,17 @@ def entry_of(cls: type[Any]) -> WorkloadEntry:
     )
 
 
-_KEYWORDS = ("trials", "mitigations", "environments", "timeout")
-
-
 @dataclass(frozen=True)
 class Cell:
-    """Parameter of a marked test; ``axes`` are those that its cell is on."""
+    """Parameter of a marked test; ``watched``: names of the variables that any cell of the test sets."""
 
     environment: str
     mitigations: tuple[str, ...]
     index: int
-    axes: Axes
+    watched: frozenset[str]
 
     @property
     def label(self) -> str:
-        """As in the names of trial items."""
         names = "+".join(identifier(name) for name in self.mitigations)
         return f"{identifier(self.environment)}-{names}-{self.index}"
 
@@ -279,7 +257,7 @@ class MarkedTrial:
         self.environment = cell.environment
         self.mitigations = cell.mitigations
         self._run = run
-        run.axes = cell.axes
+        run.cell = cell
         run.test = _without(run.item.nodeid, cell.label)
 
     def __call__(
@@ -313,102 +291,80 @@ def _without(node_id: str, label: str) -> str:
     return f"{test}[{others}]" if others else test
 
 
-def checked_marker(metafunc: pytest.Metafunc) -> dict[str, Any]:
-    """The keywords of a test's markers, those of the closest one last."""
-    __tracebackhide__ = True
-    run = run_of(metafunc.config)
-    given: dict[str, Any] = {}
-    for marker in reversed(list(metafunc.definition.iter_markers("aorta"))):
-        problem = _problem(marker)
-        if problem is not None:
-            _refuse(metafunc, f"{MARKER} {problem}")
-        problem = _name_problem(run, marker.kwargs, "trials=")
-        if problem is not None:
-            _refuse(metafunc, f"{MARKER}: {problem}")
-        given.update(marker.kwargs)
-    if "trials" in given:
-        given["trials"] = valid.positive_int(given["trials"])
-    return given
-
-
-def parametrize(metafunc: pytest.Metafunc, given: Mapping[str, Any]) -> None:
-    """One item per trial of every cell, trial 0 of every cell first; ``given`` are the keywords of its markers."""
-    __tracebackhide__ = True
-    run = run_of(metafunc.config)
-    selection: Selection = run.selection
-    options = {name: getattr(selection, name) for name in ("environments", "mitigations") if name not in given}
-    problem = _name_problem(run, options, "--aorta-trials")
-    if problem is not None:
-        _refuse(metafunc, problem)
-    trials = given.get("trials", selection.trials)
-    environments = _several(given.get("environments", selection.environments))
-    sets = [_names(names) for names in _several(given.get("mitigations", selection.mitigations))]
-    axes = Axes(environments, tuple(sets))
-    cells = [Cell(environment, names, i, axes) for i in range(trials) for environment in environments for names in sets]
-    metafunc.parametrize("aorta_trial", cells, indirect=True, ids=[cell.label for cell in cells])
-
-
-def _refuse(metafunc: pytest.Metafunc, problem: str) -> NoReturn:
-    pytest.fail(f"{metafunc.definition.nodeid}: {problem}", pytrace=False)
-
-
-def _name_problem(run: Run, axes: Mapping[str, Any], more: str) -> str | None:
-    environments = _several(axes.get("environments", ()))
-    sets = [_names(names) for names in _several(axes.get("mitigations", ()))]
-    try:
-        for environment in environments:
-            run.registry.environment(environment)
-        for name in itertools.chain.from_iterable(sets):
-            run.registry.mitigation(name)
-        check_axes(environments, sets, more)
-    except RequestError as error:
-        return str(error)
-    return None
-
-
-def _problem(marker: pytest.Mark) -> str | None:
-    unknown = sorted(set(marker.kwargs) - set(_KEYWORDS))
-    if unknown or marker.args:
-        return f"takes the keywords {', '.join(_KEYWORDS)}, not {', '.join(unknown) or 'positional arguments'}"
-    for keyword, value in marker.kwargs.items():
+def _several(read: valid.Reader, expected: str) -> valid.Reader:
+    def read_all(value: Any) -> tuple[Any, ...]:
         try:
-            _VALID[keyword](value)
-        except ValueError as error:
-            return f"has {keyword}={valid.shown(value)}; expected {error}"
-    return None
+            found = tuple(map(read, (value,) if isinstance(value, str) else value))
+        except (TypeError, ValueError):
+            found = ()
+        if not found:
+            raise ValueError(expected)
+        return found
+
+    return read_all
 
 
-def _are_names(value: object) -> bool:
-    if isinstance(value, str):
-        return all(name.strip() for name in value.split(","))
-    return isinstance(value, Sequence) and bool(value) and all(isinstance(name, str) and name for name in value)
-
-
-def _environments(value: Any) -> None:
-    if not _are_names(value):
-        raise ValueError("a name, or a list of names")
-
-
-def _mitigations(value: Any) -> None:
-    if not (isinstance(value, Sequence) and value and all(map(_are_names, _several(value)))):
-        raise ValueError("a list of mitigation sets, each a text with commas or a list of names")
-
-
-#: What each keyword takes.
-_VALID: Mapping[str, valid.Reader] = {
+#: What each keyword of the marker takes.
+_KEYWORDS: Mapping[str, valid.Reader] = {
     "trials": valid.positive_int,
-    "environments": _environments,
-    "mitigations": _mitigations,
+    "mitigations": _several(valid.names, "a list of mitigation sets, each a text with commas or a list of names"),
+    "environments": _several(valid.name, "a name, or a list of names"),
     "timeout": valid.optional(valid.seconds),
 }
 
 
-def _several(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Check the markers of a test; with ``aorta_trial``, one item per trial of every cell, trial 0 of each first."""
+    __tracebackhide__ = True
+    run = run_of(metafunc.config)
+    chosen = run.selection
+    problem = ""
+    try:
+        for marker in reversed(list(metafunc.definition.iter_markers("aorta"))):  # the closest one last
+            given = _read_marker(marker)
+            chosen = replace(chosen, **{name: value for name, value in given.items() if name != "timeout"})
+            _check_names(run, given.get("environments", ()), given.get("mitigations", ()), "trials=", f"{MARKER}: ")
+        if "aorta_trial" not in metafunc.fixturenames:
+            return
+        environments, sets = chosen.environments, chosen.mitigations
+        _check_names(run, environments, sets, "--aorta-trials")
+    except RequestError as error:
+        problem = f"{metafunc.definition.nodeid}: {error}"
+    if problem:
+        pytest.fail(problem, pytrace=False)
+    bundles = [run.registry.environment(name).env for name in environments]
+    bundles += [run.registry.mitigation(name).env for names in sets for name in names]
+    watched = frozenset(itertools.chain.from_iterable(bundles))
+    indices = range(chosen.trials)
+    cells = [Cell(place, names, i, watched) for i in indices for place in environments for names in sets]
+    metafunc.parametrize("aorta_trial", cells, indirect=True, ids=[cell.label for cell in cells])
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+def _read_marker(marker: pytest.Mark) -> dict[str, Any]:
+    unknown = sorted(set(marker.kwargs) - set(_KEYWORDS))
+    if unknown or marker.args:
+        what = ", ".join(unknown) or "positional arguments"
+        raise RequestError(f"{MARKER} takes the keywords {', '.join(_KEYWORDS)}, not {what}")
+    given = {}
+    for keyword, value in marker.kwargs.items():
+        try:
+            given[keyword] = _KEYWORDS[keyword](value)
+        except ValueError as error:
+            raise RequestError(f"{MARKER} has {keyword}={valid.shown(value)}; expected {error}") from None
+    return given
+
+
+def _check_names(
+    run: Run, environments: Sequence[str], sets: Sequence[Sequence[str]], more: str, source: str = ""
+) -> None:
+    try:
+        for name in environments:
+            run.registry.environment(name)
+        for name in itertools.chain.from_iterable(sets):
+            run.registry.mitigation(name)
+        check_axes(environments, sets, more)
+    except RequestError as error:
+        raise RequestError(f"{source}{error}") from None
 
 
 #: Trials of one test that are shown in full.

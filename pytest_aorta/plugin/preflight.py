@@ -13,7 +13,7 @@ from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.options import is_mentioned
 from pytest_aorta.plugin.roles import is_controller
-from pytest_aorta.plugin.run import Run, deadline_of, end_in_order_when_terminated, refuse, run_of
+from pytest_aorta.plugin.run import Run, deadline_of, end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.workload_files import workload_classes
 from pytest_aorta.plugin.writer import check_report
@@ -28,59 +28,61 @@ _PATIENCE = 20.0
 
 
 def check_trials(session: pytest.Session) -> None:
-    """Check the options, the results directory, and one trial of every workload that is about to run."""
+    """Check the options, the results directory, and one trial of every workload that is about to run.
+
+    Raises:
+        RequestError: in the words of the check.
+    """
     config = session.config
     mentioned = is_mentioned(config)
     if mentioned:  # also where trials are only started by tests
+        selection = run_of(config).selection
         end_in_order_when_terminated(config)
-        refuse(check_resources, run_of(config).selection, option_text, parallel=is_controller(config))
-        refuse(check_report, run_of(config))
-        refuse(_check_output_options, config, run_of(config).selection)
-    if mentioned and run_of(config).selection.replays:  # what prevents a replay is in its record
-        _check_results(run_of(config))
+        check_resources(selection, option_text, parallel=is_controller(config))
+        check_report(run_of(config))
+        _check_output_options(config, selection)
+        if selection.replays:  # what prevents a replay is in its record
+            _check_results(run_of(config))
+            return
+    if config.getoption("setuponly", False):
         return
     _check_recipes(session)
     specs = _specs_under_xdist(config) if is_controller(config) else _specs_of_items(session)
-    if config.getoption("setuponly", False) or not (mentioned or specs):
+    if not (mentioned or specs):
         return
     run = run_of(config)
     if specs:
         _check_results(run)
     elif is_controller(config) and (run.selection.workloads or run.selection.commands):
-        refuse(check_tasks, run.selection.results_dir, run.selection.execution.elastic)
+        check_tasks(run.selection.results_dir, run.selection.execution.elastic)
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     import pytest_aorta.plugin.summary  # noqa: F401
 
+    patience = _PATIENCE if run.selection.resources.total_slots > 1 else None
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
-        refuse(run.runner.check, spec, deadline, _PATIENCE if run.selection.resources.total_slots > 1 else None)
-    plans = _plans(run)
-    if plans and run.selection.triage.baseline is not None:
-        cells = {spec.cell: spec.mitigations for plan in plans for spec in plan.trials}
-        refuse(check_baseline, run.selection.triage.baseline, list(cells.items()))
-    if plans and run.selection.gates and not _has_marked_tests(session):
-        cells = {spec.cell: spec.mitigations for plan in plans for spec in plan.trials}
-        refuse(check_gates, run.selection.gates, list(cells.items()))
+        run.runner.check(spec, deadline, patience)
+    if plans := _plans(run):
+        cells = list({spec.cell: spec.mitigations for plan in plans for spec in plan.trials}.items())
+        if run.selection.triage.baseline is not None:
+            check_baseline(run.selection.triage.baseline, cells)
+        if run.selection.gates and not _has_marked_tests(session):
+            check_gates(run.selection.gates, cells)
     for plan in plans:
         run.runner.store.sort_into_cells(plan.flat_cells)
 
 
 def _check_recipes(session: pytest.Session) -> None:
-    if session.config.getoption("setuponly", False):
-        return
-    first: dict[int, TrialItem] = {}
-    for item in getattr(session, "items", ()):
-        if isinstance(item, TrialItem) and not _is_of_options(item):
-            first.setdefault(id(item.trial_run), item)
-    for item in first.values():
+    items = [item for item in getattr(session, "items", ()) if isinstance(item, TrialItem)]
+    for item in {id(item.trial_run): item for item in reversed(items) if not _is_of_options(item)}.values():
         run = item.trial_run
         end_in_order_when_terminated(session.config)
-        refuse(check_resources, run.selection, option_text)
-        refuse(check_results, run.selection, run.results, str(run.results))
-        refuse(run.runner.check, item.spec, deadline_of(item, item.spec))
+        check_resources(run.selection, option_text)
+        check_results(run.selection, run.results, str(run.results))
+        run.runner.check(item.spec, deadline_of(item, item.spec))
 
 
 def _check_results(run: Run) -> None:
-    refuse(check_results, run.selection, run.results, f"--aorta-results-dir {run.results}")
+    check_results(run.selection, run.results, f"--aorta-results-dir {run.results}")
 
 
 def _check_output_options(config: pytest.Config, selection: Selection) -> None:

@@ -103,7 +103,6 @@ class FurtherRankHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Leave failed tests of ranks to rank 0."""
         self._failed = session.exitstatus == pytest.ExitCode.TESTS_FAILED
         if self._failed and not self._is_node:
             session.exitstatus = pytest.ExitCode.OK

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.plan import Plan
-from pytest_aorta.plugin.collection import choose, directory_of
+from pytest_aorta.plugin.collection import choose
 from pytest_aorta.plugin.failures import TrialFailed
-from pytest_aorta.plugin.run import Run, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.run import Run, end_in_order_when_terminated
 from pytest_aorta.plugin.trial_item import TrialItem, WorkloadModules, item_of
 from pytest_aorta.replay import REPLAY, Replay, ReplayError, find_replays
 from pytest_aorta.trial_runner import TrialRunner
@@ -42,23 +42,12 @@ def select_replays(config: pytest.Config, run: Run) -> None:
     choose(config, run, {found.name: found.spec for found in run.replays}, REPLAY)
 
 
-def selected_replays(session: pytest.Session, collected: list[Any]) -> Replays:
-    """The collector of the replays, in the directory that pytest was started in."""
-    collector: Replays = Replays.from_parent(directory_of(session, collected), name=REPLAY, nodeid=REPLAY)
-    return collector
-
-
-class Replays(pytest.Collector):
-    def collect(self) -> Iterable[pytest.Item]:
-        """All of them, or those that were named on the command line."""
-        run = run_of(self.config)
-        modules = WorkloadModules(self)
-        sibling: ReplayItem | None = None
-        for found in run.replays:
-            if not run.chosen or found.name in run.chosen:
-                sibling = item_of(ReplayItem, modules.of(found.spec), found.name, found.spec, found.paths_of, sibling)
-                sibling.replay = found
-                yield sibling
+def replay_items(run: Run, modules: WorkloadModules) -> Iterator[ReplayItem]:
+    sibling: ReplayItem | None = None
+    for found in run.replays:
+        sibling = item_of(ReplayItem, modules.of(found.spec), found.name, found.spec, found.paths_of, sibling)
+        sibling.replay = found
+        yield sibling
 
 
 class ReplayItem(TrialItem):

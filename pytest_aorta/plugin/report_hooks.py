@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +13,6 @@ from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
 from pytest_aorta.plugin.failures import html_header, html_row
 from pytest_aorta.plugin.folded_summary import FoldedSummary
-from pytest_aorta.plugin.last_failed import remember
-from pytest_aorta.plugin.roles import place_under_each
 from pytest_aorta.plugin.run import (
     WATCHER,
     current_run,
@@ -38,48 +34,11 @@ if TYPE_CHECKING:
 _LOST = "the xdist worker that ran this trial died"
 
 
-class OpenItems:
-    """Items that have begun, and whose last report has not come.
-
-    ``workers``: how many processes run every item: more than one under ``--dist each``, where pytest does not say which
-    of them begins an item. Each runs them in their order, so it is at the first that it has not ended.
-    """
-
-    def __init__(self) -> None:
-        self.workers = 1
-        self._begun: Counter[str] = Counter()
-        self._ended: dict[str, set[int]] = {}
-
-    def begin(self, nodeid: str) -> None:
-        self._begun[nodeid] += 1
-
-    def end(self, nodeid: str, worker: int = 0) -> None:
-        """It is over, in this one of the processes that run it."""
-        if self.workers == 1:
-            self._begun.pop(nodeid, None)
-        else:
-            self._ended.setdefault(nodeid, set()).add(worker)
-
-    def unfinished(self, order: Sequence[str]) -> list[tuple[str, int]]:
-        """The node id of each open item, with the worker that runs it; ``order``: of all node ids."""
-        if self.workers == 1:
-            return [(nodeid, 0) for nodeid in self._begun]
-        found: list[tuple[str, int]] = []
-        left = Counter({nodeid: begun - len(self._ended.get(nodeid, ())) for nodeid, begun in self._begun.items()})
-        for worker in range(self.workers):
-            nodeid = next((each for each in order if worker not in self._ended.get(each, ())), "")
-            if left[nodeid] > 0:
-                left[nodeid] -= 1
-                found.append((nodeid, worker))
-        return found
-
-
 class ReportHooks:
-    """From reports to trial files and the summary."""
-
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.open = OpenItems()
+        #: Items that have begun, and whose last report has not come.
+        self._open: dict[str, None] = {}
         #: What writes the trials of each run: the first one of those that the options ask for, then of actions.
         self._writers: dict[Run, TrialWriter] = {}
         self._folded: FoldedSummary | None = None
@@ -144,7 +103,6 @@ class ReportHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """The same from the first of xdist's workers: all have the same items."""
-        self.open.workers = (place_under_each(node) or (0, 1))[1]
         # The controller itself has selected none.
         if current_run(self.config) is not None and not self._selected:
             self._select(ids)
@@ -155,7 +113,7 @@ class ReportHooks:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
-        self.open.begin(nodeid)
+        self._open[nodeid] = None
         if current_run(self.config) is not None and nodeid.endswith("]"):  # as the names of all trials do
             self._writer_of(nodeid).begin(nodeid)
 
@@ -165,9 +123,8 @@ class ReportHooks:
             run.prefetcher.drop(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the records that a report brings."""
         if report.when == "teardown":
-            self.open.end(report.nodeid, _worker_of(report))
+            self._open.pop(report.nodeid, None)
         if report.skipped and self._writers:
             self._writer_of(report.nodeid).count_skip(report)
         if getattr(report, "aorta", None):
@@ -181,10 +138,9 @@ class ReportHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
         """Record the item that an xdist worker has died of, and report an error: the workload is not what failed."""
-        worker = _worker_of(report)
-        self.open.end(crashitem, worker)
+        self._open.pop(crashitem, None)
         writer = self._writer_of(crashitem)
-        found = writer.write_lost(crashitem, _LOST, worker)
+        found = writer.write_lost(crashitem, _LOST)
         if found is not None:
             _describe_lost(report, *found, writer.store.results)
 
@@ -199,12 +155,10 @@ class ReportHooks:
         run = current_run(self.config)
         if run is None:
             return
-        remember(self.config)
         why = str(run.interrupted or session.shouldfail or session.shouldstop or "the run ended before its item")
-        unfinished = self.open.unfinished(self._selected or ())
         for writer in {run: self.writer, **self._writers}.values():
             writer.run.unreported += writer.run.prefetcher.close(why)
-            writer.finish(unfinished, _ended_early(session, run.interrupted))
+            writer.finish(self._open, _ended_early(session, run.interrupted))
             if writer.run is run and run.selection.report is not None:
                 self._write_report(run, run.selection.report)
         if any(writer.judged.gates for writer in self._writers.values()):
@@ -245,7 +199,6 @@ class ReportHooks:
 
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, trylast=True)
     def pytest_terminal_summary_inside(self) -> Generator[None, object, object]:
-        """Show other plugins all reports."""
         if self._folded is not None:
             self._folded.restore()
         try:
@@ -255,7 +208,6 @@ class ReportHooks:
                 self._folded.narrow()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table of cells."""
         verbosity = self.config.get_verbosity()
         if not self._writers or has_no_summary(terminalreporter) or verbosity <= -2:
             return
@@ -276,18 +228,12 @@ class ReportHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:
-        """In pytest-html's table, columns for cell and status."""
         html_header(cells)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
         """pytest-html writes the rows of a test when its last report has come."""
         html_row(report, self._ended.get(report.nodeid, ""), cells)
-
-
-def _worker_of(report: pytest.TestReport) -> int:
-    node = getattr(report, "node", None)
-    return 0 if node is None else (place_under_each(node) or (0, 1))[0]
 
 
 def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:

@@ -14,9 +14,6 @@ TRIALS, REPORTS = "aorta_trials", "aorta_reports"
 #: Name of the run in the history, where it was given to workers before there was a trial.
 STAMP = pytest.StashKey[str]()
 
-#: In a controller: what xdist calls this run.
-TEST_RUN = pytest.StashKey[str | None]()
-
 
 def is_worker(config: pytest.Config) -> bool:
     """Whether the items come from a controller, which also writes the results."""
@@ -40,28 +37,6 @@ def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
     return decided
 
 
-def test_run_of(config: pytest.Config) -> str | None:
-    """What xdist calls this run, in all of its workers; ``None`` in any other process."""
-    found: Mapping[str, Any] = getattr(config, "workerinput", {})
-    return found.get("testrunuid")
-
-
-def test_run_everywhere(config: pytest.Config) -> str | None:
-    """The same in the controller as well; ``None`` without xdist."""
-    return test_run_of(config) or config.stash.get(TEST_RUN, None)
-
-
-def place_under_each(node: Any) -> tuple[int, int] | None:
-    """Under ``--dist each``, which of xdist's workers a node is, and of how many; else ``None``.
-
-    One that takes the place of a crashed worker has that one's number. Names of workers may have any digits, or none.
-    """
-    if node.config.getoption("dist", "no") != "each":
-        return None
-    specs = node.nodemanager.specs
-    return next(number for number, spec in enumerate(specs) if spec is node.gateway.spec), len(specs)
-
-
 def worker_of_workers(config: pytest.Config) -> tuple[int, int]:
     """The number of this xdist worker, from 0, and of how many; 0 and 1 in any other process."""
     found: Mapping[str, Any] = getattr(config, "workerinput", {})
@@ -76,10 +51,7 @@ def introduce(node: Any) -> None:
     if not node.config.pluginmanager.has_plugin(TRIALS):
         from pytest_aorta.workspace.history import stamp
 
-        node.workerinput["aorta"] = {
-            "stamp": node.config.stash.setdefault(STAMP, stamp()),
-            "each": place_under_each(node),
-        }
+        node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp())}
 
 
 #: Modes that give whole groups to a worker, and the names of their schedulers in ``xdist.scheduler``.

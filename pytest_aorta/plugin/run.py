@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -23,21 +23,19 @@ from pytest_aorta.plugin.compat import general_timeout
 from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.plugin.roles import STAMP, decisions_of_controller, is_worker
 from pytest_aorta.plugin.stopping import Stopping, cell_of, round_name, round_of, where_of
-from pytest_aorta.probe.guard import printable
 from pytest_aorta.registry import Registry, WorkloadEntry
-from pytest_aorta.settings import SETTINGS, OptionError, RequestError
+from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import RunningTrial, SlotTrial
+    from pytest_aorta.plugin.live_view import LiveView
     from pytest_aorta.replay import Replay
-    from pytest_aorta.triage.facts import CellKey, TrialFacts
+    from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
-
-P = ParamSpec("P")
 
 #: Property of a report: how the item's trial has ended; of several trials, the last one.
 EXIT_STATUS = "aorta_exit_status"
@@ -53,18 +51,6 @@ RUN = pytest.StashKey["Run"]()
 _SIGTERM_HANDLED = pytest.StashKey[bool]()
 
 
-def refuse(check: Callable[P, object], *arguments: P.args, **keywords: P.kwargs) -> None:
-    """Make a check, and what it refuses an error of the command line, with exit status 4.
-
-    Raises:
-        pytest.UsageError: in the words of the check.
-    """
-    try:
-        check(*arguments, **keywords)
-    except RequestError as error:
-        raise pytest.UsageError(str(error)) from None
-
-
 # SIGTERM, which batch systems send before they kill: pytest ends as with Ctrl-C, in order and with its results.
 
 
@@ -72,7 +58,6 @@ class Terminated(KeyboardInterrupt): ...
 
 
 def reason_of(error: BaseException) -> str:
-    """What has interrupted pytest, for the records of the trials that it ends."""
     return "SIGTERM" if isinstance(error, Terminated) else type(error).__name__
 
 
@@ -145,40 +130,11 @@ def _pytest_timeout(item: pytest.Item) -> float | None:
 
 
 @dataclass(frozen=True)
-class RowKey:
-    """What keeps the trials of a test apart from others of the same workload, environment and mitigations."""
-
-    test: str = ""
-    options: str = ""
-    digest: str = ""
-
-
-@dataclass(frozen=True)
 class FinishedTrial:
-    """A trial that is over."""
-
     path: str
     result: dict[str, Any]
     resumed: bool = False
     not_kept: list[str] = field(default_factory=list)
-    row: RowKey = RowKey()
-
-    @classmethod
-    def of(
-        cls,
-        paths: TrialPaths,
-        record: TrialResult,
-        resumed: bool = False,
-        not_kept: Iterable[str] = (),
-        row: RowKey | None = None,
-    ) -> FinishedTrial:
-        """From the trial's record, which then names the test."""
-        if row is not None and row.test:
-            from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
-
-            started_by = StartedBy(node_id=printable(row.test), options=printable(row.options), digest=row.digest)
-            record = record.model_copy(update={"test": started_by})
-        return cls(str(paths.file), record.to_dict(), resumed, list(not_kept), row or RowKey())
 
 
 @dataclass
@@ -194,7 +150,7 @@ class ReportPayload:
 
         The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
         """
-        records = [{**vars(trial), "row": vars(trial.row)} for trial in self.trials] if with_records else []
+        records = [vars(trial) for trial in self.trials] if with_records else []
         return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(self.notes)}
 
 
@@ -202,8 +158,7 @@ PAYLOAD = pytest.StashKey[ReportPayload]()
 
 
 def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
-    """The trials of a report's attribute ``aorta``."""
-    return [FinishedTrial(**{**record, "row": RowKey(**record["row"])}) for record in json.loads(payload["records"])]
+    return [FinishedTrial(**record) for record in json.loads(payload["records"])]
 
 
 def without_exit_status(item: pytest.Item) -> list[tuple[str, object]]:
@@ -217,18 +172,8 @@ def warn(item: pytest.Item, texts: Iterable[str]) -> None:
         item.warn(pytest.PytestWarning(text))
 
 
-class TrialWatcher(Protocol):
-    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
-        """A slot is about to start a trial, whose file and name are these; called on its thread."""
-
-    def trial_ended(self, file: Path) -> None:
-        """The trial of a test is over, and the test goes on."""
-
-    def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None:
-        """The result of a trial has been written."""
-
-
-WATCHER = pytest.StashKey[TrialWatcher]()
+#: What shows the trials that run, if that is wanted.
+WATCHER = pytest.StashKey["LiveView"]()
 
 
 # Items that run several times
@@ -248,37 +193,29 @@ class Repeats:
     """Counts how often the items of a session begin: plugins have them run again, or collect them several times.
 
     No process asks another one: an item's number follows from its place among the equal items of the session, which
-    all workers collect alike; from the worker, where ``--dist each`` has all of them run every item; and from how often
-    the item has begun here.
+    all workers collect alike, and from how often the item has begun here.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
-        place: tuple[int, int] = decisions_of_controller(config).get("each") or (0, 1)
-        self._worker, self._workers = place
+    def __init__(self) -> None:
         #: How often items have begun, by their identity: equal items have equal node ids.
         self._begun: Counter[int] = Counter()
-        #: Of items that were collected several times, how often; and of each its place among those.
-        self._copies: dict[str, int] | None = None
-        self._places: dict[int, int] = {}
+        self._equal: dict[str, list[int]] = {}
 
     def next(self, item: pytest.Item) -> Repeat:
-        """An item begins now."""
         times = self._begun[id(item)]
         self._begun[id(item)] += 1
-        number = (times * self.copies(item) + self._places.get(id(item), 0)) * self._workers + self._worker
-        return Repeat(number, again=times > 0)
+        equal = self._equal_items(item)
+        place = equal.index(id(item)) if id(item) in equal else 0
+        return Repeat(times * len(equal) + place, again=times > 0)
 
     def copies(self, item: pytest.Item) -> int:
-        """How many items of the session have this node id."""
-        if self._copies is None:
-            found = Counter(each.nodeid for each in item.session.items)
-            self._copies = {nodeid: number for nodeid, number in found.items() if number > 1}
-            seen: Counter[str] = Counter()
-            for each in item.session.items if self._copies else ():
-                if each.nodeid in self._copies:
-                    self._places.setdefault(id(each), seen[each.nodeid])
-                    seen[each.nodeid] += 1
-        return self._copies.get(item.nodeid, 1)
+        return len(self._equal_items(item))
+
+    def _equal_items(self, item: pytest.Item) -> list[int]:
+        if not self._equal:
+            for each in item.session.items:
+                self._equal.setdefault(each.nodeid, []).append(id(each))
+        return self._equal.get(item.nodeid) or [id(item)]
 
 
 # Trials that are started before pytest has come to their items
@@ -312,7 +249,6 @@ class Prefetcher:
         self.launched = False
 
     def launch(self, trials: Iterable[QueuedTrial]) -> None:
-        """Start the trials, in this order."""
         self.launched = True
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
         found = [(trial, self._run.runner.find(trial.spec, trial.paths, trial.deadline)) for trial in trials]
@@ -334,14 +270,12 @@ class Prefetcher:
                 ahead += 1
 
     def take(self, nodeid: str) -> RunningTrial | None:
-        """The trial of an item that pytest has come to."""
         found = self._waiting.pop(nodeid, None)
         self._queue.pop(nodeid, None)
         self._refill()
         return None if found is None else found[0]
 
     def is_running(self, nodeid: str) -> bool:
-        """Whether the trial of an item has begun, and may be over."""
         return nodeid in self._waiting and self._waiting[nodeid][0].started
 
     def withdraw(self, needed: Callable[[TrialSpec], bool]) -> None:
@@ -366,14 +300,13 @@ class Prefetcher:
             trial.interrupt(why)
 
     def close(self, why: str) -> list[FinishedTrial]:
-        """Interrupt all trials whose items will not run; the records of those that had started."""
         self.interrupt(why)
         waiting, self._waiting = self._waiting, {}
         finished = []
         for trial, paths in waiting.values():
             record = trial.finish()
             if trial.started:
-                finished.append(FinishedTrial.of(paths, record))
+                finished.append(FinishedTrial(str(paths.file), record.to_dict()))
         for trial, paths in self._dropped:
             trial.finish()
             if trial.started and not paths.file_in(self._run.results).exists():
@@ -422,7 +355,7 @@ class Run:
         self.on_decided: Callable[[Mapping[str, str]], object] = lambda cells: None
         #: Called with each record that was written.
         self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
-        self.repeats = Repeats(config)
+        self.repeats = Repeats()
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.
@@ -432,7 +365,6 @@ class Run:
 
     @cached_property
     def registry(self) -> Registry:
-        """Built-ins, plugins and the files of ``--aorta-registry-file``."""
         return Registry.load(self.selection.registry_files)
 
     def check_names(self) -> None:
@@ -444,14 +376,12 @@ class Run:
 
     @cached_property
     def plan(self) -> Plan:
-        """The trials of ``--aorta-workload``."""
         plan = make_plan(self.selection, self.registry)
         self.runner.add_plan(plan)
         return plan
 
     @property
-    def watcher(self) -> TrialWatcher | None:
-        """What shows the trials that run, if that is wanted."""
+    def watcher(self) -> LiveView | None:
         return self.config.stash.get(WATCHER, None)
 
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
@@ -466,7 +396,6 @@ class Run:
         return self.action or workload, cell
 
     def shown_name(self, spec: TrialSpec) -> str:
-        """The name of a trial's item."""
         return spec.item_name if self.action is None else f"{self.action}[{spec.item_name.partition('[')[2]}"
 
     def has_result(self, item: pytest.Item) -> bool:
@@ -509,11 +438,16 @@ class Run:
         paths: TrialPaths,
         record: TrialResult,
         resumed: bool = False,
-        row: RowKey | None = None,
+        key: CellKey | None = None,
     ) -> None:
-        """Have the item's last report bring this record to the process that writes."""
+        """Have the item's last report bring this record to the process that writes; of a test's trial, with its key."""
+        if key is not None:
+            from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
+
+            started_by = StartedBy(node_id=key.test, options=key.options, digest=key.digest)
+            record = record.model_copy(update={"test": started_by})
         not_kept = self.runner.store.not_kept.pop(paths, ())
-        trial = FinishedTrial.of(paths, record, resumed, not_kept, row)
+        trial = FinishedTrial(str(paths.file), record.to_dict(), resumed, list(not_kept))
         payload = item.stash.setdefault(PAYLOAD, ReportPayload())
         payload.exit_status = record.exit_status
         payload.trials.append(trial)
@@ -532,7 +466,6 @@ class Run:
         self._close_runners()
 
     def close(self) -> None:
-        """End all processes."""
         self._close_runners()
         self.stopping.close()
 
@@ -575,7 +508,6 @@ def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
 
 
 def current_run(config: pytest.Config) -> Run | None:
-    """The run, if there is one already."""
     return config.stash.get(RUN, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin.compat import SkippedItem, tear_down_before
+from pytest_aorta.plugin.compat import SkippedItem
 from pytest_aorta.plugin.roles import decisions_of_controller, is_controller
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.triage.facts import CellKey
@@ -28,41 +29,7 @@ _FILE = "stopped_cells.json"
 
 
 def cell_of(spec: TrialSpec) -> CellKey:
-    """The cell of a trial of a plan."""
     return CellKey(spec.workload.name, spec.cell)
-
-
-class DecidedCells:
-    def __init__(self, folder: Path | None = None) -> None:
-        self._file = None if folder is None else folder / _FILE
-        self._reasons: dict[CellKey, str] = {}
-        self._seen: tuple[int, int] | None = None
-
-    def publish(self, reasons: Mapping[CellKey, str]) -> None:
-        """Replace what is known."""
-        self._reasons = dict(reasons)
-        if self._file is not None:
-            write_json(self._file, [{**vars(key), "reason": reason} for key, reason in reasons.items()])
-
-    def reason(self, key: CellKey) -> str | None:
-        """Why no more trials of a cell are needed; ``None`` where they are."""
-        self._read()
-        return self._reasons.get(key)
-
-    def _read(self) -> None:
-        if self._file is None:
-            return
-        try:
-            now = os.stat(self._file)
-            if (now.st_ino, now.st_mtime_ns) == self._seen:
-                return
-            found: list[dict[str, Any]] = json.loads(self._file.read_text(encoding="utf-8"))
-        except OSError:
-            return  # nothing was decided yet
-        self._seen = now.st_ino, now.st_mtime_ns
-        self._reasons = {
-            CellKey(**{name: text for name, text in each.items() if name != "reason"}): each["reason"] for each in found
-        }
 
 
 _CLOCK = "clock"
@@ -129,6 +96,9 @@ class Stopping:
         self._config = config
         self._shared = shared
         self._selection = selection
+        self._decided: dict[CellKey, str] = {}
+        #: Number and time of the file that they were read from.
+        self._seen: tuple[int, int] | None = None
 
     @cached_property
     def _used(self) -> UsedFolder:
@@ -145,25 +115,37 @@ class Stopping:
         return Path(shared) if shared and Path(shared).is_dir() else None
 
     @cached_property
-    def decided(self) -> DecidedCells:
-        """Empty without ``--aorta-stop=decided``."""
-        return DecidedCells(self.folder if self._selection.until_decided else None)
-
-    @cached_property
     def rounds(self) -> Rounds | None:
         """``None`` without a time in ``--aorta-stop``."""
         duration = self._selection.duration
         return None if duration is None else Rounds(duration, self.folder)
 
+    def publish(self, reasons: Mapping[CellKey, str]) -> None:
+        """Say to all processes of which cells no more trials are needed, and why."""
+        self._decided = dict(reasons)
+        if self.folder is not None:
+            write_json(self.folder / _FILE, [{**vars(key), "reason": reason} for key, reason in reasons.items()])
+
+    def decided(self, key: CellKey) -> str | None:
+        """Why no more trials of a cell are needed; ``None`` where they are."""
+        if self.folder is not None and self._selection.until_decided:
+            with contextlib.suppress(FileNotFoundError):  # nothing was decided yet
+                status = os.stat(self.folder / _FILE)
+                if (seen := (status.st_ino, status.st_mtime_ns)) != self._seen:
+                    found: list[dict[str, Any]] = json.loads((self.folder / _FILE).read_text(encoding="utf-8"))
+                    reasons = [each.pop("reason") for each in found]
+                    self._decided = {CellKey(**each): reason for each, reason in zip(found, reasons, strict=True)}
+                    self._seen = seen
+        return self._decided.get(key)
+
     def reason(self, key: CellKey, round_name: str) -> str | None:
         """Why a trial that has no result yet is not to be started; ``None`` where it is."""
-        found = self.decided.reason(key)
+        found = self.decided(key)
         if found is None and self.rounds is not None and not self.rounds.begin(round_name):
             return "the time is over (--aorta-stop)"
         return found
 
     def check(self, key: CellKey, round_name: str) -> None:
-        """Skip the test whose trial is not to be started."""
         reason = self.reason(key, round_name)
         if reason is not None:
             raise NotNeeded(reason)
@@ -199,12 +181,3 @@ def round_of(item: pytest.Item) -> str | None:
         return round_name(where_of(item.nodeid), spec.trial_index)
     cell = getattr(item, "callspec", None) and item.callspec.params.get("aorta_trial")  # type: ignore[attr-defined]
     return round_name(item.nodeid.partition("[")[0], cell.index) if cell else None
-
-
-def omit(item: pytest.Item, nextitem: pytest.Item | None, rounds: Rounds) -> bool:
-    """Whether an item is not run, and not reported, because its round has not begun and the time is over."""
-    name = round_of(item)
-    if name is None or rounds.begin(name):
-        return False
-    tear_down_before(item, nextitem)
-    return True

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.run import FinishedTrial, RowKey, Run
+    from pytest_aorta.plugin.run import FinishedTrial, Run
+    from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.execution import Resources
 
@@ -43,45 +44,42 @@ def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
         yield f"  and {len(differences) - _MOST} more: see replay_of in the trial file"
 
 
-class SideBySideLines:
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
-        #: What was imposed on how many trials.
-        self._imposed: Counter[str] = Counter()
-        #: How many trials had these: what runs them, how many at a time; ranks, threads of each, cores.
-        self._seen: Counter[tuple[str, int, int, int, int]] = Counter()
-        self._trials = 0
+class SideBySide:
+    """What was imposed on trials that run beside others, and whether the cores suffice for them."""
 
-    def add(self, result: Mapping[str, Any]) -> None:
-        """Count a trial's record."""
+    def __init__(self) -> None:
+        self._trials = 0
+        #: On how many trials each was imposed.
+        self._imposed: Counter[str] = Counter()
+        #: Of the trial with most threads for a core: that, what runs it, how many at a time; ranks, threads, cores.
+        self._crowd: tuple[float, str, int, int, int, int] | None = None
+
+    def add(self, result: Mapping[str, Any], resources: Resources) -> None:
         self._trials += 1
         beside = result.get("side_by_side")
         if beside is None:
             return
         what = counted(beside["workers"], "xdist worker") if beside["workers"] > 1 else counted(beside["slots"], "slot")
-        for text in _impositions(result["imposed"], what, self._resources):
-            self._imposed[text] += 1
-        threads = _threads(result)
-        if threads and beside["cores"]:
-            at_a_time = beside["slots"] * beside["workers"]
-            self._seen[what, at_a_time, len(result["ranks"]) or 1, threads, beside["cores"]] += 1
+        self._imposed.update(_impositions(result["imposed"], what, resources))
+        ranks, threads, cores = len(result["ranks"]) or 1, _threads(result), beside["cores"]
+        if threads and cores:
+            crowd = (ranks * threads / cores, what, beside["slots"] * beside["workers"], ranks, threads, cores)
+            self._crowd = crowd if self._crowd is None else max(crowd, self._crowd)
 
-    def lines(self, *, one_at_a_time: bool = False) -> list[str]:
-        """To be printed below the table. ``one_at_a_time``: trials did not run side by side after all."""
-        found = []
+    def lines(self, *, one_at_a_time: bool) -> Iterator[str]:
+        """``one_at_a_time``: trials did not run side by side after all."""
         for text, trials in self._imposed.items():
-            found.append(text if trials == self._trials else f"{text}; so for {trials} of {self._trials} trials")
-        for (what, at_a_time, ranks, threads, cores), _ in self._seen.most_common():
-            together = 1 if one_at_a_time else min(at_a_time, self._trials)
-            if together == 1 or together * ranks * threads <= cores:
-                continue
+            yield text if trials == self._trials else f"{text}; so for {trials} of {self._trials} trials"
+        if self._crowd is None or one_at_a_time:
+            return
+        _, what, at_a_time, ranks, threads, cores = self._crowd
+        together = min(at_a_time, self._trials)
+        if together > 1 and together * ranks * threads > cores:
             processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
-            found.append(
+            yield (
                 f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many times "
                 "longer than alone (--aorta-slots=own-cores divides the cores)"
             )
-            break
-        return found
 
 
 def _impositions(imposed: Mapping[str, Any], what: str, resources: Resources) -> list[str]:
@@ -130,12 +128,10 @@ class CellSummary:
 
 
 class Summary:
-    """The table of cells, and what concerns the run as a whole."""
-
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._cells: dict[tuple[RowKey, str, str], CellSummary] = {}
-        self._beside = SideBySideLines(run.selection.resources)
+        self._cells: dict[CellKey, CellSummary] = {}
+        self._beside = SideBySide()
         #: Earlier records that were removed from the history.
         self.pruned = 0
         #: How many trials had a result already.
@@ -146,8 +142,7 @@ class Summary:
         #: Why other earlier results were not kept, and how many.
         self._not_kept: Counter[str] = Counter()
 
-    def add(self, trial: FinishedTrial) -> None:
-        """Count a trial."""
+    def add(self, trial: FinishedTrial, key: CellKey) -> None:
         result = trial.result
         if repeat_of(PurePosixPath(trial.path)):
             self._repeats[result["exit_status"]] += 1
@@ -158,8 +153,8 @@ class Summary:
         if trial.not_kept:
             self._not_kept[_listed(trial.not_kept)] += 1
         if not trial.resumed:
-            self._beside.add(result)
-        cell = self._cells.setdefault((trial.row, result["workload"], result["cell"]), CellSummary())
+            self._beside.add(result, self._run.selection.resources)
+        cell = self._cells.setdefault(key, CellSummary())
         cell.trials += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         place = result["execution_env"]
@@ -184,16 +179,13 @@ class Summary:
             terminal.write_line(line, yellow=True)
         for line in self._replays:
             terminal.write_line(line)
-        if restarted := sum(cell.restarted for cell in self._cells.values()):
-            where = ", ".join(
-                " ".join(filter(None, (f"{found.restarted} of", row.test, workload, cell, row.options)))
-                for (row, workload, cell), found in self._cells.items()
-                if found.restarted
-            )
-            terminal.write_line(f"{counted(restarted, 'trial')} ok only after a restart of the ranks: {where}")
-        for (_, workload, cell), found in self._cells.items():
+        for key, found in self._cells.items():
+            name = " ".join(filter(None, (key.test, key.workload, key.cell, key.options)))
+            if found.restarted:
+                what = f"{counted(found.restarted, 'trial')} of {name}"
+                terminal.write_line(f"{what} ok only after a restart of the ranks")
             if found.elsewhere:
-                what = f"{counted(found.elsewhere, 'trial')} of {workload} {cell} did not run in that environment"
+                what = f"{counted(found.elsewhere, 'trial')} of {name} did not run in that environment"
                 terminal.write_line(f"{what}: {found.found_there}", yellow=True)
         if self._repeats:
             what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
@@ -222,8 +214,8 @@ class Summary:
 
     def _warnings(self) -> list[str]:
         lines = [
-            printable(f"warning: {workload} {cell}: {text} ({counted(number, 'trial')})")
-            for (_, workload, cell), found in self._cells.items()
+            printable(f"warning: {key.workload} {key.cell}: {text} ({counted(number, 'trial')})")
+            for key, found in self._cells.items()
             for text, number in sorted(found.warnings.items())
         ]
         more = len(lines) - _WARNINGS
@@ -236,7 +228,6 @@ def _listed(reasons: list[str]) -> str:
 
 
 def header(run: Run) -> str:
-    """The one line of the header."""
     if run.replays:
         return f"aorta: {counted(len(run.replays), 'replay')}, results in {_shown(run)}"
     cells = sum(len(labels) for labels in run.plan.cells.values())

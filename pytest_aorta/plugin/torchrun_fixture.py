@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest_aorta.settings as valid
+from pytest_aorta.common.import_target import module_file
 from pytest_aorta.common.texts import printable
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.failures import tail_of
 from pytest_aorta.plugin.ordinary_tests import check_keywords, in_a_process, shortened
 from pytest_aorta.registry import WorkloadEntry
+from pytest_aorta.triage.columns import counted
 from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import RankRecord
@@ -84,8 +84,7 @@ class TorchrunResult:
     @property
     def message(self) -> str:
         """The outcome in one line, then the traceback or the end of the log."""
-        size = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
-        title = f"{self.trial.workload} on {size}: {self.exit_status}"
+        title = f"{self.trial.workload} on {counted(len(self.ranks), 'rank')}: {self.exit_status}"
         failure = self.failure
         if failure is None:
             return title
@@ -100,19 +99,11 @@ class TorchrunResult:
         return printable("\n".join([*lines, f"logs: {self.folder}"]))
 
     def stdout(self, rank: int = 0) -> str:
-        """What a rank has printed, in the last attempt.
-
-        Raises:
-            IndexError: there is no such rank.
-        """
+        """What a rank has printed, in the last attempt; ``IndexError`` where there is no such rank."""
         return self._read(rank, "stdout")
 
     def stderr(self, rank: int = 0) -> str:
-        """What a rank has written to its standard error, in the last attempt.
-
-        Raises:
-            IndexError: there is no such rank.
-        """
+        """What a rank has written to its standard error, in the last attempt."""
         return self._read(rank, "stderr")
 
     def _read(self, rank: int, stream: str) -> str:
@@ -175,22 +166,18 @@ class RunTorchrun:
         """
         __tracebackhide__ = True  # pytest would show the arguments
         check_keywords("aorta_torchrun", self.__call__, unknown)
-        _check_number("nproc", nproc, 1)
-        _check_number("max_restarts", max_restarts, 0)
-        if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
-            raise ValueError(f"aorta_torchrun: timeout={timeout!r}; expected a number of seconds above 0, or None")
+        nproc = valid.taken(valid.positive_int, nproc, "aorta_torchrun: nproc")
+        max_restarts = valid.taken(valid.whole, max_restarts, "aorta_torchrun: max_restarts")
+        timeout = valid.taken(valid.optional(valid.seconds), timeout, "aorta_torchrun: timeout")
         check_variables("aorta_torchrun(env=)", env or {})
         if importlib.util.find_spec("torch") is None:
             raise ModuleNotFoundError(f"aorta_torchrun: torch is not installed for {sys.executable}")
         folder = Path.cwd() if cwd is None else Path(cwd).absolute()
         if not folder.is_dir():
             raise FileNotFoundError(f"aorta_torchrun: cwd={str(cwd)!r} is no folder")
-        words = [_word(argument) for argument in (script, *arguments)]
-        what, source, words = self._find(words, folder, (env or {}).get("PYTHONPATH"))
+        what, source, words = self._find([_word(argument) for argument in (script, *arguments)], folder, env or {})
         entry = WorkloadEntry(
-            name=what["module"] if "module" in what else Path(what["script"]).stem,
-            target=SCRIPT_TARGET,
-            source_package=f"file:{source}",
+            name=what.get("module") or Path(source).stem, target=SCRIPT_TARGET, source_package=f"file:{source}"
         )
         options = {
             **what,
@@ -199,7 +186,7 @@ class RunTorchrun:
             "max_restarts": max_restarts,
             "cwd": str(folder),
             "source": source,
-            "digest": source and file_digest(Path(source)),
+            "digest": file_digest(Path(source)),
         }
         run = self._run.run
         selection = replace(
@@ -224,9 +211,8 @@ class RunTorchrun:
         trial, paths = self._run.carry_out(spec, shortened(" ".join(given)), env or {}, timeout=timeout, anew=True)
         return TorchrunResult.of(trial, nproc, paths.folder_in(run.results))
 
-    def _find(
-        self, words: list[str], folder: Path, pythonpath: str | None
-    ) -> tuple[dict[str, str], str | None, list[str]]:
+    def _find(self, words: list[str], folder: Path, env: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
+        """The script or the module as options of the workload, its file, and its own arguments."""
         __tracebackhide__ = True
         script, *arguments = words
         if script == "-m":
@@ -235,70 +221,39 @@ class RunTorchrun:
                     "aorta_torchrun: '-m' is followed by no module; expected aorta_torchrun('-m', 'package.module')"
                 )
             module, *arguments = arguments
-            path = [str(folder), *(pythonpath.split(os.pathsep) if pythonpath else []), *sys.path]
-            return {"module": module}, _module_source(module, path, folder), arguments
+            return {"module": module}, _module_source(module, folder, env), arguments
         if script.startswith("-"):
             raise ValueError(
                 f"aorta_torchrun: {script!r} is no script; torchrun's options are the keywords nproc= and "
                 "max_restarts=, and what follows the script are its own arguments"
             )
-        beside = self._run.item.path.parent
-        for base in (folder, beside):
+        places = list(dict.fromkeys((folder, self._run.item.path.parent)))
+        for base in places:
             if (base / script).is_file():
                 found = str((base / script).absolute())
                 return {"script": found}, found, arguments
-        places = " or in ".join(dict.fromkeys(str(base) for base in (folder, beside)))
-        looked = "" if Path(script).is_absolute() else f" in {places}"
         raise FileNotFoundError(
-            f"aorta_torchrun: there is no script {script!r}{looked}; for a module, '-m' comes first"
+            f"aorta_torchrun: there is no script {script!r} in {' or in '.join(map(str, places))}; "
+            "for a module, '-m' comes first"
         )
 
 
-def _module_source(module: str, path: list[str], folder: Path) -> str | None:
+def _module_source(module: str, folder: Path, env: Mapping[str, str]) -> str:
     __tracebackhide__ = True
-    parts = module.split(".")
-    places: Sequence[str] | None = None
-    for number in range(len(parts)):
-        spec = _spec(".".join(parts[: number + 1]), places, path)
-        if spec is None:
-            raise ModuleNotFoundError(
-                f"aorta_torchrun: there is no module {'.'.join(parts[: number + 1])!r} in {folder} or on sys.path"
-            )
-        places = spec.submodule_search_locations or []
-    if places:
-        spec = _spec(f"{module}.__main__", places, path)
-        if spec is None:
-            raise ModuleNotFoundError(
-                f"aorta_torchrun: {module!r} is a package without __main__; name one of its modules"
-            )
-    return spec.origin if spec is not None and spec.has_location else None
-
-
-def _spec(name: str, places: Sequence[str] | None, path: list[str]) -> ModuleSpec | None:
-    if places is None:
-        # A finder of an editable install knows what no path leads to.
-        return PathFinder.find_spec(name, path) or _from_finders(name, None)
-    return _from_finders(name, places)
-
-
-def _from_finders(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
-    found = (finder.find_spec(name, places) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+    places = [str(folder), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    main, file = module_file(f"{module}.__main__", places), module_file(module, places)
+    if main is not None:
+        return str(main)
+    if file is None:
+        raise ModuleNotFoundError(f"aorta_torchrun: there is no module {module!r} in {folder} or on sys.path")
+    if file.name == "__init__.py":
+        raise ModuleNotFoundError(f"aorta_torchrun: {module!r} is a package without __main__; name one of its modules")
+    return str(file)
 
 
 def _word(argument: Any) -> str:
     __tracebackhide__ = True
-    if not (isinstance(argument, str | os.PathLike) or _is_number(argument)):
+    if isinstance(argument, bool) or not isinstance(argument, str | os.PathLike | int | float):
         kind = type(argument).__name__
         raise TypeError(f"aorta_torchrun: an argument of the script is a {kind}; expected a text, a path or a number")
     return os.fspath(argument) if isinstance(argument, os.PathLike) else str(argument)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_number(name: str, value: object, minimum: int) -> None:
-    __tracebackhide__ = True
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise ValueError(f"aorta_torchrun: {name}={value!r}; expected a whole number of at least {minimum}")

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.plugin.compat import tear_down_before
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
-from pytest_aorta.plugin.roles import TEST_RUN, give_out_one_by_one, group_scheduler, is_worker, place_under_each
+from pytest_aorta.plugin.roles import give_out_one_by_one, group_scheduler, is_worker
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     TIMEOUT,
     current_run,
     current_runs,
     ignore_sigterm_from_now_on,
-    refuse,
     run_of,
 )
-from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, omit
+from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, round_of
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -30,41 +31,41 @@ def select(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: an option has a value that it cannot take, or there is no such trial.
     """
-
     run = run_of(config)
     if run.selection.may_end_early:
         give_out_one_by_one(config)
-    if run.selection.replays:
-        from pytest_aorta.plugin.replays import select_replays
+    try:
+        if run.selection.replays:
+            from pytest_aorta.plugin.replays import select_replays
 
-        select_replays(config, run)
-    elif run.selection.workloads or run.selection.commands:
-        from pytest_aorta.plugin.collection import select_trials
+            select_replays(config, run)
+        elif run.selection.workloads or run.selection.commands:
+            from pytest_aorta.plugin.collection import select_trials
 
-        select_trials(config, run)
-    elif not is_worker(config):
-        refuse(run.check_names)
+            select_trials(config, run)
+        elif not is_worker(config):
+            run.check_names()
+    except RequestError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Send an xdist worker what was decided here."""
+    if node.config.getoption("dist", "no") == "each":
+        raise pytest.UsageError("--dist each would run every trial in each worker; for more trials: --aorta-trials N")
     run = run_of(node.config)
-    node.config.stash[TEST_RUN] = node.workerinput.get("testrunuid")
     folder = run.stopping.folder
     node.workerinput["aorta"] = {
         "folder": None if folder is None else str(folder),
         "stamp": run.runner.store.stamp,
         "paths": [str(argument) for argument in node.config.args],
-        "each": place_under_each(node),
         "chosen": None if run.chosen is None else sorted(run.chosen),
     }
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Groups of trials go on without the one that has killed its worker."""
-
     return group_scheduler(config, log)
 
 
@@ -83,9 +84,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Only the items of this shard, and those that meet the conditions; before ``-k``, which is left out of both."""
     run = current_run(config)
     if run is not None and (run.selection.shard is not None or run.selection.where):
-        from pytest_aorta.plugin.collection import select_items, select_items_of_worker
+        from pytest_aorta.plugin.collection import select_items
 
-        (select_items_of_worker if is_worker(config) else select_items)(config, items, run)
+        try:
+            select_items(config, items, run)
+        except RequestError as error:
+            if not is_worker(config):
+                raise pytest.UsageError(str(error)) from None
+            items.clear()  # xdist's controller says it: an error here would only confuse it
+            config.workeroutput["aorta_refused"] = str(error)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -97,14 +104,9 @@ def pytest_make_collect_report(
     run = current_run(collector.config)
     if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:
         return report
-    if run.selection.replays:
-        from pytest_aorta.plugin.replays import selected_replays
+    from pytest_aorta.plugin.collection import selected_trials
 
-        report.result.append(selected_replays(collector, report.result))
-    else:
-        from pytest_aorta.plugin.collection import selected_trials
-
-        report.result.append(selected_trials(collector, report.result, run))
+    report.result.append(selected_trials(collector, report.result, run))
     return report
 
 
@@ -117,7 +119,10 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     if not option.collectonly and not broken and not is_worker(session.config):
         from pytest_aorta.plugin.preflight import check_trials
 
-        check_trials(session)
+        try:
+            check_trials(session)
+        except RequestError as error:
+            raise pytest.UsageError(str(error)) from None
     result = yield
     run = current_run(session.config)
     if run is not None and session.config.pluginmanager.has_plugin("_cov"):
@@ -133,8 +138,11 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     run = current_run(item.config)
     if run is None or run.stopping.rounds is None or getattr(item, "trial_run", run).has_result(item):
         return None
-
-    return omit(item, nextitem, run.stopping.rounds) or None
+    name = round_of(item)
+    if name is None or run.stopping.rounds.begin(name):
+        return None
+    tear_down_before(item, nextitem)
+    return True
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -204,7 +212,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Hear what a worker of xdist says of a selection of items."""
     if getattr(node, "workeroutput", None):
         from pytest_aorta.plugin.collection import hear
 
@@ -212,7 +219,6 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End all processes."""
     if "pytest_aorta.plugin.recipes.runs" in sys.modules:
         from pytest_aorta.plugin.recipes.runs import close_recipes
 

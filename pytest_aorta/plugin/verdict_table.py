@@ -137,12 +137,12 @@ def _names(rows: Sequence[Row]) -> dict[CellKey, tuple[str, str]]:
     Cells that differ in what is not shown, such as values of variables, are numbered.
     """
     groups: dict[tuple[str, str, str], dict[CellKey, str]] = {}
-    alike: Counter[tuple[str, ...]] = Counter()
+    alike: Counter[tuple[str, str, str, str]] = Counter()
     for key in (row.cell.key for row in rows):
-        shown = (key.test, key.workload, key.options)
-        alike[(*shown, key.cell)] += 1
-        number = alike[(*shown, key.cell)]
-        groups.setdefault(shown, {})[key] = f"{key.cell} #{number}" if number > 1 else key.cell
+        shown = (key.test, key.workload, key.options, key.cell)
+        alike[shown] += 1
+        label = f"{key.cell} #{alike[shown]}" if alike[shown] > 1 else key.cell
+        groups.setdefault(shown[:3], {})[key] = label
     found = {}
     for (test, workload, options), labels in groups.items():
         for key, label in labels.items():
@@ -187,7 +187,6 @@ def _notes(row: Row, has_long_verdicts: bool, has_confounds: bool, seen: set[str
 
 
 def _ways(row: Row, seen: set[str]) -> Iterable[Piece]:
-    """How the trials of a cell have failed."""
     texts = [(each.signature.text, len(each.trials)) for each in row.cell.signatures]
     judged = {way.signature.text: way for way in row.by_signature}
     if all(text in seen for text, _ in texts) and not judged:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -49,7 +49,6 @@ class FoundClass:
 class FileFacts:
     classes: Sequence[FoundClass] = ()
     has_tests: bool = False
-    lines: Mapping[str, int] = field(default_factory=dict)
     is_valid: bool = False
 
     @property
@@ -65,6 +64,10 @@ class FileFacts:
             if not found.name.startswith("_")
         )
 
+    @property
+    def is_script(self) -> bool:
+        return self.is_valid and not self.has_tests and not self.classes
+
 
 def workload_classes(path: Path) -> list[tuple[str, str]]:
     """Name and class of every workload that a file defines, in its order.
@@ -75,16 +78,10 @@ def workload_classes(path: Path) -> list[tuple[str, str]]:
     return [(found.workload, found.name) for found in workload_facts(path).workloads]
 
 
-def workload_facts(path: Path) -> FileFacts:
-    """What a file defines; of one that cannot have a workload nothing, as it is not parsed for that."""
+def workload_facts(path: Path, *, always: bool = False) -> FileFacts:
+    """What a file defines; unless ``always``, one that cannot have a workload is not parsed for that."""
     version = _version(path)
-    return _facts(path, *version) if version and _may_have_workloads(path, *version) else FileFacts()
-
-
-def definition_line(path: Path, name: str) -> int:
-    """The line, from 1, in which a file binds a name (``Class`` or ``Outer.Inner``); 0 when it does not."""
-    version = _version(path)
-    return _facts(path, *version).lines.get(name, 0) if version else 0
+    return _facts(path, version, always) if version else FileFacts()
 
 
 def what_lacks(path: Path, wanted: bool = True) -> str:
@@ -92,60 +89,57 @@ def what_lacks(path: Path, wanted: bool = True) -> str:
 
     ``wanted``: say also that a file has no class which is nearly one.
     """
-    version = _version(path)
-    facts = _facts(path, *version) if version else FileFacts()
+    facts = workload_facts(path, always=True)
     if lacking := [found.lacks for found in facts.classes if found.lacks]:
         return "; ".join(lacking) + ". A workload has setup() and run(), and its file is read and not imported"
-    if not wanted or not facts.is_valid:
+    if not wanted or not facts.is_valid or facts.workloads:
         return ""
     if facts.classes:
         return f"{', '.join(found.name for found in facts.classes)}: neither setup() nor run()"
     return f"it defines no class; {AS_COMMAND.format(path.name)}"
 
 
-def _version(path: Path) -> tuple[int, int, int] | None:
+def definition_line(path: Path, name: str) -> int:
+    """The line, from 1, in which a file defines a class (``Class`` or ``Outer.Inner``); 0 when it does not."""
+    version = _version(path)
+    return _line(path, version, name) if version else 0
+
+
+def _version(path: Path) -> tuple[int, ...]:
     try:
         seen = path.stat()
     except (OSError, ValueError):
-        return None
+        return ()
     return seen.st_mtime_ns, seen.st_size, seen.st_ino
 
 
 @cache
-def _may_have_workloads(path: Path, *version: int) -> bool:
+def _facts(path: Path, version: tuple[int, ...], always: bool) -> FileFacts:
     try:
-        return may_have_workloads(path.read_bytes())
-    except OSError:
-        return False
+        text = path.read_bytes()
+        if not always and not may_have_workloads(text):
+            return FileFacts()
+        module = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):
+        return FileFacts()
+    has_tests = any(
+        node.name.startswith("Test" if isinstance(node, ast.ClassDef) else "test")
+        for node in module.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    )
+    return FileFacts(_classes(module), has_tests, is_valid=True)
 
 
 @cache
-def _facts(path: Path, *version: int) -> FileFacts:
+def _line(path: Path, version: tuple[int, ...], name: str) -> int:
     try:
-        module = ast.parse(path.read_bytes())
+        node: ast.AST | None = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return FileFacts()
-    functions = ast.FunctionDef | ast.AsyncFunctionDef
-    has_tests = any(
-        (isinstance(node, functions) and node.name.startswith("test"))
-        or (isinstance(node, ast.ClassDef) and node.name.startswith("Test"))
-        for node in module.body
-    )
-    return FileFacts(_classes(module), has_tests, dict(_bound(module.body)), is_valid=True)
-
-
-def _bound(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, int]]:
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            yield prefix + node.name, node.lineno
-            yield from _bound(node.body, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((prefix + (alias.asname or alias.name), alias.lineno) for alias in node.names)
-        elif isinstance(node, ast.Assign):
-            yield from ((prefix + target.id, node.lineno) for target in node.targets if isinstance(target, ast.Name))
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):  # classes may be defined under a condition
-            for part in ("body", "orelse", "finalbody"):
-                yield from _bound(getattr(node, part, ()), prefix)
+        return 0
+    for part in name.split("."):
+        inner = [] if node is None else list(ast.walk(node))[1:]
+        node = next((each for each in inner if isinstance(each, ast.ClassDef) and each.name == part), None)
+    return getattr(node, "lineno", 0)
 
 
 def _classes(module: ast.Module) -> list[FoundClass]:
@@ -200,9 +194,3 @@ def _given_name(node: ast.ClassDef) -> str | None:
             if any(isinstance(target, ast.Name) and target.id == "name" for target in targets):
                 return part.value.value if isinstance(part.value.value, str) else None
     return None
-
-
-def is_script(file: Path) -> bool:
-    version = _version(file)
-    facts = _facts(file, *version) if version else FileFacts()
-    return facts.is_valid and not facts.has_tests and not facts.classes

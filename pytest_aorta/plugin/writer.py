@@ -314,15 +314,15 @@ class TrialWriter:
             self.errors.append(f"{paths.file_in(self.store.results)}: {error}{self._write_elsewhere(trial)}")
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
-        self.summary.add(trial)
         facts = facts_of(trial.result, trial.path)
+        self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
             return facts
         self.triage.add(facts)
         if self.decisions is not None and self.decisions.update(facts.key):
-            decided = self.run.stopping.decided
-            decided.publish(self.decisions.stopped)
-            self.run.prefetcher.withdraw(lambda spec: decided.reason(cell_of(spec)) is None)
+            stopping = self.run.stopping
+            stopping.publish(self.decisions.stopped)
+            self.run.prefetcher.withdraw(lambda spec: stopping.decided(cell_of(spec)) is None)
         if self.run.watcher is not None:
             cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
             self.run.watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
@@ -347,21 +347,19 @@ class TrialWriter:
             return ""
         return f"; kept in {path}"
 
-    def write_lost(self, nodeid: str, why: str, repeat: int = 0) -> tuple[TrialSpec, TrialPaths] | None:
-        """Record an item whose process died before it could report; its trial, ``None`` where it is none.
-
-        ``repeat``: which one of its trial it was.
-        """
+    def write_lost(self, nodeid: str, why: str) -> tuple[TrialSpec, TrialPaths] | None:
+        """Record an item whose process died before it could report; its trial, ``None`` where it is none."""
         found = self.find(nodeid)
         if found is None:
             return None
         from pytest_aorta.launch.record import logs_in, lost_record
         from pytest_aorta.trials.records import Failure
 
-        spec, paths = found[0], found[1].repeated(repeat)
+        spec, paths = found
         self.store.make_room(paths)
         logs = logs_in(paths.folder_in(self.store.results))
-        self.write(FinishedTrial.of(paths, lost_record(spec, Failure("launch", "signal", why), logs)))
+        record = lost_record(spec, Failure("launch", "signal", why), logs)
+        self.write(FinishedTrial(str(paths.file), record.to_dict()))
         return spec, paths
 
     def find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
@@ -381,20 +379,20 @@ class TrialWriter:
             self._specs[base] = {spec.item_name: (spec, plan.paths(spec)) for plan in plans for spec in plan.trials}
         return self._specs[base].get(name)
 
-    def finish(self, unfinished: Iterable[tuple[str, int]], stopped: str | None = None) -> None:
+    def finish(self, unfinished: Iterable[str], stopped: str | None = None) -> None:
         """Write what no report has brought, retire what a complete run no longer holds, and conclude.
 
         Args:
-            unfinished: items that have begun only, each with the number of its repeat.
+            unfinished: node ids of items that have begun only.
             stopped: what has ended the run before its time, so that its length may depend on what was seen.
         """
         for trial in list(self.run.unreported):
             self.write(trial)
-        for nodeid, repeat in unfinished:
+        for nodeid in unfinished:
             found = self.find(nodeid)
-            if found is not None and found[1].repeated(repeat).file not in self.store.written:
+            if found is not None and found[1].file not in self.store.written:
                 why = self.run.interrupted or "the run ended before the trial"
-                self.write_lost(nodeid, f"interrupted: {why}", repeat)
+                self.write_lost(nodeid, f"interrupted: {why}")
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
         if self.decisions is not None:

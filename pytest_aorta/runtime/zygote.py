@@ -91,7 +91,7 @@ class StartLimits:
 
 
 @dataclass(frozen=True)
-class Behind:
+class PrefixFacts:
     """What to know of a launcher prefix; its words may hold ``TAG_WORD``.
 
     Attributes:
@@ -122,8 +122,6 @@ class ZygoteSpec:
         fresh: prepare in every child instead.
         load: called with ``argument`` before ``prepare``, to import what is not ours; ``StartLimits`` limit its time.
         extend: called with the extension of a branch; returns a JSON mapping of what it refuses, empty for nothing.
-        orphaned: called when the parent has been killed and all tasks are over, to put away what it has left. Not
-            behind a prefix.
         behind: about the prefix, where ``command`` has one.
     """
 
@@ -137,8 +135,7 @@ class ZygoteSpec:
     fresh: bool = False
     load: str | None = None
     extend: str | None = None
-    orphaned: str | None = None
-    behind: Behind = field(default_factory=Behind)
+    behind: PrefixFacts = field(default_factory=PrefixFacts)
 
     @property
     def has_prefix(self) -> bool:
@@ -594,7 +591,7 @@ class Zygote(Server):
         if spec.has_prefix:
             environ = {**spec.behind.restored, process_tree.VARIABLE: self.tag}
             self.control.send({"environ": environ, "cwd": spec.cwd})
-        names = ("prepare", "argument", "run", "sys_path", "fresh", "load", "extend", "orphaned")
+        names = ("prepare", "argument", "run", "sys_path", "fresh", "load", "extend")
         order = {name: getattr(spec, name) for name in names}
         try:
             owner = os.pidfd_open(os.getpid())

@@ -76,7 +76,7 @@ def main(fd: int, parent: int) -> None:
     control.send({"type": "ready", "info": info, "against_forking": against, "version": __version__})
     if against:
         os._exit(0)
-    ForkServer(control, order, run, parent=parent if beside else None, owner=owner).serve()
+    ForkServer(control, order, run, owner).serve()
 
 
 def prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> Any:
@@ -132,14 +132,11 @@ class ForkServer:
         control: Channel,
         order: Message,
         run: Callable[..., Any] | None,
-        *,
-        parent: int | None = None,
         owner: int | None = None,
     ) -> None:
         self.control = control
         self.order = order
         self.run = run
-        self.parent = parent
         self.owners = [] if owner is None else [owner]
         self.tasks: dict[int, RunningTask] = {}
         #: Processes that are being killed, with the moment of their first SIGKILL.
@@ -164,15 +161,8 @@ class ForkServer:
             traceback.print_exc()
         finally:
             process_tree.end_all(lambda: process_tree.tree(process_tree.children_of_self()), self.reap, grace=0)
-            self.put_away()
             sys.stderr.flush()
             os._exit(code)
-
-    def put_away(self) -> None:
-        target = self.order["orphaned"]
-        if target is not None and self.parent is not None and os.getppid() != self.parent:
-            with contextlib.suppress(Exception):
-                import_target(target)()
 
     def step(self) -> bool:
         """Wait for something to happen and handle it; whether the channel is still open."""

@@ -207,6 +207,13 @@ def test_a_rank_that_fails_once_is_started_again(sums: Stage, launcher: str) -> 
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
 
 
+@pytest.mark.slow
+def test_the_summary_counts_them_apart(sums: Stage) -> None:
+    result = sums.run("sums.py::FailsOnce", "sums.py::Sums", "--aorta-elastic", "max_restarts=1")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["1 trial of FailsOnce local-none ok only after a restart of the ranks"])
+
+
 def test_the_last_attempt_is_the_trials(sums: Stage) -> None:
     trial = run(sums, "FailsAlways", "--aorta-elastic", "max_restarts=2")
     assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", "rank 1: attempt 2")

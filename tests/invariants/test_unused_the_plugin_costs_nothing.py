@@ -29,7 +29,7 @@ AT_START = [
 #: The hooks of a session without trials. None of them is called for a test that runs.
 HOOKS = [
     "pytest_addoption",
-    "pytest_collectstart",
+    "pytest_collect_file",
     "pytest_configure",
     "pytest_configure_node",
     "pytest_generate_tests",
@@ -65,11 +65,11 @@ def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_
     found = counted(stage, *(files if as_files else ()))
     assert found["modules"]["run"] == found["modules"]["start"] == sorted(AT_START)
     assert found["calls"]["run"] == {}
-    # Of a test function, the names of its fixtures are compared, and the folder is listed once, although pytest
-    # does that for each argument. Collectors are the session, the folder, and the files.
-    folders = len(files) if as_files else 1
-    assert found["calls"]["collect"].pop("hooks.pytest_collectstart") == 1 + folders + len(files)
-    assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30, "hooks._may_have_recipes": 1}
+    # Of a test function, the names of its fixtures are compared, and of a file its name. pytest lists a folder again
+    # for each of its files that is an argument.
+    looked_at = found["calls"]["collect"].pop("hooks.pytest_collect_file")
+    assert looked_at <= (len(files) if as_files else 1) * len(list(stage.path.iterdir()))
+    assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30}
     assert found["hooks"] == HOOKS
 
 
@@ -110,7 +110,7 @@ def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_wo
     calls = Counter(found["calls"]["start"]) + Counter(found["calls"]["collect"])
     # To decide whether to look closer, and then, of those with workloads, again.
     assert calls["__init__.may_have_workloads"] <= 2 * len(files)
-    assert calls["workload_files._facts"] == 3
+    assert calls["workload_files._classes"] == 3
 
 
 def test_calls_are_counted_in_those_sessions_only() -> None:

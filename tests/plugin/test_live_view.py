@@ -20,7 +20,6 @@ from support.terminal import Terminal, finish, start_pytest
 from pytest_aorta.launch.child.attempt_files import attempt_folder
 from pytest_aorta.plugin.compat import set_terminal_file
 from pytest_aorta.plugin.live_view import (
-    CellName,
     LinesBelow,
     LiveState,
     RunningTrial,
@@ -29,8 +28,9 @@ from pytest_aorta.plugin.live_view import (
     live_lines,
     wanted_file,
 )
+from pytest_aorta.plugin.run import CellName
 from pytest_aorta.triage.facts import Outcome
-from pytest_aorta.trials.lifecycle import StepCounter, step_file
+from pytest_aorta.trials.steps import StepCounter, step_file
 
 NONE, OMP = ("gemm", "local-none"), ("gemm", "local-omp_1")
 

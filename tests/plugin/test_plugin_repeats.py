@@ -101,6 +101,12 @@ def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> 
     assert counted == 2
 
 
+def test_dist_each_is_refused(second: Stage) -> None:
+    done = second.run("second.py", "-n", "2", "--dist", "each")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: --dist each would run every trial in each worker; *--aorta-trials N"])
+
+
 def test_trials_of_a_test_that_runs_again_are_kept_and_counted_once(second: Stage) -> None:
     second.write(
         conftest=AGAIN,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, PrepareArgument, TrialPayload, own_rank
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.trials.execution import take_place
-from pytest_aorta.trials.lifecycle import step_file
 from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
 
 
 def load(argument: PrepareArgument) -> None:
@@ -33,16 +32,7 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
     return description
 
 
-def orphaned() -> None:
-    """Remove the temporary folders of runs that were killed."""
-    from pytest_aorta.runtime.resources.used_folders import SHORT, sweep
-
-    sweep(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()))
-    sweep(SHORT)  # links to the folders that are gone now
-
-
 def run(payload: TrialPayload, channel: Channel) -> None:
-    """Run one trial."""
     mode, send = payload["mode"], channel.send
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
         agree_on_master_port(payload["trial_id"])

@@ -153,7 +153,7 @@ def _short_name(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Place:
+class TrialFolders:
     """What a trial has for itself."""
 
     index: int
@@ -175,7 +175,7 @@ class Place:
 
 def make_place(
     index: int, folder: Path, temporary: TemporaryFolders, environ: Mapping[str, str], *, ranks: bool = False
-) -> Place:
+) -> TrialFolders:
     """A place for a trial with the artifacts ``folder``, where trials otherwise have the variables ``environ``.
 
     ``ranks``: whether it starts ranks.
@@ -185,12 +185,12 @@ def make_place(
         files.mkdir()
     try:
         tmp = temporary.make(environ.get("TMPDIR"), str(files))
-        return Place(index, files, tmp, temporary.make_beside(tmp) if ranks else None)
+        return TrialFolders(index, files, tmp, temporary.make_beside(tmp) if ranks else None)
     except OSError as error:  # a full disk: the trial may do without
-        return Place(index, files, None, problem=f"no TMPDIR of its own: {error}")
+        return TrialFolders(index, files, None, problem=f"no TMPDIR of its own: {error}")
 
 
-def share_place(index: int, folder: Path, temporary: TemporaryFolders, environ: Mapping[str, str]) -> Place:
+def share_place(index: int, folder: Path, temporary: TemporaryFolders, environ: Mapping[str, str]) -> TrialFolders:
     """The place of a trial that is one of several ranks' of an outer launcher; ``folder`` is this rank's.
 
     Only rank 0 makes the folder of files, because it moves an earlier trial's away before. The others' processes make
@@ -202,10 +202,12 @@ def share_place(index: int, folder: Path, temporary: TemporaryFolders, environ: 
     tmp = None
     with contextlib.suppress(OSError):
         tmp = temporary.make(environ.get("TMPDIR"), str(files))
-    return Place(index, files, tmp, shared=True)
+    return TrialFolders(index, files, tmp, shared=True)
 
 
-def clear_place(place: Place, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False) -> dict[str, str]:
+def clear_place(
+    place: TrialFolders, temporary: TemporaryFolders, *, failed: bool, in_use: bool = False
+) -> dict[str, str]:
     """After the end of a trial: remove what is not kept; the rest as ``artifacts`` of the record."""
     kept: dict[str, str] = {}
     if place.sockets is not None and not in_use:

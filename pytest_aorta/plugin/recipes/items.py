@@ -139,7 +139,6 @@ class CommandItem(pytest.Item):
                     self.add_report_section("call", "output", text)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """The recipe, the line of the action, and the name."""
         return self.path, self.unit.action.line - 1, self.name
 
 
@@ -194,7 +193,6 @@ class RecipeTrialItem(TrialItem):
 
     @property
     def trial_run(self) -> Run:
-        """The run of the action."""
         return self.action_run
 
     def setup(self) -> None:
@@ -227,7 +225,6 @@ class RecipeTrialItem(TrialItem):
             self.user_properties.append(("aorta_state", "reproduced"))
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """The recipe, the line of the action, and the name."""
         return self.path, self.action.line - 1, self.name
 
     def _wait(self, phase: str) -> None:
@@ -277,7 +274,7 @@ class _TrialStates:
         return "failed" if status in ("ok", *_FAILED) else "without_result"
 
     def _without_record(self, spec: TrialSpec) -> Progress:
-        is_decided = spec.cell in self._decided_before or self._run.stopping.decided.reason(cell_of(spec)) is not None
+        is_decided = spec.cell in self._decided_before or self._run.stopping.decided(cell_of(spec)) is not None
         return "not_needed" if is_decided else "open"
 
     @cached_property

@@ -1,8 +1,12 @@
-"""Recipes in one pytest process: what is complete, what keeps an item from running, and a run for each matrix."""
+"""Recipes in one pytest process: what is complete, what keeps an item from running, and a run for each matrix.
+
+An item whose action follows another one waits for the items of that, which xdist may have given to other processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -13,14 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import PlanError
-from pytest_aorta.plugin.recipes.item_states import ItemStateHooks, ItemStates
-from pytest_aorta.plugin.roles import test_run_everywhere, test_run_of
+from pytest_aorta.plugin.roles import is_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
@@ -47,16 +50,21 @@ HERE = "none"
 #: How often a job that is started again may start a trial that has never left a record.
 MAXIMUM_STARTS = 3
 
-#: Seconds between two readings of the trial file of another process.
+#: Seconds between two looks at what another process has done.
 _INTERVAL = 0.05
+
+#: Seconds in which no process runs an item, after which none will.
+_PATIENCE = 5.0
 
 #: Seconds that a record may take from an xdist worker to the disk.
 _WRITTEN_WITHIN = 30.0
 
 _RECIPES = pytest.StashKey[dict[Path, "RecipeRun"]]()
-_ITEM_STATES = pytest.StashKey[ItemStateHooks]()
+_ITEM_STATES = pytest.StashKey["ItemStates"]()
 
-_WORDS = {
+ItemState = Literal["to come", "running", "passed", "failed", "skipped", "lost"]
+
+_WORDS: Mapping[ItemState, str] = {
     "to come": "is not complete; in this run it comes later",
     "running": "is not complete; it runs now",
     "passed": "is not complete, although it has passed",
@@ -64,6 +72,119 @@ _WORDS = {
     "skipped": "was skipped, and is not complete",
     "lost": "ended with its process",
 }
+
+
+class ItemStates:
+    """Hooks that note which items of recipes have begun and ended in this run, whatever keeps one from running.
+
+    With several processes, the end of an item is a file in the folder that they share. Each process has a file, too,
+    that names the item that it runs, and is locked as long: so the kernel says when a process dies with an item.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        #: Of recipes; and of all items that are run.
+        self.nodeids: set[str] = set()
+        self.selected: frozenset[str] = frozenset()
+        self._known: dict[str, ItemState] = {}
+        self._running: str | None = None
+        self._own: int | None = None
+        self._patience = _PATIENCE
+
+    def of(self, nodeid: str) -> ItemState:
+        """How far an item is; ``lost`` when its process has died."""
+        found = self._known.get(nodeid) or self._written(nodeid)
+        if found is not None or self.folder is None:
+            return found or "to come"
+        for path in self.folder.glob("worker-*"):
+            if path.read_bytes() == _encoded(nodeid):
+                return "running" if _is_locked(path) else self._written(nodeid) or "lost"
+        return "to come"
+
+    def _written(self, nodeid: str) -> ItemState | None:
+        if self.folder is not None:
+            with contextlib.suppress(FileNotFoundError):
+                text = self._file(nodeid).read_text()
+                return next((state for state in _WORDS if state == text), None)
+        return None
+
+    def wait(self, nodeid: str) -> None:
+        """Block until an item that another process runs is over, or no process is left that may run it.
+
+        That is when all of them wait like this one, have nothing to run, or have ended: by ``-x``, or because xdist
+        has given an item to the process that waits for it.
+        """
+        if self.folder is None:
+            return
+        running = self._running
+        self._run(None)
+        give_up = time.monotonic() + self._patience
+        while self.of(nodeid) in ("to come", "running"):
+            if any(map(_is_locked, self.folder.glob("worker-*"))):
+                give_up = time.monotonic() + _PATIENCE
+            elif time.monotonic() > give_up:
+                self._patience = 0.0
+                break
+            time.sleep(_INTERVAL)
+        self._run(running)
+
+    def _run(self, nodeid: str | None) -> None:
+        """This process runs an item now, of a recipe or not; or none, and xdist may have none for it."""
+        self._running = nodeid
+        if self.folder is None:
+            return
+        if self._own is None:
+            path = self.folder / f"worker-{os.getpid()}"
+            self._own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if nodeid is not None:
+            fcntl.flock(self._own, fcntl.LOCK_EX)
+        os.ftruncate(self._own, 0)
+        os.pwrite(self._own, _encoded(nodeid or ""), 0)
+        if nodeid is None:
+            fcntl.flock(self._own, fcntl.LOCK_UN)
+
+    def _file(self, nodeid: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"item-{hashlib.sha256(_encoded(nodeid)).hexdigest()[:32]}"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        self.selected = frozenset(item.nodeid for item in session.items)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._run(nodeid)
+        self._known[nodeid] = "passed"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        before = self._known.get(report.nodeid)
+        if before is None or hasattr(report, "wasxfail"):
+            return
+        if report.failed or (report.skipped and before == "passed"):
+            self._known[report.nodeid] = "failed" if report.failed else "skipped"
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self.folder is not None and nodeid in self.nodeids:
+            temporary = self.folder / f"ended-{os.getpid()}"
+            temporary.write_text(self._known[nodeid])
+            temporary.rename(self._file(nodeid))
+        self._run(None)
+
+    def pytest_sessionfinish(self) -> None:
+        if self._own is not None:
+            os.close(self._own)
+
+
+def _encoded(nodeid: str) -> bytes:
+    return nodeid.encode("utf-8", "surrogatepass")
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 class StartedTrials:
@@ -87,7 +208,6 @@ class StartedTrials:
         return f"{action}: started {count} times by this job, which it has taken along each time"
 
     def note(self, unit: str) -> None:
-        """A trial is about to start."""
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(unit) + "\n")
@@ -101,7 +221,7 @@ class RecipeRun:
         self.project = Project(recipe, run_of(config).selection.registry_files, fresh=True)
         self._config = config
         self._is_unwritable = False
-        self._hooks = _item_state_hooks(config)
+        self.item_states = _item_states(config)
         #: Action to unit to the node id of the item that runs it.
         self.items: dict[str, dict[str, str]] = {}
         #: By action with a workload: gives the state of a trial, by its unit.
@@ -113,9 +233,8 @@ class RecipeRun:
         self.started = StartedTrials()
 
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
-        """An item has been made for these units of an action."""
         self.items.setdefault(action, {}).update(dict.fromkeys(units, nodeid))
-        self._hooks.nodeids.add(nodeid)
+        self.item_states.nodeids.add(nodeid)
 
     def path_of(self, action: Action, unit: str) -> str:
         """The folder of a unit of a command, relative to the workspace."""
@@ -139,7 +258,6 @@ class RecipeRun:
             raise self.recipe.error(action, str(error)) from None
 
     def note(self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None) -> None:
-        """Journal what has become of a unit; where that cannot be written, the run goes on, and warns of it once."""
         try:
             self.journal.add(action, unit, outcome, request)
         except OSError as error:
@@ -159,7 +277,6 @@ class RecipeRun:
 
     @cached_property
     def known(self) -> Known:
-        """What earlier runs have noted."""
         return Workspace.from_cache(self.recipe).known
 
     def obstacle(self, follower: Action, unit: str) -> str | None:
@@ -175,8 +292,8 @@ class RecipeRun:
             action = self.recipe.by_name[name][0]
             units = self._units_before(follower, action, unit)
             for nodeid in dict.fromkeys(self.items.get(name, {}).get(each, "") for each in units):
-                if nodeid in self._hooks.selected:
-                    self._hooks.states.wait(nodeid)
+                if nodeid in self.item_states.selected:
+                    self.item_states.wait(nodeid)
             progress: dict[str, Progress] = {each: self._progress(action, each) for each in units}
             waiting = waited_for(follower, action, progress)
             if blocked_for(follower, action, waiting).touches(unit):
@@ -202,9 +319,9 @@ class RecipeRun:
         if not action.is_matrix:
             return "completed" if self.project.has_products(action, unit) else "open"
         state_of, nodeid = self.trial_states[action.name], self.items[action.name][unit]
-        states = self._hooks.states
+        states = self.item_states
         give_up = time.monotonic() + _WRITTEN_WITHIN
-        if states.is_shared and nodeid in self._hooks.selected and states.of(nodeid) in ("passed", "failed"):
+        if states.folder is not None and nodeid in states.selected and states.of(nodeid) in ("passed", "failed"):
             while state_of(unit) == "open" and time.monotonic() < give_up:
                 time.sleep(_INTERVAL)
         return state_of(unit)
@@ -215,9 +332,9 @@ class RecipeRun:
         nodeid = self.items[action.name][units[0]]
         where = nodeid.rpartition("::")[2]
         more = f" (and {len(units) - 1} more)" if len(units) > 1 else ""
-        if nodeid not in self._hooks.selected:
+        if nodeid not in self.item_states.selected:
             return f"{where}{more} is not complete, and not selected in this run"
-        return f"{where}{more} {_WORDS[self._hooks.states.of(nodeid)]}"
+        return f"{where}{more} {_WORDS[self.item_states.of(nodeid)]}"
 
 
 def recipe_run(config: pytest.Config, file: Path) -> RecipeRun:
@@ -234,12 +351,11 @@ def close_recipes(config: pytest.Config) -> None:
         run.journal.close()
 
 
-def _item_state_hooks(config: pytest.Config) -> ItemStateHooks:
+def _item_states(config: pytest.Config) -> ItemStates:
     if _ITEM_STATES not in config.stash:
-        run = test_run_of(config)
-        used = UsedFolder(partial(_shared_folder, run)) if run is not None else None
-        states = ItemStates(used.path if used is not None else None)
-        config.stash[_ITEM_STATES] = ItemStateHooks(states)
+        stamp = run_of(config).runner.store.stamp
+        used = UsedFolder(partial(_shared_folder, stamp)) if is_worker(config) else None
+        config.stash[_ITEM_STATES] = ItemStates(None if used is None else used.path)
         if used is not None:
             config.add_cleanup(used.close)
         config.pluginmanager.register(config.stash[_ITEM_STATES], "aorta_item_states")
@@ -333,9 +449,9 @@ def _gate(text: str, place: str) -> Gate:
 
 
 def _stopping_folder(config: pytest.Config, recipe: RecipeRun, action: Action) -> Callable[[], Path] | None:
-    run = test_run_everywhere(config)
-    if run is None:
+    if not is_worker(config) and not is_controller(config):
         return None
+    run = run_of(config).runner.store.stamp
     name = hashlib.sha256(f"{recipe.recipe.file}:{action.name}".encode()).hexdigest()[:16]
     return partial(_shared_folder, f"{run}-{name}")
 

@@ -59,11 +59,3 @@ def test_what_lies_elsewhere_is_not_touched(tmp_path: Path) -> None:
 
     assert LogLimit(folder, 10).cut() == []
     assert (tmp_path / "elsewhere").stat().st_size == 100
-
-
-def test_a_folder_that_is_gone_has_no_logs(tmp_path: Path) -> None:
-    limit = LogLimit(tmp_path / "gone", 10)
-
-    limit.punch()
-
-    assert limit.cut() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,21 +152,51 @@ def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> 
     again.assert_outcomes(failed=3, deselected=2)
 
 
-@pytest.mark.parametrize("where", [("--aorta-workload", "other"), ("tests/repro/reproducer.py",)], ids=["name", "file"])
-def test_last_failed_alone_runs_the_failed_trials_with_their_options(mine: Stage, where: tuple[str, ...]) -> None:
-    mine.write_file("pytest.ini", "[pytest]")
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["", "tests"])
+def test_a_node_id_as_pytest_prints_it_runs_again_from_there(
+    mine: Stage, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine.write_file("tests/repro/reproducer.py", WORKLOADS)
-    mine.write_file("tests/test_it.py", "def test_good(): pass")
-    options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "2")
-    first = mine.run_here(*where, *options, "-v")
-    names = {name for name, words in mine.words(first).items() if words == ["FAILED"]}
-    assert names == {name for name in mine.words(first) if "bad" in name}
-    assert {*mine.words(mine.run_here("--lf", "-v"))} == names
+    monkeypatch.chdir(mine.path / folder)
+    file = str((mine.path / "tests/repro/reproducer.py").relative_to(mine.path / folder))
+    failing = ("--aorta-mitigations", "bad", *broken(mine), "-q")
+    shown = mine.run_here(file, "aorta::steady", "--aorta-trials=1", *failing).outlines
+    ids = [match[1] for line in shown if (match := re.match(r"FAILED (\S+)", line))]
+    assert len(ids) == 3
+    mine.run_here(*ids, *failing).assert_outcomes(failed=3)
 
 
-def test_last_failed_alone_asks_for_variables_that_are_not_kept(mine: Stage) -> None:
-    mine.run_here("--aorta-workload", "steady", "--aorta-extra-env", "BROKEN=hunter2").assert_outcomes(failed=2)
-    result = mine.run_here("--lf")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --lf: the trials that failed had --aorta-extra-env, whose values are not*"])
-    assert "hunter2" not in "".join(path.read_text() for path in mine.path.glob(".pytest_cache/**/*") if path.is_file())
+VSCODE = "python_files/vscode_pytest/__init__.py"
+
+
+def vscode_plugin() -> Path | None:
+    """The plugin of an installed VS Code, or that which ``VSCODE_PYTEST`` names."""
+    given = os.environ.get("VSCODE_PYTEST")
+    found = sorted(Path.home().glob(f".vscode*/extensions/ms-python.python-*/{VSCODE}"))
+    return Path(given) if given else found[-1] if found else None
+
+
+@pytest.mark.slow
+def test_vs_code_s_own_plugin_finds_and_runs_trials(mine: Stage) -> None:
+    plugin = vscode_plugin()
+    if plugin is None:
+        pytest.skip(f"neither VS Code's Python extension nor VSCODE_PYTEST, the path of its {VSCODE}")
+    mine.write_file("ide/vscode_pytest.py", plugin.read_text())
+    pipe = mine.path / "pipe"
+    path = os.pathsep.join([str(mine.path), str(mine.path / "ide")])
+    env = {"TEST_RUN_PIPE": str(pipe), "PYTHONPATH": path}
+
+    def run(*arguments: str) -> str:
+        pipe.write_text("")
+        mine.run("-p", "vscode_pytest", f"--rootdir={mine.path}", *arguments, env=env)
+        return pipe.read_text()
+
+    name = "mine/workloads.py::steady[local-none-1]"
+    found = run("--collect-only", ".")
+    assert name in found
+    assert "tests/test_it.py::TestMore::test_number[2]" in found
+    assert '"error": []' in found
+    ran = run(f"{mine.path}/{name}")
+    assert f'"{mine.path}/{name}"' in ran
+    assert '"outcome": "success"' in ran

@@ -44,22 +44,10 @@ def test_hyper_threads_of_a_core_stay_together(tmp_path: Path) -> None:
     assert core_shares(3, range(8), root) == [(0, 1, 4, 5), (2, 6), (3, 7)]
 
 
-def test_hyper_threads_that_are_neighbours_stay_together(tmp_path: Path) -> None:
-    root = fake_topology(tmp_path, "0-1", "2-3", "4-5")
-
-    assert core_shares(2, range(6), root) == [(0, 1, 2, 3), (4, 5)]
-
-
 def test_hyper_threads_are_dealt_out_when_cores_do_not_suffice(tmp_path: Path) -> None:
     root = fake_topology(tmp_path, "0,2", "1,3")
 
     assert core_shares(3, range(4), root) == [(0, 2), (1,), (3,)]
-
-
-def test_only_available_cpus_are_dealt_out(tmp_path: Path) -> None:
-    root = fake_topology(tmp_path, "0,4", "1,5", "2,6", "3,7")
-
-    assert core_shares(2, {1, 4, 5, 6}, root) == [(1, 4, 5), (6,)]
 
 
 def test_more_slots_than_cpus_take_turns(tmp_path: Path) -> None:

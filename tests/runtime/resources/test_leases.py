@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import threading
 from collections import Counter
 from functools import partial
@@ -94,12 +93,6 @@ def test_threads_of_one_process_exclude_each_other(folder: Path) -> None:
     assert sorted(served) == [0, 1, 2, 3]
 
 
-def test_two_pools_of_one_process_exclude_each_other(folder: Path) -> None:
-    with Leases((0, 1), folder).acquire(2):
-        assert is_refused(Leases((1, 2, 3), folder), 3)
-        assert Leases((1, 2, 3), folder).acquire(2).devices == (2, 3)
-
-
 def test_a_request_takes_all_or_nothing(folder: Path) -> None:
     pool = Leases((0, 1), folder)
     first = pool.acquire(1)
@@ -109,13 +102,6 @@ def test_a_request_takes_all_or_nothing(folder: Path) -> None:
 
     first.release()
     assert take(pool, 2).devices == (0, 1)
-
-
-def test_the_empty_lease_is_always_there(folder: Path) -> None:
-    for pool in (Leases((), folder), Leases((0,), folder)):
-        lease = pool.acquire(0, cancelled=lambda: True)
-        assert (lease.devices, lease.descriptors) == ((), ())
-        lease.release()
 
 
 def test_more_than_the_pool_is_refused_at_once(folder: Path) -> None:
@@ -178,21 +164,6 @@ def test_a_process_with_the_descriptors_keeps_the_devices_of_a_killed_one(proces
 
     holder.communicate()  # ends the input of the child, which shares it
     assert take(pool, 2).devices == (0, 1)
-
-
-def test_a_descriptor_that_was_sent_keeps_its_device_after_the_release(folder: Path) -> None:
-    pool = Leases((0, 1), folder)
-    lease = pool.acquire(2)
-    left, right = socket.socketpair()
-    with left, right:
-        socket.send_fds(left, [b"device 1"], [lease.descriptors[lease.devices.index(1)]])
-        _, (received,), _, _ = socket.recv_fds(right, 64, 1)
-    lease.release()
-
-    assert take(pool, 1).devices == (0,)
-    assert is_refused(pool, 1)
-    os.close(received)
-    assert take(pool, 1).devices == (1,)
 
 
 FORK = """

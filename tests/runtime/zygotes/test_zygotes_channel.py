@@ -76,30 +76,6 @@ def test_what_makes_no_sense_is_the_end(ends: tuple[Channel, Channel], data: byt
     assert right.receive() is None
 
 
-def test_a_default_timeout_of_the_process_does_not_cut_waiting_short(ends: tuple[Channel, Channel]) -> None:
-    socket.setdefaulttimeout(0.01)
-    try:
-        left, right = Channel.pair()
-    finally:
-        socket.setdefaulttimeout(None)
-    threading.Timer(0.1, lambda: left.send({"n": 1})).start()
-
-    assert right.receive() == {"n": 1}
-    left.close()
-    right.close()
-
-
-def test_what_was_sent_before_the_end_is_read_before_the_end(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
-    left.send({"n": 1})
-    left.close()
-
-    assert right.poll()
-    assert right.receive() == {"n": 1}
-    assert right.poll()
-    assert right.receive() is None
-
-
 def test_what_was_sent_before_the_end_is_read_also_if_the_rest_was_not_read(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     left.send({"n": 1})
@@ -124,13 +100,6 @@ def test_a_descriptor_is_handed_over_and_not_inherited_further(ends: tuple[Chann
     os.close(received)
     assert os.read(read, 10) == b"x"
     os.close(read)
-
-
-def test_a_descriptor_that_never_comes_is_none(ends: tuple[Channel, Channel]) -> None:
-    left, right = ends
-    left.close()
-
-    assert right.receive_fd() is None
 
 
 def test_descriptors_follow_their_message_whichever_thread_sends(ends: tuple[Channel, Channel]) -> None:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
-from concurrent_stage import SOURCE, begin, concurrent, end_of, let_go
-from support.nursery import Nursery, message_of, nursery_at
+from concurrent_stage import begin, concurrent, end_of, let_go
+from support.nursery import Nursery, message_of
 from support.nursery import pool as pool
 from support.nursery import threads as threads
-from support.processes import MARK, is_gone, wait_until, wait_until_gone
+from support.processes import is_gone, wait_until_gone
 
-from pytest_aorta.runtime.zygote import Zygote, ZygoteError, ZygotePool
-
-TESTS = str(Path(__file__).parents[2])
+from pytest_aorta.runtime.zygote import Zygote, ZygoteError
 
 
 @pytest.fixture
@@ -55,23 +51,6 @@ def test_tasks_begin_and_end_on_many_threads(zygote: Zygote, threads: ThreadPool
 
     for number, codes in enumerate(threads.map(work, range(8))):
         assert codes == [-signal.SIGKILL if number % 3 else 0] * 10
-
-
-def test_all_callers_of_a_pool_share_one_zygote_that_is_started_once(
-    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
-) -> None:
-    spec = nursery.spec(SOURCE)
-    for starts in (1, 2):
-        zygotes = set(threads.map(lambda _: pool.acquire(spec), range(8)))
-        assert len(zygotes) == 1
-        assert (nursery.path / "imports").read_text() == "x" * starts
-
-        zygote = zygotes.pop()
-        assert isinstance(zygote, Zygote)
-        task, _ = begin(zygote)
-        os.kill(zygote.info["pid"], signal.SIGKILL)
-        with pytest.raises(ZygoteError, match="died with signal SIGKILL"):
-            end_of(task)
 
 
 def test_a_child_keeps_the_files_that_it_was_given_and_no_other_has_them(zygote: Zygote, tmp_path: Path) -> None:
@@ -164,14 +143,6 @@ def test_a_grace_holds_up_no_other_task(zygote: Zygote) -> None:
         task.kill(0.0)  # the shorter grace counts
         assert end_of(task).returncode == code
     assert is_gone(orphan)
-
-
-def test_a_kill_after_the_end_is_nobodys(zygote: Zygote) -> None:
-    task, _ = begin(zygote, stays=False)
-    end_of(task)
-    other, _ = begin(zygote)
-    task.kill(0.0)
-    let_go(other)
 
 
 def test_a_task_that_its_parent_forgets_is_ended(zygote: Zygote) -> None:
@@ -289,29 +260,3 @@ def test_a_zygote_that_is_closed_takes_all_with_it(nursery: Nursery, zygote: Zyg
     assert all(map(is_gone, orphans))
     with pytest.raises(ZygoteError, match="was closed"):
         end_of(task)
-
-
-def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path) -> None:
-    script = f"""
-import sys, time
-from pathlib import Path
-sys.path.insert(0, {TESTS!r})
-from support.nursery import Nursery
-zygote = Nursery(Path({str(tmp_path)!r})).start({SOURCE!r})
-zygote.wait_ready()
-tasks = [zygote.start_task({{"orphans": ["fork", "stubborn"], "stubborn": True}}) for _ in range(3)]
-for task in tasks:
-    task.next_message(None)
-tasks[0].kill(600)
-print("ready", flush=True)
-time.sleep(600)
-"""
-    with nursery_at(tmp_path) as nursery:
-        environ = {**os.environ, MARK: nursery.mark}
-        with subprocess.Popen([sys.executable, "-c", script], env=environ, stdout=subprocess.PIPE, text=True) as parent:
-            assert parent.stdout is not None
-            ready, started = parent.stdout.readline(), nursery.alive()
-            parent.kill()
-        assert ready == "ready\n"
-        assert len(started) >= 1 + 1 + 3 * 3
-        wait_until(lambda: nursery.alive() == [], "the end of everything that the parent had started")

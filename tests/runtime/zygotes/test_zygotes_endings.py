@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.nursery import Nursery, finish, message_of
-from support.processes import is_gone, wait_until, wait_until_gone
+from support.processes import is_gone, wait_until
 
 #: Seconds that a task may take to end after SIGTERM where it should end by it: never waited for.
 LONG = 600.0
@@ -120,12 +120,6 @@ def test_the_stacks_of_all_threads_and_all_python_processes_of_a_task_are_taken(
     assert all(map(is_gone, others))
 
 
-def test_without_a_kill_there_are_no_stacks(nursery: Nursery) -> None:
-    zygote = nursery.start("def run(payload, send): ...")
-
-    assert nursery.run(zygote).stacks == ""
-
-
 ESCAPE = """
     import os, signal, subprocess, time
     def escape(send):
@@ -184,41 +178,3 @@ def test_a_descendant_that_still_holds_the_channel_does_not_delay_the_end(nurser
 
     assert done.told == ["last words"]
     assert done.returncode == 1
-
-
-def test_a_swarm_is_swept(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os, time
-        def run(payload, send):
-            for _ in range(5):
-                os.fork()
-            os.setpgid(0, 0) if os.getpid() != os.getsid(0) else None
-            send({"value": os.getpid()})
-            time.sleep(100)
-        """
-    )
-    task = nursery.submit(zygote)
-    pids = {message_of(task)}
-
-    task.kill(grace=0.0)
-
-    done = finish(task)
-    assert done.returncode == -signal.SIGKILL
-    wait_until_gone(pids | set(done.told))
-
-
-def test_an_end_that_comes_before_the_kill_is_the_task_s_own(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        def run(payload, send):
-            send({"value": payload})
-        """
-    )
-    task = nursery.submit(zygote, 1)
-    wait_until(lambda: is_gone(task.pid), "the end of the task")
-
-    task.kill(grace=LONG)
-
-    assert finish(task).returncode == 0
-    assert nursery.run(zygote, 2).told == [2]

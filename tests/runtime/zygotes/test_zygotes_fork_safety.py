@@ -128,12 +128,6 @@ def test_in_a_fresh_interpreter_the_task_prepares_itself_and_may_have_threads(nu
     assert zygote.info == {}
 
 
-def test_what_a_fresh_interpreter_prints_while_importing_is_in_the_task_s_log(nursery: Nursery) -> None:
-    zygote = nursery.start("print('importing')\ndef run(payload, send): print('running')", fresh=True)
-
-    assert nursery.run(zygote).stdout == "importing\nrunning\n"
-
-
 def test_an_import_that_fails_in_a_fresh_interpreter_is_told_by_the_task(nursery: Nursery) -> None:
     zygote = nursery.start("raise ValueError('no')", fresh=True)
 

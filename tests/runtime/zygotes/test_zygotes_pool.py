@@ -25,12 +25,6 @@ def test_equal_specifications_share_a_zygote(nursery: Nursery, pool: ZygotePool)
     assert imports(nursery) == 1
 
 
-def test_specifications_that_differ_in_one_variable_do_not(nursery: Nursery, pool: ZygotePool) -> None:
-    one, two = (nursery.spec(ECHO, environ={"AORTA_TEST_X": value}) for value in "12")
-
-    assert touched(pool, one).info["pid"] != touched(pool, two).info["pid"]
-
-
 def test_beyond_the_bound_the_one_that_was_used_longest_ago_is_closed(nursery: Nursery, pool: ZygotePool) -> None:
     a, b, c = (nursery.spec(ECHO) for _ in range(3))
     first, second = touched(pool, a), touched(pool, b)
@@ -50,16 +44,6 @@ def test_one_that_is_in_use_is_not_closed(nursery: Nursery, pool: ZygotePool) ->
 
     assert [zygote.alive() for zygote in (used, idle, third)] == [True, False, True]
     assert nursery.run(used).returncode == 0
-
-
-def test_when_all_are_in_use_the_bound_gives_way(nursery: Nursery, pool: ZygotePool) -> None:
-    servers = [pool.acquire(nursery.spec(ECHO)) for _ in range(3)]
-
-    assert all(server.alive() for server in servers)
-    for server in servers:
-        pool.release(server)
-    touched(pool, nursery.spec(ECHO))
-    assert [server.alive() for server in servers] == [False, False, True]
 
 
 def test_one_that_has_died_is_replaced(nursery: Nursery, pool: ZygotePool) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import pytest
 from support.nursery import ECHO, Nursery, finish, imports, touched
 from support.processes import PATIENCE, wait_until
 
@@ -82,19 +81,6 @@ def test_many_threads_at_once(nursery: Nursery, pool: ZygotePool, threads: Threa
     assert all_of([threads.submit(work, thread) for thread in range(8)]) == list(range(8))
     touched(pool, nursery.spec(source))
     assert len(pool._entries) == 2
-
-
-def test_closing_a_pool_closes_all_of_it(nursery: Nursery, pool: ZygotePool) -> None:
-    spec = nursery.spec(ECHO)
-    servers = [pool.acquire(spec) for _ in range(2)] + [touched(pool, nursery.spec(ECHO))]
-
-    pool.close()
-
-    assert not any(server.alive() for server in servers)
-    assert nursery.alive() == []
-    pool.close()
-    with pytest.raises(ZygoteError, match="closed"):
-        pool.acquire(spec)
 
 
 def in_thread(function: Callable[[], Any]) -> Future[Any]:

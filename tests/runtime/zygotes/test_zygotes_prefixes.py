@@ -19,7 +19,7 @@ from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import VARIABLE
 from pytest_aorta.runtime.zygote import (
     TAG_WORD,
-    Behind,
+    PrefixFacts,
     PrefixSocket,
     Zygote,
     ZygoteError,
@@ -50,7 +50,7 @@ def exit_code(*command: str) -> int:
 
 def behind(nursery: Nursery, source: str, prefix: tuple[str, ...] = CLOSING, **restored: str) -> Zygote:
     mark = {"AORTA_TEST": nursery.mark}
-    return nursery.start(source, command=(*prefix, sys.executable), behind=Behind({**mark, **restored}))
+    return nursery.start(source, command=(*prefix, sys.executable), behind=PrefixFacts({**mark, **restored}))
 
 
 def test_what_a_prefix_drops_is_restored_and_what_it_sets_is_kept(nursery: Nursery) -> None:
@@ -208,7 +208,7 @@ def test_what_does_not_end_is_ended_by_the_prefix_s_own_command(nursery: Nursery
     start = f"sleep 600 & echo $! > {nursery.path}/pid.$0; wait"
     stop = ("sh", "-c", f"kill -9 $(cat {nursery.path}/pid.$0)", TAG_WORD)
     command = ("setsid", "--wait", "env", "-i", "sh", "-c", start, TAG_WORD, sys.executable)
-    zygote = nursery.start("", command=command, behind=Behind(stop=stop))
+    zygote = nursery.start("", command=command, behind=PrefixFacts(stop=stop))
     pid = wait_for(lambda: _number(nursery.path / f"pid.{zygote.tag}"), "the process")
 
     zygote.close()

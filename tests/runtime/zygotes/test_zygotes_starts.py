@@ -17,7 +17,7 @@ from support.nursery import Nursery
 from support.processes import wait_until
 
 import pytest_aorta
-from pytest_aorta.runtime.zygote import Behind, StartLimits, Zygote, ZygoteError, ZygoteSpec
+from pytest_aorta.runtime.zygote import PrefixFacts, StartLimits, Zygote, ZygoteError, ZygoteSpec
 
 
 def error_of(zygote: Zygote) -> ZygoteError:
@@ -119,18 +119,6 @@ def test_an_interpreter_that_is_not_there(nursery: Nursery) -> None:
     assert caught.value.phase == "launch"
 
 
-def test_a_folder_that_is_not_there(nursery: Nursery) -> None:
-    with pytest.raises(ZygoteError, match=r"/no/such/folder"):
-        nursery.start("", cwd="/no/such/folder")
-
-
-def test_an_interpreter_that_is_none(nursery: Nursery) -> None:
-    error = error_of(nursery.start("", command=("sh", "-c", "echo this is no Python; exit 3", "sh")))
-
-    assert " ended with exit code 3 before it was ready\nthis is no Python" in str(error)
-    assert (error.phase, error.returncode) == ("launch", 3)
-
-
 def test_a_launcher_in_front_of_the_interpreter(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
@@ -225,9 +213,8 @@ CHANGED: dict[str, Any] = {
     "cwd": "/other",
     "fresh": True,
     "load": "other:load",
-    "orphaned": "other:orphaned",
     "extend": "other:extend",
-    "behind": Behind({"A": "1"}),
+    "behind": PrefixFacts({"A": "1"}),
 }
 
 

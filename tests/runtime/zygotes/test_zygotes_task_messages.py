@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import threading
 from typing import Any
 
 import pytest
@@ -13,22 +12,6 @@ from support.nursery import Nursery, deadline, finish, message_of
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime.zygote import Task, TaskEnded
-
-
-def test_messages_of_50_megabytes_go_through_in_both_directions(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        def run(payload, send):
-            send({"value": len(payload)})
-            send({"value": payload})
-        """
-    )
-    big = "x" * 50_000_000
-
-    length, text = nursery.run(zygote, big).told
-
-    assert length == len(big)
-    assert text == big
 
 
 def test_messages_that_were_sent_before_a_crash_arrive(nursery: Nursery) -> None:
@@ -77,21 +60,6 @@ def test_a_task_can_be_spoken_to(nursery: Nursery) -> None:
         task.send({})
     os.close(read)
     os.close(write)
-
-
-def test_several_threads_may_speak_to_a_task(nursery: Nursery) -> None:
-    task = nursery.submit(nursery.start(DIALOGUE))
-    texts = [letter * 50_000 for letter in "abcd"]
-    threads = [threading.Thread(target=task.send, args=[{"op": "echo", "text": text}]) for text in texts]
-    for thread in threads:
-        thread.start()
-
-    assert sorted(message_of(task)["text"] for _ in texts) == texts
-
-    for thread in threads:
-        thread.join()
-    task.send({"op": "close"})
-    assert finish(task).returncode == 0
 
 
 def test_a_task_that_is_no_longer_spoken_to_ends(nursery: Nursery) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 
 import pytest
-from support.nursery import Nursery, deadline, finish, message_of
+from support.nursery import Nursery, deadline, message_of
 from support.processes import wait_until
 
 # What a task gets, and what it tells.
@@ -119,38 +118,6 @@ def test_however_a_task_ends_it_is_told_and_the_next_one_runs(
     assert (fine.returncode, fine.told) == (0, ["survived"])
 
 
-def test_a_crash_leaves_its_stack_in_the_log(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import ctypes
-        def read_from_nowhere():
-            ctypes.string_at(0)
-        def run(payload, send):
-            read_from_nowhere()
-        """
-    )
-
-    stderr = nursery.run(zygote).stderr
-
-    assert "Segmentation fault" in stderr
-    assert "read_from_nowhere" in stderr
-
-
-def test_an_exception_that_leaves_run_is_in_the_task_s_log(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        def run(payload, send):
-            raise SystemExit(5)
-        """
-    )
-
-    done = nursery.run(zygote)
-
-    assert done.returncode == 1
-    assert done.messages == []
-    assert done.stderr.endswith("raise SystemExit(5)\nSystemExit: 5\n")
-
-
 def test_a_task_that_closes_every_descriptor_ends_all_the_same(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
@@ -213,44 +180,6 @@ def test_a_task_runs_on_the_cores_that_it_is_given_and_no_other_task_does(nurser
 
     assert nursery.run(zygote, cores=cores[-1:]).told == [cores[-1:]]
     assert nursery.run(zygote).told == [cores]
-
-
-def test_a_lock_that_was_handed_over_is_held_as_long_as_the_task_lives(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os
-        def run(payload, send):
-            files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-            held = [os.readlink(file) for file in files if os.path.lexists(file)]
-            send({"value": [path for path in held if path.endswith(".lock")]})
-            open(payload).read()
-        """
-    )
-    os.mkfifo(nursery.path / "fifo")
-    paths = [str(nursery.path / f"{name}.lock") for name in "ab"]
-    locks = [os.open(path, os.O_CREAT | os.O_RDWR) for path in paths]
-    for lock in locks:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    task = nursery.submit(zygote, str(nursery.path / "fifo"), descriptors=locks)
-    for lock in locks:
-        os.close(lock)
-    assert sorted(message_of(task)) == paths
-
-    assert [is_locked(path) for path in paths] == [True, True]
-    task.kill(grace=0)
-    finish(task)
-
-    assert [is_locked(path) for path in paths] == [False, False]
-
-
-def is_locked(path: str) -> bool:
-    """Whether another process holds the lock."""
-    with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
 
 
 def test_a_task_without_logs_of_its_own_writes_to_the_zygote_s(nursery: Nursery) -> None:
