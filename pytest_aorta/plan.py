@@ -20,7 +20,6 @@ from pytest_aorta.triage import TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import (
-    DEFAULTS,
     LAUNCHER_OWNED,
     Execution,
     Limits,
@@ -69,9 +68,7 @@ def _check_ranks(name: str, execution: Execution) -> None:
         raise PlanError(f"the ranks of {name} are processes of their own; use --aorta-isolation fork or spawn")
     if execution.launcher not in ("auto", "torchrun"):
         raise PlanError(f"the ranks of {name} are started by torchrun; --aorta-launcher {execution.launcher} cannot")
-    defaults = DEFAULTS.to_plain()
-    given = [option for option, value in execution.elastic.to_plain().items() if value != defaults[option]]
-    refused = [option for option in given if option != "max_restarts"]
+    refused = [option for option in execution.elastic.given() if option != "max_restarts"]
     if refused:
         raise PlanError(f"--aorta-elastic {refused[0]}: the ranks of {name}, a command, take max_restarts only")
 

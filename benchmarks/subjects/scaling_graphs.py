@@ -104,7 +104,7 @@ PATTERNS: dict[str, Callable[[int], Arguments]] = {
 def lose_one(worker: Worker) -> None:
     """Have the first SUB worker die until it is out of service."""
     handle = worker.register(die)
-    endpoint = worker._started.dispatcher.placement.pools[TaskKind.SUB][0]
+    endpoint = worker._dispatcher.placement.pools[TaskKind.SUB][0]
     while endpoint.gone is None:
         if endpoint.ready:
             with contextlib.suppress(TaskError):

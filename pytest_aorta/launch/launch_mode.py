@@ -12,7 +12,6 @@ from typing_extensions import NotRequired
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.command_line import COMMAND_TARGET
-from pytest_aorta.trials.config import EnvironmentData
 from pytest_aorta.trials.spec import TrialSpec
 
 #: ``launch_mode`` of a script that takes the place of a workload.
@@ -183,7 +182,7 @@ class TrialPayload(WorkloadArgument):
 
     overlay: list[str]
     watched: list[str]
-    environment: EnvironmentData
+    environment: dict[str, Any]
     collect: list[str]
     place: dict[str, str]
     sockets: str

@@ -23,7 +23,7 @@ from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.host_specs import without_values
 from pytest_aorta.trials.conversion import to_plain
-from pytest_aorta.trials.execution import DEFAULTS, FILES, ElasticOptions, Resources
+from pytest_aorta.trials.execution import FILES, Resources
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.outcome import Observation, conclude, recorded_result, warnings_of
 from pytest_aorta.trials.records import Failure
@@ -58,7 +58,7 @@ def request_of(
         isolation=execution.isolation,
         launcher=execution.launcher,
         nproc=execution.nproc,
-        elastic=_changed(execution.elastic),
+        elastic=to_plain(execution.elastic.given()),
         run_seed=execution.seed,
         seed=spec.given_seed if seed is None else seed,
         limits=spec.limits if timeout is None else replace(spec.limits, timeout=timeout),
@@ -85,13 +85,6 @@ def _without_secrets(words: tuple[str, ...]) -> list[str]:
 def _ambient(name: str, inherited: Inherited) -> str | None:
     value = inherited.variables.get(name)
     return None if value is None else shown_value(name, value)
-
-
-def _changed(elastic: ElasticOptions) -> dict[str, object]:
-    if elastic == DEFAULTS:
-        return {}
-    defaults = DEFAULTS.to_plain()
-    return {name: to_plain(value) for name, value in elastic.to_plain().items() if value != defaults[name]}
 
 
 def _shown(resources: Resources) -> Resources:

@@ -482,7 +482,7 @@ class LiveView:
 
 def last_step(folder: Path) -> tuple[int, int | None] | None:
     from pytest_aorta.launch.child.attempt_files import attempt_folder, last_attempt
-    from pytest_aorta.trials.lifecycle import read_steps, step_file
+    from pytest_aorta.trials.steps import read_steps, step_file
 
     found = read_steps(step_file(folder)) or read_steps(step_file(attempt_folder(folder, last_attempt(folder))))
     return None if found is None else (found["step"], found["total"])

@@ -5,47 +5,20 @@ from __future__ import annotations
 import array
 import fcntl
 import json
-import math
 import os
 import signal
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing import connection
 from typing import Any
 
-#: First byte of a packet that others follow, and of the last one.
-MORE, LAST = b"+", b"."
-
-
-def cut(data: bytes, size: int) -> Iterator[bytes]:
-    """Packets of ``size`` bytes of data and one more."""
-    for start in range(0, len(data), size):
-        last = start + size >= len(data)
-        yield (LAST if last else MORE) + data[start : start + size]
-
-
-class Joiner:
-    """Puts packets together; a message may have ``limit`` bytes."""
-
-    def __init__(self, limit: float = math.inf) -> None:
-        self._limit = limit
-        self._begun = bytearray()
-
-    def add(self, packet: bytes) -> bytes | None:
-        """The message that this packet completes; raises ``ValueError`` when it is too long."""
-        self._begun += packet[1:]
-        if len(self._begun) > self._limit:
-            raise ValueError(f"a message of more than {self._limit} bytes")
-        if packet[:1] == MORE:
-            return None
-        whole, self._begun = bytes(self._begun), bytearray()
-        return whole
-
-
 Message = dict[str, Any]
+
+#: First byte of a packet that others follow, and of the last one; none of a message in one packet, which is JSON.
+MORE, LAST = b"+", b"."
 
 #: Bytes of one packet. The kernel keeps packets apart, so that one call receives a whole message if it is no larger.
 _PACKET = 2**16
@@ -65,7 +38,8 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         end.setblocking(True)  # user code may have set another default
-        self._joiner = Joiner(MAX_MESSAGE)
+        #: What has come of a message of several packets.
+        self._begun = bytearray()
         # Reentrant, because a task may send from a signal handler.
         self._sending = threading.RLock()
         _channels.add(self)
@@ -90,42 +64,17 @@ class Channel:
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one mapping and, right behind it, descriptors; raises ``OSError`` when the other end is gone."""
-        self.send_text(json.dumps(message, default=asdict), descriptors)
-
-    def send_text(self, text: str, descriptors: Sequence[int] = ()) -> None:
-        data = text.encode()
+        data = json.dumps(message, default=asdict).encode()
         with self._sending:
-            for packet in (data,) if len(data) <= _PACKET else cut(data, _PACKET - 1):
-                self._end.send(packet)
+            if len(data) <= _PACKET:
+                self._end.send(data)
+            else:
+                last = len(data) - 1
+                for start in range(0, len(data), _PACKET - 1):
+                    stop = start + _PACKET - 1
+                    self._end.send((LAST if stop > last else MORE) + data[start:stop])
             for fd in descriptors:
                 self.send_fd(fd)
-
-    def packets(self, text: str) -> list[bytes]:
-        """What ``send_text`` would send, for ``try_send``."""
-        data = text.encode()
-        return [data] if len(data) <= _PACKET else list(cut(data, _PACKET - 1))
-
-    def try_send(self, packet: bytes | int) -> bool:
-        """Send one packet, or one descriptor, without waiting; whether the socket took it.
-
-        Messages of several packets must not be mixed: as long as one thread uses this, no other one may send.
-        """
-        try:
-            if isinstance(packet, int):
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [packet]))]
-                self._end.sendmsg([b"f"], rights, socket.MSG_DONTWAIT)
-            else:
-                self._end.send(packet, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            if isinstance(packet, int):  # so that the other end waits for no descriptor, and what follows is in order
-                try:
-                    self._end.send(b"f", socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    return False
-            raise
-        return True
 
     def receive(self) -> Message | None:
         """The next mapping, or ``None`` when the other end is gone or has sent something else."""
@@ -151,11 +100,13 @@ class Channel:
             raise EOFError
         try:
             if data[:1] in (MORE, LAST):
-                whole = self._joiner.add(data)
-                if whole is None:
+                self._begun += data[1:]
+                if len(self._begun) > MAX_MESSAGE:
+                    raise ValueError(f"a message of more than {MAX_MESSAGE} bytes")
+                if data[:1] == MORE:
                     return None
-                data = whole
-            message = _read(data)
+                data, self._begun = bytes(self._begun), bytearray()
+            message = _decode(data.decode())[0]
         except (ValueError, RecursionError) as error:
             raise EOFError(f"{type(error).__name__}: {error}") from None
         # Something else: the task has written to the channel by other means, and nothing after that can be trusted.
@@ -229,18 +180,6 @@ class Channel:
 
 #: All of this process, because the lock of one must not stay taken in a fork by a thread that the fork does not have.
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-
-
-def _read(data: bytes) -> Any:
-    text = data.decode()
-    try:
-        return _decode(text)[0]
-    except RecursionError:
-        from concurrent.futures import ThreadPoolExecutor  # which a zygote must not load for nothing
-
-        # The caller's stack may be deep; that of a new thread is not.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(_decode, text).result()[0]
 
 
 def _renew_locks() -> None:

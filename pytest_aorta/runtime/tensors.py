@@ -7,11 +7,9 @@ all in this file, and have contract tests: torch has no public way to name a sto
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import math
 import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -128,47 +126,14 @@ def descriptor_of(storage: torch.UntypedStorage) -> tuple[int, int]:
     return fd, size
 
 
-class StorageIds:
-    """A number for every storage that is alive. Numbers are never used again, although addresses are. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        self._known: dict[int, tuple[Any, int]] = {}
-        self._limit = 128
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def id_of(self, storage: torch.UntypedStorage) -> int:
-        """The same for all storage objects of one memory."""
-        from torch.multiprocessing import reductions
-
-        with self._lock:
-            # The weak reference keeps the address from being used again: what is found is the same storage.
-            found = self._known.get(storage._cdata)
-            if found is None:
-                make_reference: Any = reductions.StorageWeakRef
-                found = self._known[storage._cdata] = make_reference(storage), next(self._numbers)
-                if len(self._known) > self._limit:
-                    self._known = {at: known for at, known in self._known.items() if not known[0].expired()}
-                    self._limit = max(128, 2 * len(self._known))
-            return found[1]
-
-    def forget(self) -> None:
-        """Let go of all references, whose end needs torch."""
-        with self._lock:
-            self._known.clear()
-
-
-_ids = StorageIds()
-# Before the interpreter takes torch's modules to pieces.
-atexit.register(_ids.forget)
+_numbers = itertools.count()
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """A number of the memory that a tensor is a view of; no other memory of this process ever has it."""
-    return _ids.id_of(tensor.untyped_storage())
+    """A number of the memory that a tensor is a view of; no other memory of this process ever has it. Thread-safe."""
+    # torch keeps the Python object of a storage for as long as its memory lives.
+    number: int = vars(tensor.untyped_storage()).setdefault("_aorta_number", next(_numbers))
+    return number
 
 
 def footprint_of(tensor: torch.Tensor) -> Footprint:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.steps import StepClock
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -41,10 +42,10 @@ def search_path(script: str, *, is_module: bool) -> list[str]:
 #: The workload that runs a command.
 COMMAND_TARGET = "aorta_workloads.command:Command"
 
-#: Only these are replaced; any other brace is a part of the command.
-PLACEHOLDERS = ("trial", "dir", "seed")
+#: Only these are replaced, by variables; any other brace is a part of the command.
+_PLACEHOLDERS = {"trial": TRIAL_INDEX, "dir": TRIAL_DIR, "seed": TRIAL_SEED}
 
-_PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+_PLACEHOLDER = re.compile(r"\{(" + "|".join(_PLACEHOLDERS) + r")\}")
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 
@@ -96,11 +97,6 @@ def checked_command(command: object) -> str:
 def placeholders_in(words: Sequence[str]) -> set[str]:
     """Names of the placeholders that a command has."""
     return {name for word in words for name in _PLACEHOLDER.findall(word)}
-
-
-def filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """The words with ``{trial}``, ``{dir}`` and ``{seed}`` replaced, wherever they stand; all other braces stay."""
-    return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in words]
 
 
 def script_of(words: Sequence[str]) -> str | None:
@@ -201,9 +197,8 @@ def _safe(text: str, limit: int) -> str:
 
 
 def fill_in(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The words with the placeholders replaced by what a trial finds in its environment."""
-    names = {"trial": TRIAL_INDEX, "dir": TRIAL_DIR, "seed": TRIAL_SEED}
-    return filled(words, {name: environ[names[name]] for name in placeholders_in(words)})
+    """The words with ``{trial}``, ``{dir}`` and ``{seed}`` replaced by what a trial finds; all other braces stay."""
+    return [_PLACEHOLDER.sub(lambda found: environ[_PLACEHOLDERS[found[1]]], word) for word in words]
 
 
 def program_not_found(words: Sequence[str], path: str) -> str | None:
@@ -355,16 +350,14 @@ class OutputFindings:
         self.first_failure: int | None = None
         self.passed = False
         self._said_ms: list[float] = []
-        self._between_ms: list[float] = []
-        self._step_at: float | None = None
-        #: When the lines before those that were read together came; how many these are; steps between them.
-        self._read_at, self._lines_read, self._steps_read = 0.0, 0, 0
+        self._clock = StepClock()
+        self._clock.start()
         self._patterns = rules.compiled
 
     @property
     def step_times_ms(self) -> list[float]:
         """Durations that lines have said; without any, the times between steps, per step."""
-        return self._said_ms or [*self._between_ms, *self._read_together()]
+        return self._said_ms or self._clock.times_ms()
 
     def take(self, line: str, at: float) -> bool:
         """One line, which came ``at`` a time in seconds; whether it has said a step."""
@@ -387,7 +380,8 @@ class OutputFindings:
         if isinstance(total, int):
             self.total = total
         if isinstance(step, int):
-            self._take_step(step, at)
+            self.step = step
+            self._clock.report(step, at)
         for name, factor in ((STEP_MS, 1.0), (STEP_SEC, 1000.0)):
             duration = number(groups.get(name, ""))
             if duration is not None and 0 <= duration < math.inf:
@@ -398,24 +392,6 @@ class OutputFindings:
             if self.rules.fail_on_nonfinite and value is not None and not math.isfinite(value):
                 self._fail(f"{name} is {value}")
         return is_step
-
-    def _take_step(self, step: int, at: float) -> None:
-        if step == self.step:  # the same, in another pattern or on another line
-            return
-        if self._step_at is None or self.step is None:
-            self._read_at = at
-        elif at > self._step_at:
-            self._between_ms += self._read_together()
-            self._read_at, self._lines_read, self._steps_read = self._step_at, 0, 0
-        if self.step is not None and at > self._read_at:
-            self._lines_read += 1
-            self._steps_read += max(1, step - self.step)  # an epoch may begin at 0 again
-        self.step, self._step_at = step, at
-
-    def _read_together(self) -> list[float]:
-        if self._step_at is None or self._lines_read == 0:
-            return []
-        return [(self._step_at - self._read_at) * 1000 / self._steps_read] * self._lines_read
 
     def _fail(self, what: str, why: str = "", line: str = "") -> None:
         if self.failure_count == 0:

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.conversion import to_plain
@@ -37,17 +37,6 @@ _DECLARATIONS = (
     "trial_isolation_required",
     "trial_isolation_supported",
 )
-
-
-class EnvironmentData(TypedDict):
-    """A ``registry.Environment``; of its variables, the names."""
-
-    name: str
-    docker: str | None
-    venv: str | None
-    rocm: str | None
-    source_package: str
-    env: list[str]
 
 
 class DeclarationError(ValueError):
@@ -113,7 +102,7 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
 
 
 def added_options(
-    trial_id: str, environment: EnvironmentData, overlay: Iterable[str], collect: list[str], isolation: TrialIsolation
+    trial_id: str, environment: dict[str, Any], overlay: Iterable[str], collect: list[str], isolation: TrialIsolation
 ) -> dict[str, Any]:
     """What AORTA's runner adds, in the process of a trial; ``overlay`` are the names of its variables."""
     variables = {name: os.environ[name] for name in overlay if name in os.environ}

@@ -200,9 +200,9 @@ def differences(
         if name in ("sources", "data_files"):
             found += changed_files(before or {}, after or {})
         elif name in ("overlay", "variables"):
-            found += _mapping(_variables(earlier), _variables(now), "", _variable)
+            found += _each("", _variables(earlier), _variables(now), missing="unset")
         elif name in _MAPPINGS:
-            found += _mapping(before or {}, after or {}, _MAPPINGS[name], _value)
+            found += _each(_MAPPINGS[name], before or {}, after or {})
         elif name in _BUILDS:
             found.append(_build(_BUILDS[name], str(before), str(after)))
         else:
@@ -228,35 +228,20 @@ def _variables(parts: Parts) -> dict[str, str]:
     return {**parts.get("variables", {}), **parts.get("overlay", {})}
 
 
-def _variable(name: str, value: Any) -> str:
-    if value is None:
-        return "unset"
-    return REDACTED if str(value).startswith(DIGEST) else str(value)
-
-
-def _value(name: str, value: Any) -> str:
-    return _shown(value)
-
-
-def _mapping(
-    before: Mapping[str, Any], after: Mapping[str, Any], what: str, shown: Callable[[str, Any], str]
-) -> list[str]:
+def _each(what: str, before: Mapping[str, Any], after: Mapping[str, Any], missing: str = "none") -> list[str]:
     found = []
     for name in dict.fromkeys([*after, *before]):
         if canonical_json(before.get(name)) != canonical_json(after.get(name)):  # a NaN equals a NaN
-            one, two = shown(name, before.get(name)), shown(name, after.get(name))
+            one, two = (_shown(mapping.get(name), missing) for mapping in (before, after))
             found.append(f"{what}{name} changed" if one == two else f"{what}{name} {one} -> {two}")
     return found
 
 
 def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """One line for each file whose digest is another one, that is new, or gone."""
-    found = []
-    for path in sorted(before.keys() | after.keys()):
-        one, two = before.get(path), after.get(path)
-        if one != two:
-            found.append(f"{path} {'is new' if one is None else 'is gone' if two is None else 'changed'}")
-    return found
+    changed = [path for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
+    words = ((path, before.get(path) is None, after.get(path) is None) for path in changed)
+    return [f"{path} {'is new' if is_new else 'is gone' if is_gone else 'changed'}" for path, is_new, is_gone in words]
 
 
 def _packages(before: Any, after: Any, installed: Callable[[str], Versions | None]) -> list[str]:
@@ -275,8 +260,8 @@ def _build(what: str, before: str, after: str) -> str:
     return f"{what} {one} -> {two}" if one != two else f"{what} {one} built anew"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, missing: str = "none") -> str:
     if value is None:
-        return "none"
-    text = str(value)
+        return missing
+    text = REDACTED if str(value).startswith(DIGEST) else str(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

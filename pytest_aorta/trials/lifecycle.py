@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
-import struct
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,109 +13,7 @@ from pytest_aorta.trials.command_line import CommandNotFound
 from pytest_aorta.trials.conversion import CommandResult, NotAResult, read_result
 from pytest_aorta.trials.outcome import exit_failure
 from pytest_aorta.trials.records import Event, Failure, Phase, Send
-
-#: Steps whose times are kept; of more steps every second, fourth, ... one is, from the whole run.
-KEPT = 10_000
-
-
-class StepClock:
-    """Takes down when steps are reported, from ``start()`` on.
-
-    Each report says how many steps are done. The time since the report before it is shared equally by the steps in
-    between. The first report has none before it, and a number that is not higher begins a new count.
-    """
-
-    def __init__(self) -> None:
-        self._milliseconds = array("d")
-        self._stride = 1
-        self._seen = 0
-        self._step: int | None = None
-        self._at = 0.0
-        self._is_running = False
-
-    def start(self) -> None:
-        """What was reported before, in ``setup()``, does not count."""
-        self._is_running = True
-        self._step = None
-
-    def report(self, step: Any, now: float) -> None:
-        """``step`` steps are done, at ``now`` seconds of a clock. What is no ``int`` ends the count."""
-        if not self._is_running:
-            return
-        if type(step) is not int:
-            self._is_running = False
-            self._milliseconds = array("d")
-            return
-        if self._step is not None and step > self._step:
-            done = step - self._step
-            each = (now - self._at) * 1000 / done
-            for _ in range(min(done, KEPT)) if done > 1 else (0,):
-                self._keep(each)
-        self._step, self._at = step, now
-
-    def times_ms(self) -> list[float]:
-        return [round(time, 6) for time in self._milliseconds]
-
-    def _keep(self, milliseconds: float) -> None:
-        if self._seen % self._stride == 0:
-            self._milliseconds.append(milliseconds)
-            if len(self._milliseconds) == KEPT:
-                self._milliseconds = self._milliseconds[::2]
-                self._stride *= 2
-        self._seen += 1
-
-
-#: Step and total; a total of -1 is none.
-_FORMAT = struct.Struct("=qq")
-
-
-def step_file(folder: Path, rank: int = 0) -> Path:
-    """The file of a rank, or of a trial without ranks, in the ``folder`` that it writes to."""
-    return folder / f"rank_{rank}.steps"
-
-
-class StepCounter:
-    """Writes steps through shared memory: no system call per step, and what is written survives SIGKILL.
-
-    The file appears with the first step. Without it (the folder is gone, the disk is full, a file system that cannot
-    map files), steps go nowhere.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._memory: mmap.mmap | bytearray | None = None
-
-    def set(self, step: Any, total: Any) -> None:
-        """``step`` of ``total`` steps are done. Ignores what is no whole number of 64 bits."""
-        try:
-            # Not ``pack_into``, which sets the memory to 0 before it looks at the values.
-            content = _FORMAT.pack(step, -1 if total is None else total)
-        except struct.error:
-            return
-        if self._memory is None:
-            self._memory = self._open(content)
-        self._memory[:] = content
-
-    def _open(self, content: bytes) -> mmap.mmap | bytearray:
-        with contextlib.suppress(OSError, ValueError):
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-            try:
-                # Written, not extended: a page that the disk has no room for would end the process with SIGBUS.
-                os.write(fd, content)
-                return mmap.mmap(fd, _FORMAT.size)
-            finally:
-                os.close(fd)
-        return bytearray(_FORMAT.size)
-
-
-def read_steps(path: Path) -> Event | None:
-    """The last step in a file of ``StepCounter``, as an event; ``None`` when no step was reported."""
-    try:
-        step, total = _FORMAT.unpack(path.read_bytes())
-    except (OSError, struct.error):
-        return None
-    return {"type": "progress", "step": step, "total": None if total == -1 else total}
-
+from pytest_aorta.trials.steps import StepClock, StepCounter
 
 #: Least time between two progress events, in seconds; steps in between are not sent.
 _PROGRESS_INTERVAL = 0.1

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from pytest_aorta.registry import Environment, WorkloadEntry
-from pytest_aorta.trials.config import EnvironmentData
 from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.trials.execution import Execution, Limits, Resources
 from pytest_aorta.trials.seeding import derived_seed
@@ -90,17 +89,10 @@ class TrialSpec:
         return f"{self.workload.name}_d{self.environment_index}_m{self.mitigation_index}_t{self.trial_index}"
 
     @property
-    def environment_data(self) -> EnvironmentData:
-        """The environment as JSON values, for workloads that look at it."""
-        environment = self.environment
-        return {
-            "name": environment.name,
-            "docker": environment.docker,
-            "venv": environment.venv,
-            "rocm": environment.rocm,
-            "source_package": environment.source_package,
-            "env": sorted(environment.env),
-        }
+    def environment_data(self) -> dict[str, Any]:
+        """The environment as JSON values, for workloads that look at it; of its variables, the names."""
+        names = ("name", "docker", "venv", "rocm", "source_package")
+        return {name: getattr(self.environment, name) for name in names} | {"env": sorted(self.environment.env)}
 
     @property
     def cell(self) -> str:

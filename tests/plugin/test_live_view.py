@@ -30,7 +30,7 @@ from pytest_aorta.plugin.live_view import (
 )
 from pytest_aorta.plugin.run import CellName
 from pytest_aorta.triage.facts import Outcome
-from pytest_aorta.trials.lifecycle import StepCounter, step_file
+from pytest_aorta.trials.steps import StepCounter, step_file
 
 NONE, OMP = ("gemm", "local-none"), ("gemm", "local-omp_1")
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.command_line import distinct_names, files_in, filled, label_of, script_of, words_of
+from pytest_aorta.trials.command_line import distinct_names, files_in, fill_in, label_of, script_of, words_of
 from pytest_aorta.trials.conversion import identifier
+from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 
-VALUES = {"trial": "3", "dir": "/a b/files", "seed": "42"}
+VALUES = {TRIAL_INDEX: "3", TRIAL_DIR: "/a b/files", TRIAL_SEED: "42"}
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
@@ -29,14 +30,14 @@ def test_what_is_no_command_is_refused_without_the_values_of_variables(wrong: st
 
 @given(st.lists(st.text()))
 def test_only_the_names_of_the_placeholders_are_replaced(words: list[str]) -> None:
-    assert filled(words, VALUES) == [
+    assert fill_in(words, VALUES) == [
         word.replace("{trial}", "3").replace("{dir}", "/a b/files").replace("{seed}", "42") for word in words
     ]
 
 
 def test_other_braces_stay() -> None:
     words = ['{"trial": {trial}, "dirs": {}}', "{dir}/x", "{0}", "{ seed }", "{Seed}", "${HOME}", "{seed:04d}"]
-    assert filled(words, VALUES) == ['{"trial": 3, "dirs": {}}', "/a b/files/x", *words[2:]]
+    assert fill_in(words, VALUES) == ['{"trial": 3, "dirs": {}}', "/a b/files/x", *words[2:]]
 
 
 def test_scripts_and_configurations_decide_what_a_command_does_data_do_not(

@@ -12,8 +12,9 @@ import torch
 
 from pytest_aorta import WorkloadResult
 from pytest_aorta.trials import lifecycle
-from pytest_aorta.trials.lifecycle import Lifecycle, read_steps, report_progress_to
+from pytest_aorta.trials.lifecycle import Lifecycle, report_progress_to
 from pytest_aorta.trials.records import to_json
+from pytest_aorta.trials.steps import read_steps
 
 
 def nothing(self: Any) -> None: ...

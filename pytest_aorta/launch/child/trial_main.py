@@ -12,8 +12,8 @@ from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, PrepareArgument, TrialPayload, own_rank
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.trials.execution import take_place
-from pytest_aorta.trials.lifecycle import step_file
 from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
 
 
 def load(argument: PrepareArgument) -> None:
@@ -33,7 +33,6 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
 
 
 def run(payload: TrialPayload, channel: Channel) -> None:
-    """Run one trial."""
     mode, send = payload["mode"], channel.send
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
         agree_on_master_port(payload["trial_id"])

@@ -32,10 +32,10 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET,
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.execution import FILES, ElasticOptions
-from pytest_aorta.trials.lifecycle import read_steps, step_file
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.steps import read_steps, step_file
 
 #: In a trial's folder: the stacks that its process writes when asked to.
 STACKS = "stacks.log"

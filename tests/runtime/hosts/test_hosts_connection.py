@@ -107,21 +107,6 @@ def test_a_service_that_does_not_listen_is_killed_when_its_grace_is_over(bench: 
     assert host.deaths == []
 
 
-def test_a_link_may_be_closed_by_its_own_callback(bench: HostBench) -> None:
-    closed = threading.Event()
-
-    def on_message(_: dict[str, object]) -> None:
-        host.link.close()
-        closed.set()
-
-    host = bench.host("echo", on_message=on_message)
-    host.link.start()
-
-    assert closed.wait(PATIENCE)
-    assert host.link.pid is not None
-    assert is_gone(host.link.pid)
-
-
 # The code there.
 
 

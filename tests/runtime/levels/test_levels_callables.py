@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import types
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from levels_stage import no_torch as no_torch
 from levels_stage import run_sub, use_once
 from levels_stage import worker as worker
 
-from pytest_aorta.runtime import StartupError, Worker
+from pytest_aorta.runtime import Worker
 from pytest_aorta.runtime.callables import MAX_CALLABLES, define
 
 FACTOR = 3
@@ -91,25 +90,6 @@ def test_a_module_that_no_other_process_can_import_goes_by_value(worker: Worker,
         del sys.modules["hidden_module"]
 
 
-def test_a_module_without_a_file_goes_by_value(worker: Worker) -> None:
-    module = types.ModuleType("made_up_module")
-    exec("def one(args):\n    return 1\n", module.__dict__)
-    sys.modules["made_up_module"] = module
-    try:
-        assert use_once(worker, module.one) == 1
-    finally:
-        del sys.modules["made_up_module"]
-
-
-def test_a_function_whose_name_now_means_something_else_goes_by_value(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = times_factor
-    monkeypatch.setitem(globals(), "times_factor", lambda args: "another")
-
-    assert use_once(worker, original, 5) == 15
-
-
 def test_functions_of_a_script_go_by_value(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -147,14 +127,6 @@ def test_an_import_path_is_imported_where_it_runs(worker: Worker) -> None:
             worker.register(wrong)
     with pytest.raises(TypeError, match="a text must be 'module:qualname'"):
         worker.register("os.getpid")
-
-
-def test_a_wrong_import_path_is_told_by_init() -> None:
-    worker = Worker(3, num_sub_workers=1)
-    worker.register("levels_tasks:nowhere")
-
-    with pytest.raises(StartupError, match=r"sub_worker 0: AttributeError: .*nowhere"):
-        worker.init()
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"f", [levels_tasks.echo]])

@@ -90,17 +90,6 @@ def test_close_that_has_waited_in_vain_can_be_called_again(host: Host, monkeypat
     assert host.refs[0].wait().ok
 
 
-def test_a_task_that_hangs_can_be_ended_and_then_its_worker(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "DRAIN", 0.05)
-    with pytest.raises(TimeoutError):
-        host.worker.close()
-
-    host.handle.cancel("enough", running=True)
-    with pytest.raises(TaskError, match="enough"):
-        host.handle.wait(PATIENCE)
-    host.worker.close()
-
-
 @pytest.mark.statement(41)
 def test_a_run_that_is_still_being_built_is_completed(gates: Gates) -> None:
     worker = Worker(3, num_sub_workers=1)
@@ -137,13 +126,6 @@ def test_close_within_a_run_is_refused() -> None:
         with pytest.raises(RuntimeError, match="close within a run"):
             worker.run(lambda orch, args, config: worker.close())
         worker.run(lambda orch, args, config: None)
-
-
-@pytest.mark.statement(40)
-def test_close_twice_is_harmless(host: Host) -> None:
-    host.gates.open()
-    for _ in range(3):
-        host.worker.close()
 
 
 @pytest.mark.statement(39)
@@ -201,22 +183,6 @@ def test_an_interrupt_ends_waiting_and_the_worker_can_be_closed(gates: Gates) ->
     thread.join()
 
     assert handle.records[0].outcome is Outcome.CANCELLED
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_leaves_the_run_as_it_is(host: Host) -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-    thread = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        thread.start()
-        host.handle.wait()
-        thread.join()
-    thread.join()
-
-    assert not host.handle.done
-    host.gates.open()
-    host.handle.wait(PATIENCE)
 
 
 @pytest.mark.usefixtures("interruptible")

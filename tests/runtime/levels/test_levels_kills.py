@@ -7,12 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
-import levels_tasks
 import pytest
-from levels_stage import Gates, descendants, run_next, run_sub, scalars
+from levels_stage import Gates, descendants, run_next
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
@@ -138,12 +136,3 @@ def test_a_script_that_ends_with_an_exception_while_tasks_run_does_not_hang(gate
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=PATIENCE)
 
     assert (ran.returncode, ran.stderr) == (1, "enough\n")
-
-
-def test_workers_come_and_go_and_leave_nothing(gates: Gates) -> None:
-    gates.open()
-    for number in range(3):
-        with Worker(3, device_ids=[0], num_sub_workers=1) as worker:
-            assert run_sub(worker, worker.register(levels_tasks.echo), number).ok
-    assert threading.active_count() <= 1 + sum(not thread.daemon for thread in threading.enumerate())
-    assert scalars(1).scalars == (1,)

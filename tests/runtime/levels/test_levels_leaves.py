@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import levels_tasks
-import psutil
 import pytest
 from levels_stage import clean as clean
 from levels_stage import descendants, run_next, run_sub
@@ -50,20 +49,6 @@ def test_a_leaf_is_one_process_and_a_worker_has_one_zygote_besides() -> None:
         (zygote,) = zygote_pids(worker)
         assert len(descendants()) == 6 + 1
         assert len(descendants(zygote)) == 6
-
-
-@pytest.mark.usefixtures("one_zygote")
-def test_so_is_a_worker_below_a_worker() -> None:
-    before = descendants()
-    with Worker(4) as top:
-        for number in range(2):
-            top.add_worker(Worker(3, device_ids=[number], num_sub_workers=1))
-        top.init()
-        (zygote,) = zygote_pids(top)
-        below = [child.pid for child in psutil.Process(zygote).children()]
-        assert len(below) == 2  # the workers
-        assert [len(descendants(pid)) for pid in below] == [1 + 2] * 2  # each its own zygote, and its slots
-        assert len(descendants() - before) == 1 + 2 * (1 + 1 + 2)
 
 
 # What a slot sees

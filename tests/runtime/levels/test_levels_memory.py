@@ -184,16 +184,6 @@ def test_a_task_that_is_refused_holds_no_memory(host: Host) -> None:
     host.worker.run(build)
 
 
-def test_memory_of_a_failed_task_and_of_those_it_takes_with_it_comes_back(host: Host) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        first, second = orch.alloc((4,)), orch.alloc((4,))
-        orch.submit_sub(host.boom, TaskArgs().add(first, Tag.OUTPUT))
-        orch.submit_sub(host.fill, TaskArgs().add(first).add(second, Tag.OUTPUT).add_scalar(1))
-
-    with pytest.raises(TaskError, match="half way"):
-        host.worker.run(build)
-
-
 def test_memory_is_kept_for_a_task_that_has_not_run_when_its_scope_ends(host: Host, gates: Gates) -> None:
     """No other task gets it, so that what it finds there is what was written for it."""
     results = share(torch.zeros(3))
@@ -214,33 +204,6 @@ def test_memory_is_kept_for_a_task_that_has_not_run_when_its_scope_ends(host: Ho
     handle.wait()
     assert results.tolist() == [2, 3, 4]
     host.worker.unregister(add)
-
-
-def test_after_the_graph_no_memory_is_given_out(host: Host) -> None:
-    kept: list[Orchestrator] = []
-    host.worker.run(lambda orch, args, config: kept.append(orch))
-    with pytest.raises(RuntimeError, match="the run is closed"):
-        kept[0].alloc((1,))
-
-
-def test_memory_wakes_who_waits_for_it_when_the_worker_is_closed() -> None:
-    with Worker(3, heap_ring_size=1024) as worker:
-        worker.init()
-        errors = []
-
-        def build(orch: Orchestrator, args: Any, config: Any) -> None:
-            orch.alloc((1,))
-            try:
-                orch.alloc((1,))
-            except RuntimeError as error:
-                errors.append(str(error))
-
-        thread = threading.Thread(target=worker.run, args=(build,))
-        thread.start()
-        wait_until(lambda: worker._heap.waiting == 1, "a builder that waits")
-        worker._heap.close()
-        thread.join()
-    assert errors == ["the heap rings are closed"]
 
 
 @pytest.mark.statement(47)

@@ -245,21 +245,3 @@ def test_what_a_host_has_registered_itself_survives_that_it_is_dropped_above() -
         assert run_next(top, through, 1).ok
         top.unregister(theirs)
         assert run_next(top, through, 1).ok
-
-
-def test_a_fifth_level_works_like_the_fourth(gates: Gates) -> None:
-    top, middle, bottom = Worker(5), Worker(4), Worker(3, num_sub_workers=1)
-    middle.add_worker(bottom)
-    top.add_worker(middle)
-    boom = top.register(levels_tasks.boom)
-    inner = top.register(Through(boom))
-
-    class Down:
-        def __call__(self, orch: Orchestrator, args: Any, config: Any) -> None:
-            orch.submit_next_level(inner, scalars(*args.scalars))
-
-    outer = top.register(Down())
-    with top, pytest.raises(TaskError) as raised:
-        top.run(lambda orch, args, config: orch.submit_next_level(outer, scalars("depths")))
-
-    assert str(raised.value) == "child_worker 0 level=4: child_worker 0 level=3: sub_worker 0: ValueError: depths"

@@ -14,7 +14,7 @@ from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
 
 MakeBench = Callable[..., DispatcherBench]
@@ -49,20 +49,6 @@ class Host:
 def host() -> Iterator[Host]:
     with Worker(3, device_ids=[0, 1], num_sub_workers=2, grace=0.2) as worker:
         yield Host(worker)
-
-
-@pytest.mark.statement(24)
-def test_a_busy_worker_does_not_hold_up_the_queue_of_another_one(bench_of: MakeBench) -> None:
-    bench = bench_of(nexts=2)
-    for name in ("a", "b", "c"):
-        bench.submit(name, worker=0)
-    bench.submit("d", worker=1)
-    assert bench.news() == ["a on next 0", "d on next 1"]
-
-    bench.end(bench.next[0])
-    assert bench.news() == ["b on next 0"]
-    bench.end(bench.next[1])
-    assert bench.news() == []
 
 
 @pytest.mark.statement(24)
@@ -115,21 +101,6 @@ def test_only_the_first_group_keeps_workers(bench_of: MakeBench) -> None:
 
 
 @pytest.mark.statement(26)
-def test_members_of_a_group_go_to_workers_by_id(bench_of: MakeBench) -> None:
-    bench = bench_of(nexts=4)
-    ref = bench.orch.submit_next_level_group(
-        CallableHandle("", "", 0, "group"), [scalars(3), scalars(0), scalars(2)], workers=[3, 0, 2]
-    )
-
-    for worker in (3, 0, 2):
-        args = bench.next[worker].running[0].member.args
-        assert args is not None
-        assert args.scalars == (worker,)
-    assert bench.next[1].running == []
-    assert ref.state is State.RUNNING
-
-
-@pytest.mark.statement(26)
 def test_members_of_a_group_run_where_they_were_sent(host: Host) -> None:
     record = run_one(
         lambda orch: orch.submit_next_level_group(host.echo, [scalars("x"), scalars("y")], workers=[1, 0]), host.worker
@@ -178,18 +149,6 @@ def test_a_group_has_one_member_per_worker(host: Host) -> None:
     handle = host.worker.submit(build)
     handle.wait()
     assert handle.records == []
-
-
-@pytest.mark.statement(28)
-def test_sub_tasks_go_on_while_all_slots_are_busy(bench_of: MakeBench) -> None:
-    bench = bench_of(nexts=1, subs=1)
-    for name in ("a", "b"):
-        bench.submit(name, worker=0)
-        bench.submit_sub(f"sub {name}")
-    assert bench.news() == ["a on next 0", "sub a on sub 0"]
-
-    bench.end(bench.sub[0])
-    assert bench.news() == ["sub b on sub 0"]
 
 
 @pytest.mark.statement(28)

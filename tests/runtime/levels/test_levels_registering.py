@@ -167,15 +167,6 @@ def test_a_process_that_dies_while_one_is_registered_knows_it_after_all(gates: G
         assert run_sub(worker, echo, "alive").payload == {"scalars": ["alive"], "config": None}
 
 
-def test_after_close_nothing_can_be_registered() -> None:
-    worker = Worker(3, num_sub_workers=1)
-    worker.init()
-    worker.close()
-
-    with pytest.raises(RuntimeError, match="CLOSED"):
-        worker.register(levels_tasks.nothing)
-
-
 def test_a_callable_that_is_dropped_during_a_submission_is_refused_there(worker: Worker) -> None:
     """Its handle was found valid already; a process below would not know the callable any more."""
     nothing, echo = worker.register(levels_tasks.nothing), worker.register(levels_tasks.echo)

@@ -85,25 +85,6 @@ def test_it_raises_where_that_is_asked_for_and_leaves_nothing(gates: Gates, time
 
 
 @pytest.mark.statement(46)
-def test_a_run_that_waits_for_its_turn_takes_no_slot_of_the_one_before(gates: Gates) -> None:
-    with Worker(3, num_sub_workers=1, ring_size=2) as worker:
-        gate, nothing = worker.register(levels_tasks.gate), worker.register(levels_tasks.nothing)
-        first = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
-        done: list[TaskRef] = []
-
-        def build(orch: Orchestrator, args: Any, config: Any) -> None:
-            done.extend(orch.submit_sub(nothing) for _ in range(10))
-
-        building = threading.Thread(target=worker.run, args=(build,))
-        building.start()
-        gates.wait_until_began("a")
-        gates.open()
-        building.join(PATIENCE)
-        first.wait(PATIENCE)
-        assert [ref.wait().ok for ref in done] == [True] * 10
-
-
-@pytest.mark.statement(46)
 def test_nested_submissions_do_not_wait_for_each_other(gates: Gates) -> None:
     gates.open()
     with Worker(4, ring_size=1) as top:
@@ -121,29 +102,6 @@ def test_nested_submissions_do_not_wait_for_each_other(gates: Gates) -> None:
         handle.wait(PATIENCE)
         assert [record.ok for record in handle.records] == [True] * 6
         assert run_next(top, several, *gates.at("c").scalars).ok
-
-
-@pytest.mark.statement(46)
-def test_one_slot_is_enough_for_a_submission_however_large_the_ring_is(gates: Gates) -> None:
-    """Several are free before it is worth to wake a submitter, but the tasks in the others may need what it does."""
-    refs: list[TaskRef] = []
-    with Worker(3, num_sub_workers=1, ring_size=32) as worker:
-        gate = worker.register(levels_tasks.gate)
-
-        def build(orch: Orchestrator, args: Any, config: Any) -> None:
-            refs.extend(orch.submit_sub(gate, gates.at(str(number))) for number in range(33))
-
-        building = threading.Thread(target=worker.run, args=(build,))
-        worker.init()
-        building.start()
-        gates.wait_until_began("0")
-        wait_until(lambda: _is_full(worker), "a submission that waits")
-        assert len(refs) == 32
-        gates.open("0")
-        wait_until(lambda: len(refs) == 33, "the submission that one free slot is enough for")
-        gates.open()
-        building.join(PATIENCE)
-    assert [ref.wait().payload for ref in refs] == [str(number) for number in range(33)]
 
 
 @pytest.mark.statement(46)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import levels_tasks
@@ -63,11 +62,6 @@ def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host
     assert record.worker == "slot 0"
     assert host.pid() != pid
     wait_until_gone([pid])
-
-
-def test_a_task_that_ignores_sigterm_is_killed_after_the_grace(host: Host) -> None:
-    assert host.hang(host.stubborn, timeout=0.1).outcome is Outcome.TIMEOUT
-    assert host.pid()
 
 
 def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: Host) -> None:
@@ -133,28 +127,6 @@ def test_a_slot_whose_processes_die_time_and_again_is_out_of_service(host: Host)
     host.worker.register(levels_tasks.echo)  # which no test waits for
 
 
-def test_other_slots_take_over_from_one_that_is_out_of_service(gates: Gates) -> None:
-    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
-        die, own_pid = worker.register(levels_tasks.die), worker.register(levels_tasks.own_pid)
-        for _ in range(MAX_DEATHS):
-            run_next(worker, die, worker=0)
-
-        assert {run_next(worker, own_pid).worker for _ in range(3)} == {"slot 1"}
-
-
-def test_a_slot_outlives_the_zygote_it_was_forked_from(host: Host) -> None:
-    host.worker.init()
-    zygotes = [entry.zygote for entry in host.worker._processes._pool._entries.values()]
-    assert zygotes
-    for zygote in zygotes:
-        assert zygote is not None
-        zygote._process.kill()
-        zygote._process.wait()
-
-    wait_until(lambda: run_next(host.worker, host.nothing).ok, "a slot that works")
-    wait_until(lambda: run_sub(host.worker, host.nothing).ok, "a SUB worker that works")
-
-
 def test_what_a_task_prints_goes_where_its_submitter_prints(capfd: pytest.CaptureFixture[str]) -> None:
     with Worker(3, num_sub_workers=1) as worker:
         handle = worker.register(levels_tasks.say)
@@ -187,17 +159,3 @@ def test_a_number_of_threads_that_the_user_sets_is_kept(monkeypatch: pytest.Monk
         payload = run_sub(worker, worker.register(levels_tasks.threads_and_cores)).payload
 
     assert payload["threads"]["OMP_NUM_THREADS"] == "3"
-
-
-def test_the_environment_of_a_successor_is_that_of_its_predecessor(
-    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    look = host.worker.register(lambda args: (os.environ.get("LEVELS_LATE"), os.getcwd()))
-    before = run_next(host.worker, look).payload
-    zygotes = set(host.worker._processes._pool._entries)
-    monkeypatch.setenv("LEVELS_LATE", "yes")
-    monkeypatch.chdir(tmp_path)
-
-    run_next(host.worker, host.die)
-    assert run_next(host.worker, look).payload == before == (None, before[1])
-    assert set(host.worker._processes._pool._entries) == zygotes  # it was forked, not started anew

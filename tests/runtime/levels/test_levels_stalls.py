@@ -76,17 +76,6 @@ def test_what_waits_is_sent_when_the_process_goes_on(worker: Worker) -> None:
     assert ref.wait(PATIENCE).payload == LARGE
 
 
-def test_a_task_that_waits_for_a_stopped_process_can_be_cancelled(worker: Worker) -> None:
-    length = worker.register(levels_stall_tasks.length)
-    pid = pid_of(worker, 0)
-    os.kill(pid, signal.SIGSTOP)
-    ref = submit_large(worker, length)
-    ref.cancel("enough")
-
-    assert ref.wait(PATIENCE).outcome is Outcome.CANCELLED
-    wait_until_gone([pid])
-
-
 def test_a_worker_with_a_stopped_process_closes() -> None:
     with Worker(3, device_ids=[0], grace=0.1) as worker:
         length = worker.register(levels_stall_tasks.length)

@@ -70,12 +70,6 @@ def test_arguments_of_a_wrong_type_name_the_right_one(arguments: dict[str, Any],
         Worker(3, **arguments)
 
 
-def test_a_worker_that_was_never_started_costs_nothing() -> None:
-    before = descendants()
-    with Worker(3, device_ids=[0], num_sub_workers=2):
-        assert descendants() == before
-
-
 @pytest.mark.statement(40)
 def test_workers_are_put_together_before_they_start() -> None:
     parent, child = Worker(4), Worker(3, num_sub_workers=1)
@@ -197,12 +191,6 @@ def test_a_preparation_that_hangs_is_ended_at_the_deadline() -> None:
 
 
 @pytest.mark.statement(36)
-def test_a_deadline_that_no_start_can_meet_is_kept() -> None:
-    with pytest.raises(StartupError, match="not ready in time"):
-        Worker(3, num_sub_workers=1, startup_timeout_s=1e-6).init()
-
-
-@pytest.mark.statement(36)
 @pytest.mark.usefixtures("impatient")
 def test_the_first_failure_ends_the_start_although_others_hang() -> None:
     top = Worker(4, startup_timeout_s=600)
@@ -215,14 +203,6 @@ def test_the_first_failure_ends_the_start_although_others_hang() -> None:
     message = str(raised.value).splitlines()[0]
     assert message.startswith("child_worker 1 level=3: StartupError: sub_worker 0: LookupError: there is no such data")
     assert "bad_preparation" in str(raised.value)
-
-
-def test_a_worker_can_be_started_where_another_has_failed() -> None:
-    for _ in range(2):
-        with pytest.raises(StartupError):
-            Worker(3, num_sub_workers=1, prepare=levels_tasks.bad_preparation).init()
-        with Worker(3, num_sub_workers=1) as worker:
-            assert run_sub(worker, worker.register(levels_tasks.nothing)).ok
 
 
 def test_processes_start_at_the_same_time(tmp_path: Path) -> None:

@@ -142,37 +142,10 @@ def test_copies_of_memory_that_is_not_shared_live_as_long_as_their_task(host: Ho
     assert open_files() <= ours + 8
 
 
-def test_what_a_view_says_lazily_must_be_said() -> None:
-    x = share(torch.zeros(2, dtype=torch.complex64))
-    for lazy in (x.conj(), x.conj().imag):
-        with pytest.raises(TypeError, match=r"call \.resolve_conj\(\) or \.resolve_neg\(\)"):
-            TaskArgs().add(lazy)
-
-
-def test_parameters_and_gradients_are_memory_like_any(host: Host) -> None:
-    layer = torch.nn.Linear(2, 2).share_memory()
-    args = TaskArgs().add(layer.weight, Tag.INOUT)
-    before = layer.weight.detach().clone()
-
-    assert run_one(lambda orch: orch.submit_sub(host.increment, args), host.worker).ok
-    assert torch.equal(layer.weight.detach(), before + 1)
-
-
 def test_a_small_tensor_can_be_returned(host: Host) -> None:
     record = run_one(lambda orch: orch.submit_sub(host.give_tensor), host.worker)
     assert torch.equal(record.payload, torch.ones(3))
     assert run_one(lambda orch: orch.submit_sub(host.give_item), host.worker).payload == {"loss": 1.0}
-
-
-@pytest.mark.statement(11)
-def test_a_task_does_not_write_the_same_bytes_twice(host: Host) -> None:
-    x = shared(4)
-    with pytest.raises(ValueError, match="of one task write the same bytes"):
-        host.worker.run(
-            lambda orch, args, config: orch.submit_sub(
-                host.fill, TaskArgs().add(x[:3], Tag.OUTPUT).add(x[2:], Tag.INOUT).add_scalar(1)
-            )
-        )
 
 
 @pytest.mark.statement(9)

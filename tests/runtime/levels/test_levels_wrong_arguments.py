@@ -13,42 +13,33 @@ from levels_stage import host as host
 
 from pytest_aorta.runtime import Orchestrator, TaskArgs, Worker
 
-#: Without its types, so that wrong ones can be passed.
-MakeArgs: Any = TaskArgs
+WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
+    (lambda orch, h: orch.submit_sub(print), "expected a handle from Worker.register, not <built-in function"),
+    (
+        lambda orch, h: orch.submit_sub(h, [1]),
+        r"must be TaskArgs or None, not \[1\] \(list\); build them with Task",
+    ),
+    (lambda orch, h: orch.submit_sub(h, torch.zeros(2)), r"must be TaskArgs or None, not tensor.* \(Tensor\)"),
+    (lambda orch, h: orch.submit_sub(h, after=orch.submit_sub(h)), r"after must be a list of tasks.* \(TaskRef\)"),
+    (lambda orch, h: orch.submit_sub(h, after=[3]), r"after must be a list of tasks.*, not 3 \(int\)"),
+    (
+        lambda orch, h: orch.submit_sub(h, timeout="3"),
+        r"timeout must be a number of seconds above 0, not '3' \(str\)",
+    ),
+    (lambda orch, h: orch.submit_sub_group(h, TaskArgs()), r"args_list must be a list of TaskArgs, one per member"),
+    (lambda orch, h: orch.submit_next_level_group(h, [None], workers=0), r"workers must be a list of ids, not 0"),
+    (lambda orch, h: orch.alloc(3), r"shape must be a list of whole numbers, not 3 \(int\)"),
+    (lambda orch, h: orch.alloc([2.5]), r"a size of the shape must be a whole number from 0, not 2.5 \(float\)"),
+    (lambda orch, h: orch.alloc([2], "float32"), r"dtype must be a torch.dtype or None, not 'float32' \(str\)"),
+    (lambda orch, h: orch.submit_sub(h).wait("3"), r"timeout must be a number of seconds or None, not '3' \(str\)"),
+]
 
 
-@pytest.mark.parametrize(
-    ("submit", "message"),
-    [
-        (lambda orch, h: orch.submit_sub(print), "expected a handle from Worker.register, not <built-in function"),
-        (
-            lambda orch, h: orch.submit_sub(h, [1]),
-            r"must be TaskArgs or None, not \[1\] \(list\); build them with Task",
-        ),
-        (lambda orch, h: orch.submit_sub(h, torch.zeros(2)), r"must be TaskArgs or None, not tensor.* \(Tensor\)"),
-        (lambda orch, h: orch.submit_sub(h, after=orch.submit_sub(h)), r"after must be a list of tasks.* \(TaskRef\)"),
-        (lambda orch, h: orch.submit_sub(h, after=[3]), r"after must be a list of tasks.*, not 3 \(int\)"),
-        (
-            lambda orch, h: orch.submit_sub(h, timeout="3"),
-            r"timeout must be a number of seconds above 0, not '3' \(str\)",
-        ),
-        (lambda orch, h: orch.submit_sub_group(h, TaskArgs()), r"args_list must be a list of TaskArgs, one per member"),
-        (lambda orch, h: orch.submit_next_level_group(h, [None], workers=0), r"workers must be a list of ids, not 0"),
-        (lambda orch, h: orch.alloc(3), r"shape must be a list of whole numbers, not 3 \(int\)"),
-        (lambda orch, h: orch.alloc([2.5]), r"a size of the shape must be a whole number from 0, not 2.5 \(float\)"),
-        (lambda orch, h: orch.alloc([2], "float32"), r"dtype must be a torch.dtype or None, not 'float32' \(str\)"),
-        (lambda orch, h: MakeArgs().add([1.0]), "expected a torch.Tensor, not "),
-        (lambda orch, h: MakeArgs().add(torch.zeros(1), "input"), "expected a Tag, not 'input'"),
-        (lambda orch, h: MakeArgs().add_scalar([1]), "a scalar is an int, a float, a bool or a str, not .* .list."),
-        (lambda orch, h: orch.submit_sub(h).wait("3"), r"timeout must be a number of seconds or None, not '3' \(str\)"),
-    ],
-)
-def test_arguments_of_a_wrong_type_name_the_right_one(
-    host: Host, submit: Callable[[Orchestrator, Any], Any], message: str
-) -> None:
+def test_arguments_of_a_wrong_type_name_the_right_one(host: Host) -> None:
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        with pytest.raises(TypeError, match=message):
-            submit(orch, host.nothing)
+        for submit, message in WRONG:
+            with pytest.raises(TypeError, match=message):
+                submit(orch, host.nothing)
 
     host.worker.run(build)
 

@@ -1,0 +1,128 @@
+"""The steps that a trial reports: how long each took, and which one was the last."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from array import array
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.trials.records import Event
+
+#: Steps whose times are kept; of more steps every second, fourth, ... one is, from the whole run.
+KEPT = 10_000
+
+
+class StepClock:
+    """Takes down when steps are reported, from ``start()`` on.
+
+    Each report says how many steps are done. The steps reported at one moment share the time since the moment before
+    it: a pipe may bring many lines at once. The first report has none before it, and a lower number begins a new count.
+    """
+
+    def __init__(self) -> None:
+        self._milliseconds = array("d")
+        self._stride = 1
+        self._seen = 0
+        self._step: int | None = None
+        #: The moment of the last report, the one before it, and how many steps were done in between.
+        self._at = self._before = 0.0
+        self._done = 0
+        self._is_running = False
+
+    def start(self) -> None:
+        """What was reported before, in ``setup()``, does not count."""
+        self._is_running = True
+        self._step = None
+
+    def report(self, step: Any, now: float) -> None:
+        """``step`` steps are done, at ``now`` seconds of a clock. What is no ``int`` ends the count."""
+        if not self._is_running:
+            return
+        if type(step) is not int:
+            self._is_running = False
+            self._milliseconds, self._done = array("d"), 0
+            return
+        if self._step is None or step < self._step:
+            self._share()
+            self._before = self._at = now
+        elif step > self._step:
+            if now > self._at:
+                self._share()
+                self._before, self._at = self._at, now
+            self._done += step - self._step
+        self._step = step
+
+    def times_ms(self) -> list[float]:
+        self._share()
+        return [round(time, 6) for time in self._milliseconds]
+
+    def _share(self) -> None:
+        if self._at > self._before:
+            each = (self._at - self._before) * 1000 / max(1, self._done)
+            for _ in range(min(self._done, KEPT)):
+                self._keep(each)
+        self._done = 0
+
+    def _keep(self, milliseconds: float) -> None:
+        if self._seen % self._stride == 0:
+            self._milliseconds.append(milliseconds)
+            if len(self._milliseconds) == KEPT:
+                self._milliseconds = self._milliseconds[::2]
+                self._stride *= 2
+        self._seen += 1
+
+
+#: Step and total; a total of -1 is none.
+_FORMAT = struct.Struct("=qq")
+
+
+def step_file(folder: Path, rank: int = 0) -> Path:
+    """The file of a rank, or of a trial without ranks, in the ``folder`` that it writes to."""
+    return folder / f"rank_{rank}.steps"
+
+
+class StepCounter:
+    """Writes steps through shared memory: no system call per step, and what is written survives SIGKILL.
+
+    The file appears with the first step. Without it (the folder is gone, the disk is full, a file system that cannot
+    map files), steps go nowhere.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._memory: mmap.mmap | bytearray | None = None
+
+    def set(self, step: Any, total: Any) -> None:
+        """``step`` of ``total`` steps are done. Ignores what is no whole number of 64 bits."""
+        try:
+            # Not ``pack_into``, which sets the memory to 0 before it looks at the values.
+            content = _FORMAT.pack(step, -1 if total is None else total)
+        except struct.error:
+            return
+        if self._memory is None:
+            self._memory = self._open(content)
+        self._memory[:] = content
+
+    def _open(self, content: bytes) -> mmap.mmap | bytearray:
+        with contextlib.suppress(OSError, ValueError):
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                # Written, not extended: a page that the disk has no room for would end the process with SIGBUS.
+                os.write(fd, content)
+                return mmap.mmap(fd, _FORMAT.size)
+            finally:
+                os.close(fd)
+        return bytearray(_FORMAT.size)
+
+
+def read_steps(path: Path) -> Event | None:
+    """The last step in a file of ``StepCounter``, as an event; ``None`` when no step was reported."""
+    try:
+        step, total = _FORMAT.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return None
+    return {"type": "progress", "step": step, "total": None if total == -1 else total}
