@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from pytest_aorta.common.bounded_waits import pieces, wait_bounded
-from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited, zygote_spec
+from pytest_aorta.launch.environment import Inherited, TrialOrder
 from pytest_aorta.launch.host.allocation import Allocator, Cancellable
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.place import TemporaryFolders
@@ -42,6 +42,9 @@ from pytest_aorta.trials.records import Failure, Phase, prepare_events
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
+if TYPE_CHECKING:
+    from pytest_aorta.launch.inprocess import InProcessTrial
+
 #: Seconds between two looks of a trial that waits for another one's import: whether it was cancelled.
 _LOOK = 0.1
 
@@ -50,26 +53,6 @@ _PATIENCE = 10.0
 
 #: Port of the rendezvous on a host that cannot be asked for a free one; torchrun's default.
 _PORT = 29400
-
-
-@dataclass(frozen=True)
-class TrialOrder:
-    """What a host is asked to run."""
-
-    spec: TrialSpec
-    folder: Path
-    inherited: Inherited
-    timeout: float | None = None
-
-    @cached_property
-    def key(self) -> str:
-        """Cells of one key are prepared once. How they are launched, and how long they may be imported, counts."""
-        try:
-            key = zygote_spec(self.spec, self.inherited).key()
-        except EnvironmentUnusable as error:
-            key = str(error)  # and the preparation fails with it, on its host
-        limit = self.spec.limits.timeout if self.timeout is None else self.timeout
-        return f"{key} {self.spec.execution} {limit}"
 
 
 class HostLost(Exception):
@@ -128,9 +111,7 @@ class TrialHost:
         prepare_events()  # before a trial runs: an event that waits for it would be late
         try:
             with self.allocator.allocate(job, slot, 1) as allocation:
-                cell = self.zygotes.prepare(
-                    order.spec, order.inherited, allocation, order.timeout, lambda: not job.cancelled
-                )
+                cell = self.zygotes.prepare(order, allocation, lambda: not job.cancelled)
         except ZygoteError as error:
             if -(error.returncode or 0) in process_tree.TERMINATIONS:
                 _wait_for_cancel(job)
@@ -143,9 +124,9 @@ class TrialHost:
         spec = order.spec
         # One device per rank.
         with self.allocator.allocate(job, slot, self.prepare(order, slot, job).plan.nproc) as allocation:
-            trial = ProcessTrial(spec, order.folder, self.zygotes, self.temporary, self.node_store)
+            trial = ProcessTrial(order, allocation, self.zygotes, self.temporary, self.node_store)
             job.on_cancel(trial.interrupt)
-            trial.start(order.inherited, allocation, order.timeout)
+            trial.start()
             for text in self.zygotes.take_warnings():
                 job.warn(text)
             listing = trial.packages
@@ -326,39 +307,13 @@ class JobPool:
             return self._changed.wait_for(lambda: not self._running, patience)
 
 
-class RunningTrial(Protocol):
-    """A trial that was started, or need not run because an earlier run has its result."""
-
-    spec: TrialSpec
-    #: Whether the result is that of an earlier run.
-    resumed: bool
-    #: Whether it runs, or has run.
-    started: bool
-
-    def wait(self, phase: str) -> bool:
-        """Block until ``phase`` (``setup``, ``run``) has ended, or the trial has; whether the phase has succeeded."""
-
-    def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has succeeded already."""
-
-    def failed(self) -> bool:
-        """Whether it has failed already."""
-
-    def interrupt(self, why: str) -> None:
-        """End it now, because of ``why``; without a result it is ``infrastructure_failed``."""
-
-    def finish(self) -> TrialResult:
-        """Block until its processes are gone; the record."""
-
-    def take_warnings(self) -> list[str]:
-        """Warnings for the user since the last call."""
-
-
 class SlotTrial(SlotJob):
     """A trial that a slot runs. ``begin``, ``phase_ended``, ``warn`` and ``on_packages`` are called on its thread.
 
     Attributes:
+        resumed: whether its result is that of an earlier run.
         folder: for its artifacts.
+        others: the same trial on the other nodes, where it has several.
         started: whether a slot has taken it.
         place: the name of the slot, or of the host.
         on_start: called just before it starts.
@@ -368,11 +323,12 @@ class SlotTrial(SlotJob):
 
     resumed = False
 
-    def __init__(self, order: TrialOrder, folder: Path, pool: JobPool) -> None:
+    def __init__(self, order: TrialOrder, pool: JobPool) -> None:
         super().__init__()
         self.order = order
         self.spec = order.spec
-        self.folder = folder
+        self.folder = order.folder
+        self.others: list[SlotTrial] = []
         self.started = False
         self.place = ""
         self.on_start: Callable[[SlotTrial], object] = lambda trial: None
@@ -459,8 +415,9 @@ class SlotTrial(SlotJob):
         return taken
 
     def interrupt(self, why: str) -> None:
-        """End it, wherever it is."""
-        self._pool.cancel(self, why)
+        """End it, wherever it is; without a result it is ``infrastructure_failed``."""
+        for trial in (self, *self.others):
+            self._pool.cancel(trial, why)
 
     def finish(self) -> TrialResult:
         """Block until its processes are gone; the record. Again: the same."""
@@ -468,6 +425,11 @@ class SlotTrial(SlotJob):
             wait_bounded(partial(self._changed.wait_for, lambda: self._over))
         if self._record is None:
             self._record = self._build_lost()
+        for other in self.others:
+            if self._record.failure is not None:
+                other.interrupt("the first node has ended")
+        for other in self.others:
+            other.finish()
         return self._record
 
     def _phase(self) -> Phase:
@@ -547,26 +509,8 @@ class ResumedTrial:
         return []
 
 
-class MultiNodeTrial(SlotTrial):
-    def __init__(self, order: TrialOrder, folder: Path, pool: JobPool) -> None:
-        super().__init__(order, folder, pool)
-        self.others: list[SlotTrial] = []
-
-    def interrupt(self, why: str) -> None:
-        """End it, on all hosts."""
-        super().interrupt(why)
-        for other in self.others:
-            other.interrupt(why)
-
-    def finish(self) -> TrialResult:
-        """Block until its processes are gone, on all hosts; the record."""
-        record = super().finish()
-        if record.failure is not None:  # the other nodes may wait for the first one
-            for other in self.others:
-                other.interrupt("the first node has ended")
-        for other in self.others:
-            other.finish()
-        return record
+#: A trial that was started, or need not run because an earlier run has its result.
+RunningTrial: TypeAlias = "SlotTrial | ResumedTrial | InProcessTrial"
 
 
 class MultiNodePlan:
@@ -664,21 +608,18 @@ class TrialEngine:
             return JobPool([Slot(here, index, f"slot {index}") for index in slots])
         from pytest_aorta.launch.remote_host import RemoteHost, start_hosts
 
-        pool: list[JobPool] = []
-
-        def lose(number: int, error: Exception) -> None:
-            if pool:
-                pool[0].lose_host(number, error)
-
         specs = self._resources.hosts
         for number, spec in enumerate(specs):
             store = self._nodes.endpoint if self._nodes is not None and number == 0 else None
-            died = partial(lose, number)
+            died = partial(self._lose_host, number)
             self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
         start_hosts(self._hosts)
         places = enumerate(self._hosts)
-        pool.append(JobPool([Slot(host, index, host.name, number) for number, host in places for index in slots]))
-        return pool[0]
+        return JobPool([Slot(host, index, host.name, number) for number, host in places for index in slots])
+
+    def _lose_host(self, number: int, error: Exception) -> None:
+        if self._pool is not None:
+            self._pool.lose_host(number, error)
 
     def check(
         self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None
@@ -727,20 +668,17 @@ class TrialEngine:
             make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
         """
         nodes = self._nodes
-        if nodes is None:
-            trial = SlotTrial(self._order(spec, folder, timeout), folder, self.pool)
-        else:
-            first = self._order(nodes.spec_for(spec, 0), folder, timeout)
-            trial = MultiNodeTrial(first, folder, self.pool)
+        first = spec if nodes is None else nodes.spec_for(spec, 0)
+        trial = SlotTrial(self._order(first, folder, timeout), self.pool)
+        if nodes is not None:
             trial.host = 0
             for node in range(1, nodes.count):
                 its_folder = folder.with_name(f"{folder.name}.node_{node}")
-                order = self._order(nodes.spec_for(spec, node), its_folder, timeout)
-                other = SlotTrial(order, its_folder, self.pool)
+                other = SlotTrial(self._order(nodes.spec_for(spec, node), its_folder, timeout), self.pool)
                 other.host = node
                 trial.others.append(other)
         trial.on_start, trial.on_packages, trial.make_room = on_start, on_packages, make_room
-        for job in [trial, *trial.others] if isinstance(trial, MultiNodeTrial) else [trial]:
+        for job in (trial, *trial.others):
             job.urgent = urgent
             self.pool.submit(job)
         return trial

@@ -343,3 +343,23 @@ def zygote_spec(
         load="pytest_aorta.launch.child.trial_main:load",
         behind=behind,
     )
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """What a host is asked to run."""
+
+    spec: TrialSpec
+    folder: Path
+    inherited: Inherited
+    timeout: float | None = None
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Cells of one key are prepared once. How they are launched, and how long they may be imported, counts."""
+        try:
+            key = zygote_spec(self.spec, self.inherited).key()
+        except EnvironmentUnusable as error:
+            key = str(error)  # and the preparation fails with it, on its host
+        limit = self.spec.limits.timeout if self.timeout is None else self.timeout
+        return f"{key} {self.spec.execution} {limit}"

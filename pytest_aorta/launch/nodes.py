@@ -184,7 +184,6 @@ class NodeStore:
         return None
 
     def close(self) -> None:
-        """End it."""
         self._process.kill()
         self._process.communicate()
 

@@ -11,6 +11,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from multiprocessing import connection
 from typing import Any
 
@@ -63,7 +64,7 @@ class Channel:
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send one mapping and, right behind it, descriptors; raises ``OSError`` when the other end is gone."""
-        data = json.dumps(message).encode()
+        data = json.dumps(message, default=asdict).encode()
         with self._sending:
             if len(data) <= _PACKET:
                 self._end.send(data)

@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.environment import Inherited, TrialOrder
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.place import TemporaryFolders
@@ -100,8 +100,9 @@ def live(zygotes: CellZygotes, folder: Path, name: str) -> TrialResult:
         trial_index=0,
     )
     temporary = TemporaryFolders()
-    trial = ProcessTrial(spec, folder / name / "trial_0", zygotes, temporary)
-    trial.start(Inherited.now(), Allocation())
+    order = TrialOrder(spec, folder / name / "trial_0", Inherited.now())
+    trial = ProcessTrial(order, Allocation(), zygotes, temporary)
+    trial.start()
     record = trial.finish()
     temporary.close()
     return record

@@ -62,7 +62,6 @@ def event_log(folder: Path, rank: int) -> Path:
 
 
 def ranks_with_logs(folder: Path) -> list[int]:
-    """The ranks that have an event log in an attempt's ``folder``."""
     names = (path.stem.partition("_")[2] for path in folder.glob("rank_*.events"))
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -141,14 +140,14 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
     found = replace(rank, events=events if last is None else [*events, last])
     for end in (line for line in lines if line["type"] == "over"):
         found.overdue = end["overdue"]
-        if end["exit"] is not None and found.exit is None:
-            found.exit = RankExit(**end["exit"])
+        found.exit = None if end["exit"] is None else RankExit(**end["exit"])
     return found
 
 
 def has_ended(folder: Path, rank: int) -> bool:
-    """Whether the end of a rank is in its event log."""
-    return any(event["type"] == "over" for event in _lines(event_log(folder, rank)) or ())
+    """Whether the end of a rank is the last entry of its event log; an earlier one is of a pytest before this one."""
+    lines = _lines(event_log(folder, rank)) or [{"type": None}]
+    return bool(lines[-1]["type"] == "over")
 
 
 class AttemptRecorder:
@@ -326,7 +325,6 @@ def _in_short(event: Event) -> Event:
 
 
 def read_evidence(path: Path) -> TrialEvidence | None:
-    """What ``keep_evidence`` has written; ``None`` where there is nothing."""
     try:
         return TrialEvidence.from_json(path.read_bytes())
     except (OSError, ValueError):

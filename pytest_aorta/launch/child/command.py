@@ -134,7 +134,6 @@ class CommandProcess:
         return chunk
 
     def end(self) -> None:
-        """End it, if it still runs."""
         self._process.kill()
         self._process.wait()
         for stream in self._streams:
@@ -239,7 +238,6 @@ _INTERVAL = 0.1
 
 
 def run_command_ranks(payload: TrialPayload, send: Send) -> None:
-    """Start ``torchrun``, wait for it, report how the ranks ended and what they have printed."""
     send_environment(payload, send)
     config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
     words = words_of(config.command)
@@ -273,7 +271,6 @@ class CommandOutput:
         self._said: tuple[float, int | None] = (0.0, None)
 
     def look(self, attempt: int) -> None:
-        """Read what is new, and report that something goes on."""
         if attempt != self._attempt:
             self._attempt = attempt
             self._close()
@@ -327,7 +324,6 @@ class _RankOutput:
         self._logs: dict[str, tuple[BinaryIO, Lines]] = {}
 
     def read(self) -> bool:
-        """Take in what is new; whether there was something."""
         for name in ("stdout.log", "stderr.log"):
             if name not in self._logs and (path := find_file(*self._where, name)) is not None:
                 self._logs[name] = path.open("rb"), Lines()

@@ -83,7 +83,6 @@ def prepare_program(argument: PrepareArgument) -> dict[str, Any]:
 
 
 def run_script(payload: TrialPayload, send: Send) -> None:
-    """Run a script or a module of the user."""
     script = payload["overrides"]
     program = ["--module", script["module"]] if "module" in script else [script["script"]]
     words = [*program, *script["arguments"]]

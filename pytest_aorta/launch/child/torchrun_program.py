@@ -24,7 +24,7 @@ from pytest_aorta.launch.child.attempt_files import (
     read_error_file,
 )
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
-from pytest_aorta.launch.child.rank_main import WorkloadRecorder, run_rank
+from pytest_aorta.launch.child.elastic import WorkloadRecorder, run_rank
 from pytest_aorta.launch.child.torch_compat import use_agent_in_torchrun, use_recorder
 from pytest_aorta.launch.child.torchrun import ERROR, STATES
 from pytest_aorta.launch.diagnosis.evidence import RankExit

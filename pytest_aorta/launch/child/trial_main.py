@@ -33,7 +33,6 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
 
 
 def run(payload: TrialPayload, channel: Channel) -> None:
-    """Run one trial."""
     mode, send = payload["mode"], channel.send
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
         agree_on_master_port(payload["trial_id"])

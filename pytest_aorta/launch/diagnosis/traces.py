@@ -38,8 +38,6 @@ _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
 
 @dataclass(frozen=True)
 class Frame:
-    """One call of a stack."""
-
     file: str
     line: int
     name: str
@@ -286,7 +284,6 @@ def request_trace(path: Path) -> dict[str, Any] | None:
 
 
 def last_collective(trace: dict[str, Any]) -> Collective | None:
-    """The last collective of a trace."""
     entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
     if not entries:
         return None

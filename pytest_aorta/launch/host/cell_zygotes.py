@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from pytest_aorta.launch.environment import Inherited, zygote_spec
+from pytest_aorta.launch.environment import TrialOrder, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.launch_mode import Extension, resolve_launch
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
@@ -59,16 +59,12 @@ class CellZygotes:
         #: Warnings, and whether each has been taken.
         self._warnings: dict[str, bool] = {}
 
-    def prepare(
-        self, spec: TrialSpec, inherited: Inherited, allocation: Allocation, timeout: float | None, wanted: Wanted
-    ) -> PreparedCell:
+    def prepare(self, order: TrialOrder, allocation: Allocation, wanted: Wanted) -> PreparedCell:
         """Import the workload, unless that has been done, and plan the launch of its trials.
 
         Args:
-            spec: the first trial.
-            inherited: what it has of the process that asks for it.
+            order: the first trial.
             allocation: where it runs.
-            timeout: of the trial, in seconds; overrides the spec's.
             wanted: whether it is still waited for.
 
         Raises:
@@ -78,13 +74,13 @@ class CellZygotes:
             ZygoteUnwanted: it was not wanted any more.
             ZygoteError, EnvironmentUnusable: its process cannot be started, or cannot import it.
         """
-        limits = start_limits(spec, timeout)
+        spec, inherited = order.spec, order.inherited
         plain = zygote_spec(spec, inherited, allocation.threads, allocation.devices)
-        info = self._info(spec, self._with_startup(spec, plain), allocation, inherited, limits, wanted)
+        info = self._info(order, self._with_startup(spec, plain), allocation, wanted)
         missing = {name: value for name, value in info.startup_variables.items() if name not in plain.environ}
         if missing and _key(spec, plain) not in self._startup:
             self._startup[_key(spec, plain)] = missing
-            info = self._info(spec, self._with_startup(spec, plain), allocation, inherited, limits, wanted)
+            info = self._info(order, self._with_startup(spec, plain), allocation, wanted)
         if info.config_error is not None:
             raise ConfigError(info.config_error)
         plan = resolve_launch(spec, info.launch_mode, info.min_world_size)
@@ -94,15 +90,8 @@ class CellZygotes:
         missing = self._startup.get(_key(spec, plain)) if self._startup else None
         return plain if missing is None else replace(plain, environ={**missing, **plain.environ})
 
-    def _info(
-        self,
-        spec: TrialSpec,
-        wanted_spec: ZygoteSpec,
-        allocation: Allocation,
-        inherited: Inherited,
-        limits: StartLimits,
-        wanted: Wanted,
-    ) -> WorkloadInfo:
+    def _info(self, order: TrialOrder, wanted_spec: ZygoteSpec, allocation: Allocation, wanted: Wanted) -> WorkloadInfo:
+        spec, limits = order.spec, start_limits(order)
         key = _key(spec, wanted_spec)
         while key not in self._infos:
             if key in self._broken and not _may_take_longer(limits, self._broken[key]):
@@ -116,7 +105,7 @@ class CellZygotes:
             else:
                 for text in info.config_warnings:
                     self._warn(text)
-                imposed = allocation.imposed(inherited.variables, {})
+                imposed = allocation.imposed(order.inherited.variables, {})
                 self._infos[key] = info.without_variables(imposed.variables)
         return self._infos[key]
 
@@ -139,22 +128,15 @@ class CellZygotes:
         with self._lock:  # once: a workload is imported again for every cell, and for every set of devices
             self._warnings.setdefault(text, False)
 
-    def acquire(
-        self,
-        spec: TrialSpec,
-        inherited: Inherited,
-        allocation: Allocation,
-        seed: int,
-        timeout: float | None,
-        wanted: Wanted,
-    ) -> Server:
+    def acquire(self, order: TrialOrder, allocation: Allocation, seed: int, wanted: Wanted) -> Server:
         """What a trial of a prepared cell is forked from; a ``fresh`` one where the workload cannot be forked.
 
-        What a trial has imported within its ``timeout`` in seconds has as long to be imported in advance.
+        What a trial has imported within its timeout has as long to be imported in advance.
 
         Raises:
             ZygoteError: there is none.
         """
+        spec, inherited = order.spec, order.inherited
         plain = zygote_spec(spec, inherited, allocation.threads, allocation.devices)
         wanted_spec = self._with_startup(spec, plain)
         if spec.execution.isolation == "spawn" or _key(spec, wanted_spec) in self._unforkable:
@@ -162,12 +144,12 @@ class CellZygotes:
             zygote = Zygote(replace(fresh, environ=wanted_spec.environ))
             zygote.wait_ready(wanted=wanted)
             return zygote
-        zygote = self._pool.acquire(wanted_spec, start_limits(spec, timeout), wanted)
+        zygote = self._pool.acquire(wanted_spec, start_limits(order), wanted)
         learned = self._learned.get(wanted_spec.key())
         if learned is None or not learned.modules:
             return zygote
         with learned.making:  # one import serves all slots; the others wait for it
-            limit = EXTENSION_TIMEOUT if timeout is None else min(timeout, EXTENSION_TIMEOUT)
+            limit = EXTENSION_TIMEOUT if order.timeout is None else min(order.timeout, EXTENSION_TIMEOUT)
             try:
                 return self._branch(zygote, learned, allocation, limit, wanted) or zygote
             except BaseException:
@@ -240,9 +222,10 @@ class CellZygotes:
         self._pool.close()
 
 
-def start_limits(spec: TrialSpec, timeout: float | None) -> StartLimits:
+def start_limits(order: TrialOrder) -> StartLimits:
     """An import has a trial's deadline for itself; what the workload gives as its own is known only after it."""
-    return StartLimits(load=spec.limits.timeout if timeout is None else timeout, grace=spec.limits.grace)
+    limits = order.spec.limits
+    return StartLimits(load=limits.timeout if order.timeout is None else order.timeout, grace=limits.grace)
 
 
 def _may_take_longer(limits: StartLimits, error: ZygoteError) -> bool:

@@ -15,24 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.launch.diagnosis.traces import ImportHang, crash_text
-from pytest_aorta.launch.environment import EnvironmentUnusable, Inherited
+from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear_place, make_place, share_place
-from pytest_aorta.launch.host.trial_files import TrialFiles, collect_artifacts, stacks_to_read, stderr_to_read
+from pytest_aorta.launch.host.trial_files import STACKS, TrialFiles, collect_artifacts, stacks_to_read, stderr_to_read
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command
 from pytest_aorta.launch.nodes import NodeStore, is_multi_node
 from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.channel import Message
-from pytest_aorta.runtime.zygote import Server, StartLimits, Task, TaskEnd, ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import Server, Task, TaskEnd, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.records import GroupState, parse_event
-from pytest_aorta.trials.result import Imposed, Request, SideBySide, TrialResult
+from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.seeding import random_seed
-from pytest_aorta.trials.spec import TrialSpec
 
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, as fallocate(2) has them
 
@@ -148,17 +147,19 @@ class ProcessTrial:
 
     def __init__(
         self,
-        spec: TrialSpec,
-        folder: Path,
+        order: TrialOrder,
+        allocation: Allocation,
         zygotes: CellZygotes,
         temporary: TemporaryFolders,
         node_store: NodeStore | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec = spec = order.spec
         self.seen = Observation()
         #: Its processes that cannot be ended.
         self.stuck: list[str] = []
-        self._folder = folder
+        self._order = order
+        self._allocation = allocation
+        self._folder = order.folder
         self._zygotes = zygotes
         self._seed = random_seed() if spec.given_seed is None else spec.given_seed
         self._temporary = temporary
@@ -170,10 +171,7 @@ class ProcessTrial:
         self._files: TrialFiles | None = None
         self._server: Server | None = None
         self._task: Task | None = None
-        self._imposed = Imposed()
-        self._side_by_side: SideBySide | None = None
-        #: Of an import in its own process; and the one that holds now, in seconds, while it imports.
-        self._import_limits = StartLimits()
+        #: That of an import in its own process, in seconds, while it imports.
         self._import_limit: float | None = None
         self._deadline: float | None = None
         #: When the stall limit will have passed.
@@ -181,55 +179,48 @@ class ProcessTrial:
         self._interrupted = threading.Event()
         #: When one of these passed, in seconds of ``time.time()``.
         self._overdue: float | None = None
-        self._logs = LogLimit(folder, spec.limits.log_limit)
+        self._logs = LogLimit(self._folder, spec.limits.log_limit)
         self._next_look = self._start + _LOOK_INTERVAL
-        self._request: Request | None = None
+        self._request = request_of(spec, order.inherited, timeout=order.timeout)
         self._record: TrialResult | None = None
 
     @property
     def _given_seed(self) -> int | None:
         return None if self.spec.workload.target == SCRIPT_TARGET else self._seed
 
-    def start(self, inherited: Inherited, allocation: Allocation, timeout: float | None = None) -> None:
-        """Hand the trial to a zygote. Never raises for what is the trial's own fault.
-
-        Args:
-            inherited: what it has of the process that asks for it.
-            allocation: where it runs.
-            timeout: deadline in seconds that overrides the spec's; counts for an import, and again from its end.
-        """
+    def start(self) -> None:
+        """Hand the trial to a zygote. Never raises for what is the trial's own fault."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._request = request_of(self.spec, inherited, timeout=timeout)
-        self._imposed = allocation.imposed(inherited.variables, self.spec.overlay)
-        self._side_by_side = allocation.side_by_side
-        self._import_limits = start_limits(self.spec, timeout)
+        order = self._order
         try:
-            self._cell = cell = self._zygotes.prepare(self.spec, inherited, allocation, timeout, self._is_wanted)
+            self._cell = cell = self._zygotes.prepare(order, self._allocation, self._is_wanted)
             self._note(cell.info.config_warnings)
-            self._place = place = self._make_place(cell, inherited)
+            self._place = place = self._make_place(cell)
             self._files = TrialFiles(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
-            limits = (timeout, self.spec.limits.timeout, cell.info.timeout_sec)
+            limits = (order.timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
-            self._submit(cell, inherited, allocation, timeout)
+            self._submit(cell)
         except ZygoteUnwanted:
             pass  # it was interrupted
         except (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError) as error:
             if not self._interrupted.is_set():
                 see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
-    def _submit(self, cell: PreparedCell, inherited: Inherited, allocation: Allocation, timeout: float | None) -> None:
-        self._server = self._zygotes.acquire(self.spec, inherited, allocation, self._seed, timeout, self._is_wanted)
+    def _submit(self, cell: PreparedCell) -> None:
+        self._server = self._zygotes.acquire(self._order, self._allocation, self._seed, self._is_wanted)
         self._task = self._server.start_task(
             self._payload(cell, self._server),
-            **self._log_files(),
-            cores=allocation.cores,
-            descriptors=allocation.descriptors,
+            stdout=self._folder / "stdout.log",
+            stderr=self._folder / "stderr.log",
+            stacks=self._folder / STACKS,
+            cores=self._allocation.cores,
+            descriptors=self._allocation.descriptors,
         )
         if self._interrupted.is_set():  # meanwhile
             self._kill_interrupted()
         if self._server.spec.fresh:
             self.seen.phase = "import"
-            self._limit_import(self._import_limits.total)
+            self._limit_import(start_limits(self._order).total)
             return
         imported = self._zygotes.take_import(self._server)
         if imported is not None:
@@ -239,16 +230,13 @@ class ProcessTrial:
     def _is_wanted(self) -> bool:
         return not self._interrupted.is_set()
 
-    def _log_files(self) -> dict[str, Any]:
-        return {name: (self._folder / f"{name}.log").absolute() for name in ("stdout", "stderr", "stacks")}
-
     @property
     def packages(self) -> dict[str, Any] | None:
         """The distributions that are installed where it runs, once its cell is prepared."""
         return None if self._cell is None else self._cell.info.packages
 
-    def _make_place(self, cell: PreparedCell, inherited: Inherited) -> TrialFolders:
-        given = self.spec.trial_index, self._folder, self._temporary, inherited.variables
+    def _make_place(self, cell: PreparedCell) -> TrialFolders:
+        given = self.spec.trial_index, self._folder, self._temporary, self._order.inherited.variables
         if cell.plan.mode == "external":
             place = share_place(*given)
         else:
@@ -273,7 +261,7 @@ class ProcessTrial:
             "mode": cell.plan.mode,
             "nproc": cell.plan.nproc,
             "trial_id": spec.trial_id,
-            "folder": str(self._folder.absolute()),
+            "folder": str(self._folder),
             "grace": spec.limits.grace,
             "memory": spec.limits.memory,
             "elastic": spec.execution.elastic.to_plain(),
@@ -411,9 +399,9 @@ class ProcessTrial:
             self._start_clock(waited="import" in self.seen.phases_sec)
         elif message["type"] == "loaded":
             self.seen.phases_sec["import"] = float(message["sec"])
-            self._limit_import(self._import_limits.total)
-        elif self._import_limits.load is not None:
-            self._limit_import(self._import_limits.load)
+            self._limit_import(start_limits(self._order).total)
+        elif (limit := start_limits(self._order).load) is not None:
+            self._limit_import(limit)
 
     def _end(self, task: Task) -> None:
         assert task.ended is not None
@@ -459,7 +447,7 @@ class ProcessTrial:
             stacks=stacks_to_read(self.seen, artifacts),
             crash=crash_text(stderr_to_read(self.seen, self._folder)) if crashed else None,
             # The seed may be that of a process that was started ahead.
-            request=self._request and self._request.model_copy(update={"seed": self._given_seed}),
-            imposed=self._imposed,
-            side_by_side=self._side_by_side,
+            request=self._request.model_copy(update={"seed": self._given_seed}),
+            imposed=self._allocation.imposed(self._order.inherited.variables, self.spec.overlay),
+            side_by_side=self._allocation.side_by_side,
         )
