@@ -12,11 +12,10 @@ import pytest
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.plan import Plan
-from pytest_aorta.plugin.collection import choose
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.run import Run, end_in_order_when_terminated
 from pytest_aorta.plugin.trial_item import TrialItem, WorkloadModules, item_of
-from pytest_aorta.replay import REPLAY, Replay, ReplayError, find_replays
+from pytest_aorta.replay import Replay, ReplayError, find_replays
 from pytest_aorta.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.spec import TrialSpec
 
 
-def select_replays(config: pytest.Config, run: Run) -> None:
-    """Read the records; without paths on the command line, only their trials are collected."""
+def read_replays(config: pytest.Config, run: Run) -> dict[str, TrialSpec]:
+    """Read the records; their trials by name."""
     __tracebackhide__ = True  # pytest would show the variables
     selection = run.selection
     try:
@@ -39,7 +38,7 @@ def select_replays(config: pytest.Config, run: Run) -> None:
             f"--aorta-extra-env {unwanted[0]}=...: a replay has the variables of its record; only the values of "
             f"secrets, which are not in there, are to be given: {', '.join(sorted(secrets)) or 'these have none'}"
         )
-    choose(config, run, {found.name: found.spec for found in run.replays}, REPLAY)
+    return {found.name: found.spec for found in run.replays}
 
 
 def replay_items(run: Run, modules: WorkloadModules) -> Iterator[ReplayItem]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import pytest
 
@@ -30,9 +30,8 @@ from pytest_aorta.trials.execution import Resources
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import RunningTrial, SlotTrial
-    from pytest_aorta.plugin.live_view import LiveView
     from pytest_aorta.replay import Replay
-    from pytest_aorta.triage.facts import CellKey
+    from pytest_aorta.triage.facts import CellKey, TrialFacts
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
@@ -172,8 +171,15 @@ def warn(item: pytest.Item, texts: Iterable[str]) -> None:
         item.warn(pytest.PytestWarning(text))
 
 
-#: What shows the trials that run, if that is wanted.
-WATCHER = pytest.StashKey["LiveView"]()
+class TrialWatcher(Protocol):
+    """What shows the trials that run, if that is wanted."""
+
+    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None: ...
+    def trial_ended(self, file: Path) -> None: ...
+    def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None: ...
+
+
+WATCHER = pytest.StashKey[TrialWatcher]()
 
 
 # Items that run several times
@@ -381,7 +387,7 @@ class Run:
         return plan
 
     @property
-    def watcher(self) -> LiveView | None:
+    def watcher(self) -> TrialWatcher | None:
         return self.config.stash.get(WATCHER, None)
 
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:

@@ -36,9 +36,11 @@ def select(config: pytest.Config) -> None:
         give_out_one_by_one(config)
     try:
         if run.selection.replays:
-            from pytest_aorta.plugin.replays import select_replays
+            from pytest_aorta.plugin.collection import choose
+            from pytest_aorta.plugin.replays import read_replays
+            from pytest_aorta.replay import REPLAY
 
-            select_replays(config, run)
+            choose(config, run, read_replays(config, run), REPLAY)
         elif run.selection.workloads or run.selection.commands:
             from pytest_aorta.plugin.collection import select_trials
 

@@ -228,8 +228,7 @@ class Event(TypedDict, total=False):
 
     ``at``: when, in seconds of ``time.time()``. ``sec``: how long a phase took. ``end`` and ``sources``: the part of
     the snapshot that is taken when ``run()`` is over, and digests of the source files imported since the preparation of
-    the cell. ``error``: as of ``describe_exception``. ``over`` is added to the log of a rank by the process that waited
-    for it: ``exit`` says how it ended, ``overdue`` when a deadline of its own passed.
+    the cell. ``error``: as of ``describe_exception``.
     """
 
     type: Required[str]
@@ -252,8 +251,6 @@ class Event(TypedDict, total=False):
     ranks: list[RankRecord]
     cleanup: Failure | None
     error: dict[str, str]
-    exit: dict[str, Any] | None
-    overdue: float | None
 
 
 Send = Callable[[Event], None]

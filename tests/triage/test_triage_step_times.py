@@ -24,12 +24,6 @@ def test_the_first_tenth_of_a_trial_is_warm_up_and_at_least_one_step(steps: int,
     assert len(steady([1.0] * steps)) == left
 
 
-def test_slow_first_steps_do_not_count() -> None:
-    assert steady([900.0, 5.0]) == [5.0]
-    assert steady([900.0, 100.0, *[5.0] * 18]) == [5.0] * 18
-    assert steady([900.0]) == [900.0]
-
-
 def test_what_is_no_time_was_not_measured() -> None:
     assert steady([9.0, math.nan, -1.0, 0.0, math.inf, "NaN", None, True, 5]) == [5.0]
     assert steady([math.nan, 5.0, 5.0]) == [5.0, 5.0]  # the first step was slow, whatever it was measured as

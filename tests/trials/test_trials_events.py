@@ -39,7 +39,6 @@ EVENTS: list[Event] = [
     {"type": "ranks", "ranks": [RANK], "failure": FAILURE, "cleanup": None},
     {"type": "failed", "phase": "launch", "error": {"type": "OSError", "message": "full", "traceback": ""}},
     {"type": "lived", "at": 1.5},
-    {"type": "over", "returncode": -9, "overdue": None},
 ]
 
 

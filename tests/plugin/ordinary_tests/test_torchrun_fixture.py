@@ -219,7 +219,7 @@ def test_index(aorta_torchrun, monkeypatch):
         aorta_torchrun("train.py", "none")
 """,
     )
-    scripts.run("test_it.py").assert_outcomes(passed=15)
+    scripts.run("test_it.py").assert_outcomes(passed=16)
     assert scripts.files() == []
 
 
