@@ -121,7 +121,11 @@ class Ranks(Plain):
     )
     plain, ranks = (load_class(f"{tmp_path}/described.py:{name}") for name in ("Plain", "Ranks"))
 
-    common = {"source": f"{tmp_path}/described.py", "source_root": str(tmp_path.resolve()), "data_files": {}}
+    common: dict[str, Any] = {
+        "source": f"{tmp_path}/described.py",
+        "source_root": str(tmp_path.resolve()),
+        "data_files": {},
+    }
     common |= {"config_error": None, "startup_variables": {}, "requires_process": False, "result_scope": "global"}
     assert describe(plain, {}, None) == {
         **common,
