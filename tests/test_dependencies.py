@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.metadata
 import json
 import re
 import subprocess
@@ -13,7 +12,6 @@ import venv
 from pathlib import Path
 
 import pytest
-from packaging.specifiers import SpecifierSet
 from support.fake_distributions import write_distribution
 from support.pip_environments import copy_of_this_project, environ_without_this_run
 
@@ -66,21 +64,6 @@ def needed(files: re.Pattern[str]) -> set[str]:
 def test_what_is_declared_is_what_is_imported() -> None:
     optional = set().union(*map(declared, BY_EXTRA))
     assert needed(re.compile("")) - optional == declared() - PLUGINS
-
-
-def test_what_the_oldest_python_cannot_install_is_not_pinned_for_it() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
-    unmarked = [line.partition("==")[0] for line in lines if ";" not in line]
-    too_new = {}
-    for name in unmarked:
-        try:
-            needed_python = importlib.metadata.metadata(name)["Requires-Python"]
-        except importlib.metadata.PackageNotFoundError:
-            continue  # of an extra that is not installed
-        if needed_python and not SpecifierSet(needed_python).contains("3.10"):
-            too_new[name] = needed_python
-    assert len(unmarked) > 20
-    assert too_new == {}
 
 
 @pytest.mark.slow

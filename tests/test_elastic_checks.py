@@ -72,17 +72,6 @@ def test_where_several_nodes_meet(backend: str) -> None:
     check("auto", rdzv_backend=backend, rdzv_endpoint="node0:29500", nnodes=2)
 
 
-def test_static_has_a_fixed_number_of_nodes() -> None:
-    with pytest.raises(RequestError, match="--aorta-elastic nnodes=1:2: with rdzv_backend=static the number"):
-        check("auto", rdzv_backend="static", nnodes="1:2")
-
-
-def test_a_node_is_one_of_them() -> None:
-    check("auto", nnodes="1:3", node_rank=2)
-    with pytest.raises(RequestError, match="--aorta-elastic node_rank=3: of 3 nodes, the last one is 2"):
-        check("auto", nnodes="1:3", node_rank=3)
-
-
 @pytest.mark.parametrize("text", ["0", "65536", "http"])
 def test_a_port_is_one(text: str) -> None:
     with pytest.raises(ValueError, match="a port from 1 to 65535"):

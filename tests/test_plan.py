@@ -65,21 +65,6 @@ def test_a_plan_is_the_product_of_workloads_environments_and_mitigation_sets(reg
     assert plan.cells == {workload: ["local-none", "local-a+b", "e-none", "e-a+b"] for workload in ("gemm", "fsdp")}
 
 
-def test_trial_ids_have_the_positions_on_the_axes(registry: Registry) -> None:
-    selection = Selection(workloads=("gemm",), trials=2, environments=("local", "e"), mitigations=(("none",), ("a",)))
-
-    assert {spec.item_name: spec.trial_id for spec in make_plan(selection, registry).trials} == {
-        "gemm[local-none-0]": "gemm_d0_m0_t0",
-        "gemm[local-none-1]": "gemm_d0_m0_t1",
-        "gemm[local-a-0]": "gemm_d0_m1_t0",
-        "gemm[local-a-1]": "gemm_d0_m1_t1",
-        "gemm[e-none-0]": "gemm_d1_m0_t0",
-        "gemm[e-none-1]": "gemm_d1_m0_t1",
-        "gemm[e-a-0]": "gemm_d1_m1_t0",
-        "gemm[e-a-1]": "gemm_d1_m1_t1",
-    }
-
-
 @given(
     st.lists(st.text(max_size=6) | st.text(alphabet="a-+_.", min_size=1, max_size=4), min_size=1, max_size=3),
     st.text(max_size=6),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, get_args
 
 from hypothesis import given
@@ -60,13 +59,6 @@ def test_where_a_run_may_end_early_blocks_of_cells_take_turns() -> None:
             for cell in block
         ]
         assert found == expected
-
-
-def test_random_is_another_order_for_another_request() -> None:
-    cells = grid(2, 2, 2, 4)
-    changed = [[replace(spec, overrides={"size": 1}) for spec in cell] for cell in cells]
-
-    assert names(ordered(cells, "random")) != names(ordered(changed, "random"))
 
 
 @given(grids, st.sampled_from(ORDERS))

@@ -166,23 +166,6 @@ def test_what_cannot_be_run_again_names_the_file_and_the_reason(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("hello", "no record of a trial: it is not JSON: "),
-        ("[]", "no record of a trial, which has a schema_version and a trial_id"),
-        ("{}", "no record of a trial, which has a schema_version and a trial_id"),
-        ("[" * 10**5, "no record of a trial: it is not JSON: "),
-    ],
-)
-def test_another_file_is_no_record(tmp_path: Path, content: str, message: str) -> None:
-    file = tmp_path / "x.json"
-    file.write_text(content)
-
-    with pytest.raises(ReplayError, match=message):
-        find_replays([file], NOTHING)
-
-
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=f"{re.escape(str(tmp_path))}: there is no trial file in this folder"):
         find_replays([tmp_path], NOTHING)

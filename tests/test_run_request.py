@@ -178,21 +178,6 @@ def test_a_value_is_refused_in_the_same_words(kind: type, field: str, option: st
     assert str(caught.value) == f"{kind.__name__}.{field}: {value!r} is not valid; expected {REFUSED[option][1]}"
 
 
-@pytest.mark.parametrize("text", REFUSED["elastic"][0])
-def test_so_are_options_of_the_agent(text: str) -> None:
-    with pytest.raises(OptionError) as theirs:
-        read_selection(typed("elastic", text), {})
-    key, _, value = text.partition("=")
-    with pytest.raises(RequestError) as ours:
-        RunRequest("gemm", 1, execution=Execution(elastic=cast(ElasticOptions, {key: value})))
-    tail = str(theirs.value).partition(" is not valid; expected ")[2]
-    assert str(ours.value) == f"Execution.elastic: { ({key: value})!r} is not valid; expected {tail}"
-    with pytest.raises(
-        RequestError, match=r"^Execution.elastic: ElasticOptions\(max_restarts=-1,.*expected max_restart"
-    ):
-        RunRequest("gemm", 1, execution=Execution(elastic=ElasticOptions(max_restarts=-1)))
-
-
 @pytest.mark.parametrize(("field", "name"), [("execution", "Execution"), ("limits", "Limits"), ("resources", "Resour")])
 @pytest.mark.parametrize("value", [None, "fork", {"nproc": 2}])
 def test_a_group_of_fields_is_of_its_class(field: str, name: str, value: Any) -> None:

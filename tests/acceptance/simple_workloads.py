@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -39,17 +38,8 @@ class Tells(_Base):
             "executable": sys.executable,
             "niceness": os.nice(0),
             "hash": hash("aorta"),
-            "malloc_fills_with_0x5a": set(fresh_memory()) == {0x5A},
         }
         return {"passed": True, "metrics": metrics}
-
-
-def fresh_memory() -> bytes:
-    """Some bytes in the middle of a block that was never written to."""
-    malloc = ctypes.CDLL(None).malloc
-    malloc.restype = ctypes.c_void_p
-    block = malloc(ctypes.c_size_t(100_000))
-    return ctypes.string_at(block + 50_000, 64)
 
 
 class Plays(_Base):
@@ -63,12 +53,9 @@ class Plays(_Base):
         self.play("")
         return {"passed": self.part != "returns_false", "metrics": {"part": self.part}}
 
-    def cleanup(self) -> None:
-        self.play("cleanup_")
-
     def play(self, prefix: str) -> None:
         act = getattr(self, self.part, None) if self.part.startswith(prefix) else None
-        if act is not None and (prefix or not self.part.startswith(("setup_", "cleanup_"))):
+        if act is not None and (prefix or not self.part.startswith("setup_")):
             act()
 
     def raises(self) -> None:
@@ -76,35 +63,11 @@ class Plays(_Base):
 
     setup_raises = raises
 
-    def exits(self) -> None:
-        sys.exit(3)
-
     def segfaults(self) -> None:
         ctypes.string_at(0)
 
     def hangs(self) -> None:
         time.sleep(FOREVER)
-
-    def ignores_sigterm(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(FOREVER)
-
-    def stops_itself(self) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(FOREVER)
-
-    def leaves_a_daemon(self) -> None:
-        """A process in a session of its own, whose parent has ended, with nothing of ours but the environment."""
-        until_exec, by_daemon = os.pipe()
-        parent = os.fork()
-        if parent == 0:
-            os.setsid()
-            if os.fork() == 0:
-                os.execvp("sleep", ["sleep", str(FOREVER)])
-            os._exit(0)
-        os.close(by_daemon)
-        os.waitpid(parent, 0)
-        os.read(until_exec, 1)
 
 
 class Held(_Base):

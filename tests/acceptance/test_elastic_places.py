@@ -65,13 +65,6 @@ def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_static_rendezvous(sums: Stage, launcher: str) -> None:
-    port = free_port()
-    options = given(rdzv_backend="static", master_addr="127.0.0.1", master_port=port)
-    assert found(sums, "--aorta-launcher", launcher, *options)["MASTER_PORT"] == str(port)
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -> None:
     variable = ("--aorta-extra-env", "TORCHELASTIC_ENABLE_FILE_TIMER=1")
     sums.run_here("sums.py::Expires", *variable, "--aorta-launcher", launcher, "--aorta-timeout", "50")

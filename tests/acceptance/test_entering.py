@@ -105,15 +105,6 @@ def test_a_trial_that_hangs_in_a_container_is_ended_and_shows_its_stack(boxed: B
     stage.wait_until_alone()
 
 
-def test_a_crash_in_a_container_is_that_signal(boxed: Boxed) -> None:
-    stage, variables = boxed
-    run(stage, variables, "--aorta-config", "act=crashes")
-
-    [trial] = stage.trials().values()
-    assert (trial["exit_status"], trial["failure"]["signal"]) == ("workload_failed", "SIGABRT")
-    stage.wait_until_alone()
-
-
 def test_an_engine_that_fails_shows_its_command_and_what_it_said(boxed: Boxed) -> None:
     stage, variables = boxed
     done = run(stage, variables, docker="missing/image")
@@ -135,12 +126,6 @@ def test_without_an_engine_the_message_names_those_that_would_do(stage: Stage) -
         "environment 'boxed' (sidecar:registry.json) is to be entered, but docker or podman is not on PATH; "
         "the field 'enter' may name another engine: docker, podman, apptainer, singularity, enroot"
     )
-
-
-def test_without_isolation_nothing_can_be_entered(stage: Stage) -> None:
-    done = run(stage, {}, "--aorta-isolation", "none")
-
-    assert "environment 'boxed' (sidecar:registry.json) is to be entered, but with --aorta-isolation none" in text(done)
 
 
 # A real engine.
@@ -196,3 +181,12 @@ def test_a_trial_in_podman(stage: Stage, podman: Podman) -> None:
     assert trial["env"]["runtime_context"]["container"]["kind"] == "podman"
     assert (trial["execution_env"]["verified"], trial["execution_env"]["entered_with"]) == (True, "podman")
     assert trial["execution_env"]["digest"].startswith("sha256:")
+
+
+def test_a_crash_in_a_container_is_that_signal(boxed: Boxed) -> None:
+    stage, variables = boxed
+    run(stage, variables, "--aorta-config", "act=crashes")
+
+    [trial] = stage.trials().values()
+    assert (trial["exit_status"], trial["failure"]["signal"]) == ("workload_failed", "SIGABRT")
+    stage.wait_until_alone()

@@ -119,16 +119,3 @@ def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> No
     assert "the zygote" in failure["message"]
     assert "SIGKILL" in failure["message"]
     assert is_gone(trial.pid)
-
-
-def test_a_daemon_is_swept_and_noted(stage: Stage) -> None:
-    stage.copy(HERE / "simple_workloads.py")
-    options = ("--aorta-trials", "2", "--aorta-config", "script=leaves_a_daemon.passes")
-    done = stage.run("simple_workloads.py", "-k", "Plays", *options)
-    assert (done.ret, counts(done)) == (0, {"passed": 2})
-    first, second = stage.trials().values()
-    assert first["exit_status"] == second["exit_status"] == "ok"
-    (note,) = first["result"]["failure_details"]
-    assert note["note"].startswith("sleep (pid ")
-    assert note["note"].endswith(") was left running, and ended")
-    assert second["result"]["failure_details"] == []

@@ -87,19 +87,3 @@ def test_causes_at_the_deadline(stage: Stage, launcher: str) -> None:
         assert [rank["passed"] for rank in trial["ranks"]] == [None, None, None]
         assert trial["result"]["passed"] is False
     assert "rank 2 is missing" not in found["deaf_waits"]["failure"]["message"]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["auto", "torchrun"])
-def test_causes_of_an_attempt_before_the_last_one(stage: Stage, launcher: str) -> None:
-    parts = ["segfaults_once", "raises_once", "terminated_once", "leaves_once"]
-    restarts = ("--aorta-elastic", "max_restarts=1")
-    limits = ("--aorta-timeout", "50", "--aorta-slots", "2")
-    found = play(stage, parts, "--aorta-launcher", launcher, *limits, *restarts)
-
-    for part, trial in found.items():
-        [attempt] = trial["elastic"]["attempts"]
-        assert (part, attempt["failure"]["rank"]) == (part, 1)
-        assert (part, [rank["blame"] for rank in attempt["ranks"]]) == (part, ["collateral", "cause", "collateral"])
-        assert (trial["exit_status"], blames(trial)) == ("ok", [None, None, None])

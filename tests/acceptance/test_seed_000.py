@@ -9,7 +9,8 @@ Adapted, because the thing is called otherwise here:
   ``pytest_aorta``; ``aorta.registry`` is ``pytest_aorta.registry``; ``collect_env`` is in ``pytest_aorta.probe``.
 - ``source_package`` of what is built in says ``pytest-aorta``, not ``aorta``.
 - "Exits non-zero" is pytest's exit code 4 (usage) for what prevents every trial, and 1 when trials failed.
-- Criteria that the seed verifies by grep are verified by what a run does, and by reading imports where that says more.
+- Criteria that the seed verifies by grep are verified by what a run does. Names, the order of variables, and how trials
+  fail are shown in ``tests/plugin``; here is what no other test shows.
 - The union order has a fourth layer: the variables of the environment come first, so mitigations win over them.
 
 Replaced by design.md:
@@ -28,134 +29,41 @@ Replaced by design.md:
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.stage import Stage, counts, text
+from support.stage import Stage, counts, make_venv, text
 
-import pytest_aorta
-from pytest_aorta import RunRequest, TrialResult
+from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
+from pytest_aorta.launch.launch_mode import LaunchModeError
 
 HERE = Path(__file__).parent
-PACKAGE = Path(pytest_aorta.__file__).parent
 
-#: A complete record, in the words of the seed and ours.
-RECORD: dict[str, Any] = {
-    "schema_version": "0.1",
-    "trial_id": "fsdp_d0_m0_t0",
-    "workload": "fsdp",
-    "cell": "image-tf32_off+xnack",
-    "trial_index": 0,
-    "execution_env": {
-        "kind": "docker",
-        "name": "image",
-        "image": "rocm/pytorch:7.0",
-        "digest": "sha256:0123",
-        "venv": None,
-        "rocm": "7.0",
-        "verified": False,
-        "claims": [{"claim": "ROCm 7.0", "verified": False, "found": "there is no ROCm"}],
-        "entered_with": None,
-        "source_package": "somebody",
-    },
-    "mitigations_applied": ["tf32_off", "xnack"],
-    "config": {"steps": 5000, "tolerance": "NaN", "nested": {"list": [1, 2.5, None, True, "Infinity"]}},
-    "env": {
-        "schema_version": "1.0",
-        "partial": True,
-        "partial_reasons": ["git: OSError: gone"],
-        "env_vars": {"A": "1"},
-    },
-    "result": {
-        "passed": False,
-        "failure_count": 2,
-        "first_failure_iteration": 17,
-        "failure_details": [{"iteration": 17, "error": "-Infinity"}, {"iteration": 23, "bits": [1, 0]}],
-        "total_iterations": 5000,
-        "step_times_ms": [1.25, 2.5, 3.5],
-        "elapsed_sec": 412.5,
-        "metrics": {"loss": "Infinity", "text": "\\NaN", "unicode": "größe"},
-        "main_work_started": True,
-        "executed_iterations": 4999,
-        "configured_iterations": 5000,
-    },
-    "wall_clock_sec": 425.1,
-    "exit_status": "workload_failed",
-    "failure": {
-        "phase": "run",
-        "kind": "signal",
-        "type": None,
-        "message": "rank 1: ended by SIGSEGV in run()",
-        "traceback": None,
-        "signal": "SIGSEGV",
-        "exit_code": None,
-        "rank": 1,
-        "stacks": "trial_0/stacks.log",
-    },
-    "warnings": [],
-    "seeds": None,
-    "ranks": [
-        {
-            "rank": 0,
-            "local_rank": 0,
-            "host": "node7",
-            "pid": 11,
-            "seeds": {"seed": 2**53 - 1, "generators": {"random": 1, "torch": 2}, "kept": ["numpy.random"]},
-            "exit_code": 0,
-            "signal": None,
-            "passed": True,
-            "result": None,
-            "failure": None,
-            "collateral": False,
-            "blame": None,
-            "stdout": "trial_0/rank_0.stdout.log",
-            "stderr": None,
-            "stacks": None,
-            "error_file": {"message": "NaN"},
-            "collective": "gloo:all_reduce number 7",
-        }
-    ],
-    "elastic": {
-        "launcher": "elastic",
-        "states": [{"state": "INIT", "at": 1.5, "attempt": 0, "world_size": None}],
-        "restarts": 1,
-        "attempts": [{"attempt": 0, "reason": "failure", "failure": None, "ranks": []}],
-        "options": {"max_restarts": 1},
-        "launcher_variables": {"OMP_NUM_THREADS": "1"},
-    },
-    "phases_sec": {"launch": 0.5, "setup": 1.5, "run": 412.5},
-    "started_at": "2026-01-02T03:04:05.678+00:00",
-    "host": "node7",
-    "request_fingerprint": "ab" * 32,
-    "fingerprint_parts": {"sources": {"w.py": "cd" * 8}, "nproc": 2},
-    "imposed": {"threads": 1, "cpus": [0], "devices": None, "variables": {"OMP_NUM_THREADS": "1"}},
-    "side_by_side": {"slots": 2, "workers": 1, "hosts": 1, "cores": 2},
-    "artifacts": {"stdout": "trial_0/stdout.log"},
-}
+PLUGIN_PACKAGE = Path(__file__).parents[1] / "plugin_package"
 
 
 @pytest.fixture
 def simple(stage: Stage) -> Stage:
     """A stage that offers the workloads of ``simple_workloads.py`` by name."""
     stage.copy(HERE / "simple_workloads.py")
-    names = ("Tells", "Plays", "Second", "Solo", "Pair", "Quartet")
+    names = ("Tells", "Plays", "Solo", "Pair", "Quartet")
     stage.register(**{name.lower(): f"simple_workloads:{name}" for name in names})
     return stage
 
 
-@pytest.fixture(scope="module")
-def with_tf32_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, pytest.RunResult]]:
-    """``fsdp`` with ``tf32_off``, and with a collector that is known."""
-    stage = Stage(tmp_path_factory.mktemp("tf32") / "stage")
-    options = ("--aorta-trials", "2", "--aorta-environment", "local", "--aorta-mitigations", "tf32_off")
-    yield stage, stage.run("--aorta-workload", "fsdp", *options, "--aorta-collect", "rocprof")
-    stage.close()
-
-
-# --- B1.0 ---
+@pytest.fixture
+def here(simple: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The same for ``run_trials()`` in this process."""
+    monkeypatch.syspath_prepend(simple.path)
+    monkeypatch.chdir(simple.path)
+    for name in set(os.environ) - set(simple.environ()):
+        monkeypatch.delenv(name)
+    for name, value in simple.environ().items():
+        monkeypatch.setenv(name, value)
+    return simple
 
 
 def test_run_request_is_frozen_and_has_the_defaults_of_the_contract() -> None:
@@ -166,99 +74,168 @@ def test_run_request_is_frozen_and_has_the_defaults_of_the_contract() -> None:
         request.trials = 3  # type: ignore[misc]
 
 
-def test_trial_result_round_trips_without_loss() -> None:
-    there = TrialResult.from_dict(RECORD)
-    assert there.to_dict().items() >= RECORD.items()
-    assert TrialResult.from_dict(json.loads(json.dumps(there.to_dict(), allow_nan=False))) == there
-    assert there.config["tolerance"] != there.config["tolerance"]
-    assert there.result.metrics == {"loss": float("inf"), "text": "NaN", "unicode": "größe"}
-
-
-# --- B1.1: files, mitigations, environments ---
-
-
-def test_default_run_writes_one_file_per_trial(stage: Stage) -> None:
-    done = stage.run_here("--aorta-workload", "fsdp", "--aorta-trials", "2")
+def test_default_run_writes_one_file_per_trial_and_collectors_have_no_effect_yet(stage: Stage) -> None:
+    done = stage.run("--aorta-workload", "fsdp", "--aorta-trials", "2", "--aorta-collect", "rocprof,numerics,amd_log")
     assert (done.ret, counts(done)) == (0, {"passed": 2})
     assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
     for index, trial in enumerate(stage.trials().values()):
-        assert trial["trial_id"] == f"fsdp_d0_m0_t{index}"
-        assert (trial["workload"], trial["exit_status"]) == ("fsdp", "ok")
-        assert trial["execution_env"]["name"] == "local"
-        assert trial["mitigations_applied"] == ["none"]
+        assert (trial["trial_id"], trial["workload"], trial["exit_status"]) == (f"fsdp_d0_m0_t{index}", "fsdp", "ok")
+        assert (trial["execution_env"]["name"], trial["mitigations_applied"]) == ("local", ["none"])
         assert trial["result"]["passed"]
         assert len(trial["result"]["step_times_ms"]) == trial["result"]["total_iterations"] > 0
-
-
-def test_mitigations_applied_and_variables_are_recorded(with_tf32_off: tuple[Stage, pytest.RunResult]) -> None:
-    stage, done = with_tf32_off
-    assert (done.ret, counts(done)) == (0, {"passed": 2})
-    assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
-    for trial in stage.trials().values():
-        assert trial["mitigations_applied"] == ["tf32_off"]
-        assert trial["env"]["env_vars"]["DISABLE_TF32"] == "1"
-        assert trial["execution_env"]["name"] == "local"
-        assert trial["execution_env"]["source_package"] == "pytest-aorta"
-
-
-def test_known_collectors_have_no_effect_yet(with_tf32_off: tuple[Stage, pytest.RunResult], simple: Stage) -> None:
-    stage, _ = with_tf32_off
-    folder = stage.results / "fsdp" / "trial_0"
-    logs = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     ranks = [f"attempt_0/rank_{rank}.{name}.log" for rank in (0, 1) for name in ("stderr", "stdout")]
+    logs = [path.removeprefix("fsdp/trial_0/") for path in stage.everything() if path.startswith("fsdp/trial_0/")]
     assert logs == [*ranks, "stderr.log", "stdout.log"]
 
-    assert simple.run("--aorta-workload", "tells", "--aorta-collect", "rocprof,numerics,amd_log").ret == 0
-    [matrix, table, packages, *files] = simple.everything()
-    assert [matrix, table] == ["matrix.json", "matrix.md"]
-    assert packages.startswith("packages-")
-    assert files == ["tells/trial_0.json", "tells/trial_0/stderr.log", "tells/trial_0/stdout.log"]
+
+def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(simple: Stage) -> None:
+    assert simple.run_here("--aorta-workload", "tells", "--aorta-trials", "3").ret == 0
+    trials = list(simple.trials().values())
+    probed = [trial["env"]["process"]["pid"] for trial in trials]
+    assert probed == [trial["result"]["metrics"]["pid"] for trial in trials]
+    assert len(set(probed)) == 3
+    assert len({trial["env"]["captured_at"] for trial in trials}) == 3
+    assert not any(trial["env"]["partial"] for trial in trials)
 
 
-@pytest.mark.parametrize(
-    ("options", "seen"),
-    [
-        (("--aorta-mitigations", "first,second"), {"A": "second", "B": "first", "C": "second", "D": "environment"}),
-        (("--aorta-mitigations", "second,first"), {"A": "first", "B": "first", "C": "second", "D": "environment"}),
-        (
-            ("--aorta-mitigations", "first,second", "--aorta-extra-env", "A=extra,D=x,y"),
-            {"A": "extra", "B": "first", "C": "second", "D": "x,y"},
-        ),
-    ],
-    ids=["a-then-b", "b-then-a", "extra-env-over-both"],
-)
-def test_union_order_of_variables(simple: Stage, options: tuple[str, ...], seen: dict[str, str]) -> None:
-    registry = simple.write_registry(
-        mitigations={"first": {"A": "first", "B": "first"}, "second": {"A": "second", "C": "second"}},
-        environments={"here": {"env": {"A": "environment", "B": "environment", "D": "environment"}}},
+def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
+    done = stage.run_here(stage.copy(HERE / "vanished_folder_workload.py"))
+    assert (done.ret, counts(done)) == (0, {"passed": 1})
+    trial = stage.trial("Vanished/trial_0.json")
+    assert trial["exit_status"] == "ok"
+    assert trial["env"]["partial"]
+    assert any(reason.startswith("process.cwd: FileNotFoundError") for reason in trial["env"]["partial_reasons"])
+    assert trial["env"]["process"]["cwd"] is None
+    assert trial["env"]["process"]["pid"]
+
+
+def test_execution_env_says_where_a_trial_ran(simple: Stage) -> None:
+    image = "aorta.invalid/no-such-image:0"
+    environments = {"image": {"docker": image}, "rocm7": {"rocm": "7.0.1"}, "both": {"docker": image, "rocm": "6.4"}}
+    axis = [word for name in ("local", *environments) for word in ("--aorta-environment", name)]
+    registry = simple.write_registry(environments=environments)
+    done = simple.run_here("--aorta-workload", "tells", "--aorta-registry-file", registry, *axis)
+    assert counts(done) == {"passed": 4}
+    found = {trial["execution_env"]["name"]: trial["execution_env"] for trial in simple.trials().values()}
+    for name, kind in {"local": "local", "image": "docker", "rocm7": "rocm", "both": "docker"}.items():
+        given = environments.get(name, {})
+        source = "sidecar:registry.json" if given else "pytest-aorta"
+        where = {key: found[name][key] for key in ("kind", "image", "rocm", "venv", "digest", "source_package")}
+        expected = {"kind": kind, "image": given.get("docker"), "rocm": given.get("rocm"), "venv": None, "digest": None}
+        assert where == {**expected, "source_package": source}
+
+
+def test_run_trials_returns_a_result_per_trial_and_writes_files(here: Stage) -> None:
+    before = dict(os.environ)
+    request = RunRequest(
+        workload="tells",
+        trials=2,
+        mitigations=("tf32_off",),
+        extra_env={"EXTRA": "1"},
+        config_overrides={"show": "DISABLE_TF32,EXTRA", "size": 7},
+        results_dir=here.path / "elsewhere",
     )
-    where = ("--aorta-registry-file", registry, "--aorta-environment", "here", "--aorta-config", "show=A,B,C,D")
-    done = simple.run_here("--aorta-workload", "tells", *where, *options)
-    assert done.ret == 0, text(done)
-    trial = simple.trial("tells/trial_0.json")
-    assert trial["result"]["metrics"]["variables"] == seen
-    assert {name: trial["env"]["env_vars"][name] for name in seen} == seen
-    assert trial["mitigations_applied"] == options[1].split(",")
-    assert trial["execution_env"]["source_package"] == "sidecar:registry.json"
+    results = run_trials(request)
+    assert [type(result) for result in results] == [TrialResult, TrialResult]
+    assert [result.trial_id for result in results] == ["tells_d0_m0_t0", "tells_d0_m0_t1"]
+    assert here.files("elsewhere") == ["tells/trial_0.json", "tells/trial_1.json"]
+    assert [result.to_dict() for result in results] == list(here.trials("elsewhere").values())
+    assert results[0].result.metrics["variables"] == {"DISABLE_TF32": "1", "EXTRA": "1"}
+    assert results[0].config == {"show": "DISABLE_TF32,EXTRA", "size": 7}
+    assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize(
-    ("option", "listed"),
-    [
-        ("--aorta-mitigations", ["none", "tf32_off", "xnack"]),
-        ("--aorta-environment", ["local"]),
-        ("--aorta-workload", ["allreduce", "determinism", "fsdp", "gemm", "tells"]),
-    ],
-    ids=["mitigation", "environment", "workload"],
-)
-def test_unknown_names_are_refused_with_a_list(simple: Stage, option: str, listed: list[str]) -> None:
-    workload = () if option == "--aorta-workload" else ("--aorta-workload", "tells")
-    done = simple.run_here(*workload, option, "not_a_real_thing")
+def test_run_trials_does_not_raise_for_what_a_trial_does(here: Stage) -> None:
+    parts = ["raises", "returns_false", "hangs", "segfaults", "setup_raises", "passes"]
+    request = RunRequest("plays", len(parts), limits=Limits(timeout=2), config_overrides={"script": ".".join(parts)})
+    statuses = [result.exit_status for result in run_trials(request)]
+    failed = "workload_failed"
+    assert statuses == [failed, failed, "timeout", failed, "infrastructure_failed", "ok"]
+    assert list(here.statuses().values()) == statuses
+
+
+def test_run_trials_raises_for_a_launch_that_prevents_every_trial(here: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LaunchModeError, match="workload pair requires WORLD_SIZE >= 2"):
+        run_trials(RunRequest("pair", 1, execution=Execution(launcher="external")))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LaunchModeError, match="workload solo is single_process; do not wrap with torchrun"):
+        run_trials(RunRequest("solo", 1))
+    assert not list(here.path.glob("setup_*"))
+    assert not here.results.exists()
+
+
+def refused(stage: Stage, done: pytest.RunResult, message: str) -> None:
+    """Refused before ``setup()``, without a file, in one line."""
+    assert done.ret != 0
+    assert [line for line in done.stderr.str().splitlines() if message in line], text(done)
+    assert "Traceback (most recent call last)" not in done.stdout.str()
+    assert not list(stage.path.glob("setup_*"))
+    assert stage.files() == []
+
+
+def test_single_process_workloads_are_not_to_be_wrapped_with_torchrun(simple: Stage) -> None:
+    message = "workload solo is single_process; do not wrap with torchrun"
+    done = simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "2", "RANK": "0"})
+    refused(simple, done, message)
     assert done.ret == 4
-    message = next(line for line in done.stderr.str().splitlines() if "not_a_real_thing" in line)
-    assert message.startswith("ERROR: unknown ")
-    available = message.partition("available: ")[2].partition(";")[0].split(", ")
-    assert set(listed) <= set(available)
-    assert available == sorted(available)
-    assert "Traceback" not in text(done)
-    assert not simple.results.exists()
+    assert simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "1", "RANK": "0"}).ret == 0
+
+
+@pytest.mark.slow
+def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
+    def message(name: str, needed: int, got: int) -> str:
+        return (
+            f"workload {name} requires WORLD_SIZE >= {needed} (got {got}); launch with "
+            f"torchrun --nproc_per_node={needed} -m pytest --aorta-workload {name}"
+        )
+
+    done = simple.run_here("--aorta-workload", "pair", "--aorta-launcher", "external")
+    refused(simple, done, message("pair", 2, 1))
+    assert done.ret == 4
+    done = simple.run("--aorta-workload", "pair", env={"WORLD_SIZE": "1", "RANK": "0"})
+    refused(simple, done, message("pair", 2, 1))
+    done = simple.run_here("--aorta-workload", "quartet", "--aorta-nproc", "2")
+    refused(simple, done, "workload quartet requires WORLD_SIZE >= 4 (got --aorta-nproc 2)")
+
+
+def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -> None:
+    done = simple.run_here("--aorta-workload", "pair", "--aorta-workload", "solo")
+    assert (done.ret, counts(done)) == (0, {"passed": 2})
+    assert len(list(simple.path.glob("setup_*"))) == 3
+    assert len(simple.trial("pair/trial_0.json")["ranks"]) == 2
+    assert simple.trial("solo/trial_0.json")["ranks"] == []
+
+
+@pytest.fixture(scope="module")
+def two_packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Path]]:
+    """An interpreter that has pytest-aorta and a second package, which pip has installed; without the network."""
+    stage = Stage(tmp_path_factory.mktemp("packages") / "stage")
+    python = make_venv(stage.path / "venv", with_ours=True)
+    source = stage.path / "source"  # setuptools builds in the source's folder
+    for path in PLUGIN_PACKAGE.rglob("*"):
+        if path.suffix in (".py", ".toml") and "build" not in path.parts:
+            stage.write_file(f"source/{path.relative_to(PLUGIN_PACKAGE)}", path.read_text())
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    done = stage.command(*pip, "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", source)
+    assert done.ret == 0, text(done)
+    assert list((stage.path / "venv").rglob("site-packages/aorta_test_plugin"))
+    yield stage, python
+    stage.close()
+
+
+def test_workloads_of_another_package_are_found_and_run(two_packages: tuple[Stage, Path]) -> None:
+    stage, python = two_packages
+    options = ("--aorta-mitigations", "plugin_mode_fast", "--aorta-environment", "plugin_env", "--aorta-steps", "2")
+    workloads = ("--aorta-workload", "plugin_echo", "--aorta-workload", "plugin_legacy")
+    done = stage.command(python, "-m", "pytest", "-p", "no:cacheprovider", *workloads, *options)
+    assert (done.ret, counts(done)) == (0, {"passed": 2}), text(done)
+    assert stage.files() == ["plugin_echo/trial_0.json", "plugin_legacy/trial_0.json"]
+    for path, trial in stage.trials().items():
+        assert trial["workload"] == path.partition("/")[0]
+        assert trial["mitigations_applied"] == ["plugin_mode_fast"]
+        assert trial["execution_env"]["name"] == "plugin_env"
+        assert trial["execution_env"]["source_package"] == "aorta-test-plugin"
+        assert trial["env"]["env_vars"] | {"PLUGIN_MODE": "fast", "PLUGIN_ENV": "1"} == trial["env"]["env_vars"]
+        assert trial["result"]["metrics"]["PLUGIN_MODE"] == "fast"
+    legacy = stage.trial("plugin_legacy/trial_0.json")["result"]
+    assert (legacy["total_iterations"], legacy["step_times_ms"], legacy["main_work_started"]) == (2, [1.0, 1.0], True)

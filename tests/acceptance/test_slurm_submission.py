@@ -110,26 +110,3 @@ def test_a_trial_that_dies_with_its_job_has_a_file_that_says_why(jobs: Submittin
     jobs.submit().stdout.fnmatch_lines(["matrix: 1 job (2 trials) on slurm*"])
     jobs.wait_for_end()
     assert jobs.status()["matrix"]["completed"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_trial_on_two_nodes_has_one_rank_on_each(jobs: SubmittingStage) -> None:
-    jobs.stage.write_file(
-        "aorta.toml",
-        """
-        [[action]]
-        name = "train"
-        workload = "fsdp"
-        steps = 2
-        distributed = {nproc = 1, elastic = {nnodes = 2}}
-        resources = {processes.per_submission = 2, walltime.per_submission = "00:05:00"}
-        """,
-    )
-    jobs.submit().stdout.fnmatch_lines(["train: 1 job (1 trial) on slurm*"])
-    jobs.wait_for_end()
-    [folder] = (jobs.stage.path / ".aorta/jobs").iterdir()
-    assert [job["state"] for job in jobs.jobs().values()] == ["COMPLETED"], (folder / "output-0.txt").read_text()
-    [record] = jobs.stage.trials("workspace").values()
-    assert (record["exit_status"], sorted(rank["host"] for rank in record["ranks"])) == ("ok", ["n0", "n1"])
-    assert jobs.status()["train"]["completed"] == 1

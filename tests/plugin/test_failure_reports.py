@@ -78,11 +78,12 @@ def test_a_stack_dump_ends_where_the_runner_begins(tmp_path: Path) -> None:
 
 
 def test_the_command_to_run_again_has_the_options_that_shape_the_plan() -> None:
-    own = {"workload": ["fsdp"], "trials": "8", "mitigations": ["none", "tf32_off,xnack"], "config": ["note=two words"]}
-    assert shlex.split(rerun_line(item("my tests/it's.py::A[local-none-0]", **own))) == [
+    sets, node_id = ["none", "tf32_off,xnack"], "my tests/it's.py::A[local-none-0]"
+    given = item(node_id, workload=["fsdp"], trials="8", mitigations=sets, config=["note=two words"])
+    assert shlex.split(rerun_line(given)) == [
         *("pytest", "--aorta-workload", "fsdp", "--aorta-trials", "8"),
         *("--aorta-mitigations", "none", "--aorta-mitigations", "tf32_off,xnack"),
-        *("--aorta-config", "note=two words", "my tests/it's.py::A[local-none-0]"),
+        *("--aorta-config", "note=two words", node_id),
     ]
     # Limits and configuration files of pytest are kept.
     others = {"timeout": 2.5, "inifilename": "other.ini", "rootdir": "..", "override_ini": ["x=1 2"], "verbose": 2}

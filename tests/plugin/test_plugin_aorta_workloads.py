@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import aorta_package
@@ -93,29 +92,3 @@ def test_an_option_that_the_defaults_do_not_know_is_a_warning_with_the_nearest_n
     done.stdout.fnmatch_lines([f"*PytestWarning: {NOTE}"])
     for trial in stage.trials().values():
         assert {"note": NOTE} in trial["result"]["failure_details"]
-
-
-def test_from_aorta_run_and_run_trials_too(stage: Stage) -> None:
-    stage.write(
-        known=UNKNOWN,
-        test_known="""
-        from known import Known
-
-        def test_it(aorta_run):
-            result = aorta_run(Known, config={"learning_rat": 1})
-            assert result.exit_status == "ok"
-        """,
-        script="""
-        from pytest_aorta import RunRequest, run_trials
-
-        if __name__ == "__main__":
-            run_trials(RunRequest("known", 1, config_overrides={"learning_rat": 1}))
-        """,
-    )
-    stage.register(known="known:Known")
-    done = stage.run_here("test_known.py")
-    done.assert_outcomes(passed=1, warnings=1)
-    done.stdout.fnmatch_lines([f"*{NOTE}"])
-    done = stage.command(sys.executable, "script.py")
-    assert done.ret == 0
-    done.stderr.fnmatch_lines([f"*UserWarning: {NOTE}"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import psutil
 import pytest
@@ -33,17 +32,6 @@ def test_trials_run_on_all_hosts(hosts: Stage) -> None:
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["aorta: plan *, 1 slot on each of popen, popen, results in results"])
     assert hosts.left_running() == []
-
-
-def test_cell_that_cannot_be_imported(hosts: Stage) -> None:
-    hosts.write(broken="raise ImportError('no such driver')")
-    hosts.register(broken="broken:Broken", tells="neighbours:Tells")
-    result = hosts.run(*workloads("broken", "tells"), "--aorta-trials", "2", *TWO)
-    result.assert_outcomes(passed=2, errors=2)
-    failures = [hosts.trial(f"broken/trial_{index}.json")["failure"] for index in range(2)]
-    assert [(it["phase"], it["type"], it["message"]) for it in failures] == [
-        ("import", "ImportError", "no such driver")
-    ] * 2
 
 
 # Deaths
@@ -93,27 +81,4 @@ def test_bad_host_is_one_message_before_anything_starts(hosts: Stage, name: str)
     result.stderr.fnmatch_lines([message])
     assert not any(word in result.stdout.str() + line for word in ("Traceback", "INTERNALERROR", "child_worker"))
     assert hosts.files() == []
-    assert hosts.left_running() == []
-
-
-@pytest.mark.slow
-def test_other_code_is_refused_by_the_name_of_its_file(hosts: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place, value in (("here", 1), ("there", 2)):
-        package = hosts.path / place / "twofaced"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("from neighbours import Tells\n")
-        (package / "numbers.py").write_text(f"VALUE = {value}\n")
-    hosts.register(twofaced="twofaced:Tells")
-    monkeypatch.setenv("PYTHONPATH", f"{hosts.path}:{hosts.path}/here")
-    hosts.run(*workloads("twofaced"), *ONE).assert_outcomes(passed=1)
-    python = hosts.path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={hosts.path}:{hosts.path}/there exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    away = f"popen//python={python}"
-    result = hosts.run(*workloads("twofaced"), *ONE, "--aorta-host", away, "--aorta-results-dir", "away")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["ERROR: host popen//python=*it would run other code: twofaced/numbers.py differs from *"]
-    )
-    assert not (hosts.path / "away" / "twofaced").exists()
     assert hosts.left_running() == []

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin import preflight
-
 #: Hangs with the GIL held, beside a thread and a process of another session.
 HANGS = """
 import ctypes
@@ -136,65 +134,3 @@ def test_a_forked_import_is_told_once_by_the_first_trial_of_its_cell(stage: Stag
     assert len(imports(stage)) == 1
     result.stdout.fnmatch_lines(["*s import   slow.py::Slow?local-none-0?"])
     result.stdout.no_fnmatch_line("*import   slow.py::Slow?local-none-1?")
-
-
-@pytest.mark.slow
-def test_with_slots_a_slow_import_holds_up_no_other_cell(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import waits for a trial of the other cell to end."""
-    monkeypatch.setattr(preflight, "_PATIENCE", 0.1)
-    stage.write(
-        waits="""
-        import os
-        import time
-
-        while os.environ["CELL"] == "slow" and not os.path.exists("others_done"):
-            time.sleep(0.01)
-
-        class Waits:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self):
-                if os.environ["CELL"] == "fast":
-                    open("others_done", "w").close()
-                return {"passed": True}
-        """
-    )
-    stage.write_registry(mitigations={"slow": {"CELL": "slow"}, "fast": {"CELL": "fast"}})
-    result = stage.run_here(
-        *("waits.py", "--aorta-slots", "2", "--aorta-timeout", "60", "--aorta-registry-file", "registry.json"),
-        *("--aorta-mitigations", "slow", "--aorta-mitigations", "fast", "--aorta-trials", "2"),
-    )
-    result.assert_outcomes(passed=4)
-
-
-RANKS = """
-import os
-import time
-
-import torch.distributed as dist
-
-if os.environ.get("RANK") == "1":
-    time.sleep(1000)
-
-class Ranks:
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def __init__(self, config): pass
-    def setup(self): dist.init_process_group("gloo")
-    def run(self): return {"passed": True}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_rank_of_an_outer_launcher_tells_rank_0_that_its_import_hung(stage: Stage) -> None:
-    stage.write(ranks=RANKS)
-    stage.torchrun(2, "ranks.py", "--aorta-timeout", "10")
-    trial = stage.trial("Ranks/trial_0.json")
-    assert trial["exit_status"] == "timeout"
-    assert trial["failure"]["message"].endswith("; rank 1: ranks.py line 7")
-    failure = trial["ranks"][1]["failure"]
-    assert (failure["phase"], failure["kind"]) == ("import", "timeout")
-    assert (stage.results / "Ranks" / trial["ranks"][1]["stacks"]).exists()
-    assert stage.left_running() == []

@@ -93,25 +93,6 @@ def test_without_isolation_an_exception_shows_its_own_traceback(stage: Stage) ->
     assert stage.trial("InCleanup/trial_0.json")["failure"]["phase"] == "cleanup"
 
 
-def test_trial_that_garbles_what_it_says_still_has_its_file(stage: Stage) -> None:
-    stage.write(
-        garbler="""
-        import json
-
-        class Garbler:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self):
-                json.dumps = lambda *args, **kwargs: "garbled"
-                return {"passed": True}
-        """
-    )
-    result = stage.run_here("garbler.py", "--aorta-trials", "2")
-    result.assert_outcomes(failed=2)
-    assert stage.statuses() == {f"Garbler/trial_{index}.json": "workload_failed" for index in range(2)}
-    assert stage.left_running() == []
-
-
 def test_forks_share_what_was_imported_but_not_their_random_numbers(stage: Stage) -> None:
     stage.write(
         dice="""
@@ -133,32 +114,6 @@ def test_forks_share_what_was_imported_but_not_their_random_numbers(stage: Stage
 
 
 @pytest.mark.slow
-def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage) -> None:
-    stage.write(
-        reader="""
-        import os
-        import sys
-
-        class Reader:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self):
-                os.write(1, b"native noise\\n")
-                os.write(2, b"more native noise\\n")
-                print("python noise", flush=True)
-                return {"passed": sys.stdin.read() == "", "metrics": {"session": os.getsid(0) == os.getpid()}}
-        """
-    )
-    quiet = stage.run_here("reader.py")
-    quiet.assert_outcomes(passed=1)
-    quiet.stdout.no_fnmatch_line("*noise*")
-    quiet.stderr.no_fnmatch_line("*noise*")
-    # pytest itself reads from the terminal with -s only, and copies there what the trial has written to its log.
-    stage.run("reader.py", "-s").assert_outcomes(passed=1)
-    assert stage.trial("Reader/trial_0.json")["result"]["metrics"] == {"session": True}
-
-
-@pytest.mark.slow
 def test_pdb_alone_says_how_to_debug_inside(stage: Stage) -> None:
     stage.write(
         repro="""
@@ -176,3 +131,29 @@ def test_pdb_alone_says_how_to_debug_inside(stage: Stage) -> None:
     inside.stdout.fnmatch_lines(["*entering PDB*", "> *repro.py(4)run()"])
     inside.stdout.no_fnmatch_line("*To debug inside*")
     stage.run_here("repro.py").stdout.no_fnmatch_line("*To debug inside*")
+
+
+@pytest.mark.slow
+def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage) -> None:
+    stage.write(
+        reader="""
+        import os
+        import sys
+
+        class Reader:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                os.write(1, b"native noise\\n")
+                os.write(2, b"more native noise\\n")
+                print("python noise", flush=True)
+                return {"passed": sys.stdin.read() == "", "metrics": {"session": os.getsid(0) == os.getpid()}}
+        """
+    )
+    quiet = stage.run("reader.py")
+    quiet.assert_outcomes(passed=1)
+    quiet.stdout.no_fnmatch_line("*noise*")
+    quiet.stderr.no_fnmatch_line("*noise*")
+    # pytest itself reads from the terminal with -s only, and copies there what the trial has written to its log.
+    stage.run("reader.py", "-s").assert_outcomes(passed=1)
+    assert stage.trial("Reader/trial_0.json")["result"]["metrics"] == {"session": True}

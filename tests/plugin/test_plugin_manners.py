@@ -30,15 +30,6 @@ def test_help_lists_every_option_and_its_ini_twin(stage: Stage) -> None:
     assert set(re.findall(r"^  aorta_([a-z_]+) \(", text, re.MULTILINE)) >= {flag.replace("-", "_") for flag in flags}
 
 
-def test_marker_and_fixtures_are_documented(stage: Stage) -> None:
-    stage.run_here("--markers").stdout.fnmatch_lines(
-        ["@pytest.mark.aorta(trials=, mitigations=, environments=, timeout=)*"]
-    )
-    fixtures = stage.run_here("--fixtures", "-q").stdout.str()
-    for name in ("aorta_run", "aorta_trial", "aorta_extra_env", "aorta_env"):
-        assert f"\n{name}" in fixtures
-
-
 def test_plugin_can_be_switched_off(simple: Stage) -> None:
     result = simple.run("-p", "no:aorta", "test_other.py")
     result.assert_outcomes(passed=1)
@@ -119,25 +110,6 @@ def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:
     phases = stage.trial("Phases/trial_1.json")["phases_sec"]
     assert list(phases) == ["launch", "setup", "run", "cleanup"]
     assert phases["setup"] < phases["run"] < phases["cleanup"]
-
-
-@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
-def test_setup_plan_starts_no_trial(simple: Stage, option: str) -> None:
-    result = simple.run_here("--aorta-workload", "simple", option)
-    assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["*SETUP    F aorta_extra_env*"])
-    assert not simple.results.exists()
-
-
-def test_strictness_and_warnings_as_errors(simple: Stage) -> None:
-    strict = "strict = true\n" if pytest.version_tuple >= (9,) else ""
-    (simple.path / "pytest.ini").write_text(f"[pytest]\n{strict}addopts = --strict-markers --strict-config\n")
-    result = simple.run_here(
-        "--aorta-workload", "simple", "-W", "error", "--aorta-trials", "2", "-m", "aorta", "simple.py"
-    )
-    result.assert_outcomes(passed=4)
-    assert result.ret == pytest.ExitCode.OK
-    result.stderr.no_fnmatch_line("*")
 
 
 def test_stepwise_and_failed_first(stage: Stage) -> None:

@@ -26,15 +26,3 @@ def test_each_nested_run_reports_its_trials_alike(stage: Stage) -> None:
     )
     # Without a variable that asks for trials in the outer run: its modules would be those of both.
     stage.run("test_nested.py", env={"PYTEST_AORTA_GRACE": ""}).assert_outcomes(passed=1)
-
-
-def test_items_can_be_collected_without_a_run(stage: Stage) -> None:
-    stage.write(
-        test_nested="""
-        pytest_plugins = "pytester"
-
-        def test_one(pytester):
-            assert pytester.getitem("def test_func(): pass").name == "test_func"
-        """
-    )
-    stage.run("test_nested.py", env={"PYTEST_AORTA_GRACE": ""}).assert_outcomes(passed=1)

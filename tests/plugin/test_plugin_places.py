@@ -100,18 +100,6 @@ def test_no_trial_finds_the_checkpoint_of_another(places: Stage, isolation: str)
     assert left(places) == []
 
 
-def test_a_rerun_is_the_same_request_and_empty_folders_do_not_stay(places: Stage) -> None:
-    places.write(
-        simple="class Simple:\n    def __init__(self, config): pass\n    def setup(self): pass\n"
-        "    def run(self): return {'passed': True}\n"
-    )
-    places.run_here("simple.py").assert_outcomes(passed=1)
-    before = places.trial("Simple/trial_0.json")
-    places.run_here("simple.py", "--aorta-resume").stdout.fnmatch_lines(["*1 trial* had a result*"])
-    assert "files" not in before["artifacts"]
-    assert not (places.results / "Simple/trial_0/files").exists()
-
-
 def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) -> None:
     done = places.run_here("places.py", "--aorta-trials", "2", "--aorta-config", "fail=1")
     done.assert_outcomes(passed=1, failed=1)

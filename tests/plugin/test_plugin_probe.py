@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from support.stage import Stage
 
@@ -34,14 +32,3 @@ def test_the_state_of_torch_is_that_at_the_end_of_run(stage: Stage, isolation: s
     assert end["torch"]["threads"]["intraop"] == 1
     assert not end["partial"]
     assert end["libraries"]["count"] > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
-def test_the_packages_are_listed_once_beside_the_records(stage: Stage, options: tuple[str, ...]) -> None:
-    stage.write(ends=ENDS)
-    stage.run("ends.py::Sets", "--aorta-trials", "2", *options).assert_outcomes(passed=2)
-    [file] = stage.results.glob("packages-*.json")
-    listing = json.loads(file.read_text())
-    assert listing["digest"] == stage.trial("Sets/trial_0.json")["env"]["packages"]["digest"]
-    assert {"pytest", "torch"} <= listing["versions"].keys()

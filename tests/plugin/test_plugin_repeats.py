@@ -107,21 +107,6 @@ def test_dist_each_is_refused(second: Stage) -> None:
     done.stderr.fnmatch_lines(["ERROR: --dist each would run every trial in each worker; *--aorta-trials N"])
 
 
-def test_trials_of_a_test_that_runs_again_are_kept_and_counted_once(second: Stage) -> None:
-    second.write(
-        conftest=AGAIN,
-        test_it="""
-        from second import Second
-        def test_it(aorta_run):
-            assert aorta_run(Second).result.passed
-        """,
-    )
-    assert outcomes(second.run_here("test_it.py")) == {"failed": 1, "passed": 1}
-    folder = "test_it.py@test_it/Second@local-none"
-    assert_all_apart(second, {f"{folder}/trial_0.json": 1, f"{folder}/trial_0.repeat_1.json": 2})
-    assert failed_in_table(second) == [(1, 1)]
-
-
 def test_the_count_of_pytest_repeat_is_refused(second: Stage) -> None:
     second.write(
         conftest="""

@@ -107,12 +107,6 @@ def test_a_shard_runs_its_part_and_says_which(stage: Stage) -> None:
     assert len(stage.files()) == 4
 
 
-def test_a_shard_without_items_is_no_error(stage: Stage) -> None:
-    result = stage.run_here(*MATRIX, "--aorta-shard", "11/11")
-    assert result.ret == 0
-    assert stage.run_here(*MATRIX, "--aorta-shard", "1/11", "-k", "nothing").ret == pytest.ExitCode.NO_TESTS_COLLECTED
-
-
 def test_durations_decide_what_is_left_of_a_cell(stage: Stage) -> None:
     (stage.path / "d.json").write_text(
         json.dumps({"version": 1, "seconds": {"plain[local-omp_1]": 60, "plain[local-none]": 1}})

@@ -100,12 +100,6 @@ def test_devices_are_imposed_by_number(beside: Stage) -> None:
     assert record(beside, workload="tells")["request_fingerprint"] != found[0]["request_fingerprint"]
 
 
-def test_own_cores_need_processes_of_their_own(beside: Stage) -> None:
-    result = beside.run_here(*workloads("tells"), "--aorta-slots=own-cores", "--aorta-isolation", "none")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--aorta-slots own-cores and --aorta-isolation none: " in str(result.stderr)
-
-
 def test_threads_that_cores_do_not_suffice_for_are_said(beside: Stage) -> None:
     beside.write(
         crowd="""

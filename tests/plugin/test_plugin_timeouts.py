@@ -57,25 +57,6 @@ def test_workload_has_a_deadline_of_its_own(stage: Stage) -> None:
     assert limits(stage) == ["0.7"]
 
 
-def test_without_isolation_pytest_timeout_is_in_charge(stage: Stage) -> None:
-    stage.write(
-        sleeps="""
-        import time
-
-        class Sleeps:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): time.sleep(1000)
-
-        class Passes(Sleeps):
-            def run(self): return {"passed": True}
-        """
-    )
-    result = stage.run("sleeps.py", "--aorta-isolation", "none", "--timeout", "1", "--timeout-method", "signal")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*Failed: Timeout*"])
-
-
 def test_timeout_shows_where_every_process_of_the_trial_was(stage: Stage) -> None:
     stage.copy(FAULTY)
     stage.write(

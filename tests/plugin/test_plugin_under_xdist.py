@@ -117,22 +117,3 @@ def test_wrong_options_are_refused_once_and_before_the_first_trial(faulty: Stage
     result.assert_outcomes(errors=1)
     assert faulty.statuses() == {"Typed/trial_0.json": "infrastructure_failed"}
     assert faulty.trial("Typed/trial_0.json")["failure"]["message"] == "Typed has no option 'siez'; valid: size"
-
-
-def test_marked_tests_under_xdist(faulty: Stage) -> None:
-    faulty.write(
-        test_it="""
-        import pytest
-        from faulty_workloads import Passes, RaisesInRun
-
-        @pytest.mark.aorta(trials=3, mitigations=["none", "omp_1"])
-        def test_all(aorta_trial):
-            assert aorta_trial(Passes).exit_status == "ok"
-
-        def test_two(aorta_run):
-            assert aorta_run(Passes).exit_status == "ok"
-            assert aorta_run(RaisesInRun).exit_status == "workload_failed"
-        """
-    )
-    faulty.run("test_it.py", "-n", "2").assert_outcomes(passed=7)
-    assert len(faulty.files()) == 8

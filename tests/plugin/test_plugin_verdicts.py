@@ -113,13 +113,6 @@ def test_a_result_that_contradicts_its_passed_is_ok_and_named_in_record_table_an
             result.stdout.fnmatch_lines([f"*PytestWarning: {text}", f"warning: {name} local-none: {text} (2 trials)"])
 
 
-def test_a_warning_can_be_turned_into_an_error(verdicts: Stage) -> None:
-    result = verdicts.run_here("verdicts.py::Counts", "-W", "error::pytest.PytestWarning")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["a warning, turned into an error: passed=True, but failure_count=3"])
-    assert verdicts.trial("Counts/trial_0.json")["exit_status"] == "ok"
-
-
 def test_a_verdict_that_is_no_bool_fails_the_trial(verdicts: Stage) -> None:
     result = verdicts.run_here("verdicts.py::NotANumber")
     result.assert_outcomes(failed=1)

@@ -78,13 +78,6 @@ def test_what_was_tried_before_a_kill_is_there_and_need_not_be_run_again(flaky: 
     assert all(after[path] == trial for path, trial in before.items())
 
 
-@pytest.mark.slow
-def test_a_set_that_does_not_fix_is_a_failure(flaky: Stage) -> None:
-    done = flaky.command(sys.executable, "-m", "pytest_aorta", "minimize", "wrong", *MINIMIZE[2:])
-    assert done.ret == 1
-    done.stdout.fnmatch_lines(["*nothing to minimize: wrong does not fix, 1 of 1 trials failed"])
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -8,10 +8,6 @@ import re
 import pytest
 from support.stage import Stage, counts, text
 
-from pytest_aorta.plugin.options import read_selection
-from pytest_aorta.plugin.run import replay_selection
-from pytest_aorta.settings import OptionError
-
 SEES = """
 import os
 import random
@@ -50,18 +46,6 @@ def test_the_record_stays_and_the_replay_lies_beside_it(sees: Stage) -> None:
     assert sees.earlier() == ["replay/Sees/local-none/trial_0.json"]
 
 
-def test_replays_are_items_as_all_others(sees: Stage) -> None:
-    sees.run_here("sees.py", "--aorta-trials", "2")
-
-    listed = sees.run_here("--aorta-replay", "results", "--collect-only", "-q")
-    named = sees.run_here("--aorta-replay", "results", "replay::Sees[local-none-1]")
-
-    assert listed.outlines[:2] == ["replay::Sees[local-none-0]", "replay::Sees[local-none-1]"]
-    assert counts(named) == {"passed": 1}
-    assert "replay/Sees/local-none/trial_1.json" in sees.files()
-    assert "replay/Sees/local-none/trial_0.json" not in sees.files()
-
-
 def test_what_differs_now_is_said_and_recorded(sees: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     sees.run_here("sees.py")
     changed = sees.trial("Sees/trial_0.json")
@@ -82,34 +66,6 @@ def test_what_differs_now_is_said_and_recorded(sees: Stage, monkeypatch: pytest.
     result.stdout.fnmatch_lines(["  differs now: NCCL_DEBUG unset -> INFO"])
     assert again["file"] == str(sees.path / "old.json")
     assert again["request_fingerprint"] == changed["request_fingerprint"]
-
-
-def test_what_another_cell_sets_is_recorded_in_every_cell(sees: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_FLAG", "ambient")
-    monkeypatch.setenv("MY_TOKEN", "canary1234")
-    sees.write_registry(mitigations={"flag": {"MY_FLAG": "set", "MY_TOKEN": "x", "MY_OTHER": "y"}})
-    sees.write(
-        test_marked="""
-        import pytest
-        from sees import Sees
-
-        @pytest.mark.aorta(mitigations=["none", "flag"])
-        def test_it(aorta_trial):
-            aorta_trial(Sees)
-        """
-    )
-
-    sees.run_here(
-        *("sees.py", "test_marked.py", "--aorta-registry-file", "registry.json"),
-        *("--aorta-mitigations", "none", "--aorta-mitigations", "flag"),
-    )
-
-    trials = [trial for trial in sees.trials().values() if trial["cell"] == "local-none"]
-    assert len(trials) == 2
-    for trial in trials:
-        assert trial["request"]["ambient"] == {"MY_FLAG": "ambient", "MY_OTHER": None, "MY_TOKEN": "<redacted>"}
-        assert trial["env"]["env_vars"]["MY_FLAG"] == "ambient"
-    assert "canary1234" not in "".join(path.read_text() for path in sees.results.rglob("*.json"))
 
 
 def test_a_secret_is_asked_for_and_given_again(sees: Stage) -> None:
@@ -156,11 +112,3 @@ def test_what_is_no_record_is_one_message_and_nothing_runs(stage: Stage) -> None
     assert re.search(r"\n\S+/gone.json: No such file or directory", text(result))
     assert "Traceback" not in text(result)
     assert not stage.results.exists()
-
-
-@pytest.mark.parametrize("option", ["--aorta-trials", "--aorta-workload", "--aorta-seed", "--aorta-slots"])
-def test_options_that_contradict_the_record_are_refused(pytester: pytest.Pytester, option: str) -> None:
-    config = pytester.parseconfig("--aorta-replay", "trial_0.json", option, "1")
-
-    with pytest.raises(OptionError, match=f"{option}: with --aorta-replay, the record says what is run; valid beside"):
-        replay_selection(config, read_selection(config, {}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +34,6 @@ TESTS = """
         def test_number(self, number): pass
     """
 
-#: Fixtures as conftest files have them, that ask for a module.
-CONFTEST = """
-    import pytest
-
-    @pytest.fixture(autouse=True, scope="module")
-    def _of_a_module(request):
-        print("module of", request.node.nodeid, request.module.__name__, request.module.__file__)
-
-    @pytest.fixture(autouse=True)
-    def _of_a_test(request):
-        print("test in", request.node.module.__name__, request.fspath)
-
-    def pytest_runtest_setup(item):
-        print("hook of the conftest")
-    """
-
 
 def line_of(name: str, text: str = WORKLOADS) -> int:
     """The line of a class in a file that was written from an indented text, from 1."""
@@ -77,15 +60,6 @@ def ide(stage: Stage, *arguments: str) -> dict[str, Any]:
     stage.run("-p", "support.ide_reporter", *arguments, env=env)
     report: dict[str, Any] = json.loads(file.read_text())
     return report
-
-
-def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None:
-    mine.write_file("conftest.py", CONFTEST)
-    result = mine.run_here("steady[local-none-0]", "--aorta-trials", "1", "-s")
-    result.assert_outcomes(passed=1)
-    file = mine.path / "mine/workloads.py"
-    result.stdout.fnmatch_lines(["*module of aorta mine.workloads " + str(file), "test in mine.workloads " + str(file)])
-    result.stdout.fnmatch_lines(["*hook of the conftest"])
 
 
 @pytest.mark.parametrize("arguments", [(), (".",), ("tests", "aorta::steady")], ids=" ".join)
@@ -143,6 +117,31 @@ def broken(stage: Stage) -> tuple[str, str]:
     return "--aorta-registry-file", str(stage.path / "registry.json")
 
 
+CONFTEST = """
+    import pytest
+
+    @pytest.fixture(autouse=True, scope="module")
+    def _of_a_module(request):
+        print("module of", request.node.nodeid, request.module.__name__, request.module.__file__)
+
+    @pytest.fixture(autouse=True)
+    def _of_a_test(request):
+        print("test in", request.node.module.__name__, request.fspath)
+
+    def pytest_runtest_setup(item):
+        print("hook of the conftest")
+    """
+
+
+def test_module_fixtures_and_conftest_hooks_apply_to_trials(mine: Stage) -> None:
+    mine.write_file("conftest.py", CONFTEST)
+    result = mine.run_here("steady[local-none-0]", "--aorta-trials", "1", "-s")
+    result.assert_outcomes(passed=1)
+    file = mine.path / "mine/workloads.py"
+    result.stdout.fnmatch_lines(["*module of aorta mine.workloads " + str(file), "test in mine.workloads " + str(file)])
+    result.stdout.fnmatch_lines(["*hook of the conftest"])
+
+
 def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> None:
     mine.write_file("tests/test_it.py", "def test_bad(): assert False\ndef test_good(): pass")
     options = (*broken(mine), "--aorta-mitigations", "none", "--aorta-mitigations", "bad", "--aorta-trials", "1", "-v")
@@ -150,53 +149,3 @@ def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> 
     again = mine.run_here(*options, "--lf")
     assert {*mine.words(again)} == {"steady[local-bad-0]", "other[local-bad-0]"}
     again.assert_outcomes(failed=3, deselected=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", ["", "tests"])
-def test_a_node_id_as_pytest_prints_it_runs_again_from_there(
-    mine: Stage, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine.write_file("tests/repro/reproducer.py", WORKLOADS)
-    monkeypatch.chdir(mine.path / folder)
-    file = str((mine.path / "tests/repro/reproducer.py").relative_to(mine.path / folder))
-    failing = ("--aorta-mitigations", "bad", *broken(mine), "-q")
-    shown = mine.run_here(file, "aorta::steady", "--aorta-trials=1", *failing).outlines
-    ids = [match[1] for line in shown if (match := re.match(r"FAILED (\S+)", line))]
-    assert len(ids) == 3
-    mine.run_here(*ids, *failing).assert_outcomes(failed=3)
-
-
-VSCODE = "python_files/vscode_pytest/__init__.py"
-
-
-def vscode_plugin() -> Path | None:
-    """The plugin of an installed VS Code, or that which ``VSCODE_PYTEST`` names."""
-    given = os.environ.get("VSCODE_PYTEST")
-    found = sorted(Path.home().glob(f".vscode*/extensions/ms-python.python-*/{VSCODE}"))
-    return Path(given) if given else found[-1] if found else None
-
-
-@pytest.mark.slow
-def test_vs_code_s_own_plugin_finds_and_runs_trials(mine: Stage) -> None:
-    plugin = vscode_plugin()
-    if plugin is None:
-        pytest.skip(f"neither VS Code's Python extension nor VSCODE_PYTEST, the path of its {VSCODE}")
-    mine.write_file("ide/vscode_pytest.py", plugin.read_text())
-    pipe = mine.path / "pipe"
-    path = os.pathsep.join([str(mine.path), str(mine.path / "ide")])
-    env = {"TEST_RUN_PIPE": str(pipe), "PYTHONPATH": path}
-
-    def run(*arguments: str) -> str:
-        pipe.write_text("")
-        mine.run("-p", "vscode_pytest", f"--rootdir={mine.path}", *arguments, env=env)
-        return pipe.read_text()
-
-    name = "mine/workloads.py::steady[local-none-1]"
-    found = run("--collect-only", ".")
-    assert name in found
-    assert "tests/test_it.py::TestMore::test_number[2]" in found
-    assert '"error": []' in found
-    ran = run(f"{mine.path}/{name}")
-    assert f'"{mine.path}/{name}"' in ran
-    assert '"outcome": "success"' in ran

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from support.projects import complete, project, short_status
 from support.recipes import noted
 from support.stage import Stage
 
@@ -27,9 +31,72 @@ products = ["greeting"]
 
 def make(stage: Stage, recipe: str, *directories: str, name: str = "aorta.toml") -> None:
     """Write a recipe, and make the directories of its workspace."""
-    stage.write_file(name, recipe)
+    file = stage.write_file(name, recipe)
     for directory in directories:
-        (stage.path / "workspace" / directory).mkdir(parents=True)
+        (file.parent / "workspace" / directory).mkdir(parents=True, exist_ok=True)
+
+
+# Which files are recipes
+
+
+@pytest.mark.parametrize("folder", ["", "deep/below/", "package/"])
+def test_recipes_are_collected_in_every_folder(stage: Stage, folder: str) -> None:
+    stage.write_file("pytest.ini", "[pytest]")
+    stage.write_file("package/__init__.py", "")
+    stage.write_file("test_other.py", "def test_other(): pass")
+    for name in ("aorta.toml", "nightly.aorta.toml", "workflow.toml"):
+        make(stage, GREETINGS, "a", name=f"{folder}{name}")
+    for name in ("xaorta.toml", "aorta.toml.old", "pyproject.toml"):
+        stage.write_file(f"{folder}{name}", "")
+
+    def collected(*arguments: str) -> list[str]:
+        """The files that pytest finds items in."""
+        result = stage.run_here("--collect-only", "-q", *arguments)
+        return sorted({line.partition("::")[0] for line in result.outlines if "::" in line})
+
+    recipes = [f"{folder}aorta.toml", f"{folder}nightly.aorta.toml"]
+    assert collected() == sorted([*recipes, "test_other.py"])
+    assert collected("test_other.py") == ["test_other.py"]
+    assert collected("test_other.py", folder or ".") == sorted([*recipes, "test_other.py"])
+    # A workflow of Row is one only where it is named.
+    assert collected(f"{folder}workflow.toml") == [f"{folder}workflow.toml"]
+    stage.write_file("pytest.ini", f"[pytest]\ntestpaths = {folder}workflow.toml")
+    assert collected() == [f"{folder}workflow.toml"]
+
+
+BAD = {
+    "unknown key": ("[[action]]\nname = 'a'\nworkload = 'gemm'\ntrails = 3\n", "4: action 'a': unknown key 'trails'"),
+    "unknown workload": ("[[action]]\nname = 'a'\nworkload = 'gem'\n", "1: action 'a': unknown workload 'gem'"),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments"),
+    [
+        ("unknown key", ()),
+        ("unknown key", ("aorta.toml::a",)),
+        ("unknown key", ("-n", "1")),
+        ("unknown workload", ("aorta.toml",)),
+    ],
+    ids=["folder", "item", "xdist", "file"],
+)
+def test_a_wrong_recipe_is_one_message_and_a_usage_error(stage: Stage, case: str, arguments: tuple[str, ...]) -> None:
+    recipe, message = BAD[case]
+    stage.write_file("aorta.toml", recipe)
+    run = stage.run if "-n" in arguments else stage.run_here
+    result = run(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stdout.str().count(f"aorta.toml:{message}") == 1
+    assert "INTERNALERROR" not in f"{result.stdout}{result.stderr}"
+
+
+def test_another_error_of_the_collection_stays_what_it_is(stage: Stage) -> None:
+    stage.write_file("test_it.py", "import nothing_of_this_name")
+    stage.write_file("aorta.toml", "[[action]]\nname = 'a'\ncommand = 'true {directory}'\n")
+    assert stage.run_here().ret == pytest.ExitCode.INTERRUPTED
+
+
+# Which directories run
 
 
 def test_each_directory_is_an_item_after_those_of_the_actions_that_it_follows(stage: Stage) -> None:
@@ -38,10 +105,7 @@ def test_each_directory_is_an_item_after_those_of_the_actions_that_it_follows(st
     assert result.ret == 0
     names = [line.split(" ")[0] for line in result.outlines if "::" in line]
     assert [name.partition("~")[0] for name in names] == [
-        "aorta.toml::greet[a]",
-        "aorta.toml::greet[b_c",
-        "aorta.toml::leave[a]",
-        "aorta.toml::leave[b_c",
+        f"aorta.toml::{action}[{directory}" for action in ("greet", "leave") for directory in ("a]", "b_c")
     ]
     assert (stage.path / "workspace/b c/greeting").read_text() == "hello b c\n"
 
@@ -123,13 +187,6 @@ def test_groups_values_and_variables_are_those_of_row(stage: Stage) -> None:
     assert (stage.path / "log").read_text().splitlines()[3:] == ["points 2 workspace: d1", "d3 a;b"]
 
 
-def test_a_workflow_of_row_runs_only_when_it_is_given(stage: Stage) -> None:
-    make(stage, GREETINGS, "a", name="workflow.toml")
-    stage.write_file("pyproject.toml", "")
-    assert stage.run_here().ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    stage.run_here("workflow.toml").assert_outcomes(passed=2)
-
-
 def test_launchers_begin_the_command(stage: Stage) -> None:
     recipe = """
     [[action]]
@@ -144,51 +201,111 @@ def test_launchers_begin_the_command(stage: Stage) -> None:
     assert (stage.path / "workspace/a/threads").read_text() == "3\n"
 
 
-def test_a_launcher_that_does_not_exist_is_refused(stage: Stage) -> None:
-    make(stage, '[[action]]\nname = "one"\ncommand = "echo {directory}"\nlaunchers = ["pmi"]', "a")
-    result = stage.run_here("aorta.toml")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*aorta.toml:1: action 'one': no launcher is called 'pmi'; there are openmp, mpi, *"])
+# Each makes its product; the second one after the first
+
+CHAIN = """
+[[action]]
+name = "one"
+command = "echo one {directory} >> log; sleep 0.05; touch workspace/{directory}/one"
+products = ["one"]
+
+[[action]]
+name = "two"
+command = "echo two {directory} >> log; test -e workspace/{directory}/one && touch workspace/{directory}/two"
+products = ["two"]
+previous_actions = ["one"]
+
+[[action]]
+name = "all"
+command = "echo all {directories} >> log; for d in {directories}; do touch workspace/$d/all; done"
+products = ["all"]
+previous_actions = ["two"]
+"""
+GREET = CHAIN.partition('[[action]]\nname = "all"')[0]
 
 
-def test_directories_of_two_actions_of_one_name_may_not_overlap(stage: Stage) -> None:
-    make(stage, '[[action]]\nname = "one"\ncommand = "echo {directory}"\n' * 2, "a")
-    result = stage.run_here("aorta.toml")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*aorta.toml:4: action 'one' includes directory 'a', and so does*in line 1"])
+def test_under_xdist_actions_keep_their_order_and_nothing_runs_twice(stage: Stage) -> None:
+    project(stage.path, CHAIN, 6)
+    stage.run("-n", "2", "--dist", "load", "aorta.toml").assert_outcomes(passed=13)
+    log = (stage.path / "log").read_text().splitlines()
+    assert sorted(log) == sorted([*(f"{name} dir{number}" for name in ("one", "two") for number in range(6)), log[-1]])
+    assert log[-1].split()[0] == "all"
+    assert all(log.index(f"one dir{number}") < log.index(f"two dir{number}") for number in range(6))
+
+
+#: Names that file systems allow: 255 bytes, what is no UTF-8, what shells and pytest give a meaning to.
+NAMES = [
+    *(b"a b", b"a\nb", b"\xff\xfe", b"x" * 255, "\u00fc\u4e2d".encode(), b"-rf", b"[x]", b"\x1b[31m"),
+    *(b"q'uo\"te", b"a::b", b"$HOME", b".hidden", b"x\r", "\u2028".encode(), b"{directory}", b"*", b"#", b"\\"),
+]
+
+
+def test_directories_may_have_any_name(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    project(stage.path, GREET)
+    for name in NAMES:
+        os.makedirs(os.path.join(os.fsencode(stage.path / "workspace"), name))
+    stage.run_here("aorta.toml").assert_outcomes(passed=2 * len(NAMES))
+    monkeypatch.chdir(stage.path)
+    assert sorted(map(os.fsencode, noted(stage.path)["two"])) == sorted(NAMES)
+    assert short_status() == {name: [len(NAMES), 0, 0, 0, 0, 0] for name in ("one", "two")}
+    stage.run_here("aorta.toml", "-q").stdout.fnmatch_lines(["k" * 2 * len(NAMES) + "*"])
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
+def test_where_the_index_cannot_be_written_the_run_works_and_warns_once(stage: Stage, workers: tuple[str]) -> None:
+    project(stage.path, GREET, 3)
+    (stage.path / ".aorta").touch()  # root may write into any folder
+    for _ in range(2):
+        result = stage.run("aorta.toml", *workers)
+        result.assert_outcomes(passed=6, warnings=len(workers) or 1)  # one in each process that runs commands
+        result.stdout.fnmatch_lines(["*.aorta: what this run completes cannot be noted (*); pytest-aorta scan finds*"])
+    assert len((stage.path / "log").read_text().splitlines()) == 6
+
+
+# Ends
 
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_command_with_all_that_it_has_started(stage: Stage) -> None:
-    make(
-        stage,
-        """
-        [[action]]
-        name = "long"
-        command = "sleep 1000 & (setsid sleep 1000 &) ; touch begun {directory}; sleep 1000"
-        """,
-        "a",
-    )
+    command = "sleep 1000 & (setsid sleep 1000 &) ; touch begun {directory}; sleep 1000"
+    make(stage, f'[[action]]\nname = "long"\ncommand = "{command}"', "a")
     process = stage.start("aorta.toml")
     stage.wait_until((stage.path / "begun").exists)
-    output = stage.press_ctrl_c(process)
-    assert "KeyboardInterrupt" in output
+    assert "KeyboardInterrupt" in stage.press_ctrl_c(process)
     stage.wait_until(lambda: not stage.processes())
 
 
 def test_what_a_command_leaves_in_its_group_ends_with_it(stage: Stage) -> None:
-    make(stage, '[[action]]\nname = "one"\ncommand = "sleep 1000 & echo $! > {directory}.pid"', "a")
+    make(stage, '[[action]]\nname = "one"\ncommand = "sleep 1000 & echo {directory}"', "a")
     stage.run_here("aorta.toml").assert_outcomes(passed=1)
-    pid = int((stage.path / "a.pid").read_text())
-    stage.wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+    stage.wait_until(lambda: not stage.processes())
 
 
-def _is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGSEGV, "SIGSEGV"), (40, "signal 40")])
-def test_a_command_that_a_signal_ends_says_which(stage: Stage, number: int, name: str) -> None:
-    make(stage, f'[[action]]\nname = "one"\ncommand = "kill -{int(number)} $$ {{directory}}"', "a")
-    stage.run_here("aorta.toml").stdout.fnmatch_lines([f"the command ended with {name}"])
-    assert os.path.isdir(stage.path / "workspace")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "commands",
+    [[("pytest", "-q", "aorta.toml")], [("pytest_aorta", "scan", "--prune"), ("pytest_aorta", "status")]],
+    ids=["pytest", "scan and status"],
+)
+def test_killed_at_any_moment_nothing_is_lost(
+    stage: Stage, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project(stage.path, GREET, 40))
+    if len(commands) == 2:
+        complete(stage.path, "one", 30)
+    chance = random.Random(20)
+    for number in range(10):
+        process = stage.start_command(sys.executable, "-m", *commands[number % len(commands)])
+        time.sleep(chance.uniform(0.05, 0.9))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        # The index names completed directories only, with their products.
+        for action, outcomes in noted(stage.path).items():
+            for directory, outcome in outcomes.items():
+                assert (outcome, Path("workspace", directory, action).exists()) == ("completed", True)
+    stage.run_here("aorta.toml").assert_outcomes(passed=80)
+    assert short_status() == {name: [40, 0, 0, 0, 0, 0] for name in ("one", "two")}
+    if len(commands) == 1:  # a killed shell may have written its line, and not yet made its product
+        ran = [line for line in Path("log").read_text().splitlines() if line.startswith("one")]
+        assert len(ran) <= 50
+        assert set(ran) == {f"one dir{number}" for number in range(40)}

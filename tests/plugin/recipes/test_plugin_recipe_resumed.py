@@ -102,21 +102,3 @@ def test_a_changed_value_runs_what_it_is_about_and_status_said_so_before(recipe:
     assert short_status() == {"first": [8, 0, 0, 0, 0, 0], "second": [2, 0, 0, 0, 0, 0]}
     histories = [json.loads(path.read_text()) for path in (recipe.path / "workspace").rglob(".history/**/trial_*.json")]
     assert len(histories) == 6
-
-
-def test_only_what_a_recipe_had_already_is_counted(recipe: Stage) -> None:
-    Path(recipe.path, "go").touch()
-    text = RECIPE.replace("trials = 4", "trials = 1").replace("trials = 2", "trials = 1")
-    recipe.write_file("aorta.toml", text)
-    recipe.run_here("aorta.toml").stdout.no_fnmatch_line("*had a result already*")
-    recipe.write_file("aorta.toml", text.replace("lr = 0.5", "lr = 0.25"))
-    result = recipe.run_here("aorta.toml")
-    result.stdout.fnmatch_lines(
-        [
-            "*trials of first*",
-            "2 of 2 trials had a result already",
-            "*trials of second*",
-            "1 earlier result not kept: *",
-        ]
-    )
-    result.stdout.no_fnmatch_line("0 of * had a result already*")

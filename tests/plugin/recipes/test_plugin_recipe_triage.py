@@ -100,27 +100,6 @@ def test_a_gate_on_a_reproduction_excuses_trials_that_are_ok(stage: Stage) -> No
     }
 
 
-@pytest.mark.slow
-def test_a_matrix_that_was_skipped_does_not_pass_its_gates(stage: Stage) -> None:
-    matrix(stage, 'gate = ["failure_rate(fix)<=0"]', 'previous_actions = ["smoke"]')
-    text = (stage.path / "aorta.toml").read_text()
-    smoke = '[[action]]\nname = "smoke"\nworkload = "shaky"\ngate = ["failure_rate<=1"]'
-    stage.write_file("aorta.toml", f"{text}\n{smoke}")
-    result = stage.run_here("aorta.toml")
-    assert (result.ret, counts(result)) == (1, {"failed": 1, "skipped": 4})
-    result.stdout.fnmatch_lines(["does not hold: matrix: failure_rate(fix)<=0: no trial of 'fix' has run"])
-
-
-@pytest.mark.slow
-def test_baseline_and_margin_are_those_of_the_table(stage: Stage) -> None:
-    for margin, line in ((0.2, ""), (0.3, "margin = 0.3")):
-        matrix(stage, 'baseline = "fix"', line)
-        stage.run_here("aorta.toml", "-o", "aorta_margin=0.2")
-        content = json.loads((stage.path / "workspace/matrix/matrix.json").read_text())
-        assert (content["settings"]["baseline"], content["settings"]["margin"]) == ("fix", margin)
-        assert verdicts(stage)["local-fix"] == "baseline"
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

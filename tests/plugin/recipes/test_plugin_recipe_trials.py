@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.recipes import noted
 from support.stage import Stage
+from support.terminal import Terminal, finish, start_pytest
 from support.workloads import SHAKY
 
 RECIPE = """
@@ -89,15 +92,6 @@ def test_a_matrix_is_skipped_with_the_reason_where_the_smoke_test_failed(stage: 
     stage.run_here("aorta.toml").assert_outcomes(passed=5, failed=2)
 
 
-def test_a_changed_option_runs_the_trials_of_its_action_again(stage: Stage) -> None:
-    stage.run_here("aorta.toml")
-    change(stage, "trials = 2", "trials = 2\nconfig = {bad = 2}")
-    kept = stage.trial("smoke/shaky/trial_0.json", "workspace")
-    stage.run_here("aorta.toml").assert_outcomes(passed=5, failed=2)
-    assert stage.trial("smoke/shaky/trial_0.json", "workspace") == kept
-    assert {trial["config"]["bad"] for path, trial in stage.trials("workspace/matrix").items()} == {2}
-
-
 def test_what_is_expected_to_fail_passes_when_it_does_and_fails_when_not(stage: Stage) -> None:
     change(stage, "config = {bad = 0}", 'expect = "fail"')
     result = stage.run_here("-v", "aorta.toml", "-k", "smoke or matrix")
@@ -145,3 +139,20 @@ def test_what_cannot_be_is_an_error_of_the_recipe(stage: Stage, old: str, new: s
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([message])
+
+
+@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+def test_trials_of_a_recipe_are_in_the_live_view(stage: Stage, side_by_side: tuple[str, ...]) -> None:
+    held = "def setup(self):\n        while not os.path.exists('go'): pass"
+    stage.write(work=SHAKY.replace("def setup(self): pass", held))
+    change(stage, 'previous_actions = ["smoke"]\n', "")
+    terminal = Terminal()
+    process = start_pytest(stage, terminal, "aorta.toml", "-k", "matrix", *side_by_side)
+    shown = terminal.wait_until(lambda lines: sum("[local-" in line for line in lines) == 2)
+    assert any(line.startswith("aorta: 0/4 done, elapsed ") for line in shown)
+    (stage.path / "go").touch()
+    left = finish(process, terminal)
+    assert process.returncode == pytest.ExitCode.TESTS_FAILED
+    assert any("trials of matrix" in line for line in left)
+    assert not [line for line in left if re.match(r"aorta: \d+/\d+ done|  (slot|gw)\d", line)]
+    terminal.close()

@@ -182,17 +182,6 @@ def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, s
     assert "--jobs=100,101" in asked
 
 
-def test_what_no_scheduler_knows_has_ended_and_does_nothing_if_it_begins(
-    stage: Stage, scheduler: StandInScheduler
-) -> None:
-    submit("-n", "1")
-    scheduler.set_jobs()
-    assert jobs() == [["UNKNOWN", "no scheduler knows it any more"]]
-    [folder] = (stage.path / ".aorta/jobs").iterdir()
-    assert subprocess.run(["bash", folder / "script.sh"]).returncode == 0
-    assert not (stage.path / "log").exists()
-
-
 def test_a_queue_that_is_down_changes_nothing(stage: Stage, scheduler: StandInScheduler) -> None:
     submit()
     scheduler.is_down(True)
@@ -206,14 +195,6 @@ def test_a_queue_that_is_down_changes_nothing(stage: Stage, scheduler: StandInSc
     )
     scheduler.is_down(False)
     assert jobs() == [["PENDING", "Resources"]] * 2
-    assert len(scheduler.jobs) == 2
-
-
-def test_a_lost_answer_is_looked_up_by_the_name_of_the_job(stage: Stage, scheduler: StandInScheduler) -> None:
-    scheduler.does("lost")
-    assert matches(submit(), "one-by-one/100 *", "one-by-one/101 *")
-    assert status()["one"]["submitted"] == 4
-    assert matches(submit(), "one: no job, 4 submitted already")
     assert len(scheduler.jobs) == 2
 
 
@@ -284,18 +265,6 @@ def test_on_this_host_a_job_runs_at_once(stage: Stage, scheduler: StandInSchedul
     assert (stage.path / "log").read_text().splitlines() == [f"ran {name}" for name in "abcd"]
     assert (status()["one"]["completed"], status()["two"]["eligible"]) == (4, 4)
     assert jobs("--all")[-1] == ["COMPLETED", ""]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--cluster", "else"], "no cluster is called 'else'; there are one-by-one, "),
-        (["--max-jobs", "0"], "Invalid value for '-n' / '--max-jobs': 0 is not in the range x>=1"),
-        (["-a", "three"], "no action matches 'three'; there are one, two"),
-    ],
-)
-def test_a_wrong_value_is_refused(scheduler: StandInScheduler, options: list[str], message: str) -> None:
-    assert message in refused(*options)
 
 
 @pytest.mark.slow

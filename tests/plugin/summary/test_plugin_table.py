@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from support.stage import Stage
 
 TESTS = """
@@ -33,35 +32,6 @@ def rows(lines: list[str]) -> list[list[str]]:
     title = next(number for number, line in enumerate(lines) if line.startswith("==") and " trials ==" in line)
     found = [line.split() for line in lines[title + 1 :]]
     return found[: next(number for number, words in enumerate(found) if words[0] == "results:")]
-
-
-@pytest.mark.slow
-def test_tests_and_options_have_rows_of_their_own(echo: Stage) -> None:
-    echo.write(test_it=TESTS)
-    result = echo.run(
-        "test_it.py", "--aorta-workload", "echo", "--aorta-trials", "2", "-n", "2", env={"COLUMNS": "160"}
-    )
-    result.assert_outcomes(passed=2 + 6 + 4 + 1)
-    first, *found = rows(result.outlines)
-    assert first[:2] == ["cell", "failed"]
-    marked, widths, plain = "test_it.py::test_marked", "test_it.py::test_widths", "test_it.py::TestPlain::test_options"
-    trials = [words for words in found if "of" in words]
-    counts = [(" ".join(words[: words.index("of") - 1]), words[words.index("of") + 1]) for words in trials]
-    assert sorted((name, count) for name, count in counts if "..." not in name) == sorted(
-        [
-            ("echo local-none", "2"),
-            ("local-none", "3"),
-            ("local-omp_1", "3"),
-            (f"{widths}[8] echo local-none width=8", "2"),
-            (f"{widths}[16] echo local-none width=16", "2"),
-            (f"{plain} echo local-none a=1", "2"),
-            (f"{plain} echo local-none a=2", "1"),
-            ("local-none", "1"),
-            ("local-none #2", "1"),
-        ]
-    )
-    assert [marked, "echo"] in found
-    assert any(line.startswith(plain) and "omp_1 text=x y" in line for line in result.outlines)
 
 
 def test_without_tests_the_table_is_short(echo: Stage) -> None:

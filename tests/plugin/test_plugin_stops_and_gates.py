@@ -1,0 +1,155 @@
+"""``--aorta-stop`` and ``--aorta-gate``: when a run has seen enough, and what decides its exit status."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.stage import Stage, counts, text
+
+from pytest_aorta.plugin.stopping import Rounds
+
+#: Fails without the variable of the mitigation ``fixed``.
+WORKLOAD = """
+import os
+import time
+from pathlib import Path
+
+class Flaky:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        if os.environ.get("WAIT"):
+            Path("waiting").touch()
+            time.sleep(1000)
+        return {"passed": "FIXED" in os.environ}
+
+class Short(Flaky):
+    def run(self):
+        time.sleep(0.02)
+        return {"passed": True}
+"""
+CELLS = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "fixed")
+SIDE_BY_SIDE = [("--aorta-slots", "2"), ("-n", "2")]
+
+
+@pytest.fixture
+def flaky(stage: Stage) -> Stage:
+    stage.write(flaky=WORKLOAD)
+    stage.register(flaky="flaky:Flaky", short="flaky:Short")
+    stage.write_registry(mitigations={"fixed": {"FIXED": "1"}, "other": {"OTHER": "1"}})
+    return stage
+
+
+def per_cell(stage: Stage) -> dict[str, int]:
+    """How many trial files each cell has."""
+    return dict(Counter(path.split("/")[1] for path in stage.files()))
+
+
+UNTIL_DECIDED = ("--aorta-workload", "flaky", *CELLS, "--aorta-stop=decided", "--aorta-trials", "200")
+
+
+def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> None:
+    done = flaky.run_here(*UNTIL_DECIDED, "-rs")
+    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
+    assert counts(done) == {"failed": 4, "passed": 4, "skipped": 392}
+    said = done.stdout.str()
+    assert "1 of 1 cell decided, 392 trials saved (--aorta-stop=decided)" in said
+    assert "SKIPPED [196] aorta::flaky[local-none]: decided: every cell that is compared with it" in said
+    assert "SKIPPED [196] aorta::flaky[local-fixed]: decided: fixes (0 of 4 against 4 of 4)" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side_by_side", SIDE_BY_SIDE, ids=["slots", "xdist"])
+def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, ...]) -> None:
+    done = flaky.run(*UNTIL_DECIDED, *side_by_side)
+    found = per_cell(flaky)
+    assert all(4 <= number < 30 for number in found.values())
+    assert sum(counts(done).values()) == 400
+    done.stdout.fnmatch_lines([f"1 of 1 cell decided, {400 - sum(found.values())} trials saved*"])
+
+
+@pytest.mark.parametrize("how", [(), *(pytest.param(each, marks=pytest.mark.slow) for each in SIDE_BY_SIDE)])
+def test_for_a_time_rounds_are_complete_and_what_does_not_begin_is_not_reported(
+    flaky: Stage, how: tuple[str, ...]
+) -> None:
+    cells = (*CELLS, "--aorta-mitigations", "other", "--aorta-trials", "300")
+    done = flaky.run("--aorta-workload", "short", *cells, "--aorta-stop", "1s", *how)
+    (number,) = set(per_cell(flaky).values())
+    assert done.ret == 0
+    assert counts(done) == {"passed": 3 * number}
+    assert re.search(rf"^{number} rounds? in 1s \(--aorta-stop\)$", done.stdout.str(), re.MULTILINE)
+
+
+def test_workers_agree_on_rounds_and_on_the_time(tmp_path: Path) -> None:
+    one, other = Rounds(0.2, tmp_path), Rounds(0.2, tmp_path)
+    time.sleep(0.25)
+    assert one.begin("gemm 0")  # the time begins with the first round
+    time.sleep(0.25)
+    assert other.begin("gemm 0")
+    assert not other.begin("gemm 1")
+
+
+# Gates
+
+
+def gated(stage: Stage, *gates: str, more: tuple[str, ...] = ()) -> pytest.RunResult:
+    given = [word for gate in gates for word in ("--aorta-gate", gate)]
+    return stage.run_here("--aorta-workload", "flaky", *CELLS, "--aorta-trials", "5", *given, *more)
+
+
+def test_failing_trials_are_no_failure_where_the_gates_hold(flaky: Stage) -> None:
+    done = gated(flaky, "failure_rate<=0.02", "verdict(fixed)==fixes", more=("--junitxml", "junit.xml"))
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(
+        [
+            "holds: failure_rate<=0.02",
+            "holds: verdict(fixed)==fixes",
+            "exit status 0: the gates judge 5 failed trials, and hold",
+            "*5 failed, 5 passed*",
+        ]
+    )
+    assert 'failures="5"' in (flaky.path / "junit.xml").read_text()
+
+
+def test_one_that_does_not_hold_says_where_and_why(flaky: Stage) -> None:
+    flaky.write(test_other="def test_it():\n    assert False\n")
+    done = gated(flaky, "failure_rate(none)<=0.02", "failures(fixed)<1", more=("-q", "test_other.py"))
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(
+        [
+            "does not hold: failure_rate(none)<=0.02: local-none of flaky has failure_rate 1; 5 of 5 failed",
+            "1 failure that no gate judges*",
+        ]
+    )
+
+
+def test_an_incomplete_run_is_no_success(flaky: Stage) -> None:
+    first = gated(flaky, "failures(fixed)<1", more=("-x",))
+    assert first.ret == 1
+    first.stdout.fnmatch_lines(["gates are not judged, because the run is incomplete: stopping after 1 failures"])
+    gate = ("--aorta-gate", "failures(fixed)<1")
+    process = flaky.start("--aorta-workload", "flaky", *CELLS, *gate, env={"WAIT": "1"})
+    flaky.wait_until((flaky.path / "waiting").exists)
+    process.send_signal(signal.SIGINT)
+    interrupted = flaky.finish(process)
+    assert interrupted.ret == 2
+    interrupted.stdout.fnmatch_lines(["gates are not judged, because the run is incomplete: *"])
+
+
+@pytest.mark.parametrize(
+    ("gate", "message"),
+    [
+        ("failures(fixt)<1", "--aorta-gate 'failures(fixt)<1': there is no cell 'fixt'; there are local-none, *"),
+        ("failures(fixed)=1", "--aorta-gate: 'failures(fixed)=1' is not valid; expected *, one of <= *, and a number*"),
+    ],
+)
+def test_a_wrong_gate_ends_the_run_before_it_begins(flaky: Stage, gate: str, message: str) -> None:
+    done = gated(flaky, gate)
+    assert done.ret == 4
+    pytest.LineMatcher(text(done).splitlines()).fnmatch_lines([f"*{message}"])
+    assert "gates are not judged" not in text(done)
