@@ -1,228 +1,51 @@
 """Runs trials on the slots of this host, or of several hosts that execnet reaches.
 
 A pool has a queue of jobs, and a thread for each slot that has something to do. A job is a trial, or the check of a
-cell. ``TrialHost`` prepares cells, allocates cores and devices, and has trials supervised.
+cell.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pytest_aorta.common.bounded_waits import pieces, wait_bounded
 from pytest_aorta.launch.environment import Inherited, TrialOrder
-from pytest_aorta.launch.host.allocation import Allocator, Cancellable
-from pytest_aorta.launch.host.cell_zygotes import CellZygotes
-from pytest_aorta.launch.host.place import TemporaryFolders
-from pytest_aorta.launch.host.process_trial import BEHIND, START_FAILURES, ProcessTrial, see_start_failure
+from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.trial_files import report_unstarted
-from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank, under_launcher
-from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, node_rank
-from pytest_aorta.launch.record import build_record, check_claims, logs_in, request_of, warning_of
+from pytest_aorta.launch.host.trial_host import HostLost, Slot, SlotJob, TrialHost
+from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
+from pytest_aorta.launch.nodes import endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.record import build_record, logs_in, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
-from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
 from pytest_aorta.trials.outcome import Observation, conclude, interruption, was_terminated
-from pytest_aorta.trials.records import Failure, Phase, prepare_events
+from pytest_aorta.trials.records import Failure, Phase
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.inprocess import InProcessTrial
 
-#: Seconds between two looks of a trial that waits for another one's import: whether it was cancelled.
-_LOOK = 0.1
-
 #: Seconds beyond the grace that trials have to end when the engine is closed.
 _PATIENCE = 10.0
 
 #: Port of the rendezvous on a host that cannot be asked for a free one; torchrun's default.
 _PORT = 29400
-
-
-class HostLost(Exception):
-    """The host of a trial died, or there is none left to run it."""
-
-
-class TrialJob(Cancellable, Protocol):
-    """Hears of a trial."""
-
-    def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
-        """A phase, or the trial during it, has ended."""
-
-    def warn(self, text: str) -> None:
-        """A warning for the user."""
-
-    def packages_listed(self, listing: dict[str, Any]) -> None:
-        """The installed distributions, once for each host and list."""
-
-
-class TrialHost:
-    """Runs trials on this host; shared by its slots."""
-
-    def __init__(self, resources: Resources, hosts: int = 1, node_store: tuple[str, int] | None = None) -> None:
-        self.allocator = Allocator(resources, hosts)
-        self.zygotes = CellZygotes(resources.slots)
-        self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
-        self.node_store = None if node_store is None else NodeStore(*node_store)
-        self._lock = threading.Lock()
-        self._preparing: dict[str, threading.Lock] = {}
-        self._prepared: dict[str, PreparedCell] = {}
-        #: Digests of the lists of distributions that were passed on.
-        self._listed: set[str] = set()
-        #: Environments that trials were found not to run in.
-        self._warned: set[str] = set()
-
-    def prepare(self, order: TrialOrder, slot: int, job: Cancellable) -> PreparedCell:
-        """Import the workload in the zygote of a cell, and plan how its trials start; once for each cell.
-
-        Raises:
-            START_FAILURES: they cannot be started.
-            LeaseCancelled, ZygoteUnwanted: the job was cancelled.
-        """
-        with self._lock:
-            preparing = self._preparing.setdefault(order.key, threading.Lock())
-        while not preparing.acquire(timeout=_LOOK):
-            if job.cancelled:
-                raise ZygoteUnwanted("its start was cancelled")
-        try:
-            if order.key not in self._prepared:
-                self._prepared[order.key] = self._prepare(order, slot, job)
-        finally:
-            preparing.release()
-        return self._prepared[order.key]
-
-    def _prepare(self, order: TrialOrder, slot: int, job: Cancellable) -> PreparedCell:
-        prepare_events()  # before a trial runs: an event that waits for it would be late
-        try:
-            with self.allocator.allocate(job, slot, 1) as allocation:
-                cell = self.zygotes.prepare(order, allocation, lambda: not job.cancelled)
-        except ZygoteError as error:
-            if -(error.returncode or 0) in process_tree.TERMINATIONS:
-                _wait_for_cancel(job)
-            raise
-        self.allocator.check_need(order.spec.workload.name, cell.plan.nproc)
-        return replace(cell, imposes=self.allocator.imposes(cell.plan.nproc))
-
-    def run(self, order: TrialOrder, slot: int, job: TrialJob) -> TrialResult:
-        """Run one trial of a prepared cell; ``job`` hears of its phases and warnings."""
-        spec = order.spec
-        # One device per rank.
-        with self.allocator.allocate(job, slot, self.prepare(order, slot, job).plan.nproc) as allocation:
-            trial = ProcessTrial(order, allocation, self.zygotes, self.temporary, self.node_store)
-            job.on_cancel(trial.interrupt)
-            trial.start()
-            for text in self.zygotes.take_warnings():
-                job.warn(text)
-            listing = trial.packages
-            if listing is not None and listing["digest"] not in self._listed:
-                self._listed.add(listing["digest"])
-                job.packages_listed(listing)
-            phases: tuple[Literal["setup", "run"], ...] = ("setup", "run")
-            for phase in phases:
-                trial.wait(phase)
-                self._warn_of_claims(spec, trial.seen.env, job)
-                job.phase_ended(phase, trial.seen.failed_in(phase))
-            record = trial.finish()
-            if trial.stuck:
-                self.allocator.quarantine(allocation, trial.stuck)
-        return record
-
-    def _warn_of_claims(self, spec: TrialSpec, env: Mapping[str, Any] | None, job: TrialJob) -> None:
-        environment = spec.environment
-        if env is None or environment.name in self._warned:
-            return
-        text = warning_of(environment, check_claims(environment, env))
-        if text is not None:
-            self._warned.add(environment.name)
-            job.warn(text)
-
-    def close(self) -> None:
-        """End all processes."""
-        self.zygotes.close()
-        self.temporary.close()
-        if self.node_store is not None:
-            self.node_store.close()
-
-
-def _wait_for_cancel(job: Cancellable) -> None:
-    cancelled = threading.Event()
-    job.on_cancel(lambda why: cancelled.set())
-    cancelled.wait(BEHIND)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place of a host where one job runs at a time; ``index`` is its number there, ``number`` that of the host."""
-
-    host: TrialHost
-    index: int
-    name: str = ""
-    number: int = 0
-
-
-class SlotJob(ABC):
-    """One thread runs it, any may cancel it.
-
-    Attributes:
-        host: which host has to run it, as the number of that host; ``None`` for any.
-        urgent: whether it comes before those that are not.
-        why: why it was cancelled, if it was.
-    """
-
-    host: int | None = None
-    urgent = False
-
-    def __init__(self) -> None:
-        self._cancelling = threading.Lock()
-        self.why: str | None = None
-        self._callbacks: list[Callable[[str], object]] = []
-
-    @abstractmethod
-    def run(self, slot: Slot) -> None:
-        """Do it. Must not raise."""
-
-    @abstractmethod
-    def give_up(self, error: Exception | None = None) -> None:
-        """It will not run: it was cancelled before it began, or no host is left, which ``error`` says."""
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether it was cancelled."""
-        return self.why is not None
-
-    def on_cancel(self, callback: Callable[[str], object]) -> None:
-        """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
-        with self._cancelling:
-            self._callbacks.append(callback)
-            why = self.why
-        if why is not None:
-            callback(why)
-
-    def cancel(self, why: str) -> None:
-        """Call what was registered with ``on_cancel``; once."""
-        with self._cancelling:
-            if self.why is not None:
-                return
-            self.why = why
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            callback(why)
 
 
 class JobPool:
@@ -606,14 +429,14 @@ class TrialEngine:
             here = TrialHost(self._resources, node_store=self._node_store)
             self._hosts.append(here)
             return JobPool([Slot(here, index, f"slot {index}") for index in slots])
-        from pytest_aorta.launch.remote_host import RemoteHost, start_hosts
-
+        # By name: a remote host runs what this module has on the other side, and execnet is loaded where it is needed.
+        remote = import_module("pytest_aorta.launch.remote_host")
         specs = self._resources.hosts
         for number, spec in enumerate(specs):
             store = self._nodes.endpoint if self._nodes is not None and number == 0 else None
             died = partial(self._lose_host, number)
-            self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
-        start_hosts(self._hosts)
+            self._hosts.append(remote.RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
+        remote.start_hosts(self._hosts)
         places = enumerate(self._hosts)
         return JobPool([Slot(host, index, host.name, number) for number, host in places for index in slots])
 

@@ -20,8 +20,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import PIECE
-from pytest_aorta.launch.engine import HostLost, Slot, SlotJob, TrialHost, TrialJob
 from pytest_aorta.launch.environment import Inherited, TrialOrder
+from pytest_aorta.launch.host.trial_host import HostLost, Slot, SlotJob, TrialHost, TrialJob
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.host_main import code_identity, package_files

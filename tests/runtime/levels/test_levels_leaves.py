@@ -37,7 +37,7 @@ def one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def zygote_pids(worker: Worker) -> list[int]:
     """Of the zygotes that live."""
-    entries = worker._started.child_processes._pool._entries.values()
+    entries = worker._processes._pool._entries.values()
     zygotes = [entry.zygote for entry in entries if entry.zygote is not None]
     return [zygote._process.pid for zygote in zygotes if zygote.alive()]
 
