@@ -153,15 +153,18 @@ class Footprint:
         return top <= its_top and its_bottom <= bottom and left <= its_left and its_right <= right
 
     def _boxes(self, other: Footprint) -> tuple[_Box, _Box] | None:
-        """Both as rows and columns of one grid, where they are exactly that."""
+        """Both as rows and columns of one grid, where they are exactly that. Its first column is this one's."""
         pitch = self.layout.pitch or other.layout.pitch
-        if not pitch or not self._is_box(pitch) or not other._is_box(pitch):
+        if not pitch:
             return None
-        return _box(self, pitch), _box(other, pitch)
+        origin = self.offset % pitch
+        if not self._is_box(pitch, origin) or not other._is_box(pitch, origin):
+            return None
+        return _box(self, pitch, origin), _box(other, pitch, origin)
 
-    def _is_box(self, pitch: int) -> bool:
+    def _is_box(self, pitch: int, origin: int) -> bool:
         """Whether it is all bytes of some rows and columns of a grid."""
-        at, own = self.offset % pitch, self.layout
+        at, own = (self.offset - origin) % pitch, self.layout
         return at + own.inner <= pitch and ((own.tile and own.pitch == pitch) or own.solid)
 
     def _array(self) -> Any:
@@ -286,12 +289,12 @@ def _place(footprint: Footprint) -> tuple[_Grid, tuple[int, int]]:
     return (pitch, height, width), (top >> height, left >> width)
 
 
-def _box(footprint: Footprint, pitch: int) -> _Box:
+def _box(footprint: Footprint, pitch: int, origin: int = 0) -> _Box:
     """The rows and columns of a grid that a view lies in; around more than its bytes where it is no box."""
     if not pitch:
         return 0, 0, footprint.offset, footprint.stop - 1
-    top, left = divmod(footprint.offset, pitch)
-    bottom, right = divmod(footprint.stop - 1, pitch)
+    top, left = divmod(footprint.offset - origin, pitch)
+    bottom, right = divmod(footprint.stop - 1 - origin, pitch)
     own = footprint.layout
     if own.pitch == pitch and left + own.inner <= pitch:
         return top, bottom, left, left + own.inner - 1
