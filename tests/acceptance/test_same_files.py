@@ -28,6 +28,7 @@ MAY_DIFFER = (
     "env.process.memory_available_bytes",
     "env.process.load_average",
     "env.process.pressure",
+    "failure.at",
     "result.elapsed_sec",
     "result.step_times_ms",
     "result.metrics.pid",

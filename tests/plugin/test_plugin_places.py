@@ -112,7 +112,7 @@ def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) 
 
 
 @pytest.mark.slow
-def test_what_a_killed_run_has_left_is_removed_with_its_processes(places: Stage) -> None:
+def test_what_a_killed_run_has_left_is_removed_by_the_next_one(places: Stage) -> None:
     places.write(
         waits="""
         import os, tempfile, time
@@ -131,6 +131,8 @@ def test_what_a_killed_run_has_left_is_removed_with_its_processes(places: Stage)
     run.send_signal(signal.SIGKILL)
     places.finish(run)
     places.wait_until_alone()
+    assert left(places) == ["checkpoint"]
+    places.run_here("places.py").assert_outcomes(passed=1)
     assert left(places) == []
 
 
