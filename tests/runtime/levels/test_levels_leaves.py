@@ -44,10 +44,11 @@ def zygote_pids(worker: Worker) -> list[int]:
 
 @pytest.mark.usefixtures("one_zygote")
 def test_a_leaf_is_one_process_and_a_worker_has_one_zygote_besides() -> None:
+    before = descendants()
     with Worker(3, device_ids=range(3), num_sub_workers=3) as worker:
         worker.init()
         (zygote,) = zygote_pids(worker)
-        assert len(descendants()) == 6 + 1
+        assert len(descendants() - before) == 6 + 1
         assert len(descendants(zygote)) == 6
 
 
@@ -167,6 +168,7 @@ def test_the_death_of_a_slot_ends_what_it_has_left_and_nothing_of_others(two_slo
 
 @pytest.mark.usefixtures("one_zygote")
 def test_the_zygote_of_many_slots_that_is_killed_is_started_once_more() -> None:
+    before = descendants()
     with Worker(3, device_ids=range(6), num_sub_workers=2, grace=0.1) as worker:
         own_pid, leave = worker.register(levels_tasks.own_pid), worker.register(leave_daemons)
         pids = [run_next(worker, own_pid, worker=slot).payload for slot in range(6)]
@@ -180,4 +182,4 @@ def test_the_zygote_of_many_slots_that_is_killed_is_started_once_more() -> None:
         wait_until(lambda: run_sub(worker, own_pid).ok, "a SUB worker")
         (successor,) = zygote_pids(worker)
         assert successor != zygote
-        assert len(descendants()) == 8 + 1
+        assert len(descendants() - before) == 8 + 1
