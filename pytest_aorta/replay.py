@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pytest_aorta.common.import_target import module_spec
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
 from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.probe.environment_facts import FILES
@@ -22,7 +23,6 @@ from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.triage.environments import Environments
 from pytest_aorta.triage.environments import differences as differences_of_environments
-from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, elastic_options
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, differences, parts_of
 from pytest_aorta.trials.loading import file_digest

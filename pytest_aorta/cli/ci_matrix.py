@@ -100,7 +100,7 @@ _Seconds = dict[str, list[float]]
 
 
 def _of_recipe(results: Sequence[Path], files: Sequence[str]) -> tuple[_Seconds, _Items, str]:
-    from pytest_aorta.trials.conversion import identifier
+    from pytest_aorta.common.texts import identifier
     from pytest_aorta.workflow.project import planned_items
 
     project = open_project(files)
@@ -116,8 +116,8 @@ def _of_recipe(results: Sequence[Path], files: Sequence[str]) -> tuple[_Seconds,
 
 def _seconds(results: Sequence[Path], name: str | None = None) -> _Seconds:
     """By the name of the cell's items without their index: ``gemm[local-none]``."""
+    from pytest_aorta.common.texts import identifier
     from pytest_aorta.triage.reading import Results
-    from pytest_aorta.trials.conversion import identifier
 
     found: _Seconds = {}
     for folder in results:

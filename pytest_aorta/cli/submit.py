@@ -117,7 +117,7 @@ def _planned(
     limit: int | None,
     arguments: Sequence[str],
 ) -> _Planned:
-    from pytest_aorta.trials.conversion import identifier
+    from pytest_aorta.common.texts import identifier
     from pytest_aorta.workflow.commands import shell_commands
     from pytest_aorta.workflow.groups import check_whole
     from pytest_aorta.workflow.jobs import command_lines, plan_jobs, pytest_line

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 #: Characters of a message, and of a traceback, that are kept.
@@ -111,3 +113,28 @@ def first_names(names: Sequence[str], most: int) -> list[str]:
     """The first ``most`` of ``names``; where there are more, an entry such as ``2 more`` besides."""
     more = len(names) - most
     return [*names[:most], *([f"{more} more"] if more > 0 else [])]
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.+=-]+")
+
+#: Longest name; file systems allow 255 bytes for a component, and suffixes are added.
+_NAME_LIMIT = 120
+
+#: Characters of the digest that keeps two changed names apart.
+_DIGEST = 8
+
+
+@lru_cache(maxsize=4096)  # those of a plan are asked for again and again
+def identifier(name: str) -> str:
+    """``name`` itself where it is short ASCII without separators, else a readable form of it with a digest.
+
+    The result has no ``/``, ``:``, ``[``, ``]``, space or control character, is neither empty nor ``.`` nor ``..``,
+    does not start with a dot or a dash, and is different for different names.
+    """
+    safe = _UNSAFE.sub("_", name)
+    safe = re.sub(r"^[.-]", "_", safe)[:_NAME_LIMIT]
+    # "~" is not a safe character, so a changed name never equals one that was safe.
+    if safe == name != "":
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{safe}~{digest}"

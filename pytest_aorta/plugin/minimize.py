@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overlay
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failures import TrialFailed
@@ -18,7 +19,6 @@ from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.minimize import Search, Wanted, conclusion, report
-from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
 if TYPE_CHECKING:

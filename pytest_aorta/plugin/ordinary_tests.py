@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 import pytest_aorta.settings as valid
-from pytest_aorta.common.texts import printable
+from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import check_axes, check_variables, trials_of
 from pytest_aorta.plugin import MARKER
 from pytest_aorta.plugin.compat import add_reason, add_section
@@ -29,7 +29,7 @@ from pytest_aorta.plugin.run import (
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.trials.conversion import identifier, to_plain
+from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.workspace.paths import paths_in_test

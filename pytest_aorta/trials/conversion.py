@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
-import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from pytest_aorta.trials.records import Failure, ResultRecord
@@ -119,31 +116,6 @@ def _text(value: object) -> str:
         raise
     except BaseException as error:
         return f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
-
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.+=-]+")
-
-#: Longest name; file systems allow 255 bytes for a component, and suffixes are added.
-_LIMIT = 120
-
-#: Characters of the digest that keeps two changed names apart.
-_DIGEST = 8
-
-
-@lru_cache(maxsize=4096)  # those of a plan are asked for again and again
-def identifier(name: str) -> str:
-    """``name`` itself where it is short ASCII without separators, else a readable form of it with a digest.
-
-    The result has no ``/``, ``:``, ``[``, ``]``, space or control character, is neither empty nor ``.`` nor ``..``,
-    does not start with a dot or a dash, and is different for different names.
-    """
-    safe = _UNSAFE.sub("_", name)
-    safe = re.sub(r"^[.-]", "_", safe)[:_LIMIT]
-    # "~" is not a safe character, so a changed name never equals one that was safe.
-    if safe == name != "":
-        return name
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
-    return f"{safe}~{digest}"
 
 
 #: Bytes of JSON that each of the open-ended fields of a result may have.

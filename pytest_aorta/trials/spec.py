@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.registry import Environment, WorkloadEntry
-from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.trials.execution import Execution, Limits, Resources
 from pytest_aorta.trials.seeding import derived_seed
 

@@ -10,8 +10,8 @@ from itertools import groupby
 from pathlib import Path
 
 from pytest_aorta.common.conditions import Json, element, sorted_by
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow.commands import takes_all
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources

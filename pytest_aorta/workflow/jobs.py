@@ -25,8 +25,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field, PrivateAttr
 
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Cluster, Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.groups import action_variables

@@ -460,7 +460,7 @@ def planned_items(project: Project) -> Iterator[tuple[str, list[tuple[str, str]]
     Raises:
         RequestError: a value that a condition or a sort key needs is missing.
     """
-    from pytest_aorta.trials.conversion import identifier
+    from pytest_aorta.common.texts import identifier
     from pytest_aorta.workflow.groups import CommandUnit
 
     recipe = project.recipe

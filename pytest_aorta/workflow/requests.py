@@ -18,10 +18,11 @@ from typing import Any
 
 from pytest_aorta.common.conditions import Json
 from pytest_aorta.common.import_target import module_spec
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import PlanError, Selection, cell_value, trials_of
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
-from pytest_aorta.trials.conversion import identifier, to_plain
+from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import elastic_options
 from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
 from pytest_aorta.trials.records import canonical_json, decode_non_finite

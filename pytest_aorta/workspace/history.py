@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.trials.conversion import identifier
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths, repeat_of
 
 #: Earlier records of a trial that are kept.

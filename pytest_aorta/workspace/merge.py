@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from pytest_aorta.trials.conversion import identifier
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pytest_aorta.trials.conversion import identifier
+from pytest_aorta.common.texts import identifier
 
 HISTORY = ".history"
 

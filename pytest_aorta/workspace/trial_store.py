@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.packages import package_list_name, read_package_list
-from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json, write_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.trials.command_line import distinct_names, files_in, fill_in, label_of, script_of, words_of
-from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 
 VALUES = {TRIAL_INDEX: "3", TRIAL_DIR: "/a b/files", TRIAL_SEED: "42"}

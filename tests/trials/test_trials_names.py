@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.conversion import identifier
+from pytest_aorta.common.texts import identifier
 
 _SAFE = re.compile(r"[A-Za-z0-9_+=~][A-Za-z0-9_.+=~-]*")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_aorta.common.texts import printable
+from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError
 from pytest_aorta.plugin.roles import is_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
@@ -30,7 +30,6 @@ from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
-from pytest_aorta.trials.conversion import identifier
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
