@@ -9,7 +9,6 @@ import pytest
 
 from pytest_aorta.common.import_target import module_file
 from pytest_aorta.common.texts import one_line
-from pytest_aorta.plugin.collection import WorkloadFile
 from pytest_aorta.plugin.options import given_options, is_typed
 from pytest_aorta.plugin.registration import register_hooks
 from pytest_aorta.plugin.workload_files import AS_COMMAND, what_lacks, workload_classes, workload_facts
@@ -31,6 +30,8 @@ class GivenFiles:
     def _workloads(self, path: Path, parent: pytest.Collector, *, with_tests: bool) -> pytest.Module | None:
         if path not in self._files or workload_facts(path).has_tests != with_tests:
             return None
+        from pytest_aorta.plugin.collection import WorkloadFile  # a run without trials does not need it
+
         found: pytest.Module = WorkloadFile.of(parent, path)
         return found
 
