@@ -15,7 +15,7 @@ from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.e_process import Bets
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.rates import Interval, difference_interval, difference_p, holm
-from pytest_aorta.triage.verdicts import DECIDED, LEVEL, Comparison, Method, VerdictKind, verdict_of
+from pytest_aorta.triage.verdicts import LEVEL, Comparison, Method, VerdictKind, verdict_of
 
 Outcomes = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -131,7 +131,7 @@ def until_decided(failed: Outcomes) -> Course:
         for triage in np.flatnonzero(telling.any(axis=1)):
             now = watched.verdicts(int(triage), p_values[triage])
             for cell in np.flatnonzero(open_cells[triage]):
-                if now[cell] in DECIDED:
+                if now[cell] != "undecided":
                     verdicts[triage][cell] = now[cell]
                     trials[triage, cell] = trial + 1
                     open_cells[triage, cell] = False

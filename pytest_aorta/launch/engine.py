@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -429,14 +428,14 @@ class TrialEngine:
             here = TrialHost(self._resources, node_store=self._node_store)
             self._hosts.append(here)
             return JobPool([Slot(here, index, f"slot {index}") for index in slots])
-        # By name: a remote host runs what this module has on the other side, and execnet is loaded where it is needed.
-        remote = import_module("pytest_aorta.launch.remote_host")
+        from pytest_aorta.launch.remote_host import RemoteHost, start_hosts  # execnet is loaded where it is needed
+
         specs = self._resources.hosts
         for number, spec in enumerate(specs):
             store = self._nodes.endpoint if self._nodes is not None and number == 0 else None
             died = partial(self._lose_host, number)
-            self._hosts.append(remote.RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
-        remote.start_hosts(self._hosts)
+            self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
+        start_hosts(self._hosts)
         places = enumerate(self._hosts)
         return JobPool([Slot(host, index, host.name, number) for number, host in places for index in slots])
 

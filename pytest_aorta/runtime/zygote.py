@@ -247,7 +247,7 @@ class TaskEnd:
 class Task:
     """A task that was handed to a child process.
 
-    One thread follows it, with ``next_message`` or with ``poll_message``; any thread may ``send`` and ``kill``.
+    One thread follows it, with ``next_message``; any thread may ``send`` and ``kill``.
 
     Attributes:
         ended: how it ended.
@@ -292,17 +292,6 @@ class Task:
         if message is None:
             raise TimeoutError
         return message
-
-    def poll_message(self) -> Message | None:
-        """The next message if it is there already; ``None`` if it is not. For a caller that watches ``filenos``."""
-        return self._follow(0.0)
-
-    def filenos(self) -> list[int]:
-        """Descriptors to watch: one that can be read is a reason to call ``poll_message``, until it gives ``None``.
-
-        To be asked again after that: a child that closes its channel leaves only the zygote's one.
-        """
-        return [source.fileno() for source in self._sources()]
 
     def _sources(self) -> list[Channel]:
         sources = [] if self._channel is None else [self._channel]

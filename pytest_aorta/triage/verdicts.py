@@ -43,9 +43,6 @@ VerdictKind = Literal[
     "baseline", "second baseline", "fixes", "reduces", "worse", "no effect", "undecided", "did not run", "error"
 ]
 
-#: Verdicts that more trials would not change.
-DECIDED: frozenset[VerdictKind] = frozenset({"second baseline", "fixes", "reduces", "worse", "no effect"})
-
 #: How the numbers were found: once, after a number of trials that was set before; or such that one may look any time.
 Method = Literal["fixed", "sequential"]
 

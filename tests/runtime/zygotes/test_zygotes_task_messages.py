@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-from typing import Any
 
 import pytest
 from support.nursery import Nursery, deadline, finish, message_of
-from support.processes import PATIENCE, wait_until
-
-from pytest_aorta.runtime.zygote import Task, TaskEnded
+from support.processes import wait_until
 
 
 def test_messages_that_were_sent_before_a_crash_arrive(nursery: Nursery) -> None:
@@ -73,24 +69,6 @@ def test_a_task_that_is_no_longer_spoken_to_ends(nursery: Nursery) -> None:
     assert task.ended is not None
 
 
-def test_a_message_is_polled_for_without_waiting(nursery: Nursery) -> None:
-    task = nursery.submit(nursery.start(DIALOGUE))
-    assert task.poll_message() is None
-
-    task.send({"op": "echo"})
-    assert follow(task) == {"value": {"op": "echo"}}
-    task.send({"op": "close"})
-
-    assert follow(task) == {"type": "done"}
-    with pytest.raises(TaskEnded):
-        follow(task)
-    assert task.filenos() == []
-    assert task.ended is not None
-    assert task.ended.returncode == 0
-    with pytest.raises(TaskEnded):
-        task.poll_message()
-
-
 def test_a_message_that_is_never_sent_to_its_end_keeps_no_reader_waiting(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
@@ -106,16 +84,8 @@ def test_a_message_that_is_never_sent_to_its_end_keeps_no_reader_waiting(nursery
     assert message_of(task) == 1
     wait_until((nursery.path / "begun").exists, "a part of a message")
 
-    assert task.poll_message() is None
     with pytest.raises(TimeoutError):
         task.next_message(0.0)
     task.kill(grace=0)
 
     assert finish(task).returncode == -signal.SIGKILL
-
-
-def follow(task: Task) -> dict[str, Any]:
-    """The next message of a task, with nothing but its descriptors to wait for."""
-    while (message := task.poll_message()) is None:
-        assert select.select(task.filenos(), [], [], PATIENCE)[0]
-    return message
