@@ -7,7 +7,6 @@ cell.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from pytest_aorta.common.bounded_waits import pieces, wait_bounded
 from pytest_aorta.launch.environment import Inherited, TrialOrder
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
-from pytest_aorta.launch.host.trial_files import report_unstarted
+from pytest_aorta.launch.host.trial_files import node_folder, report_unstarted
 from pytest_aorta.launch.host.trial_host import HostLost, Slot, SlotJob, TrialHost
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
-from pytest_aorta.launch.nodes import endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.nodes import endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.launch.record import build_record, logs_in, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
@@ -368,9 +367,7 @@ def _endpoint_on(host: str) -> str:
 
     spec = execnet.XSpec(host)
     if spec.popen:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"localhost:{probe.getsockname()[1]}"
+        return f"localhost:{free_port()}"
     name = str(spec.ssh or spec.socket or "").split()[-1].rpartition("@")[2]
     return f"{name.partition(':')[0] if spec.socket else name}:{_PORT}"
 
@@ -495,8 +492,8 @@ class TrialEngine:
         if nodes is not None:
             trial.host = 0
             for node in range(1, nodes.count):
-                its_folder = folder.with_name(f"{folder.name}.node_{node}")
-                other = SlotTrial(self._order(nodes.spec_for(spec, node), its_folder, timeout), self.pool)
+                order = self._order(nodes.spec_for(spec, node), node_folder(folder, node), timeout)
+                other = SlotTrial(order, self.pool)
                 other.host = node
                 trial.others.append(other)
         trial.on_start, trial.on_packages, trial.make_room = on_start, on_packages, make_room

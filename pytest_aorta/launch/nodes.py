@@ -212,3 +212,10 @@ def wait_for_end(host: str, port: int, patience: float) -> None:
         connection.settimeout(patience)
         connection.recv(1)
         time.sleep(_LAST)
+
+
+def free_port() -> int:
+    """A port that no process of this host listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

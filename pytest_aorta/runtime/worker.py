@@ -89,7 +89,7 @@ class Worker:
         self.callables = Callables(uuid.uuid4().hex)
         #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
         self.children: list[tuple[Worker, str | None]] = []
-        #: Digests of files that must be the same on every host, by name; see ``hosts.code_identity``.
+        #: Digests of files that must be the same on every host, by name; see ``host_main.code_identity``.
         self.identity: Mapping[str, str] = {}
         self._arguments = WorkerSpec(
             level=level,

@@ -78,6 +78,9 @@ class EventLogWriter:
         if self._relay is not None:
             self._relay(event)
 
+    def close(self) -> None:
+        os.close(self._fd)
+
 
 class EventLogRelay:
     """Sends the events of growing logs."""
@@ -97,9 +100,9 @@ class EventLogRelay:
         except OSError:
             return
         complete = data[: data.rfind(b"\n") + 1]
-        for line in filter(None, complete.splitlines()):
-            self._send(json.loads(line))
         self._offsets[path] = offset + len(complete)
+        for event in _entries(complete):
+            self._send(event)
 
 
 def write_exit(folder: Path, rank: int, end: RankExit | None, overdue: float | None = None) -> None:
@@ -114,13 +117,16 @@ def _append(path: Path, entry: Mapping[str, Any]) -> None:
             file.write(f"\n{json.dumps(entry)}\n".encode())  # a process that died has perhaps left a torn line
 
 
-def _lines(path: Path) -> list[dict[str, Any]] | None:
+def _lines(path: Path) -> list[Any] | None:
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        return _entries(path.read_bytes())
     except OSError:
         return None
+
+
+def _entries(data: bytes) -> list[Any]:
     found = []
-    for line in lines:
+    for line in data.splitlines():
         with contextlib.suppress(ValueError):  # empty, or torn: its process died while it wrote
             found.append(json.loads(line))
     return found
@@ -138,16 +144,16 @@ def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
             event.pop("launcher_variables", None)
     last = read_steps(step_file(folder, rank.rank))
     found = replace(rank, events=events if last is None else [*events, last])
-    for end in (line for line in lines if line["type"] == "over"):
+    if lines and (end := lines[-1])["type"] == "over":  # an earlier one is of a pytest before this one
         found.overdue = end["overdue"]
         found.exit = None if end["exit"] is None else RankExit(**end["exit"])
     return found
 
 
 def has_ended(folder: Path, rank: int) -> bool:
-    """Whether the end of a rank is the last entry of its event log; an earlier one is of a pytest before this one."""
-    lines = _lines(event_log(folder, rank)) or [{"type": None}]
-    return bool(lines[-1]["type"] == "over")
+    """Whether the end of a rank is the last entry of its event log."""
+    lines = _lines(event_log(folder, rank))
+    return bool(lines and lines[-1]["type"] == "over")
 
 
 class AttemptRecorder:

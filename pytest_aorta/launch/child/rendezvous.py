@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from pytest_aorta.launch.child.torch_compat import serve_store
-from pytest_aorta.launch.nodes import LOOPBACK, endpoint, is_multi_node, node_rank
+from pytest_aorta.launch.nodes import LOOPBACK, endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.execution import ElasticOptions
 
@@ -172,13 +172,6 @@ def _address_towards(host: str, port: int) -> str | None:
             probe.connect(address)  # sends nothing
             return str(probe.getsockname()[0])
     return None
-
-
-def free_port() -> int:
-    """A port that no process of this host listens on."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _store_at(at: str, *, forks: bool) -> int:

@@ -226,7 +226,8 @@ def _local_rendezvous(options: ElasticOptions) -> Iterator[list[str]]:
 
     torchrun's own store would listen on all interfaces.
     """
-    from pytest_aorta.launch.child.rendezvous import close_stores, free_port, open_store
+    from pytest_aorta.launch.child.rendezvous import close_stores, open_store
+    from pytest_aorta.launch.nodes import free_port
 
     backend = options.rdzv_backend or "c10d"
     if backend == "static" and options.rdzv_endpoint is None:

@@ -61,8 +61,8 @@ class ScriptRecorder(AttemptRecorder):
         super().ended(rank, end)
 
     def _append(self, rank: int, *events: Event) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
-            log = EventLogWriter(event_log(self.attempt_folder, rank))
+        own = event_log(self.attempt_folder, rank)
+        with contextlib.suppress(OSError), contextlib.closing(EventLogWriter(own)) as log:  # the disk may be full
             for event in events:
                 log.send(event)
 
@@ -71,7 +71,8 @@ class StatesRecorder(WorkloadRecorder):
     """Writes the states of the worker group into a file."""
 
     def on_state(self, state: GroupState) -> None:
-        EventLogWriter(self.folder / STATES).send({"type": "group", "group": state})
+        with contextlib.closing(EventLogWriter(self.folder / STATES)) as log:
+            log.send({"type": "group", "group": state})
 
 
 def main(launcher: str, path: Path, arguments: list[str]) -> int:

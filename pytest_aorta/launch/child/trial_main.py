@@ -72,10 +72,11 @@ def agree_on_master_port(trial_id: str) -> None:
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
-    import socket
     from datetime import timedelta
 
     import torch.distributed as dist
+
+    from pytest_aorta.launch.nodes import free_port
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     agents = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))  # type: ignore[attr-defined]
@@ -85,8 +86,6 @@ def agree_on_master_port(trial_id: str) -> None:
     shared.set(f"here/{rank}", "1")
     if rank == 0:
         shared.wait([f"here/{other}" for other in range(size)])
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            shared.set("port", str(probe.getsockname()[1]))
+        shared.set("port", str(free_port()))
     os.environ["MASTER_PORT"] = shared.get("port").decode()
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"

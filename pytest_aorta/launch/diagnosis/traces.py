@@ -225,8 +225,8 @@ def complaint_in(log: str) -> str | None:
     return lines[-1][:1000] if lines else None
 
 
-#: In a trial's folder: the stacks of the importing processes, and what they had written.
-_STACKS, _OUTPUT = "stacks.log", "import.log"
+#: In a trial's folder: the stacks of its processes, or of those that imported its workload, and what these had written.
+STACKS, _OUTPUT = "stacks.log", "import.log"
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class ImportHang:
         if folder is not None:
             with contextlib.suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
-                for name, text in ((_STACKS, self.stacks), (_OUTPUT, self.output)):
+                for name, text in ((STACKS, self.stacks), (_OUTPUT, self.output)):
                     if text.strip():
                         (folder / name).write_text(text)
         where = target.rpartition(":")[0]

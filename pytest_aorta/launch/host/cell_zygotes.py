@@ -195,16 +195,14 @@ class CellZygotes:
 
     def take_import(self, server: Server) -> tuple[float, float] | None:
         """For the first trial from a zygote: the seconds that its import took, and when that ended."""
-        zygote = server.zygote if isinstance(server, Branch) else server
-        assert isinstance(zygote, Zygote)
+        zygote = _zygote_of(server)
         with self._lock:
             sec, zygote.load_sec = zygote.load_sec, None
         return None if sec is None else (sec, zygote.loaded_at)
 
     def release(self, server: Server) -> None:
         """Give back what was acquired when the trial is over."""
-        zygote = server.zygote if isinstance(server, Branch) else server
-        assert isinstance(zygote, Zygote)
+        zygote = _zygote_of(server)
         if zygote.spec.fresh:
             zygote.close()
         else:
@@ -220,6 +218,12 @@ class CellZygotes:
     def close(self) -> None:
         """End all processes; from any thread."""
         self._pool.close()
+
+
+def _zygote_of(server: Server) -> Zygote:
+    zygote = server.zygote if isinstance(server, Branch) else server
+    assert isinstance(zygote, Zygote)
+    return zygote
 
 
 def start_limits(order: TrialOrder) -> StartLimits:

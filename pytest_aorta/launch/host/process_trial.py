@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.diagnosis.traces import ImportHang, crash_text
+from pytest_aorta.launch.diagnosis.traces import STACKS, ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear_place, make_place, share_place
-from pytest_aorta.launch.host.trial_files import STACKS, TrialFiles, collect_artifacts, stacks_to_read, stderr_to_read
+from pytest_aorta.launch.host.trial_files import TrialFiles, collect_artifacts, stacks_to_read, stderr_to_read
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command
 from pytest_aorta.launch.nodes import NodeStore, is_multi_node
 from pytest_aorta.launch.record import build_record, request_of

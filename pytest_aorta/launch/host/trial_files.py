@@ -27,7 +27,7 @@ from pytest_aorta.launch.child.attempt_files import (
 )
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
-from pytest_aorta.launch.diagnosis.traces import locate, read_dump
+from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
@@ -36,9 +36,6 @@ from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
-
-#: In a trial's folder: the stacks that its process writes when asked to.
-STACKS = "stacks.log"
 
 #: Ends of the names of files that stay, and of those that the processes of a trial have exchanged.
 _KEPT = (".log", "error.json", "collectives.json", "evidence.json")
@@ -109,34 +106,38 @@ def rank_folder(folder: Path, rank: int) -> Path:
 def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
     """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
     folder.mkdir(parents=True, exist_ok=True)
-    log, now = EventLogWriter(event_log(folder, rank)), time.time()
-    log.send({"type": "begin", "phase": failure.phase})
-    if failure.kind == "timeout":
+    now, timed_out = time.time(), failure.kind == "timeout"
+    with contextlib.closing(EventLogWriter(event_log(folder, rank))) as log:
+        log.send({"type": "begin", "phase": failure.phase})
+        if not timed_out:
+            log.send({"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)})
+    if timed_out:
         write_exit(folder, rank, None, overdue=now)
     else:
-        log.send({"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)})
         write_exit(folder, rank, RankExit(1, at=now, stopped=False))
 
 
 def gather_evidence(
-    folder: Path, source: str | None, stalled: float | None = None, *, patience: float = _PATIENCE
+    folder: Path, end: RankExit | None, overdue: float | None, source: str | None, stalled: float | None
 ) -> TrialEvidence:
-    """Of all ranks of this host, once their ends are known.
+    """Of all ranks of this host, once their ends are known; ``end`` and ``overdue`` are those of rank 0, this one.
 
     ``source`` is the workload's file, ``stalled`` the limit in seconds, where that is why it was ended. Ranks of other
     hosts are not expected; what they break shows in rank 0's collectives.
     """
     attempt, world_size = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ["WORLD_SIZE"])
     trial = TrialEvidence("external", attempt, world_size, stalled=stalled)
-    waited_for = set(range(int(os.environ.get("LOCAL_WORLD_SIZE", world_size))))
-    folders = {rank: rank_folder(folder, rank) for rank in sorted(waited_for)}
-    give_up = time.monotonic() + patience
+    folders = {rank: rank_folder(folder, rank) for rank in range(int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))}
+    waited_for = folders.keys() - {0}
+    give_up = time.monotonic() + _PATIENCE
     while waited_for and time.monotonic() < give_up:
         waited_for -= {rank for rank in waited_for if has_ended(folders[rank], rank)}
         time.sleep(0.01)
     for rank, own in folders.items():
         logs = {path.name: path for path in own.glob("*.log")}
         found = complete_rank(RankEvidence(rank, rank), own, logs.get, folder.parent, source)
+        if rank == 0:  # its log may lie on a disk that is full
+            found.exit, found.overdue = end, overdue
         found.host = socket.gethostname() if found.events is not None else None
         trial.ranks.append(found)
         if rank != 0 and rank not in waited_for:
@@ -249,9 +250,10 @@ class TrialFiles:
         end = None
         if seen.returncode is not None and overdue is None:
             end = RankExit(seen.returncode, at=time.time(), stopped=seen.lost is not None)
-        write_exit(self._folder, rank, end, overdue)
         if rank == 0:
-            self._judge(gather_evidence(self._folder, self._cell.info.source, seen.stalled))
+            self._judge(gather_evidence(self._folder, end, overdue, self._cell.info.source, seen.stalled))
+        else:
+            write_exit(self._folder, rank, end, overdue)
 
     def _read_overdue(self, overdue: float) -> None:
         trial = self._evidence(overdue=overdue)

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-# ``flock`` is called directly, though ``filelock`` is at hand: its release *unlocks* the file, for every process that
-# shares the descriptor, while a lease has to last until the last of them has gone.
+# ``flock`` is called directly: a release of ``filelock`` *unlocks* the file, for every process that shares the
+# descriptor, while a lease has to last until the last of them has gone.
 
 
 class Locks:

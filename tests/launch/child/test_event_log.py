@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.rank_events import returned
 
 from pytest_aorta.launch.child.attempt_files import (
     EventLogRelay,
+    EventLogWriter,
     event_log,
     has_ended,
     read_rank,
@@ -60,3 +62,16 @@ def test_the_end_of_a_rank_is_read_after_a_line_that_its_process_has_torn(tmp_pa
     found = read_rank(RankEvidence(0), tmp_path)
     assert has_ended(tmp_path, 0)
     assert (found.events, found.exit, found.overdue) == ([{"type": "lived"}], RankExit(-9, at=2.0), 1.0)
+
+    sent: list[Event] = []
+    EventLogRelay(sent.append).forward(event_log(tmp_path, 0))
+    assert [event["type"] for event in sent] == ["lived", "over"]
+
+
+def test_the_end_that_an_earlier_pytest_has_written_is_not_that_of_the_rank(tmp_path: Path) -> None:
+    write_exit(tmp_path, 0, RankExit(1, at=2.0), overdue=1.0)
+    with contextlib.closing(EventLogWriter(event_log(tmp_path, 0))) as log:
+        log.send({"type": "begin", "phase": "run"})
+    found = read_rank(RankEvidence(0), tmp_path)
+    assert not has_ended(tmp_path, 0)
+    assert (found.exit, found.overdue) == (None, None)
