@@ -14,6 +14,7 @@ from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
 from pytest_aorta.plugin.failures import html_header, html_row
 from pytest_aorta.plugin.folded_summary import FoldedSummary
 from pytest_aorta.plugin.run import (
+    NO_ITEM,
     WATCHER,
     current_run,
     current_runs,
@@ -155,7 +156,7 @@ class ReportHooks:
         run = current_run(self.config)
         if run is None:
             return
-        why = str(run.interrupted or session.shouldfail or session.shouldstop or "the run ended before its item")
+        why = str(run.interrupted or session.shouldfail or session.shouldstop or NO_ITEM)
         for writer in {run: self.writer, **self._writers}.values():
             writer.run.unreported += writer.run.prefetcher.close(why)
             writer.finish(self._open, _ended_early(session, run.interrupted))

@@ -46,12 +46,24 @@ def worker_of_workers(config: pytest.Config) -> tuple[int, int]:
     return int(digits or 0) % workers, workers
 
 
+#: Why trials are refused under ``--dist each``.
+NOT_EACH = "--dist each would run every trial in each worker; for more trials: --aorta-trials N"
+
+
+def is_each(node: Any) -> bool:
+    """Whether each of xdist's workers runs every item."""
+    return bool(node.config.getoption("dist", "no") == "each")
+
+
 def introduce(node: Any) -> None:
-    """Tell a worker the name of the run in the history, the same to all, where nothing else does."""
+    """Tell a worker the name of the run in the history, the same to all, where nothing else does.
+
+    A run without trials may have ``--dist each``; a worker that comes to a trial all the same refuses it.
+    """
     if not node.config.pluginmanager.has_plugin(TRIALS):
         from pytest_aorta.workspace.history import stamp
 
-        node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp())}
+        node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp()), "each": is_each(node)}
 
 
 #: Modes that give whole groups to a worker, and the names of their schedulers in ``xdist.scheduler``.

@@ -21,7 +21,7 @@ import pytest
 from pytest_aorta.plan import Plan, Selection, make_plan, trials_of
 from pytest_aorta.plugin.compat import general_timeout
 from pytest_aorta.plugin.options import read_selection
-from pytest_aorta.plugin.roles import STAMP, decisions_of_controller, is_worker
+from pytest_aorta.plugin.roles import NOT_EACH, STAMP, decisions_of_controller, is_worker
 from pytest_aorta.plugin.stopping import Stopping, cell_of, round_name, round_of, where_of
 from pytest_aorta.registry import Registry, WorkloadEntry
 from pytest_aorta.settings import SETTINGS, OptionError
@@ -46,6 +46,9 @@ CellName = tuple[str, str]
 TIMEOUT = pytest.StashKey[float]()
 
 RUN = pytest.StashKey["Run"]()
+
+#: Why a trial that was started ahead has ended, where nothing else has ended the run.
+NO_ITEM = "the run ended before its item"
 
 _SIGTERM_HANDLED = pytest.StashKey[bool]()
 
@@ -466,9 +469,9 @@ class Run:
         self.interrupted = why
         self.prefetcher.interrupt(why)
 
-    def end_processes(self, why: str) -> None:
-        """End all processes after the last item, before the session ends; ``why`` is for trials without an item."""
-        self.unreported += self.prefetcher.close(why)
+    def end_processes(self) -> None:
+        """End all processes after the last item, before the session ends."""
+        self.unreported += self.prefetcher.close(NO_ITEM)
         self._close_runners()
 
     def close(self) -> None:
@@ -483,13 +486,16 @@ class Run:
 def run_of(config: pytest.Config) -> Run:
     """The run of a config, made when it is first asked for."""
     if RUN not in config.stash:
+        decided = decisions_of_controller(config)
+        if decided.get("each"):
+            raise pytest.UsageError(NOT_EACH)
         try:
             selection = read_selection(config)
             if selection.replays:
                 selection = replay_selection(config, selection)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
-        stamp: str | None = decisions_of_controller(config).get("stamp", config.stash.get(STAMP, None))
+        stamp: str | None = decided.get("stamp", config.stash.get(STAMP, None))
         config.stash[RUN] = Run(config, selection, stamp)
     return config.stash[RUN]
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.plugin.compat import tear_down_before
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
-from pytest_aorta.plugin.roles import give_out_one_by_one, group_scheduler, is_worker
+from pytest_aorta.plugin.roles import NOT_EACH, give_out_one_by_one, group_scheduler, is_each, is_worker
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     TIMEOUT,
@@ -54,8 +54,8 @@ def select(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Send an xdist worker what was decided here."""
-    if node.config.getoption("dist", "no") == "each":
-        raise pytest.UsageError("--dist each would run every trial in each worker; for more trials: --aorta-trials N")
+    if is_each(node):
+        raise pytest.UsageError(NOT_EACH)
     run = run_of(node.config)
     folder = run.stopping.folder
     node.workerinput["aorta"] = {
@@ -130,7 +130,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     if run is not None and session.config.pluginmanager.has_plugin("_cov"):
         # A zygote writes its data when it ends. pytest-cov's wrapper, which is around this one, combines those that
         # are there when the loop is over; later ones would be left as files.
-        run.end_processes("the run ended before its item")
+        run.end_processes()
     return result
 
 
