@@ -31,7 +31,7 @@ _NEVER = frozenset({"SLURM_EXPORT_ENV"})
 
 _USER_IN_URL = re.compile(r"://[^/\s@]*@")
 # NAME=value, and "name": value. Not NAME:value: the folders of a search path are separated like that.
-_ASSIGNMENT = re.compile(r"(\w+)[\"']?\s*=|[\"'](\w+)[\"']\s*:")
+_ASSIGNMENT = re.compile(r"\b(\w+)[\"']?\s*=|[\"'](\w+)[\"']\s*:")
 # A word of a command line; blanks inside double quotes belong to it.
 _WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
 _NOT_IN_NAMES = re.compile(r"\W+")

@@ -120,6 +120,9 @@ def _type_name(value: Any) -> str:
 class _Shown(reprlib.Repr):
     def repr1(self, x: Any, level: int) -> str:
         kind = type(x)
+        # Before long texts are cut: what shows that there is a secret may be in the middle.
+        if kind in (str, bytes) and has_secret(x if kind is str else x.decode(errors="replace")):
+            return "<redacted>"
         if kind in (int, float, complex, bool, type(None), str, bytes):
             return super().repr1(x, level)
         if kind in (list, tuple, dict, set, frozenset):

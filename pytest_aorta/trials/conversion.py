@@ -237,13 +237,13 @@ def _verdict(passed: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, str) or int(value) != value:
+    if isinstance(value, str | bool) or int(value) != value:
         raise ValueError
     return int(value)
 
 
 def _duration(value: Any) -> float:
-    if isinstance(value, str) or not 0 <= value < math.inf:
+    if isinstance(value, str | bool) or not 0 <= value < math.inf:
         raise ValueError
     return float(value)
 

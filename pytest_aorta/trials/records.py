@@ -38,7 +38,7 @@ def encode_non_finite(value: Any) -> Any:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, str):
         return "\\" + value if value.lstrip("\\") in _NON_FINITE else value
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [encode_non_finite(element) for element in value]
     if isinstance(value, dict):
         return {key: encode_non_finite(element) for key, element in value.items()}

@@ -114,6 +114,7 @@ def test_a_secret_inside_a_harmless_variable_is_redacted(value: str) -> None:
         "/opt/keys:/opt/token:/usr/lib",
         "https://example.org/index.html",
         "granularity=fine,compact,1,0",
+        pytest.param("a" * 100_000, id="long"),
     ],
 )
 def test_a_harmless_value_is_recorded_as_it_is(value: str) -> None:

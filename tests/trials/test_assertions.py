@@ -87,6 +87,13 @@ def test_values_are_those_that_are_known_without_a_call(
     assert list(found.values) == values
 
 
+def test_a_secret_is_seen_where_a_long_text_is_cut() -> None:
+    url, header = f"postgresql://user:{'x' * 40}@host/base", f"GITHUB_AUTH_TOKEN={'x' * 40}".encode()
+    found = explained("assert a == [b, c]", a=url, b=header, c=[url])
+    assert found is not None
+    assert found.values == ("a = <redacted>", "b = <redacted>", "c = [<redacted>]")
+
+
 def test_of_objects_in_a_list_the_types_are_shown() -> None:
     found = explained("assert a == [hostile]", a=[object(), 1])
     assert found is not None

@@ -158,6 +158,7 @@ def test_step_times_that_are_no_durations_are_left_out_and_noted() -> None:
     ("field", "value", "expected"),
     [
         ("failure_count", 1.5, "a whole number"),
+        ("failure_count", True, "a whole number"),
         ("failure_count", "three", "a whole number"),
         ("failure_count", math.inf, "a whole number"),
         ("total_iterations", [3], "a whole number"),
