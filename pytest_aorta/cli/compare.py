@@ -11,6 +11,7 @@ import click
 
 from pytest_aorta.cli.shared import columns
 from pytest_aorta.common.texts import first_names, one_line
+from pytest_aorta.triage import MARGIN
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.cells import CellStatistics, SignatureCount
@@ -42,7 +43,7 @@ def _conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[st
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, min_open=True),
-    default=0.1,
+    default=MARGIN,
     show_default=True,
     help="Differences of the failure rate that are no change.",
 )

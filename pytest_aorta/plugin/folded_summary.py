@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_aorta.common.texts import format_ranges
 from pytest_aorta.plugin.compat import has_no_summary, with_lines
 from pytest_aorta.triage.columns import counted
 
@@ -155,11 +156,5 @@ def _with_folds(report: Any, folds: list[Fold]) -> Any:
 
 def ranges(numbers: Sequence[int]) -> str:
     """``3-15, 17, 20-22`` for sorted numbers; of very many, the first ones."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number <= found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    texts = [f"{first}-{last}" if last > first else f"{first}" for first, last in found]
+    texts = format_ranges(set(numbers)).split(",")
     return ", ".join([*texts[:_MOST_RANGES], "..."] if len(texts) > _MOST_RANGES else texts)

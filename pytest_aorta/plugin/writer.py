@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import shlex
@@ -23,6 +22,7 @@ from pytest_aorta.plugin.folded_summary import AlikeFailures
 from pytest_aorta.plugin.run import FinishedTrial, trials_in
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text
+from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.decisions import Decisions
@@ -172,7 +172,7 @@ class MatrixWriter:
         self._plans_counted = 0
         self._clock = clock
         self._has_written = False
-        self._started_at = _now()
+        self._started_at = utc_now()
         self._next = clock() + _SHORTEST
         #: Why the files could not be written, the last time.
         self.error: str | None = None
@@ -202,7 +202,7 @@ class MatrixWriter:
             plan=", ".join(plan.digest for plan in self._plans) or None,
             planned=self._count_planned(),
             started_at=self._started_at,
-            written_at=_now(),
+            written_at=utc_now(),
             complete=complete,
             interrupted=interrupted,
         )
@@ -239,10 +239,6 @@ class MatrixWriter:
 
 def planned_trials(plans: Iterable[Plan]) -> dict[CellKey, int]:
     return Counter(CellKey(spec.workload.name, spec.cell) for plan in plans for spec in plan.trials)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 class TrialWriter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import html
 import json
 import re
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from pytest_aorta._version import __version__
+from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.triage import MARGIN, TriageSettings
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain
 from pytest_aorta.triage.facts import CellKey
@@ -251,10 +251,10 @@ def write_merged_matrix(results: Path, parts: Sequence[Path]) -> None:
     for each in earlier:
         for key, count in each.planned.items():
             planned[key] = max(count, planned.get(key, 0))
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
     began = min(each.started_at for each in facts)
     complete = all(seen.get(key, 0) >= count for key, count in planned.items())
-    state = RunState(None, planned, began, now, complete, None if complete else "parts of the plan are not merged")
+    missing = None if complete else "parts of the plan are not merged"
+    state = RunState(None, planned, began, utc_now(), complete, missing)
     table = triage.table()
     write_text(results / MATRIX_JSON, matrix_json(table, state))
     write_text(results / MATRIX_MD, markdown(table, state))

@@ -7,7 +7,7 @@ from typing import Any
 
 #: The parts of a snapshot that differ between machines, as a machine with two GPUs has them.
 TWO_GPUS: dict[str, Any] = {
-    "schema_version": "1.1",
+    "schema_version": "1.2",
     "partial": False,
     "partial_reasons": [],
     "accelerator": {
@@ -19,7 +19,7 @@ TWO_GPUS: dict[str, Any] = {
             ],
         },
         "amd": None,
-        "cuda_toolkit": {"path": "/usr/local/cuda", "version": "12.4", "found_by": "nvcc"},
+        "cuda_toolkit": {"path": "/usr/local/cuda", "version": "12.4"},
         "rocm": None,
     },
     "torch": {"version": "2.12.0", "cuda": "12.4", "hip": None, "git_version": "c0ffee", "nccl_version": "2.21.5"},
@@ -48,7 +48,7 @@ TWO_GPUS: dict[str, Any] = {
         "torch_threads": {"intraop": 8, "interop": 64},
     },
     "runtime_context": {"container": None, "cgroup": {"memory_limit_bytes": None, "cpu_limit": None}},
-    "git": {"root": "/a", "commit": "1234567890abcdef", "branch": "main", "changed_files": 0, "as_of": "cell"},
+    "git": {"root": "/a", "commit": "1234567890abcdef", "branch": "main", "changed_files": 0},
     "end": {"torch": {"cpu_capability": "AVX512", "deterministic": {"algorithms": False}}},
 }
 

@@ -22,17 +22,6 @@ SRUN = ("srun", "-N", "2", "--ntasks-per-node", "1")
 TWO_NODES = ("--aorta-nproc", "2", "--aorta-elastic", "nnodes=2", "--aorta-timeout", "60")
 
 
-#: On node 1, its import takes longer than any test waits.
-LATE = """
-import os
-import time
-
-if os.environ["SLURM_NODEID"] == "1":
-    open("imports", "w").close()
-    time.sleep(1000)
-"""
-
-
 class Steps:
     """Pytest, started with srun in a stage."""
 
@@ -43,11 +32,6 @@ class Steps:
     def command(self, part: str, *options: str) -> list[str]:
         """Of a pytest whose ranks play a part of ``RankFaults``."""
         return [*PYTEST, "rank_faults.py::RankFaults", "--aorta-config", f"script={part}", *TWO_NODES, *options]
-
-    def late_command(self, *options: str) -> list[str]:
-        with (self.stage.path / FAULTS.name).open("a") as workload:
-            workload.write(LATE)
-        return self.command("nothing", *options)
 
     def start(self, *command: str, srun: tuple[str, ...] = SRUN) -> subprocess.Popen[bytes]:
         """Start a command on both nodes."""
