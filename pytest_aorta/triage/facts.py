@@ -233,6 +233,19 @@ class HostConditions:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a trial ran; ``None`` and empty for not known, or not bound to any.
+
+    ``devices`` are those that the run gave to the trial, as its host numbers them; ``job`` is the scheduler's.
+    """
+
+    host: str | None = None
+    devices: tuple[int, ...] = ()
+    slot: int | None = None
+    job: str | None = None
+
+
+@dataclass(frozen=True)
 class TrialFacts:
     """One trial.
 
@@ -241,6 +254,7 @@ class TrialFacts:
         outcome: for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
+        place: where it ran.
         iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
@@ -264,6 +278,7 @@ class TrialFacts:
     iterations: int | None = None
     variables: WatchedVariables = NOT_WATCHED
     failed_rank: int | None = None
+    place: Place = Place()
 
     @property
     def is_failure(self) -> bool:
@@ -301,6 +316,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         iterations=_iterations(record["result"]),
         variables=watched_variables(record),
         failed_rank=(record.get("failure") or {}).get("rank"),
+        place=_place(record),
     )
 
 
@@ -337,6 +353,17 @@ def _index(record: Mapping[str, Any], file: str) -> int:
         return index
     found = re.search(r"(\d+)$", PurePosixPath(file).stem)
     return int(found[1]) if found else 0
+
+
+def _place(record: Mapping[str, Any]) -> Place:
+    imposed, beside = record.get("imposed") or {}, record.get("side_by_side") or {}
+    variables = (record.get("env") or {}).get("env_vars") or {}
+    return Place(
+        host=record.get("host"),
+        devices=tuple(imposed.get("devices") or ()),
+        slot=beside.get("slot"),
+        job=variables.get("SLURM_JOB_ID"),
+    )
 
 
 def _conditions(record: Mapping[str, Any]) -> HostConditions:
