@@ -153,7 +153,8 @@ class Request(_Record):
     ``config``, ``steps``, ``nproc``, ``elastic`` and ``run_seed`` (``--aorta-seed``) as they were given; ``seed``: of
     this trial, from which those of its generators derive, ``None`` where it was given none. ``limits``: ``timeout`` is
     the deadline that the request sets; the workload's own counts where there is none. ``resources`` are those of the
-    run. ``interpreter``, ``cwd`` and ``sys_path``: of the trial's process; the latter beyond the interpreter's own.
+    run. ``order``: in which the trials of the plan ran, and the seed of it. ``interpreter``, ``cwd`` and ``sys_path``:
+    of the trial's process; the latter beyond the interpreter's own.
     """
 
     workload: RequestedWorkload
@@ -172,6 +173,7 @@ class Request(_Record):
     seed: int | None = None
     limits: Limits = Limits()
     resources: Resources = Resources()
+    order: str = ""
     collect: list[str] = Field(default_factory=list)
     interpreter: str
     cwd: str
