@@ -236,7 +236,8 @@ class HostConditions:
 class Place:
     """Where a trial ran; ``None`` and empty for not known, or not bound to any.
 
-    ``devices`` are those that the run gave to the trial, as its host numbers them; ``job`` is the scheduler's.
+    ``devices`` are those that the run gave to the trial, else the scheduler or the user to the run, as the host numbers
+    them; not those that a cell asks for by its own variables. ``job`` is the scheduler's.
     """
 
     host: str | None = None
@@ -355,14 +356,26 @@ def _index(record: Mapping[str, Any], file: str) -> int:
     return int(found[1]) if found else 0
 
 
+#: Say which devices a process has; the first that is set counts. Those of SLURM are numbers of the host.
+_DEVICES = (
+    *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
+
+
 def _place(record: Mapping[str, Any]) -> Place:
     imposed, beside = record.get("imposed") or {}, record.get("side_by_side") or {}
     variables = (record.get("env") or {}).get("env_vars") or {}
+    own = (record.get("request") or {}).get("overlay") or {}
+    devices = imposed.get("devices")
+    if devices is None:
+        given = next((variables[name] for name in _DEVICES if name in variables and name not in own), "")
+        devices = [int(device) for device in given.split(",")] if re.fullmatch(r"\d+(,\d+)*", given) else []
     return Place(
         host=record.get("host"),
-        devices=tuple(imposed.get("devices") or ()),
+        devices=tuple(devices),
         slot=beside.get("slot"),
-        job=variables.get("SLURM_JOB_ID"),
+        job=beside.get("job") or variables.get("SLURM_JOB_ID"),
     )
 
 

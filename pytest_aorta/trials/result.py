@@ -104,13 +104,16 @@ class Imposed(_Record):
 class SideBySide(_Record):
     """How many trials could run at a time: ``slots`` of each host, or of each of xdist's ``workers``.
 
-    ``cores``: physical cores of the trial's host that they may use; ``None`` where it is not known.
+    ``cores``: physical cores of the trial's host that they may use; ``None`` where it is not known. ``slot``: the one
+    that the trial had, of those of all workers, from 0; ``job``: of SLURM, by its number.
     """
 
     slots: int = 1
     workers: int = 1
     hosts: int = 1
     cores: int | None = None
+    slot: int | None = None
+    job: str | None = None
 
 
 class Elastic(_Record):
