@@ -109,7 +109,7 @@ def test_what_is_grouped_stays_grouped_and_what_is_urgent_comes_first() -> None:
     plan = ordered(grid(1, 1, 3, 4), "grouped")
     assert [spec for spec, _ in simulated(plan, slots_of(1, 2), lambda spec, slot: 1.0)] == [*plan]
 
-    (slot, other), balance = slots_of(1, 2), Balance()
+    (slot, other), balance = slots_of(2, 1), Balance()
     one, two = (Job(cell[0]) for cell in grid(1, 1, 2, 1))
     balance.note(one, slot)
     assert balance.choose([one, two], slot) is two
