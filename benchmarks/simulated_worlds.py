@@ -365,7 +365,7 @@ def _blocks(generator: np.random.Generator, trials: int, places: int) -> list[in
 def on_nodes(
     cells: int, trials: int, nodes: int, group: int, *, across: bool = True
 ) -> Callable[[np.random.Generator], list[Spot]]:
-    """Jobs of a scheduler on nodes that it chooses: of ``group`` rounds of all cells, or (not ``across``) of one cell."""
+    """Jobs of a scheduler: of ``group`` rounds of all cells, or (not ``across``) of one cell."""
 
     def spots(generator: np.random.Generator) -> list[Spot]:
         jobs = []
