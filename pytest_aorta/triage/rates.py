@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, exp, log, sqrt
+from math import ceil, exp, lgamma, log, sqrt
 from statistics import NormalDist, fmean, variance
 
 #: Beyond so many on a side, the tables of Boschloo's test take more than a tenth of a second and 10 MB.
@@ -92,6 +92,33 @@ def _equal_rates_p(failures: int, trials: int, other_failures: int, other_trials
     lower = boschloo_less(failures, trials, other_failures, other_trials)
     higher = boschloo_less(other_failures, other_trials, failures, trials)
     return min(1.0, 2 * min(lower, higher))
+
+
+def stratified_p(tables: Sequence[tuple[int, int, int, int]]) -> float:
+    """The two-sided p value of "within each stratum both rates are equal"; strata may have different rates.
+
+    The exact conditional counterpart of the test of Cochran, Mantel & Haenszel (Birch 1964): given the failures and the
+    trials of each stratum, the cell's failures are a sum of hypergeometric numbers. Twice the smaller tail.
+
+    Args:
+        tables: of each stratum, such as a host: failures and trials of the cell, failures and trials of its baseline.
+    """
+    import numpy as np
+
+    chances, least = np.ones(1), 0
+    for failures, trials, base_failures, base_trials in tables:
+        failed = failures + base_failures
+        lowest, highest = max(0, failed - base_trials), min(failed, trials)
+        logs = [log_ways(trials, k) + log_ways(base_trials, failed - k) for k in range(lowest, highest + 1)]
+        ways = np.exp(np.array(logs) - max(logs))
+        chances, least = np.convolve(chances, ways / ways.sum()), least + lowest
+    seen = sum(table[0] for table in tables) - least
+    return float(min(1.0, 2 * min(chances[: seen + 1].sum(), chances[seen:].sum())))
+
+
+def log_ways(trials: int, failures: int) -> float:
+    """The logarithm of the number of ways in which so many of the trials can be those that fail."""
+    return lgamma(trials + 1) - lgamma(failures + 1) - lgamma(trials - failures + 1)
 
 
 def upper_bound(failures: int, trials: int, level: float = 0.95) -> float:
