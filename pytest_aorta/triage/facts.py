@@ -245,6 +245,11 @@ class Place:
     slot: int | None = None
     job: str | None = None
 
+    @property
+    def key(self) -> tuple[str | None, tuple[int, ...]]:
+        """Trials with equal ones ran on the same hardware."""
+        return self.host, self.devices
+
 
 @dataclass(frozen=True)
 class TrialFacts:
@@ -256,6 +261,7 @@ class TrialFacts:
         signature: of the failure; ``None`` for a trial that is ok.
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         place: where it ran.
+        run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
         iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
@@ -280,6 +286,7 @@ class TrialFacts:
     variables: WatchedVariables = NOT_WATCHED
     failed_rank: int | None = None
     place: Place = Place()
+    run_seed: int | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -318,6 +325,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         variables=watched_variables(record),
         failed_rank=(record.get("failure") or {}).get("rank"),
         place=_place(record),
+        run_seed=(record.get("request") or {}).get("run_seed"),
     )
 
 
