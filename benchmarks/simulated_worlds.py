@@ -178,7 +178,7 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
 
 # --- what is said ----------------------------------------------------------------------------------------------------
 
-_SUSPECTS = re.compile(r"suspect|is the cause|failures (?:on|in|of) \S+ ?\d* (?:of|on)|[Ff]ails? on ", re.IGNORECASE)
+_SUSPECTS = re.compile(r"suspect|is the cause|more failures (?:on|in) ", re.IGNORECASE)
 _CAUTION = re.compile(r"confounded|in runs|not independent|depend|drift|suspect|lost|did not run", re.IGNORECASE)
 _RUNS = re.compile(
     r"in runs|in a row|not independent|follow each other|after (?:a|one) (?:failure|failing)|trial before"
@@ -284,7 +284,6 @@ def _facts(spot: Spot, fate: Fate, step_ms: float) -> TrialFacts:
         file=f"{facts.file}{spot.index}.json",
         steps=TrialSteps(array("d", [step_ms])) if fate in ("ok", "nan") else None,
         started_at=f"2026-01-{1 + hours // 24:02}T{hours % 24:02}:{rest // 60:02}:{rest % 60:02}.000+00:00",
-        host=replace(facts.host, name=spot.place.host),
         place=spot.place,
     )
 
