@@ -191,7 +191,7 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
 
 # --- what is said ----------------------------------------------------------------------------------------------------
 
-_SUSPECTS = re.compile(r"suspect|is the cause|than elsewhere|confounded with")
+_SUSPECTS = re.compile(r"suspect|is the cause|than elsewhere")
 _RUNS = re.compile(r"in runs")
 _TIME = re.compile(r"over the run|drift")
 
@@ -213,6 +213,9 @@ def _false_verdicts(truth: Truth, table: Table, decided: Mapping[CellKey, str]) 
         bound = row.verdict.rate_below
         if bound is not None and truth.rates[number] >= bound:
             false.append("the bound of `fixes`")
+        removes = row.verdict.removes
+        if removes is not None and truth.rates[number] > (1 - removes) * truth.rates[0]:
+            false.append("the share of failures that it removes")
         for way in row.by_signature:
             of_way = next((acts for (cell, words), acts in truth.ways.items()
                            if cell == number and words in way.signature.text), acts)  # fmt: skip
