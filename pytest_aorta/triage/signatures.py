@@ -201,6 +201,7 @@ _SAY_LESS = ("Exception", "RuntimeError", "ValueError", "AssertionError", "Syste
 
 #: Longest place, and longest text of a signature, in characters.
 _PLACE = 50
+_SHORT = 40
 _TEXT = 200
 
 #: Where a process hung, at the end of its message: ``all_reduce in step() at train.py line 88``.
@@ -271,6 +272,11 @@ class Signature:
         if self.kind in ("signal", "exit_code", "timeout", "stall") and not (self.kind == "signal" and self.message):
             what += f" in {self.phase}()" if self.phase in ("setup", "run", "cleanup") else f" in {self.phase}"
         return bounded(f"{what} of a rank" if self.role else what, _TEXT)
+
+    @property
+    def short(self) -> str:
+        """What it is called in a sentence with others: ``loss is nan``."""
+        return bounded(self._what, _SHORT)
 
     @property
     def _what(self) -> str:
