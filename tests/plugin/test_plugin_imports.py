@@ -99,6 +99,7 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
             if name != "stacks"
         )
     result.stdout.fnmatch_lines(["timeout in import: the deadline of 1 s passed in importing; *", "looking for the *"])
+    result.stdout.fnmatch_lines(["Hangs local-none *", "    not counted: 2 did not run (1 event)"])
     assert len(imports(stage)) == 1
     assert stage.left_running() == []
 

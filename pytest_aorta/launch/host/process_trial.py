@@ -171,6 +171,7 @@ class ProcessTrial:
         self._files: TrialFiles | None = None
         self._server: Server | None = None
         self._task: Task | None = None
+        self._had_process = False
         #: That of an import in its own process, in seconds, while it imports.
         self._import_limit: float | None = None
         self._deadline: float | None = None
@@ -216,6 +217,7 @@ class ProcessTrial:
             cores=self._allocation.cores,
             descriptors=self._allocation.descriptors,
         )
+        self._had_process = True
         if self._interrupted.is_set():  # meanwhile
             self._kill_interrupted()
         if self._server.spec.fresh:
@@ -430,7 +432,7 @@ class ProcessTrial:
         self.seen.notes += [{"note": text} for text in texts]
 
     def _build(self) -> TrialResult:
-        wall = time.monotonic() - self._start
+        wall = time.monotonic() - self._start if self._had_process else None
         self._note([*self._logs.cut(), *membership_notes(self.seen.states)])
         artifacts = collect_artifacts(self._folder)
         failure = conclude(self.seen)[1]
