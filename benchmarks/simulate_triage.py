@@ -10,9 +10,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,12 @@ from benchmarks.simulated_triages import (
     uncorrected_fisher,
     until_decided,
 )
+from benchmarks.simulated_worlds import Seen, simulate_one, worlds
 from pytest_aorta.triage.verdicts import VerdictKind
 
 _PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
 _CELLS, _TRIALS, _BOUND = 8, 20, 200
+_CHUNK = 25
 _EFFECTS = ((0.9, 0.0), (0.5, 0.0), (0.3, 0.0), (0.1, 0.0), (0.9, 0.5), (0.5, 0.2), (0.3, 0.1), (0.1, 0.5))
 _BETTER: set[VerdictKind] = {"fixes", "reduces"}
 
@@ -144,7 +147,19 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=_PAGE, help="with the markers (default docs/statistics.md)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="at once (default: cores)")
     parser.add_argument("--dry-run", action="store_true", help="print the tables only")
+    parser.add_argument(
+        "--worlds",
+        nargs="+",
+        metavar="NAME",
+        choices=(*worlds(), "all"),
+        help="only these worlds, printed with examples",
+    )
     options = parser.parse_args()
+    if options.worlds:
+        with ProcessPoolExecutor(options.processes) as pool:
+            for line in _worlds([*worlds()] if "all" in options.worlds else options.worlds, options.triages, pool):
+                print(line, flush=True)
+        return 0
     page = options.page.read_text()
     with ProcessPoolExecutor(options.processes) as pool:
         for table in _tables(options.triages):
@@ -157,6 +172,33 @@ def main() -> int:
     if not options.dry_run:
         options.page.write_text(page)
     return 0
+
+
+def _worlds(names: Sequence[str], triages: int, pool: Executor) -> Iterator[str]:
+    """A row for each world, and below it what was said falsely."""
+    yield _row(
+        "world", "wrong", "found", "best test", "names the culprit", "cautions", "trials of a cell", "of the best"
+    )
+    yield _row(*["---"] * 8)
+    for name in names:
+        for number, world in enumerate(worlds()[name]):
+            chunks = [range(start, min(start + _CHUNK, triages)) for start in range(0, triages, _CHUNK)]
+            seen = Seen()
+            for each in pool.map(simulate_one, repeat(name), repeat(number), chunks):
+                seen.add(each)
+            acts = world.acting is not None
+            yield _row(
+                world.name,
+                f"{seen.wrong / seen.triages:.1%}",
+                f"{seen.found / seen.triages:.1%}" if acts else "",
+                f"{seen.best / seen.triages:.1%}" if acts and world.oracle else "",
+                f"{seen.culprits / seen.triages:.1%}" if world.truth.culprit else "",
+                f"{seen.cautions / seen.triages:.1%}",
+                f"{seen.trials / seen.triages / len(world.truth.rates):.0f}",
+                f"{seen.best_trials / seen.triages:.0f}" if acts and world.oracle else "",
+            )
+            for what, times in seen.what.most_common(4):
+                yield f"    {times} x {what}: {seen.example[what]}"
 
 
 def _no_effect(rates: tuple[float, ...], triages: int) -> str:
