@@ -143,6 +143,8 @@ class Observation:
             self.imported.append(event["module"])
         elif kind == "imports_over":
             self.imports_over, self.not_preloaded = True, event["note"]
+        elif kind == "ranks_start":
+            self.phase = "launch"
         elif kind == "group":
             self.states.append(event["group"])
         elif kind == "attempt":
@@ -296,8 +298,7 @@ def interruption(phase: Phase, why: str) -> Failure:
 def did_not_run(record: Mapping[str, Any]) -> bool:
     """Whether a trial, as its file has it, has ended before its main work, and so says nothing about the workload.
 
-    A deadline that passed before ``run()`` of a rank had begun is none of the workload, unless ranks have been started
-    again.
+    A deadline that passed before ``run()`` of a rank began says nothing either, unless ranks have been started again.
     """
     status, failure = record["exit_status"], record.get("failure") or {}
     if status == "ok":
@@ -305,8 +306,9 @@ def did_not_run(record: Mapping[str, Any]) -> bool:
     if status == "timeout":
         restarted = bool((record.get("elastic") or {}).get("attempts"))
         ended = [failure, *(rank.get("failure") or {} for rank in record.get("ranks") or ())]
-        late = [each for each in ended if each.get("kind") in ("timeout", "stall")]
-        return not restarted and any(each["phase"] in _BEFORE_WORK for each in late)
+        late = [each for each in ended if each.get("kind") in ("timeout", "stall") and each["phase"] in _BEFORE_WORK]
+        never_heard_of = any(each.get("kind") == "rank" for each in ended)
+        return not restarted and (never_heard_of or bool(late))
     if record["result"].get("main_work_started") is False:
         return True
     return status == "infrastructure_failed" and failure.get("phase") in _BEFORE_WORK

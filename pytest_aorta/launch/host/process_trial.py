@@ -296,7 +296,7 @@ class ProcessTrial:
         self._note_progress()
 
     def _note_progress(self) -> None:
-        if self.seen.phase == "import":  # which cannot report progress
+        if self.seen.phase in ("launch", "import"):  # which cannot report progress
             self._stalls_at = None
         elif self.spec.limits.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
@@ -391,6 +391,8 @@ class ProcessTrial:
         self.seen.see(event)
         if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
+        elif event["type"] in ("ranks_start", "ranks_ready"):
+            self._follow_ranks(ready=event["type"] == "ranks_ready")
         elif event["type"] == "ranks":
             self._files.combine_results()
 
@@ -404,6 +406,16 @@ class ProcessTrial:
             self._limit_import(start_limits(self._order).total)
         elif (limit := start_limits(self._order).load) is not None:
             self._limit_import(limit)
+
+    def _follow_ranks(self, *, ready: bool) -> None:
+        """Ranks that import for themselves have as long for that as any start, however short the deadline."""
+        if self.seen.timed_out or self.seen.lost is not None or self._interrupted.is_set():
+            return
+        self._import_limit, limit = None, self.seen.timeout
+        if limit is not None and not ready:
+            self._import_limit = limit = max(limit, start_limits(self._order).total)
+        self._deadline = None if limit is None else time.monotonic() + limit
+        self._note_progress()
 
     def _end(self, task: Task) -> None:
         assert task.ended is not None
