@@ -58,6 +58,7 @@ def ended(phase: str, kind: str = "timeout", **changes: Any) -> dict[str, Any]:
         ({"ranks": [ended("run"), ended("setup")]}, "did not run"),
         ({"ranks": [ended("run"), ended("import", "stall")]}, "did not run"),
         ({"ranks": [ended("run"), ended("setup", "signal")]}, "timeout"),
+        ({"ranks": [ended("run"), ended("run", "rank")]}, "did not run"),
         ({"ranks": [ended("run"), {"rank": 1, "failure": None}]}, "timeout"),
         ({"ranks": [ended("setup")], "elastic": {"attempts": [{"attempt": 0}]}}, "timeout"),
     ],
