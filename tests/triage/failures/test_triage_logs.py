@@ -80,3 +80,31 @@ def read(folder: Path) -> list[Log]:
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Log]:
     return read(tmp_path_factory.mktemp("logs"))
+
+
+def share(logs: list[Log], *, together: bool) -> float:
+    """How many of the pairs of one library are as they should be: of one bug, or of two."""
+    pairs = [
+        (one.signature == other.signature) == together
+        for one, other in combinations(logs, 2)
+        if one.way == other.way and one.family == other.family and (one.bug == other.bug) == together
+    ]
+    return sum(pairs) / len(pairs)
+
+
+def test_the_table_is_large_enough_to_say_something(logs: list[Log]) -> None:
+    assert len({(log.bug, log.n) for log in logs}) >= 120
+    assert {log.family for log in logs} >= {"nccl", "cuda", "hip", "xid", "c10d", "glibc", "kernel", "python"}
+
+
+@pytest.mark.parametrize("set_aside", [False, True])
+@pytest.mark.parametrize("together", [False, True], ids=["two bugs", "one bug"])
+def test_failures_of_real_libraries_are_told_apart(logs: list[Log], set_aside: bool, together: bool) -> None:
+    """The rules were written without a look at the logs that were set aside."""
+    assert share([log for log in logs if log.set_aside == set_aside], together=together) >= 0.95
+
+
+def test_what_is_printed_has_the_signature_of_what_is_raised(logs: list[Log]) -> None:
+    by_way = {(log.bug, log.n, log.way): log.signature for log in logs}
+    raised = {key: found for key, found in by_way.items() if key[2] == "raised"}
+    assert all(found == by_way[bug, n, "printed"] for (bug, n, _), found in raised.items())
