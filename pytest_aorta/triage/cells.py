@@ -47,6 +47,7 @@ class CellStatistics:
         warnings, exit_statuses: how many trials have each.
         files: of the trials, relative to the results directory, in the order of their indices.
         variables: that any cell of the plan sets, as far as the trials agree on them.
+        places: failures and counted trials, by host and devices.
     """
 
     key: CellKey
@@ -64,6 +65,7 @@ class CellStatistics:
     files: tuple[str, ...] = ()
     exit_statuses: dict[str, int] = field(default_factory=dict)
     variables: WatchedVariables = NOT_WATCHED
+    places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -168,7 +170,16 @@ class CellTrials:
             files=tuple(facts.file for facts in trials),
             exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
             variables=agreed(facts.variables for facts in trials),
+            places=_by_place(counted),
         )
+
+
+def _by_place(counted: Iterable[TrialFacts]) -> dict[tuple[str | None, tuple[int, ...]], tuple[int, int]]:
+    found: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
+    for facts in counted:
+        failures, trials = found.get(facts.place.key, (0, 0))
+        found[facts.place.key] = failures + facts.is_failure, trials + 1
+    return found
 
 
 def _signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:

@@ -372,6 +372,11 @@ class Signature:
         return bounded(f"{what} of a rank" if self.role else what, _TEXT)
 
     @property
+    def short(self) -> str:
+        """What it is called in a sentence with others: ``loss is nan``."""
+        return bounded(self._what, _SHORT)
+
+    @property
     def _what(self) -> str:
         if self.kind == "signal":
             return _joined(": " if " " in self.message else " in ", self.type, self.message)
