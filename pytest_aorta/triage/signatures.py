@@ -300,6 +300,7 @@ _SAY_LESS = ("Exception", "RuntimeError", "ValueError", "AssertionError", "Syste
 
 #: Longest place, and longest text of a signature, in characters.
 _PLACE = 50
+_SHORT = 40
 _TEXT = 260
 
 #: Where a process hung, at the end of its message: ``all_reduce in step() at train.py line 88``.
