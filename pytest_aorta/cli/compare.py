@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_aorta.cli.shared import columns
+from pytest_aorta.cli.shared import columns, read_margin
 from pytest_aorta.common.texts import first_names, one_line
+from pytest_aorta.settings import Margin
 from pytest_aorta.triage import MARGIN
 
 if TYPE_CHECKING:
@@ -42,13 +43,14 @@ def _conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[st
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=MARGIN,
+    callback=read_margin,
+    default=str(MARGIN),
     show_default=True,
-    help="Differences of the failure rate that are no change.",
+    metavar="P",
+    help="What is no change: 50% of A's failure rate, a difference of 0.1, or 50%,0.1 for both.",
 )
 @click.option("--all", "everything", is_flag=True, help="Do not cut long lists of differences.")
-def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: float, everything: bool) -> None:
+def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: Margin, everything: bool) -> None:
     """Compare two results directories: B with A.
 
     Failure rates and step times of the cells that both have, by the statistics of the table of a run, and what differs

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from pytest_aorta.cli.shared import read_margin
+from pytest_aorta.settings import Margin
+
 
 @click.command("report")
 @click.argument("results", type=click.Path(path_type=Path), default="results", metavar="[DIR]")
@@ -14,10 +17,11 @@ import click
 @click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Differences of the failure rate that are no effect, as pytest's aorta_margin.",
+    callback=read_margin,
+    metavar="P",
+    help="What is no effect: 50% of the baseline's failure rate, a difference of 0.1, or 50%,0.1 for both.",
 )
-def report(results: Path, output: Path, baseline: str | None, margin: float | None) -> None:
+def report(results: Path, output: Path, baseline: str | None, margin: Margin | None) -> None:
     """Write a results directory (default: results) as one HTML file that needs nothing else.
 
     Without --baseline and --margin, cells are judged as in the run itself.

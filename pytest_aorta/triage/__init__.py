@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Differences of the failure rate that are no effect.
-MARGIN = 0.1
+from pytest_aorta.settings import Margin
+
+#: What is no effect, unless a user says so: half of the baseline's failure rate, and at most 0.1.
+MARGIN = Margin()
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,10 @@ class TriageSettings:
 
     Attributes:
         baseline: cell or mitigation set that others are compared with; ``None`` for the rule of ``choose_baselines``.
-        margin: differences of the failure rate that are no effect.
+        margin: how much a failure rate may differ and still be the same.
         sequential: whether the number of trials depends on what was seen of them.
     """
 
     baseline: str | None = None
-    margin: float = MARGIN
+    margin: Margin = MARGIN
     sequential: bool = False

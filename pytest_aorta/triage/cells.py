@@ -185,6 +185,14 @@ class CellTrials:
         )
 
 
+def _by_place(counted: Iterable[TrialFacts]) -> dict[tuple[str | None, tuple[int, ...]], tuple[int, int]]:
+    found: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
+    for facts in counted:
+        failures, trials = found.get(facts.place.key, (0, 0))
+        found[facts.place.key] = failures + facts.is_failure, trials + 1
+    return found
+
+
 def _signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:
     """In how many ways the workload has failed: the most frequent first, of equally frequent ones the earlier."""
     alike: dict[Signature, list[TrialFacts]] = {}

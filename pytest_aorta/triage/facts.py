@@ -236,13 +236,19 @@ class HostConditions:
 class Place:
     """Where a trial ran; ``None`` and empty for not known, or not bound to any.
 
-    ``devices`` are those that the run gave to the trial, as its host numbers them; ``job`` is the scheduler's.
+    ``devices`` are those that the run gave to the trial, else the scheduler or the user to the run, as the host numbers
+    them; not those that a cell asks for by its own variables. ``job`` is the scheduler's.
     """
 
     host: str | None = None
     devices: tuple[int, ...] = ()
     slot: int | None = None
     job: str | None = None
+
+    @property
+    def key(self) -> tuple[str | None, tuple[int, ...]]:
+        """Trials with equal ones ran on the same hardware."""
+        return self.host, self.devices
 
 
 @dataclass(frozen=True)
@@ -255,6 +261,7 @@ class TrialFacts:
         signature: of the failure; ``None`` for a trial that is ok.
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         place: where it ran.
+        run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
         iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
@@ -359,14 +366,26 @@ def _index(record: Mapping[str, Any], file: str) -> int:
     return int(found[1]) if found else 0
 
 
+#: Say which devices a process has; the first that is set counts. Those of SLURM are numbers of the host.
+_DEVICES = (
+    *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
+
+
 def _place(record: Mapping[str, Any]) -> Place:
     imposed, beside = record.get("imposed") or {}, record.get("side_by_side") or {}
     variables = (record.get("env") or {}).get("env_vars") or {}
+    own = (record.get("request") or {}).get("overlay") or {}
+    devices = imposed.get("devices")
+    if devices is None:
+        given = next((variables[name] for name in _DEVICES if name in variables and name not in own), "")
+        devices = [int(device) for device in given.split(",")] if re.fullmatch(r"\d+(,\d+)*", given) else []
     return Place(
         host=record.get("host"),
-        devices=tuple(imposed.get("devices") or ()),
+        devices=tuple(devices),
         slot=beside.get("slot"),
-        job=variables.get("SLURM_JOB_ID"),
+        job=beside.get("job") or variables.get("SLURM_JOB_ID"),
     )
 
 

@@ -9,7 +9,7 @@ from support.records import record
 from support.stage import Stage
 
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.facts import CellKey, HostConditions, Outcome, facts_of, outcome_of
+from pytest_aorta.triage.facts import CellKey, HostConditions, Outcome, Place, facts_of, outcome_of
 from pytest_aorta.triage.verdicts import triage_of
 
 PHASES = ("launch", "import", "setup", "run", "cleanup")
@@ -176,6 +176,35 @@ def test_the_host_is_as_the_trial_has_found_it() -> None:
     }
     trial = record(env={"process": process, "host": {"cpu_count": 2}}, host="node7")
     assert facts_of(trial, "trial_0.json").host == HostConditions("node7", 1.5, 2400.0, 2**30, 12.5, None)
+
+
+@pytest.mark.parametrize(
+    ("of_record", "place"),
+    [
+        ({"imposed": {"devices": [3]}, "side_by_side": {"slot": 2, "job": "17"}}, Place("n", (3,), 2, "17")),
+        ({"imposed": {"devices": [3]}, "env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "0"}}}, Place("n", (3,))),
+        ({"imposed": {"devices": []}, "env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}}, Place("n")),
+        ({"env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "4,5"}}}, Place("n", (4, 5))),
+        ({"env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}}}, Place("n")),
+        # In a job, the devices that a process sees are counted from 0.
+        (
+            {"env": {"env_vars": {"SLURM_JOB_GPUS": "6", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "9"}}},
+            Place("n", (6,), None, "9"),
+        ),
+        # A cell that asks for a device is not at a place: the device is what is tried.
+        (
+            {
+                "env": {"env_vars": {"HIP_VISIBLE_DEVICES": "1"}},
+                "request": {"overlay": {"HIP_VISIBLE_DEVICES": "1"}},
+            },
+            Place("n"),
+        ),
+    ],
+)
+def test_the_place_of_a_trial_is_what_the_run_or_else_the_scheduler_gave_it(
+    of_record: dict[str, Any], place: Place
+) -> None:
+    assert facts_of(record(host="n", **of_record), "trial_0.json").place == place
 
 
 OF_AORTA = """
