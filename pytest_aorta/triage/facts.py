@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.signatures import Signature, signature_of
+from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
@@ -180,14 +181,13 @@ def _common(found: Iterable[Values]) -> Values:
     return tuple(sorted(set.intersection(*saying), key=lambda item: item[0])) if saying else ()
 
 
-#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
+#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it:
+#: they are losses.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "timeout", "infrastructure", "did not run")
 FAILURES: tuple[Outcome, ...] = ("failed", "timeout")
 COUNTED: tuple[Outcome, ...] = ("ok", "failed", "timeout")
-
-#: Phases before ``run()``.
-_BEFORE_RUN = ("launch", "import", "setup")
+LOSSES: tuple[Outcome, ...] = ("infrastructure", "did not run")
 
 #: Failures of which a process died: its step times are those of a part of its work.
 _CRASHES = ("exception", "signal", "exit_code", "timeout", "stall", "rank")
@@ -250,6 +250,8 @@ class TrialFacts:
         iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
+        event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
+            is counted, or was lost alone.
     """
 
     key: CellKey
@@ -324,16 +326,16 @@ def key_of(record: Mapping[str, Any]) -> CellKey:
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
-    """For statistics: as the exit status, but that what never began its main work is no failure of the workload."""
+    """For statistics: as the exit status, but that what never began its main work is no failure of the workload.
+
+    Neither is what a full disk has ended.
+    """
     status = record["exit_status"]
-    if status == "timeout":
-        return "timeout"
-    phase = (record.get("failure") or {}).get("phase")
-    if status != "ok" and (record["result"].get("main_work_started") is False):
+    if did_not_run(record):
         return "did not run"
-    if status == "infrastructure_failed":
-        return "did not run" if phase in _BEFORE_RUN else "infrastructure"
-    return "ok" if status == "ok" else "failed"
+    if status == "infrastructure_failed" or met_full_disk(record):
+        return "infrastructure"
+    return "ok" if status == "ok" else "timeout" if status == "timeout" else "failed"
 
 
 def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:
