@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.signatures import Signature, signature_of
-from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event
+from pytest_aorta.trials.outcome import did_not_run, met_full_disk
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
