@@ -122,23 +122,36 @@ class World:
 
 @dataclass
 class Seen:
-    """What came of the triages of one world."""
+    """What came of the triages of one world: the number of those in which ...
+
+    Attributes:
+        wrong: anything false was said.
+        lower, fisher: a cell is called better falsely by others' rules: any lower rate than the baseline's at the end;
+            p < 0.05 in Fisher's test after any trial.
+        found: the acting cell was, or where none acts, the share of cells that are said to have no effect.
+        best: the best test finds the acting cell.
+        causes: the culprit is named, runs or changes are.
+        trials, best_trials: of the acting cell, or where none acts, of each cell on average; and of the best test.
+        what, example: what was false, how often, and what was said.
+    """
 
     triages: int = 0
     wrong: int = 0
-    found: int = 0
+    lower: int = 0
+    fisher: int = 0
+    found: float = 0.0
     best: int = 0
-    culprits: int = 0
-    cautions: int = 0
-    trials: int = 0
+    causes: int = 0
+    trials: float = 0.0
     best_trials: float = 0.0
     what: Counter[str] = field(default_factory=Counter)
     example: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Seen) -> None:
         """Count the triages of another one, too."""
-        for name in ("triages", "wrong", "found", "best", "culprits", "cautions", "trials", "best_trials"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, number in vars(other).items():
+            if isinstance(number, int | float):
+                setattr(self, name, getattr(self, name) + number)
         self.what += other.what
         self.example = other.example | self.example
 
@@ -155,21 +168,21 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
         generator = np.random.default_rng([number, *world.name.encode()])
         spots = world.spots(generator)
         fates = world.fates(generator, spots)
-        triage, decided, used = _judged(world, generator, spots, fates)
+        triage, decided = _judged(world, generator, spots, fates)
         table = triage.table()
         sentences = [*conclusions(table), *table.warnings]
-        false = sorted({*_false_verdicts(world.truth, table, decided), *_false_sentences(world.truth, sentences)})
+        false = {*_false_verdicts(world.truth, table, decided), *_false_sentences(world.truth, sentences)}
         seen.triages += 1
         seen.wrong += bool(false)
-        seen.trials += used
         seen.what.update(false)
-        seen.example |= {
-            each: f"triage {number}: {' | '.join(sentences)}" for each in false if each not in seen.example
-        }
-        seen.found += _is_found(world, table)
-        text = " ".join(sentences)
-        seen.culprits += bool(world.truth.culprit and _SUSPECTS.search(text) and re.search(world.truth.culprit, text))
-        seen.cautions += bool(_CAUTION.search(text + " ".join(row.verdict.text for row in table.rows)))
+        seen.example = {each: f"triage {number}: {' | '.join(sentences)}" for each in false} | seen.example
+        lower, fisher = _others(world, spots, fates)
+        seen.lower += lower
+        seen.fisher += fisher
+        seen.found += _found(world, table)
+        seen.causes += _names_the_cause(world.truth, sentences)
+        totals = [row.cell.total for row in table.rows]
+        seen.trials += sum(totals) / len(totals) if world.acting is None else totals[world.acting]
         won, needed = _best(world, spots, fates)
         seen.best += won
         seen.best_trials += needed
@@ -178,12 +191,17 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
 
 # --- what is said ----------------------------------------------------------------------------------------------------
 
-_SUSPECTS = re.compile(r"suspect|is the cause|failures (?:on|in|of) \S+ ?\d* (?:of|on)|[Ff]ails? on ", re.IGNORECASE)
-_CAUTION = re.compile(r"confounded|in runs|not independent|depend|drift|suspect|lost|did not run", re.IGNORECASE)
-_RUNS = re.compile(
-    r"in runs|in a row|not independent|follow each other|after (?:a|one) (?:failure|failing)|trial before"
-)
-_TIME = re.compile(r"drift|first third|over time|more often (?:early|late)|as the run went on|later trials")
+_SUSPECTS = re.compile(r"suspect|is the cause|than elsewhere")
+_RUNS = re.compile(r"in runs")
+_TIME = re.compile(r"over the run|drift")
+
+
+def _names_the_cause(truth: Truth, sentences: Sequence[str]) -> bool:
+    """Whether a sentence names what makes trials fail, or makes them depend on each other."""
+    places = [sentence for sentence in sentences if _SUSPECTS.search(sentence)]
+    if truth.culprit and any(re.search(truth.culprit, sentence) for sentence in places):
+        return True
+    return (truth.in_runs or truth.changes) and any(_RUNS.search(each) or _TIME.search(each) for each in sentences)
 
 
 def _false_verdicts(truth: Truth, table: Table, decided: Mapping[CellKey, str]) -> list[str]:
@@ -195,6 +213,9 @@ def _false_verdicts(truth: Truth, table: Table, decided: Mapping[CellKey, str]) 
         bound = row.verdict.rate_below
         if bound is not None and truth.rates[number] >= bound:
             false.append("the bound of `fixes`")
+        removes = row.verdict.removes
+        if removes is not None and truth.rates[number] > (1 - removes) * truth.rates[0]:
+            false.append("the share of failures that it removes")
         for way in row.by_signature:
             of_way = next((acts for (cell, words), acts in truth.ways.items()
                            if cell == number and words in way.signature.text), acts)  # fmt: skip
@@ -222,24 +243,23 @@ def _false_sentences(truth: Truth, sentences: Sequence[str]) -> list[str]:
             false.append("suspects what is innocent")
         if _RUNS.search(sentence) and not (truth.in_runs or truth.changes):
             false.append("failures in runs")
-        if _TIME.search(sentence) and not (truth.changes or truth.in_runs) and "step time" not in sentence:
-            false.append("a change over time")
         if "step times" in sentence and _TIME.search(sentence):
             false.append("a change of the step times")
-        if "comparisons are fair" in sentence and (truth.culprit or truth.in_runs):
-            false.append("comparisons are fair")
+        elif _TIME.search(sentence) and not (truth.changes or truth.in_runs):
+            false.append("a change over time")
         nothing = re.search(r"Nothing to fix: .* is below ([\d.]+)%", sentence)
         if nothing and truth.rates[0] >= float(nothing[1]) / 100:
             false.append("the bound of `nothing to fix`")
     return false
 
 
-def _is_found(world: World, table: Table) -> bool:
+def _found(world: World, table: Table) -> float:
     if world.acting is None:
-        return False
+        others = [row.verdict.kind == "no effect" for row in table.rows[1:]]
+        return sum(others) / len(others)
     kind, acts = table.rows[world.acting].verdict.kind, world.truth.acts[world.acting]
     said = {"fixes": "lowers", "reduces": "lowers", "worse": "raises"}.get(kind, kind)
-    return any(said.startswith(act[:8]) for act in acts)
+    return float(any(said.startswith(act[:8]) for act in acts))
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -247,8 +267,8 @@ def _is_found(world: World, table: Table) -> bool:
 
 def _judged(
     world: World, generator: np.random.Generator, spots: Sequence[Spot], fates: Sequence[Fate]
-) -> tuple[Triage, Mapping[CellKey, str], int]:
-    """The triage of a run, what was decided while it ran, and the number of its trials."""
+) -> tuple[Triage, Mapping[CellKey, str]]:
+    """The triage of a run, and what was decided while it ran."""
     triage = Triage(TriageSettings(sequential=world.until_decided))
     decisions = Decisions(triage) if world.until_decided else None
     cells = len(world.truth.rates)
@@ -256,19 +276,17 @@ def _judged(
     for cell, key in enumerate(keys):
         triage.declare(key, "local", _template(cell, "ok").mitigations)
     times = np.exp(0.03 * generator.standard_normal(len(spots))) * 10
-    used = 0
     for spot, fate, step_ms in zip(spots, fates, times, strict=True):
         if decisions is not None and keys[spot.cell] in decisions.stopped:
             continue
         triage.begin(keys[spot.cell], spot.index)
         triage.add(_facts(spot, fate, float(step_ms)))
-        used += 1
         # What is decided does not depend on when one looks, but a look costs more than the rest.
         if decisions is not None and spot.index % _LOOKS == _LOOKS - 1:
             decisions.update(keys[spot.cell])
             if len(decisions.stopped) == cells:
                 break
-    return triage, {} if decisions is None else dict(decisions.decided), used
+    return triage, {} if decisions is None else dict(decisions.decided)
 
 
 _LOOKS = 4
@@ -284,7 +302,6 @@ def _facts(spot: Spot, fate: Fate, step_ms: float) -> TrialFacts:
         file=f"{facts.file}{spot.index}.json",
         steps=TrialSteps(array("d", [step_ms])) if fate in ("ok", "nan") else None,
         started_at=f"2026-01-{1 + hours // 24:02}T{hours % 24:02}:{rest // 60:02}:{rest % 60:02}.000+00:00",
-        host=replace(facts.host, name=spot.place.host),
         place=spot.place,
     )
 
@@ -299,7 +316,7 @@ def _template(cell: int, fate: Fate) -> TrialFacts:
         "trial_index": 0,
         "execution_env": {"kind": "local", "name": "local"},
         "mitigations_applied": [name],
-        "wall_clock_sec": 20.0,
+        "wall_clock_sec": None if fate == "never began" else 20.0,
         "started_at": "",
         "host": "node",
         **_ENDS[fate],
@@ -467,6 +484,35 @@ def two_ways(rates: Callable[[Spot], tuple[float, float]], ways: tuple[Fate, Fat
     return fates
 
 
+# --- what others make of it ------------------------------------------------------------------------------------------
+
+
+def _others(world: World, spots: Sequence[Spot], fates: Sequence[Fate]) -> tuple[bool, bool]:
+    """Whether a cell is called better falsely: for a lower rate at the end, by Fisher's test after any trial."""
+    found, at_any_time = Counter[tuple[int, bool]](), False
+    for spot, fate in zip(spots, fates, strict=True):
+        if fate not in ("never began", "died early"):
+            found[spot.cell, fate in world.fails] += 1
+        numbers = found[spot.cell, True], found[spot.cell, False], found[0, True], found[0, False]
+        innocent = spot.cell and "lowers" not in world.truth.acts.get(spot.cell, ())
+        at_any_time = at_any_time or (bool(innocent) and _fisher_lower(*numbers))
+    lower = any(
+        found[cell, True] * found[0, False] < found[0, True] * found[cell, False]
+        for cell in range(1, len(world.truth.rates))
+        if "lowers" not in world.truth.acts.get(cell, ())
+    )
+    return lower, at_any_time
+
+
+@cache
+def _fisher_lower(failures: int, passes: int, base_failures: int, base_passes: int) -> bool:
+    from scipy.stats import fisher_exact
+
+    if failures * base_passes >= base_failures * passes:
+        return False
+    return float(fisher_exact(np.array([[failures, passes], [base_failures, base_passes]])).pvalue) < LEVEL
+
+
 # --- the best test for a world ---------------------------------------------------------------------------------------
 
 
@@ -525,6 +571,7 @@ def worlds() -> dict[str, list[World]]:
     """All of them, by what they are about."""
     return {
         "alike": _alike(),
+        "margin": _margin(),
         "effects": _effects(),
         "rare": _rare(),
         "device": _device(),
@@ -538,10 +585,24 @@ def worlds() -> dict[str, list[World]]:
 
 
 def _alike() -> list[World]:
-    return [
-        World(f"8 cells alike, {rate:.0%}", Truth((rate,) * 8), on_one_host(8, 20), _acting(rate, rate, 8)[1])
-        for rate in (0.02, 0.1, 0.3, 0.5, 0.9)
-    ]
+    found = []
+    for rate in (0.02, 0.1, 0.3, 0.5, 0.9):
+        truth, fates = Truth((rate,) * 8), _acting(rate, rate, 8)[1]
+        found.append(World(f"8 cells alike, {rate:.0%}, 20 trials", truth, on_one_host(8, 20), fates))
+    for rate in (0.0, 0.1, 0.5):
+        truth, fates = Truth((rate,) * 4), _acting(rate, rate, 4)[1]
+        found.append(World(f"4 cells alike, {rate:.0%}, until decided", truth, on_one_host(4, 200), fates, True))
+    return found
+
+
+def _margin() -> list[World]:
+    """What changes the rate by as much as the margin has an effect."""
+    found = []
+    for base, cell in ((0.05, 0.075), (0.1, 0.15), (0.3, 0.4), (0.9, 0.8)):
+        truth, fates = _acting(base, cell, 2)
+        name = f"{base:.0%} -> {100 * cell:g} %"
+        found.append(World(f"{name}, 200 trials", truth, on_one_host(2, 200), fates))
+    return found
 
 
 def _acting(base: float, cell: float, cells: int) -> tuple[Truth, Fates]:

@@ -21,7 +21,7 @@ direction into the null. So it holds as well while rates drift, as long as they 
 The alternative is the posterior mean of both rates, given the earlier pairs, under a prior restricted to what the null
 excludes. Both papers take the mean under an unrestricted prior. Against a null with a direction that does not bet while
 the mean lies in the null, or bets on the wrong side; the restricted one bets from the first pair on, and finds
-differences as soon as the papers' test without a direction does (docs/statistics.md has the numbers).
+differences as soon as the papers' test without a direction does.
 """
 
 from __future__ import annotations
