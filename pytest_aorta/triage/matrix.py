@@ -206,6 +206,7 @@ class EarlierMatrix:
             self.settings = TriageSettings(
                 baseline=baseline if isinstance(baseline, str) else None,
                 margin=_margin(margin),
+                confirm=settings.get("confirm") is True,
                 # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
                 sequential=self._was_sequential or content.get("complete") is False,
             )
