@@ -9,7 +9,7 @@ from typing import Literal
 from pytest_aorta.settings import Margin, RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
-from pytest_aorta.triage.checks import MitigationEffect, drift_warnings, effects
+from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import (
     MOST_MORE,
@@ -33,6 +33,7 @@ from pytest_aorta.triage.sequential import (
     rate_upper_bound_sequential,
 )
 from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations
 
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
@@ -407,11 +408,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` in the order of the plan; ``warnings`` concern several of them."""
+    """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them."""
 
     rows: tuple[Row, ...]
     settings: TriageSettings
     warnings: tuple[str, ...] = ()
+    associations: Associations = NO_ASSOCIATIONS
 
     def row(self, key: CellKey) -> Row:
         return next(row for row in self.rows if row.cell.key == key)
@@ -504,9 +506,9 @@ class Triage:
                 rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, confound, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
-        drifts = () if running else drift_warnings(self.cells, families)
+        found = NO_ASSOCIATIONS if running else associations(self.cells)
         contradictions = filter(None, map(_contradiction, rows.values()))
-        return Table(tuple(rows.values()), self.settings, (*contradictions, *drifts))
+        return Table(tuple(rows.values()), self.settings, (*found.sentences, *contradictions), found)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
