@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.signatures import Signature, signature_of
-from pytest_aorta.trials.outcome import did_not_run, met_full_disk
+from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
@@ -272,6 +272,7 @@ class TrialFacts:
     variables: WatchedVariables = NOT_WATCHED
     failed_rank: int | None = None
     place: Place = Place()
+    event: str | None = None
     run_seed: int | None = None
     culprit: tuple[int, int] | None = None
 
@@ -311,6 +312,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         variables=watched_variables(record),
         failed_rank=(record.get("failure") or {}).get("rank"),
         place=_place(record),
+        event=None if outcome in COUNTED else shared_event(record),
         run_seed=(record.get("request") or {}).get("run_seed"),
         culprit=_culprit(record),
     )
