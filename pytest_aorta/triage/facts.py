@@ -275,6 +275,7 @@ class TrialFacts:
     event: str | None = None
     run_seed: int | None = None
     culprit: tuple[int, int] | None = None
+    event: str | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -315,6 +316,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         event=None if outcome in COUNTED else shared_event(record),
         run_seed=(record.get("request") or {}).get("run_seed"),
         culprit=_culprit(record),
+        event=None if outcome in COUNTED else shared_event(record),
     )
 
 
