@@ -272,7 +272,6 @@ class TrialFacts:
     variables: WatchedVariables = NOT_WATCHED
     failed_rank: int | None = None
     place: Place = Place()
-    event: str | None = None
     run_seed: int | None = None
     culprit: tuple[int, int] | None = None
     event: str | None = None
@@ -313,7 +312,6 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         variables=watched_variables(record),
         failed_rank=(record.get("failure") or {}).get("rank"),
         place=_place(record),
-        event=None if outcome in COUNTED else shared_event(record),
         run_seed=(record.get("request") or {}).get("run_seed"),
         culprit=_culprit(record),
         event=None if outcome in COUNTED else shared_event(record),
