@@ -48,6 +48,7 @@ class CellStatistics:
         warnings, exit_statuses: how many trials have each.
         files: of the trials, relative to the results directory, in the order of their indices.
         variables: that any cell of the plan sets, as far as the trials agree on them.
+        places: failures and counted trials, by host and devices.
         events: what has cost several cells or trials their outcome, and how many trials of this cell each has cost.
         places: failures and counted trials, by host and devices.
     """
@@ -67,6 +68,7 @@ class CellStatistics:
     files: tuple[str, ...] = ()
     exit_statuses: dict[str, int] = field(default_factory=dict)
     variables: WatchedVariables = NOT_WATCHED
+    places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
     places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
 

@@ -303,12 +303,13 @@ def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, co
     """Why lost trials leave a verdict open; empty where they do not.
 
     A trial that was lost might have failed. So a verdict does not hold where cell and baseline lose trials at
-    different rates, nor where it is gone if those that were lost on the side that fails less had failed.
+    different rates, nor where it is gone if those that were lost on the side that fails less had failed. Trials that
+    one event has cost are one loss.
     """
-    lost, base_lost = cell.total - cell.counted, base.total - base.counted
+    lost, base_lost = cell.loss_events, base.loss_events
     if not lost and not base_lost:
         return ""
-    doubt = difference_p(lost, cell.total, base_lost, base.total) < LEVEL
+    doubt = difference_p(lost, cell.counted + lost, base_lost, base.counted + base_lost) < LEVEL
     if kind in _DIFFERENT:
         more = base_lost if kind == "worse" else 0
         less = 0 if kind == "worse" else lost
@@ -317,9 +318,9 @@ def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, co
         doubt |= lower == (kind == "worse") or comparisons * difference_p(*worst) >= LEVEL
     if not doubt:
         return ""
-    if base_lost * cell.total > lost * base.total:
-        return f"{base_lost} of {base.total} trials of {base.key.cell} were lost"
-    return f"{lost} of {cell.total} trials were lost"
+    if base_lost * (cell.counted + lost) > lost * (base.counted + base_lost):
+        return f"{base.lost} of {base.total} trials of {base.key.cell} were lost"
+    return f"{cell.lost} of {cell.total} trials were lost"
 
 
 @dataclass(frozen=True)
