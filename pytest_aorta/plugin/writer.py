@@ -252,7 +252,9 @@ class TrialWriter:
         #: Those of this process, and those of files that only xdist's workers have made.
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
-        self.decisions = Decisions(self.triage) if run.selection.until_decided else None
+        self.decisions = (
+            Decisions(self.triage, first_fix=run.selection.first_fix) if run.selection.until_decided else None
+        )
         self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []

@@ -72,6 +72,7 @@ def matrix_json(table: Table, state: RunState) -> str:
         "settings": {**vars(settings), "margin": str(settings.margin), "level": LEVEL, "speed_threshold": SLOWER},
         "conclusions": conclusions(table),
         "warnings": table.warnings,
+        "associations": table.associations.tests,
     }
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
     lines = ",\n  ".join(json.dumps(plain(cell), allow_nan=False) for cell in cells)
@@ -160,7 +161,7 @@ def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
     for kind, meaning in MEANINGS.items():
         if has_verdicts and kind in shown:
             yield f"**{kind}**: {meaning}"
-    if any(row.cell.count("infrastructure", "did not run") for row in rows):
+    if any(row.cell.lost for row in rows):
         yield "**Infrastructure**, **Did not run**: say nothing about the workload, and do not count"
     if any(row.is_slower for row in rows):
         yield "**speed**: its steps are slower than the baseline's, which alone can hide a fault of timing"
@@ -206,6 +207,7 @@ class EarlierMatrix:
             self.settings = TriageSettings(
                 baseline=baseline if isinstance(baseline, str) else None,
                 margin=_margin(margin),
+                confirm=settings.get("confirm") is True,
                 # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
                 sequential=self._was_sequential or content.get("complete") is False,
                 signatures=recorded_rules(results),

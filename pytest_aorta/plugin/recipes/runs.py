@@ -389,6 +389,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
             table.baseline,
             margin,
             sequential=until_decided or given.duration is not None,
+            confirm=until_decided,
             signatures=action.signatures,
         ),
         until_decided=until_decided,
