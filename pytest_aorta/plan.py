@@ -183,7 +183,8 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             worker=worker,
         ),
         triage=TriageSettings(
-            **given("baseline", "margin"), sequential=bool(until_decided or duration or values["minimize"])
+            **given("baseline", "margin", "speed_margin"),
+            sequential=bool(until_decided or duration or values["minimize"]),
         ),
         until_decided=until_decided,
         duration=duration,

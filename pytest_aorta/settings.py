@@ -138,6 +138,12 @@ def margin(value: Any) -> float:
     return _between(0, 1, value, "a number above 0 and below 1, such as 0.1")
 
 
+def share(value: Any) -> float:
+    text = value.strip() if isinstance(value, str) else ""
+    number = _number(text[:-1]) / 100 if text.endswith("%") else value
+    return _between(0, 1, number, "a share above 0 and below 1, such as 5% or 0.05")
+
+
 def size(value: Any) -> int:
     """Bytes."""
     if isinstance(value, str):
@@ -458,6 +464,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
         Setting("margin", margin, "P", "differences of the failure rate that are no effect", "0.1", scope="ini"),
+        Setting("speed-margin", share, "P", "changes of step times that are none, such as 0.05", "0.05"),
         Setting(
             "gate",
             "triage.gates:parse_gate",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from pytest_aorta.cli.shared import speed_margin_option
+
 
 @click.command("report")
 @click.argument("results", type=click.Path(path_type=Path), default="results", metavar="[DIR]")
@@ -17,10 +19,11 @@ import click
     type=click.FloatRange(0, 1, min_open=True),
     help="Differences of the failure rate that are no effect, as pytest's aorta_margin.",
 )
-def report(results: Path, output: Path, baseline: str | None, margin: float | None) -> None:
+@speed_margin_option
+def report(results: Path, output: Path, baseline: str | None, margin: float | None, speed_margin: float | None) -> None:
     """Write a results directory (default: results) as one HTML file that needs nothing else.
 
-    Without --baseline and --margin, cells are judged as in the run itself.
+    Without --baseline and margins, cells are judged as in the run itself.
     """
     from pytest_aorta.triage import TriageSettings
     from pytest_aorta.triage.matrix import EarlierMatrix
@@ -31,5 +34,7 @@ def report(results: Path, output: Path, baseline: str | None, margin: float | No
         settings = replace(settings, baseline=baseline)
     if margin is not None:
         settings = replace(settings, margin=margin)
+    if speed_margin is not None:
+        settings = replace(settings, speed_margin=speed_margin)
     write_report(results, output, settings)
     click.echo(f"report: {output}")

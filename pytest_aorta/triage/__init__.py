@@ -1,8 +1,9 @@
 """What a run has shown: from the records of its trials to the table of verdicts.
 
 Pure functions over records; nothing here imports pytest, starts a process or needs torch. In the order of imports:
-``signatures``, ``facts`` of a trial, ``rates`` and ``sequential`` for statistics, ``cells``, ``checks``, ``verdicts``,
-``columns`` with all that is said of a cell, and the formats: ``matrix``, ``report``, ``compare``, the terminal's table.
+``signatures``, ``facts`` of a trial, ``rates`` and ``sequential`` for statistics, ``speed``, ``cells``, ``checks``,
+``verdicts``, ``columns`` with all that is said of a cell, and the formats: ``matrix``, ``report``, ``compare``, the
+terminal's table.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 #: Differences of the failure rate that are no effect.
 MARGIN = 0.1
 
+#: Changes of the step times that are none.
+SPEED_MARGIN = 0.05
+
 
 @dataclass(frozen=True)
 class TriageSettings:
@@ -20,9 +24,11 @@ class TriageSettings:
     Attributes:
         baseline: cell or mitigation set that others are compared with; ``None`` for the rule of ``choose_baselines``.
         margin: differences of the failure rate that are no effect.
+        speed_margin: changes of the step times, as a share, that are none.
         sequential: whether the number of trials depends on what was seen of them.
     """
 
     baseline: str | None = None
     margin: float = MARGIN
+    speed_margin: float = SPEED_MARGIN
     sequential: bool = False

@@ -244,6 +244,7 @@ class MatrixTable(Table):
     expect: Literal["pass", "fail"] = "pass"
     baseline: str | None = None
     margin: NonNegativeNumber | None = None
+    speed_margin: NonNegativeNumber | None = None
     until_decided: bool = False
     gate: tuple[str, ...] = ()
 
