@@ -414,28 +414,47 @@ def check_variables(source: str, variables: object) -> None:
 
 
 def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | None = None) -> tuple[TrialSpec, ...]:
-    """All trials in running order.
+    """All trials in running order, each with how that was made.
 
-    ``interleaved``: trial 0 of every cell, then trial 1, ..., in blocks of at most ``WARM_CELLS`` cells, so that drift
-    of the host does not look like the effect of a cell. ``grouped``: cell after cell. ``random``: shuffled by a seed
-    taken from the plan itself, so that every process that takes part has the same order.
+    ``interleaved``: rounds of one trial of every cell, in blocks of at most ``WARM_CELLS`` cells, so that drift of the
+    host does not look like the effect of a cell. The first round is in the order of the cells; in those that follow
+    the cells take other turns, see ``turns_of_round``, so that what repeats in step with the rounds (a device of
+    several, a worker, a periodic load) does not hit one cell alone. ``grouped``: cell after cell. ``random``: shuffled.
+    The seed is taken from the cells, so that every process that takes part has the same order.
 
     ``turns``: after so many trials of each of its cells, a block gives way to the next; ``None`` for all.
     """
     if order == "grouped":
-        return tuple(spec for cell in cells for spec in cell)
+        return tuple(replace(spec, order=order) for cell in cells for spec in cell)
     count = len(cells[0]) if cells else 0
+    seed = Plan(tuple(cell[0] for cell in cells if cell)).digest
     step = turns or max(count, 1)
     trials = [
-        spec
+        cells[start + turn][index]
         for first in range(0, count, step)
         for start in range(0, len(cells), WARM_CELLS)
-        for turn in zip(*(cell[first : first + step] for cell in cells[start : start + WARM_CELLS]), strict=True)
-        for spec in turn
+        for index in range(first, min(first + step, count))
+        for turn in turns_of_round(index, min(WARM_CELLS, len(cells) - start), f"{seed} {start}")
     ]
     if order == "random":
-        random.Random(Plan(tuple(trials)).digest).shuffle(trials)
-    return tuple(trials)
+        random.Random(seed).shuffle(trials)
+    how = f"{order}, seed {seed}"
+    return tuple(replace(spec, order=how) for spec in trials)
+
+
+def turns_of_round(index: int, cells: int, seed: str) -> list[int]:
+    """The order of so many cells within a round.
+
+    So many rounds as there are cells are a random Latin square: each cell has each place once. The very first round
+    has them in their own order.
+    """
+    square, row = divmod(index, cells)
+    generator = random.Random(f"{seed} {square}")
+    rows, columns, names = (generator.sample(range(cells), cells) for _ in range(3))
+    if square == 0:
+        for place in range(cells):
+            names[(columns[place] + rows[0]) % cells] = place
+    return [names[(columns[place] + rows[row]) % cells] for place in range(cells)]
 
 
 def unit_of(spec: TrialSpec) -> str:

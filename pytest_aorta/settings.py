@@ -17,6 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,39 @@ def grace(value: Any) -> float:
     return 0.0 if _number(value) == 0 else _between(0, math.inf, value, "a number of seconds, 0 for none")
 
 
-def margin(value: Any) -> float:
-    return _between(0, 1, value, "a number above 0 and below 1, such as 0.1")
+@dataclass(frozen=True)
+class Margin:
+    """How much a failure rate may differ from that of the baseline and still be the same.
+
+    Attributes:
+        share: of the baseline's rate; infinite for no such limit.
+        points: difference of the two rates.
+    """
+
+    share: float = 0.5
+    points: float = 0.1
+
+    def of(self, base_rate: float) -> float:
+        """The difference that is allowed at this failure rate of the baseline."""
+        return min(self.points, self.share * base_rate)
+
+    def __str__(self) -> str:
+        share = f"{self.share:.12g}".removesuffix(".0") if math.isinf(self.share) else f"{100 * self.share:.12g}%"
+        return ",".join([*[share] * math.isfinite(self.share), *[f"{self.points:.12g}"] * (self.points < 1)])
+
+
+def margin(value: Any) -> Margin:
+    """``50%``: of the baseline's rate; ``0.1``: a difference of rates; ``50%,0.1``: the smaller of both."""
+    found = {"share": math.inf, "points": 1.0}
+    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
+    for word in words:
+        in_percent = isinstance(word, str) and word.endswith("%")
+        number = _number(word.removesuffix("%")) / 100 if in_percent else _number(word)
+        name = "share" if in_percent else "points"
+        if not 0 < number < 1 or found[name] < 1:
+            raise ValueError("a share of the baseline's rate such as 50%, a difference such as 0.1, or 50%,0.1")
+        found[name] = number
+    return Margin(**found)
 
 
 def share(value: Any) -> float:
@@ -463,7 +495,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("history", history, "N", "earlier records kept of each trial: a number, or all", "10", scope="ini"),
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
-        Setting("margin", margin, "P", "differences of the failure rate that are no effect", "0.1", scope="ini"),
+        Setting("margin", margin, "P", "no effect: within P of the baseline's rate", "50%,0.1", scope="ini"),
         Setting("speed-margin", share, "P", "changes of step times that are none, such as 0.05", "0.05"),
         Setting(
             "gate",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_aorta.cli.shared import columns, speed_margin_option
+from pytest_aorta.cli.shared import columns, read_margin, speed_margin_option
 from pytest_aorta.common.texts import first_names, one_line
+from pytest_aorta.settings import Margin
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN
 
 if TYPE_CHECKING:
@@ -42,10 +43,11 @@ def _conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[st
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=MARGIN,
+    callback=read_margin,
+    default=str(MARGIN),
     show_default=True,
-    help="Differences of the failure rate that are no change.",
+    metavar="P",
+    help="What is no change: 50% of A's failure rate, a difference of 0.1, or 50%,0.1 for both.",
 )
 @speed_margin_option
 @click.option("--all", "everything", is_flag=True, help="Do not cut long lists of differences.")
@@ -54,7 +56,7 @@ def compare(
     b: Path,
     as_json: bool,
     fail_on: tuple[str, ...],
-    margin: float,
+    margin: Margin,
     speed_margin: float | None,
     everything: bool,
 ) -> None:

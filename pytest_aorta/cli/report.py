@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from pytest_aorta.cli.shared import speed_margin_option
+from pytest_aorta.cli.shared import read_margin, speed_margin_option
+from pytest_aorta.settings import Margin
 
 
 @click.command("report")
@@ -16,11 +17,14 @@ from pytest_aorta.cli.shared import speed_margin_option
 @click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Differences of the failure rate that are no effect, as pytest's aorta_margin.",
+    callback=read_margin,
+    metavar="P",
+    help="What is no effect: 50% of the baseline's failure rate, a difference of 0.1, or 50%,0.1 for both.",
 )
 @speed_margin_option
-def report(results: Path, output: Path, baseline: str | None, margin: float | None, speed_margin: float | None) -> None:
+def report(
+    results: Path, output: Path, baseline: str | None, margin: Margin | None, speed_margin: float | None
+) -> None:
     """Write a results directory (default: results) as one HTML file that needs nothing else.
 
     Without --baseline and margins, cells are judged as in the run itself.

@@ -12,7 +12,7 @@ import click
 from rich.cells import cell_len
 
 from pytest_aorta.common.texts import one_line
-from pytest_aorta.settings import RequestError, share
+from pytest_aorta.settings import Margin, RequestError, margin, share
 from pytest_aorta.triage import SPEED_MARGIN
 
 if TYPE_CHECKING:
@@ -190,3 +190,15 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
         return padding + text if index in right else text + padding
 
     return ["  ".join(padded(row[index], index) for index in kept).rstrip() for row in shown]
+
+
+def read_margin(context: click.Context, parameter: click.Parameter, value: str | None) -> Margin | None:
+    """What ``--margin`` says.
+
+    Raises:
+        click.BadParameter: naming what would be valid.
+    """
+    try:
+        return None if value is None else margin(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: expected {error}") from None

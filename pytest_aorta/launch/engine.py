@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
@@ -21,7 +22,7 @@ from pytest_aorta.common.bounded_waits import pieces, wait_bounded
 from pytest_aorta.launch.environment import Inherited, TrialOrder
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.trial_files import node_folder, report_unstarted
-from pytest_aorta.launch.host.trial_host import HostLost, Slot, SlotJob, TrialHost
+from pytest_aorta.launch.host.trial_host import HostLost, Slot, SlotJob, TrialHost, cell_name
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
 from pytest_aorta.launch.nodes import endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.launch.record import build_record, logs_in, request_of
@@ -31,7 +32,7 @@ from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
-from pytest_aorta.trials.outcome import Observation, conclude, interruption, was_terminated
+from pytest_aorta.trials.outcome import HOST_DIED, NO_HOST, Observation, conclude, interruption, was_terminated
 from pytest_aorta.trials.records import Failure, Phase
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -46,8 +47,41 @@ _PATIENCE = 10.0
 _PORT = 29400
 
 
+class Balance:
+    """Chooses which of the jobs that wait a slot takes, so that each cell comes to each host and slot equally often.
+
+    Otherwise cells and slots, which have devices of their own, may fall into step: then a bad device looks like the
+    effect of a cell.
+    """
+
+    def __init__(self) -> None:
+        self._taken: Counter[tuple[object, ...]] = Counter()
+
+    def choose(self, waiting: Iterable[SlotJob], slot: Slot) -> SlotJob | None:
+        """The first, or one of another cell and about the same round, before the second of any cell.
+
+        An urgent one is passed by none.
+        """
+        candidates: dict[object, SlotJob] = {}
+        for job in waiting:
+            first = next(iter(candidates.values()), job)
+            keeps_its_place = job.urgent or job.cell is None
+            if job.cell in candidates or abs(job.round - first.round) > 1 or (keeps_its_place and candidates):
+                break
+            candidates[job.cell] = job
+            if keeps_its_place:
+                break
+        return min(candidates.values(), key=lambda job: self._times(job, slot), default=None)
+
+    def _times(self, job: SlotJob, slot: Slot) -> tuple[int, int]:
+        return self._taken[job.cell, slot.number], self._taken[job.cell, slot.number, slot.index]
+
+    def note(self, job: SlotJob, slot: Slot) -> None:
+        self._taken.update([(job.cell, slot.number), (job.cell, slot.number, slot.index)])
+
+
 class JobPool:
-    """Runs jobs in the order in which they come; urgent ones first. Thread-safe.
+    """Runs jobs in the order in which they come, but that slots are balanced; urgent ones first. Thread-safe.
 
     A thread lives as long as its slot has something to do: while nothing runs, there is none that a fork could miss.
     """
@@ -55,6 +89,7 @@ class JobPool:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._changed = threading.Condition()
         self._slots = slots
+        self._balance = Balance()
         self._waiting: list[SlotJob] = []
         self._running: dict[Slot, SlotJob] = {}
         self._dead: dict[int, Exception] = {}
@@ -77,11 +112,13 @@ class JobPool:
     def _take_next(self, slot: Slot) -> bool:
         self._running.pop(slot, None)
         if slot.number not in self._dead:
-            for job in self._waiting:
-                if job.host in (None, slot.number):
-                    self._waiting.remove(job)
-                    self._running[slot] = job
-                    return True
+            fitting = (job for job in self._waiting if job.host in (None, slot.number))
+            job = self._balance.choose(fitting, slot) if len(self._slots) > 1 else next(fitting, None)
+            if job is not None:
+                self._balance.note(job, slot)
+                self._waiting.remove(job)
+                self._running[slot] = job
+                return True
         self._changed.notify_all()
         return False
 
@@ -264,8 +301,8 @@ class SlotTrial(SlotJob):
         if error is None or isinstance(error, LeaseCancelled | ZygoteUnwanted):
             seen.lost = interruption(self._phase(), why)
         elif isinstance(error, HostLost):
-            what = "the host that ran this trial died" if self.started else "there is no host left to run it"
-            seen.lost = Failure(self._phase(), "exception", f"{what}: {error}")
+            what = HOST_DIED if self.started else NO_HOST
+            seen.lost = Failure(self._phase(), "exception", f"{what}{error}")
         elif isinstance(error, START_FAILURES):
             has_logs = has_logs or self.make_room()
             see_start_failure(seen, error, self.spec.workload.target, self.folder if has_logs else None)
@@ -489,7 +526,9 @@ class TrialEngine:
         nodes = self._nodes
         first = spec if nodes is None else nodes.spec_for(spec, 0)
         trial = SlotTrial(self._order(first, folder, timeout), self.pool)
-        if nodes is not None:
+        if nodes is None:
+            trial.cell, trial.round = cell_name(spec), spec.trial_index
+        else:  # its parts keep their places in the queue: all hosts have to come to the same trial
             trial.host = 0
             for node in range(1, nodes.count):
                 order = self._order(nodes.spec_for(spec, node), node_folder(folder, node), timeout)

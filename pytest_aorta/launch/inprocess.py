@@ -100,7 +100,12 @@ class InProcessTrial:
         self._temporary = temporary
         self._place: TrialFolders | None = None
         self._undo = contextlib.ExitStack()
-        self._side_by_side = SideBySide(workers=workers, cores=threads_of(os.sched_getaffinity(0)))
+        self._side_by_side = SideBySide(
+            workers=workers,
+            cores=threads_of(os.sched_getaffinity(0)),
+            slot=spec.resources.worker,
+            job=os.environ.get("SLURM_JOB_ID"),
+        )
         self.seen = Observation()
         self._lifecycle: Lifecycle | None = None
         self._started_at = utc_now()

@@ -63,6 +63,7 @@ def request_of(
         seed=spec.given_seed if seed is None else seed,
         limits=spec.limits if timeout is None else replace(spec.limits, timeout=timeout),
         resources=_shown(spec.resources),
+        order=spec.order,
         collect=list(spec.collect),
         interpreter=interpreter(environment),
         cwd=inherited.cwd,

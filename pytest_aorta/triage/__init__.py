@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Differences of the failure rate that are no effect.
-MARGIN = 0.1
+from pytest_aorta.settings import Margin
+
+#: What is no effect, unless a user says so: half of the baseline's failure rate, and at most 0.1.
+MARGIN = Margin()
 
 #: Changes of the step times that are none.
 SPEED_MARGIN = 0.05
@@ -23,12 +25,12 @@ class TriageSettings:
 
     Attributes:
         baseline: cell or mitigation set that others are compared with; ``None`` for the rule of ``choose_baselines``.
-        margin: differences of the failure rate that are no effect.
+        margin: how much a failure rate may differ and still be the same.
         speed_margin: changes of the step times, as a share, that are none.
         sequential: whether the number of trials depends on what was seen of them.
     """
 
     baseline: str | None = None
-    margin: float = MARGIN
+    margin: Margin = MARGIN
     speed_margin: float = SPEED_MARGIN
     sequential: bool = False

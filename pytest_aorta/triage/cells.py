@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytest_aorta.triage.facts import (
+    LOSSES,
     NOT_WATCHED,
     OUTCOMES,
     CellKey,
@@ -47,6 +48,7 @@ class CellStatistics:
         warnings, exit_statuses: how many trials have each.
         files: of the trials, relative to the results directory, in the order of their indices.
         variables: that any cell of the plan sets, as far as the trials agree on them.
+        events: what has cost several cells or trials their outcome, and how many trials of this cell each has cost.
     """
 
     key: CellKey
@@ -64,6 +66,7 @@ class CellStatistics:
     files: tuple[str, ...] = ()
     exit_statuses: dict[str, int] = field(default_factory=dict)
     variables: WatchedVariables = NOT_WATCHED
+    events: dict[str, int] = field(default_factory=dict)
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -82,6 +85,16 @@ class CellStatistics:
     def counted(self) -> int:
         """Trials that say something about the workload."""
         return self.count("ok", "failed", "timeout")
+
+    @property
+    def lost(self) -> int:
+        """Trials that say nothing about the workload."""
+        return self.count(*LOSSES)
+
+    @property
+    def loss_events(self) -> int:
+        """By how many events they were lost: those that one event has cost count as one."""
+        return self.lost - sum(self.events.values()) + len(self.events)
 
     @property
     def did_not_run(self) -> bool:
@@ -168,7 +181,16 @@ class CellTrials:
             files=tuple(facts.file for facts in trials),
             exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
             variables=agreed(facts.variables for facts in trials),
+            events=dict(Counter(facts.event for facts in trials if facts.event is not None)),
         )
+
+
+def _by_place(counted: Iterable[TrialFacts]) -> dict[tuple[str | None, tuple[int, ...]], tuple[int, int]]:
+    found: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
+    for facts in counted:
+        failures, trials = found.get(facts.place.key, (0, 0))
+        found[facts.place.key] = failures + facts.is_failure, trials + 1
+    return found
 
 
 def _signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:

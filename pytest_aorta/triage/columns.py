@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Generic, Literal, TypeVar
 
+from pytest_aorta.settings import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
 from pytest_aorta.triage.rates import Interval, upper_bound
 from pytest_aorta.triage.verdicts import (
+    LEVEL,
     Row,
     Table,
     Verdict,
@@ -176,7 +178,7 @@ def _short_verdict(row: Row) -> str:
     verdict = row.verdict
     if verdict.more_trials is not None:
         return f"undecided (~{verdict.more_trials} more)"
-    return f"fixes (<{below(verdict.rate_below)})" if verdict.rate_below is not None else verdict.kind
+    return f"{verdict.kind} (<{below(verdict.rate_below)})" if verdict.rate_below is not None else verdict.text
 
 
 def _top_failure(row: Row) -> str:
@@ -270,11 +272,13 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "error": "no trial says anything about the workload",
     "did not run": "no trial has come to its main work",
     "fixes": "fails less often than the baseline, and no failure was seen",
-    "reduces": "fails less often than the baseline, but still does",
+    "reduces": "fails less often than the baseline",
+    "exchanges": "one way to fail has taken the place of another",
+    "confounded": "it ran elsewhere than the baseline, so that the place may make the difference",
     "baseline": "the cell that others are compared with",
     "second baseline": "its variables are what they are without it: not a mitigation, but more trials of the baseline",
     "undecided": "too few trials to tell",
-    "no effect": "the failure rate differs from the baseline's by less than the margin",
+    "no effect": "the failure rate is within the margin of the baseline's",
 }
 
 
@@ -294,7 +298,7 @@ def conclusions(table: Table) -> list[str]:
     return found
 
 
-def _sentence(rows: Sequence[Row], base: CellStatistics, margin: float) -> str:
+def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
     def best(kind: VerdictKind) -> list[Row]:
         found = [row for row in rows if row.verdict.kind == kind]
         return sorted(found, key=lambda row: (row.is_slower, _p(row), row.cell.rate or 0.0))
@@ -302,10 +306,20 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: float) -> str:
     if fixing := best("fixes"):
         return _fixes(fixing, base)
     if reducing := best("reduces"):
-        return f"{_mitigation(reducing[0], base)} makes it rarer, but does not fix it: {_evidence(reducing[0], base)}."
+        first = reducing[0]
+        return f"{_mitigation(first, base)} makes it rarer: {_evidence(first, base)}{_bounds(first)}."
+    if exchanging := best("exchanges"):
+        first = exchanging[0]
+        return f"{_mitigation(first, base)} {first.verdict.text}: {_evidence(first, base)}."
     if worse := best("worse"):
         return f"{_mitigation(worse[0], base)} makes it worse: {_evidence(worse[0], base)}."
-    if not base.failures:
+    if confounded := best("confounded"):
+        first = confounded[0]
+        return (
+            f"{_mitigation(first, base)} is {first.verdict.text}: {_evidence(first, base)}, but "
+            f"{first.verdict.reason}, so that the place may make the difference."
+        )
+    if not base.failures and base.counted:
         return (
             f"Nothing to fix: {base.key.cell} has not failed in {counted(base.counted, 'trial')}; "
             f"its failure rate is below {below(upper_bound(0, base.counted))}."
@@ -315,15 +329,30 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: float) -> str:
     if same := best("no effect"):
         names = _names([_mitigation(row, base) for row in same])
         verb = "does" if len(same) == 1 else "do"
-        return f"{names} {verb} not change the failure rate of {base.key.cell} by more than {percent(margin)}."
+        return f"{names} {verb} not change the failure rate of {base.key.cell} by more than {_limits(margin)}."
     return f"No verdict: {base.key.cell} is there to compare with, and no other cell says anything."
+
+
+def _limits(margin: Margin) -> str:
+    limits = [f"{percent(margin.share)} of it"] * (margin.share < 1) + [f"{100 * margin.points:.3g} points"] * (
+        margin.points < 1
+    )
+    return " or ".join(limits)
+
+
+def _bounds(row: Row) -> str:
+    """What a cure removes at least, and what may be left."""
+    found = []
+    if row.verdict.removes is not None:
+        found.append(f"it removes at least {percent(row.verdict.removes)} of the failures")
+    if row.verdict.rate_below is not None:
+        found.append(f"its failure rate is below {below(row.verdict.rate_below)}")
+    return "; " + ", and ".join(found) if found else ""
 
 
 def _fixes(rows: Sequence[Row], base: CellStatistics) -> str:
     first = rows[0]
-    text = f"{_mitigation(first, base)} fixes it: {_evidence(first, base)}"
-    if first.verdict.rate_below is not None:
-        text += f"; its failure rate is below {below(first.verdict.rate_below)}"
+    text = f"{_mitigation(first, base)} fixes it: {_evidence(first, base)}{_bounds(first)}"
     if len(rows) > 1:
         names = _names([_mitigation(row, base) for row in rows[1:]])
         text += f". So {'does' if len(rows) == 2 else 'do'} {names}"
@@ -344,6 +373,10 @@ def _speeds(rows: Sequence[Row], base: CellStatistics) -> str:
 
 
 def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
+    doubted = [row for row in rows if row.verdict.reason and row.comparison is not None and _p(row) < LEVEL]
+    if doubted:
+        first = doubted[0]
+        return f"Undecided: {_mitigation(first, base)} differs ({_evidence(first, base)}), but {first.verdict.reason}."
     more = [row.verdict.more_trials for row in rows if row.verdict.more_trials is not None]
     names = _names([_mitigation(row, base) for row in rows])
     text = f"Undecided: {counted(base.counted, 'trial')} of {base.key.cell} and as many of {names} are too few to tell"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_aorta.common.texts import first_names
-from pytest_aorta.settings import RequestError
+from pytest_aorta.settings import Margin, RequestError
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import Column, difference_with_interval, p_value, plain
@@ -105,7 +105,7 @@ class RunComparison:
 
     Attributes:
         a, b: the runs.
-        margin: differences of the failure rate that are no change.
+        margin: how much a failure rate may differ and still be the same.
         speed_margin: changes of the step times, as a share, that are none.
         cells: that both have, in the order of B.
         only_a, only_b: cells that only one has.
@@ -117,7 +117,7 @@ class RunComparison:
 
     a: Side
     b: Side
-    margin: float
+    margin: Margin
     speed_margin: float
     cells: tuple[CellChange, ...]
     only_a: tuple[CellStatistics, ...]
@@ -172,13 +172,13 @@ def label(key: CellKey) -> str:
     return " ".join(part for part in (key.test, key.workload, key.cell, key.options) if part)
 
 
-def compare_runs(a: Path, b: Path, margin: float = MARGIN, speed_margin: float = SPEED_MARGIN) -> RunComparison:
+def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float = SPEED_MARGIN) -> RunComparison:
     """Compare two results directories, or parts of them.
 
     Args:
         a: what was before, or the machine that is known.
         b: what is new.
-        margin: differences of the failure rate that are no change.
+        margin: how much a failure rate may differ and still be the same.
         speed_margin: changes of the step times, as a share, that are none.
 
     Raises:
@@ -216,11 +216,12 @@ def read_side(path: Path) -> Side:
     )
 
 
-def _compare(a: Side, b: Side, margin: float, speed_margin: float) -> RunComparison:
+def _compare(a: Side, b: Side, margin: Margin, speed_margin: float) -> RunComparison:
     partner, across = _match_cells(a, b)
     cells = [(a.cells[one], b.cells[two]) for two, one in partner.items()]
     compared = [(one, two) for one, two in cells if one.counted and two.counted]
-    pairs = [Pair(one.key, two.failures, two.counted, one.failures, one.counted) for one, two in compared]
+    counts = [(two.failures, two.counted, one.failures, one.counted) for one, two in compared]
+    pairs = [Pair(one.key, each, (each,)) for (one, _), each in zip(compared, counts, strict=True)]
     judged = dict(zip((two.key for _, two in compared), judge(pairs, margin, len(pairs)), strict=True))
     times = [(_times(two), _times(one)) for one, two in cells]
     speeds = compare_speeds(times, speed_margin, sequential=False, family=len(cells))
@@ -314,8 +315,7 @@ def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
     found = {
         "schema_version": SCHEMA_VERSION,
         "level": LEVEL,
-        "margin": comparison.margin,
-        "speed_margin": comparison.speed_margin,
+        "margin": str(comparison.margin),
         "a": _side(comparison.a),
         "b": _side(comparison.b),
         "matched_across_environments": comparison.matched_across_environments,

@@ -62,7 +62,8 @@ class Decisions:
         begun = [key for key in family if cells[key].counted and base.counted]
         for key, (_, verdict) in zip(begun, self._triage.compare(begun, baseline, len(family)), strict=True):
             cell = cells[key]
-            if verdict.kind != "undecided":
+            # Of a cell without a failure, a few more trials say whether that is a cure.
+            if verdict.kind != "undecided" and not (verdict.kind == "reduces" and not cell.failures):
                 counts = f"{cell.failures} of {cell.counted} against {base.failures} of {base.counted}"
                 self.decided.setdefault(key, f"{verdict.kind} ({counts})")
 

@@ -5,10 +5,10 @@ that it ever reaches 20 with a chance of at most 1/20 (Ville's inequality), howe
 decides when one stops.
 
 One pair is one trial of the baseline (failure rate a) and one of the cell (rate b). Against the null "b - a is at most
-D" (or at least D) each pair is bet on by the E-variable of Turner, Ly & Grünwald 2024, "Generic E-variables for exact
-sequential k-sample tests that allow for optional stopping" (theorem 1; arXiv 2106.02693), for other nulls than
-equality Turner & Grünwald 2023, "Exact anytime-valid confidence intervals for contingency tables and beyond" (arXiv
-2203.09785):
+D" (or at least D; or "b / a is at most R", or at least R) each pair is bet on by the E-variable of Turner, Ly &
+Grünwald 2024, "Generic E-variables for exact sequential k-sample tests that allow for optional stopping" (theorem 1;
+arXiv 2106.02693), for other nulls than equality Turner & Grünwald 2023, "Exact anytime-valid confidence intervals for
+contingency tables and beyond" (arXiv 2203.09785):
 
     p_a1(y_a) p_b1(y_b) / (p_a0(y_a) p_b0(y_b))
 
@@ -21,12 +21,13 @@ direction into the null. So it holds as well while rates drift, as long as they 
 The alternative is the posterior mean of both rates, given the earlier pairs, under a prior restricted to what the null
 excludes. Both papers take the mean under an unrestricted prior. Against a null with a direction that does not bet while
 the mean lies in the null, or bets on the wrong side; the restricted one bets from the first pair on, and finds
-differences as soon as the papers' test without a direction does (docs/statistics.md has the numbers).
+differences as soon as the papers' test without a direction does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -46,15 +47,26 @@ _CHUNK = 128
 _NO_BET = 1e-280
 
 
-class PairedEProcess:
-    """The e-processes against several nulls about the difference (cell less baseline), for one stream of pairs.
+@dataclass(frozen=True)
+class Contrast:
+    """How two rates are compared: ``of`` the baseline's and the cell's; a null says that it is at most, or at least, D.
 
-    ``at_most`` holds the D of nulls "the difference is at most D", ``at_least`` those of nulls "at least D".
+    ``nearest`` is the pair of rates at the edge of such a null that is nearest to others (Kullback-Leibler).
+    """
+
+    of: Callable[[Numbers, Numbers], Numbers]
+    nearest: Callable[[Numbers, Numbers, Numbers], tuple[Numbers, Numbers]]
+
+
+class PairedEProcess:
+    """The e-processes against several nulls about a contrast of cell and baseline, for one stream of pairs.
+
+    ``at_most`` holds the D of nulls "the contrast is at most D", ``at_least`` those of nulls "at least D", ascending.
     ``log_capital`` is the logarithm of what all bets have made of 1, first against the former, then the latter.
     """
 
-    def __init__(self, at_most: Sequence[float], at_least: Sequence[float]) -> None:
-        self.bets = Bets(at_most, at_least)
+    def __init__(self, at_most: Sequence[float], at_least: Sequence[float], contrast: Contrast | None = None) -> None:
+        self.bets = Bets(at_most, at_least, contrast or DIFFERENCE)
         self.log_capital = np.zeros(len(at_most) + len(at_least))
         self._peaks = np.zeros(len(at_most) + len(at_least))
         self._pairs = self._base_failures = self._cell_failures = 0
@@ -88,12 +100,14 @@ class PairedEProcess:
 
 
 class Bets:
-    def __init__(self, at_most: Sequence[float], at_least: Sequence[float]) -> None:
+    def __init__(self, at_most: Sequence[float], at_least: Sequence[float], contrast: Contrast | None = None) -> None:
         self.at_most, self.at_least = tuple(at_most), tuple(at_least)
-        self._difference = np.array([*at_most, *at_least], float)
+        self._contrast = contrast or DIFFERENCE
+        self._values = np.array([*at_most, *at_least], float)
+        self._prior = _prior(self._contrast)
         # Which rates of the grid are alternatives to a null: its last ones, or its first.
-        self._first_above = np.searchsorted(_prior().differences, np.array(at_most, float) + 1e-12)
-        self._first_not_below = np.searchsorted(_prior().differences, np.array(at_least, float) - 1e-12)
+        self._first_above = np.searchsorted(self._prior.contrasts, np.array(at_most, float) + 1e-12)
+        self._first_not_below = np.searchsorted(self._prior.contrasts, np.array(at_least, float) - 1e-12)
 
     def gains(self, pairs: Counts, base_failures: Counts, cell_failures: Counts) -> tuple[Numbers, Numbers]:
         """By how much the logarithm of each capital changes, for the baseline's trial and for the cell's.
@@ -102,11 +116,11 @@ class Bets:
         (2, pairs, nulls): if the trial ends well, and if it fails.
         """
         base_rate, cell_rate, bets = self._alternatives(pairs, base_failures, cell_failures)
-        on_base, on_cell = log_ratios(base_rate, cell_rate, self._difference)
+        on_base, on_cell = log_ratios(base_rate, cell_rate, *self._contrast.nearest(base_rate, cell_rate, self._values))
         return np.where(bets, on_base, 0), np.where(bets, on_cell, 0)
 
     def _alternatives(self, pairs: Counts, base_failures: Counts, cell_failures: Counts) -> tuple[Numbers, ...]:
-        prior = _prior()
+        prior = self._prior
         counts = np.stack([base_failures, pairs - base_failures, cell_failures, pairs - cell_failures], axis=-1)
         likelihoods = counts @ prior.logs
         weights = np.exp(likelihoods - likelihoods.max(axis=1, keepdims=True))
@@ -122,17 +136,39 @@ class Bets:
         return np.where(bets, base / weight, 0.5), np.where(bets, cell / weight, 0.5), bets
 
 
-def log_ratios(a1: Numbers, b1: Numbers, difference: Numbers) -> tuple[Numbers, Numbers]:
-    """The logarithm of the E-variable, for the baseline's trial and for the cell's.
+def log_ratios(a1: Numbers, b1: Numbers, a0: Numbers, b0: Numbers) -> tuple[Numbers, Numbers]:
+    """The logarithm of the E-variable of rates within a null, for the baseline's trial and for the cell's.
 
     The first axis of both results is how the trial ends: well, or with a failure.
     """
-    a0 = nearest_in_null(a1, b1, difference)
-    b0 = a0 + difference
     return (
         np.log(np.stack([(1 - a1) / (1 - a0), a1 / a0])),
         np.log(np.stack([(1 - b1) / (1 - b0), b1 / b0])),
     )
+
+
+def nearest_of_ratio(a1: Numbers, b1: Numbers, ratio: Numbers) -> tuple[Numbers, Numbers]:
+    """The pair of rates (a0, ratio * a0) that is nearest to (a1, b1), all above 0 and below 1.
+
+    The constrained maximum-likelihood estimate of Miettinen & Nurminen 1985 for a ratio of rates, with one observation
+    each: the smaller root of 2 R a^2 - (1 + b1 + R (1 + a1)) a + a1 + b1, written so that nothing cancels.
+    """
+    linear = 1 + b1 + ratio * (1 + a1)
+    root = np.sqrt(np.maximum(linear * linear - 8 * ratio * (a1 + b1), 0))
+    rate = 2 * (a1 + b1) / (linear + root)
+    highest = np.minimum(1, 1 / ratio)
+    rate = np.minimum(np.maximum(rate, highest * 1e-12), highest * (1 - 1e-9))
+    return rate, rate * ratio
+
+
+def nearest_of_difference(a1: Numbers, b1: Numbers, difference: Numbers) -> tuple[Numbers, Numbers]:
+    """The pair of rates (a0, a0 + difference) that is nearest to (a1, b1)."""
+    rate = nearest_in_null(a1, b1, difference)
+    return rate, rate + difference
+
+
+DIFFERENCE = Contrast(lambda base, cell: cell - base, nearest_of_difference)
+RATIO = Contrast(lambda base, cell: cell / base, nearest_of_ratio)
 
 
 def nearest_in_null(a1: Numbers, b1: Numbers, difference: Numbers) -> Numbers:
@@ -165,17 +201,17 @@ def nearest_in_null(a1: Numbers, b1: Numbers, difference: Numbers) -> Numbers:
 
 
 class _Prior:
-    def __init__(self) -> None:
+    def __init__(self, contrast: Contrast) -> None:
         from scipy.special import betaincinv
 
         quantiles = betaincinv(_PRIOR, _PRIOR, (np.arange(_RATES) + 0.5) / _RATES)
         base, cell = (rates.ravel() for rates in np.meshgrid(quantiles, quantiles))
-        order = np.argsort(cell - base, kind="stable")
-        self.base, self.cell = base[order], cell[order]
-        self.differences = self.cell - self.base
+        contrasts = contrast.of(base, cell)
+        order = np.argsort(contrasts, kind="stable")
+        self.base, self.cell, self.contrasts = base[order], cell[order], contrasts[order]
         self.logs = np.stack([np.log(self.base), np.log1p(-self.base), np.log(self.cell), np.log1p(-self.cell)])
 
 
-@lru_cache(maxsize=1)
-def _prior() -> _Prior:
-    return _Prior()
+@lru_cache(maxsize=2)
+def _prior(contrast: Contrast) -> _Prior:
+    return _Prior(contrast)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.signatures import Signature, signature_of
+from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
@@ -180,14 +181,13 @@ def _common(found: Iterable[Values]) -> Values:
     return tuple(sorted(set.intersection(*saying), key=lambda item: item[0])) if saying else ()
 
 
-#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
+#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it:
+#: they are losses.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "timeout", "infrastructure", "did not run")
 FAILURES: tuple[Outcome, ...] = ("failed", "timeout")
 COUNTED: tuple[Outcome, ...] = ("ok", "failed", "timeout")
-
-#: Phases before ``run()``.
-_BEFORE_RUN = ("launch", "import", "setup")
+LOSSES: tuple[Outcome, ...] = ("infrastructure", "did not run")
 
 #: Failures of which a process died: its step times are those of a part of its work.
 _CRASHES = ("exception", "signal", "exit_code", "timeout", "stall", "rank")
@@ -236,13 +236,19 @@ class HostConditions:
 class Place:
     """Where a trial ran; ``None`` and empty for not known, or not bound to any.
 
-    ``devices`` are those that the run gave to the trial, as its host numbers them; ``job`` is the scheduler's.
+    ``devices`` are those that the run gave to the trial, else the scheduler or the user to the run, as the host numbers
+    them; not those that a cell asks for by its own variables. ``job`` is the scheduler's.
     """
 
     host: str | None = None
     devices: tuple[int, ...] = ()
     slot: int | None = None
     job: str | None = None
+
+    @property
+    def key(self) -> tuple[str | None, tuple[int, ...]]:
+        """Trials with equal ones ran on the same hardware."""
+        return self.host, self.devices
 
 
 @dataclass(frozen=True)
@@ -255,9 +261,12 @@ class TrialFacts:
         signature: of the failure; ``None`` for a trial that is ok.
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         place: where it ran.
+        run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
         iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
+        event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
+            is counted, or was lost alone.
     """
 
     key: CellKey
@@ -279,6 +288,7 @@ class TrialFacts:
     variables: WatchedVariables = NOT_WATCHED
     failed_rank: int | None = None
     place: Place = Place()
+    event: str | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -317,6 +327,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         variables=watched_variables(record),
         failed_rank=(record.get("failure") or {}).get("rank"),
         place=_place(record),
+        event=None if outcome in COUNTED else shared_event(record),
     )
 
 
@@ -330,16 +341,16 @@ def key_of(record: Mapping[str, Any]) -> CellKey:
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
-    """For statistics: as the exit status, but that what never began its main work is no failure of the workload."""
+    """For statistics: as the exit status, but that what never began its main work is no failure of the workload.
+
+    Neither is what a full disk has ended.
+    """
     status = record["exit_status"]
-    if status == "timeout":
-        return "timeout"
-    phase = (record.get("failure") or {}).get("phase")
-    if status != "ok" and (record["result"].get("main_work_started") is False):
+    if did_not_run(record):
         return "did not run"
-    if status == "infrastructure_failed":
-        return "did not run" if phase in _BEFORE_RUN else "infrastructure"
-    return "ok" if status == "ok" else "failed"
+    if status == "infrastructure_failed" or met_full_disk(record):
+        return "infrastructure"
+    return "ok" if status == "ok" else "timeout" if status == "timeout" else "failed"
 
 
 def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:
@@ -355,14 +366,26 @@ def _index(record: Mapping[str, Any], file: str) -> int:
     return int(found[1]) if found else 0
 
 
+#: Say which devices a process has; the first that is set counts. Those of SLURM are numbers of the host.
+_DEVICES = (
+    *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
+
+
 def _place(record: Mapping[str, Any]) -> Place:
     imposed, beside = record.get("imposed") or {}, record.get("side_by_side") or {}
     variables = (record.get("env") or {}).get("env_vars") or {}
+    own = (record.get("request") or {}).get("overlay") or {}
+    devices = imposed.get("devices")
+    if devices is None:
+        given = next((variables[name] for name in _DEVICES if name in variables and name not in own), "")
+        devices = [int(device) for device in given.split(",")] if re.fullmatch(r"\d+(,\d+)*", given) else []
     return Place(
         host=record.get("host"),
-        devices=tuple(imposed.get("devices") or ()),
+        devices=tuple(devices),
         slot=beside.get("slot"),
-        job=variables.get("SLURM_JOB_ID"),
+        job=beside.get("job") or variables.get("SLURM_JOB_ID"),
     )
 
 

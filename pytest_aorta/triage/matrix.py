@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pytest_aorta._version import __version__
 from pytest_aorta.probe.snapshot import utc_now
+from pytest_aorta.settings import Margin
+from pytest_aorta.settings import margin as read_margin
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN, TriageSettings
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain
 from pytest_aorta.triage.facts import CellKey
@@ -67,7 +69,7 @@ def matrix_json(table: Table, state: RunState) -> str:
         "plan": state.plan,
         "started_at": state.started_at,
         "written_at": state.written_at,
-        "settings": {**vars(settings), "level": LEVEL},
+        "settings": {**vars(settings), "margin": str(settings.margin), "level": LEVEL},
         "conclusions": conclusions(table),
         "warnings": table.warnings,
     }
@@ -158,7 +160,7 @@ def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
     for kind, meaning in MEANINGS.items():
         if has_verdicts and kind in shown:
             yield f"**{kind}**: {meaning}"
-    if any(row.cell.count("infrastructure", "did not run") for row in rows):
+    if any(row.cell.lost for row in rows):
         yield "**Infrastructure**, **Did not run**: say nothing about the workload, and do not count"
     if any(row.is_slower for row in rows):
         yield "**slower**: its steps take longer than the baseline's, which alone can hide a fault of timing"
@@ -203,7 +205,7 @@ class EarlierMatrix:
             self._was_sequential = settings.get("sequential") is True
             self.settings = TriageSettings(
                 baseline=baseline if isinstance(baseline, str) else None,
-                margin=margin if isinstance(margin, float) and 0 < margin < 1 else MARGIN,
+                margin=_margin(margin),
                 speed_margin=speed if isinstance(speed, float) and 0 < speed < 1 else SPEED_MARGIN,
                 # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
                 sequential=self._was_sequential or content.get("complete") is False,
@@ -230,6 +232,13 @@ class EarlierMatrix:
         """
         common = [key for key, seen in self.seen.items() if seen and key in planned]
         return any(self._was_sequential or self.planned.get(key) != planned[key] for key in common)
+
+
+def _margin(text: object) -> Margin:
+    try:
+        return read_margin(text)
+    except ValueError:
+        return MARGIN
 
 
 def write_merged_matrix(results: Path, parts: Sequence[Path]) -> None:

@@ -190,8 +190,7 @@ class Search:
         cell = [facts.is_failure for facts in own if facts.is_counted]
         self.found.baseline_trials, self.found.baseline_failures = len(base), sum(base)
         tried.trials, tried.failures = len(cell), sum(cell)
-        pairs = min(len(base), len(cell))
-        test.extend(base[test.pairs : pairs], cell[test.pairs : pairs])
+        test.extend(list(zip(base, cell, strict=False))[len(test.pairs) :])
         tried.p = test.comparison().p
         if tried.failures:
             tried.answer = "fails"

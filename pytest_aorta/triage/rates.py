@@ -11,13 +11,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, lgamma, log, sqrt
+from math import ceil, exp, inf, lgamma, log, sqrt
 from statistics import NormalDist
 
 #: Beyond so many on a side, the tables of Boschloo's test take more than a tenth of a second and 10 MB.
 _MOST_TRIALS_OF_BOSCHLOO = 1000
 
 #: More trials than these are no useful guess.
+MOST_MORE = 500
+
+#: More trials than these are not looked for.
 _MOST_MORE = 10_000
 
 _NORMAL = NormalDist()
@@ -47,6 +50,15 @@ def wilson(failures: int, trials: int, level: float = 0.95) -> Interval:
     return Interval(max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half)))
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A rate with the ends of its 95 % interval."""
+
+    rate: float
+    low: float
+    high: float
+
+
 def difference_interval(
     failures: int, trials: int, base_failures: int, base_trials: int, level: float = 0.95
 ) -> Interval:
@@ -55,15 +67,69 @@ def difference_interval(
     Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: the
     square-and-add of two Wilson intervals.
     """
-    if trials == 0 or base_trials == 0:
-        return Interval(-1.0, 1.0)
-    rate, base_rate = failures / trials, base_failures / base_trials
-    cell, base = wilson(failures, trials, level), wilson(base_failures, base_trials, level)
-    difference = rate - base_rate
+    return difference_of(*arms([(failures, trials, base_failures, base_trials)], level))
+
+
+def arms(tables: Sequence[tuple[int, int, int, int]], level: float = 0.95) -> tuple[Estimate, Estimate]:
+    """The rates of a cell and of its baseline, over strata: the mean of those of each, with common weights.
+
+    The weights are those of Cochran, Mantel & Haenszel; the ends are recovered from the Wilson intervals of the strata
+    (Zou & Donner 2008, "Construction of confidence limits about effect measures: a general approach"). With one
+    stratum, these are the rate and its Wilson interval.
+
+    Args:
+        tables: of each stratum: failures and trials of the cell, failures and trials of its baseline.
+        level: of the intervals.
+    """
+    weights = [trials * base / (trials + base) if trials and base else 0.0 for _, trials, _, base in tables]
+    total = sum(weights)
+    if not total:
+        return Estimate(0.5, -0.5, 1.5), Estimate(0.5, -0.5, 1.5)
+    found = []
+    for side in (0, 2):
+        rate = below = above = 0.0
+        for table, weight in zip(tables, weights, strict=True):
+            if weight:
+                share, own = weight / total, table[side] / table[side + 1]
+                interval = wilson(table[side], table[side + 1], level)
+                rate += share * own
+                below += (share * (own - interval.low)) ** 2
+                above += (share * (interval.high - own)) ** 2
+        found.append(Estimate(rate, rate - sqrt(below), rate + sqrt(above)))
+    return found[0], found[1]
+
+
+def difference_of(cell: Estimate, base: Estimate) -> Interval:
+    """The interval of the cell's rate less the baseline's."""
+    difference = cell.rate - base.rate
     return Interval(
-        difference - sqrt((rate - cell.low) ** 2 + (base.high - base_rate) ** 2),
-        difference + sqrt((cell.high - rate) ** 2 + (base_rate - base.low) ** 2),
+        max(-1.0, difference - sqrt((cell.rate - cell.low) ** 2 + (base.high - base.rate) ** 2)),
+        min(1.0, difference + sqrt((cell.high - cell.rate) ** 2 + (base.rate - base.low) ** 2)),
     )
+
+
+def ratio_of(cell: Estimate, base: Estimate) -> Interval:
+    """The interval of the cell's rate divided by the baseline's, from 0 to infinity where nothing is known.
+
+    Donner & Zou 2012, "Closed-form confidence intervals for functions of the normal mean and standard deviation": the
+    ratios for which the interval of (cell - ratio * baseline) holds 0.
+    """
+    product = cell.rate * base.rate
+
+    def end(cell_end: float, base_end: float, sign: int) -> float:
+        of_cell, of_base = cell_end * (2 * cell.rate - cell_end), base_end * (2 * base.rate - base_end)
+        if of_base <= 0:
+            return 0.0 if sign < 0 else inf
+        return max(0.0, (product + sign * sqrt(max(0.0, product**2 - of_cell * of_base))) / of_base)
+
+    return Interval(end(max(0.0, cell.low), base.high, -1), end(cell.high, max(0.0, base.low), 1))
+
+
+def paired_p(better: int, worse: int) -> float:
+    """McNemar's exact test, two-sided: of pairs of which only the baseline, and only the cell, has failed."""
+    pairs = better + worse
+    tail = sum(exp(log_ways(pairs, k) - pairs * log(2)) for k in range(min(better, worse) + 1))
+    return min(1.0, 2 * tail)
 
 
 def difference_p(failures: int, trials: int, base_failures: int, base_trials: int) -> float:

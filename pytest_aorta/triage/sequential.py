@@ -9,6 +9,7 @@ from functools import lru_cache
 from math import exp, inf, log
 from typing import TYPE_CHECKING
 
+from pytest_aorta.settings import Margin
 from pytest_aorta.triage.rates import Interval
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
     from pytest_aorta.triage.e_process import PairedEProcess
 
-# The ends of the interval lie on this grid, rounded outwards.
+# The ends of the intervals lie on these grids, rounded outwards.
 _GRID = [step / 100 for step in range(-99, 100)]
+_RATIOS = [0.01, 0.02, *(step / 20 for step in range(1, 20)), 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0]
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,13 @@ class SequentialComparison:
 
     It may be looked at after every pair, and acted upon, without a correction for looking. ``p`` is the two-sided p
     value of "no difference", and never rises as pairs are added. ``interval`` is a confidence sequence: with the stated
-    probability it holds d after every pair at once; its ends are multiples of 0.01, or the margin.
+    probability it holds d after every pair at once; its ends are multiples of 0.01, or the margin. ``ratio`` is one of
+    the cell's rate divided by the baseline's.
     """
 
     p: float
     interval: Interval
+    ratio: Interval
 
 
 class SequentialTest:
@@ -41,49 +45,56 @@ class SequentialTest:
     comparison is asked for; then about 0.15 ms, and half of that where many pairs have come since the last time.
     """
 
-    def __init__(self, margin: float, level: float = 0.95) -> None:
-        if not 0 <= margin < 1:
-            raise ValueError(f"a margin of a difference of rates is from 0 to below 1, not {margin}")
+    def __init__(self, margin: Margin, level: float = 0.95) -> None:
         self._margin = margin
         self._level = level
         self._waiting: list[tuple[bool, bool]] = []
-        self._process: PairedEProcess | None = None
+        self._processes: tuple[PairedEProcess, PairedEProcess] | None = None
         self._comparison: SequentialComparison | None = None
-        self.pairs = 0
+        self.pairs: list[tuple[bool, bool]] = []
 
-    def extend(self, base_failed: Sequence[bool], cell_failed: Sequence[bool]) -> None:
-        """The next pairs, in their order: trials of the baseline, and of the cell; True is a failure."""
-        self._waiting += zip(base_failed, cell_failed, strict=True)
-        self.pairs += len(base_failed)
+    def extend(self, pairs: Sequence[tuple[bool, bool]]) -> None:
+        """The next pairs, in their order: whether the trial of the baseline, and that of the cell, has failed."""
+        self._waiting += pairs
+        self.pairs += pairs
 
     def comparison(self) -> SequentialComparison:
         """What the pairs so far say."""
         if self._comparison is None or self._waiting:
-            self._comparison = self._compare(self._up_to_date())
+            difference, ratio = self._up_to_date()
+            against_at_most, against_at_least = difference.peaks
+            p_higher = exp(-against_at_most[bisect_left(difference.bets.at_most, 0)])
+            p_lower = exp(-against_at_least[bisect_left(difference.bets.at_least, 0)])
+            self._comparison = SequentialComparison(
+                min(1.0, 2 * min(p_lower, p_higher)),
+                self._interval(difference, -1.0, 1.0),
+                self._interval(ratio, 0.0, inf),
+            )
         return self._comparison
 
-    def _compare(self, process: PairedEProcess) -> SequentialComparison:
-        at_most, at_least = process.bets.at_most, process.bets.at_least
+    def _interval(self, process: PairedEProcess, lowest: float, highest: float) -> Interval:
         against_at_most, against_at_least = process.peaks
-        p_higher = exp(-against_at_most[bisect_left(at_most, 0)])
-        p_lower = exp(-against_at_least[bisect_left(at_least, 0)])
         # Each end errs with half the probability.
         needed = log(2 / (1 - self._level))
-        low = (-1.0, *at_most)[_refuted(against_at_most, needed)]
-        high = (1.0, *reversed(at_least))[_refuted(against_at_least[::-1], needed)]
+        low = (lowest, *process.bets.at_most)[_refuted(against_at_most, needed)]
+        high = (highest, *reversed(process.bets.at_least))[_refuted(against_at_least[::-1], needed)]
         # The ends can cross only where the rates have changed meanwhile: then all in between has been plausible.
-        return SequentialComparison(min(1.0, 2 * min(p_lower, p_higher)), Interval(min(low, high), max(low, high)))
+        return Interval(min(low, high), max(low, high))
 
-    def _up_to_date(self) -> PairedEProcess:
-        if self._process is None:
-            from pytest_aorta.triage.e_process import PairedEProcess
+    def _up_to_date(self) -> tuple[PairedEProcess, PairedEProcess]:
+        if self._processes is None:
+            from pytest_aorta.triage.e_process import RATIO, PairedEProcess
 
-            self._process = PairedEProcess(sorted({*_GRID, -self._margin}), sorted({*_GRID, self._margin}))
+            points, share = self._margin.points, self._margin.share
+            differences = sorted({*_GRID, -points, points} - {-1.0, 1.0})
+            ratios = sorted({*_RATIOS, *((1 - share, 1 + share) if share < 1 else ())})
+            self._processes = PairedEProcess(differences, differences), PairedEProcess(ratios, ratios, RATIO)
         if self._waiting:
             base, cell = zip(*self._waiting, strict=True)
-            self._process.extend(base, cell)
+            for process in self._processes:
+                process.extend(base, cell)
             self._waiting.clear()
-        return self._process
+        return self._processes
 
 
 def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:
@@ -92,15 +103,14 @@ def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:
 
 
 def sequential_comparison(
-    base: Sequence[bool], cell: Sequence[bool], margin: float, level: float = 0.95
+    base: Sequence[bool], cell: Sequence[bool], margin: Margin, level: float = 0.95
 ) -> SequentialComparison:
     """The comparison of trials that are all known.
 
     The k-th of the baseline is paired with the k-th of the cell; what one side has more than the other is not used.
     """
-    pairs = min(len(base), len(cell))
     test = SequentialTest(margin, level)
-    test.extend(base[:pairs], cell[:pairs])
+    test.extend(list(zip(base, cell, strict=False)))
     return test.comparison()
 
 

@@ -6,25 +6,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_aorta.settings import RequestError
+from pytest_aorta.settings import Margin, RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, drift_warnings, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import (
+    MOST_MORE,
     Interval,
-    difference_interval,
+    arms,
+    difference_of,
     difference_p,
     holm,
     more_trials,
+    paired_p,
+    ratio_of,
+    stratified_p,
     upper_bound,
 )
-from pytest_aorta.triage.sequential import (
-    SequentialComparison,
-    SequentialTest,
-    rate_upper_bound_sequential,
-    sequential_comparison,
-)
+from pytest_aorta.triage.sequential import SequentialComparison, SequentialTest, rate_upper_bound_sequential
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import Measured, Speed, compare_speeds, measured
 
@@ -36,8 +36,21 @@ _WAYS = 5
 
 
 VerdictKind = Literal[
-    "baseline", "second baseline", "fixes", "reduces", "worse", "no effect", "undecided", "did not run", "error"
+    "baseline",
+    "second baseline",
+    "fixes",
+    "reduces",
+    "worse",
+    "exchanges",
+    "confounded",
+    "no effect",
+    "undecided",
+    "did not run",
+    "error",
 ]
+
+#: Verdicts that a difference of the failure rates is.
+_DIFFERENT: tuple[VerdictKind, ...] = ("fixes", "reduces", "worse")
 
 #: How the numbers were found: once, after a number of trials that was set before; or such that one may look any time.
 Method = Literal["fixed", "sequential"]
@@ -47,15 +60,24 @@ Method = Literal["fixed", "sequential"]
 class Comparison:
     """Failure rate of a cell minus that of its baseline, with its 95 % interval.
 
-    ``p`` is two-sided, of this cell alone; ``p_adjusted`` is corrected for the number of cells (Holm).
+    ``ratio`` is the interval of the cell's rate divided by the baseline's. ``p`` is two-sided, of this cell alone;
+    ``p_adjusted`` is corrected for the number of cells (Holm). Where trials ran in several places, all compare trials
+    of one place with each other.
     """
 
     baseline: CellKey
     difference: float
     interval: Interval
+    ratio: Interval
     p: float
     p_adjusted: float
     method: Method
+
+    def is_within(self, margin: Margin) -> bool:
+        """Whether all plausible rates are within the margin of all plausible rates of the baseline."""
+        return (margin.points >= 1 or self.interval.within(-margin.points, margin.points)) and (
+            margin.share >= 1 or self.ratio.within(1 - margin.share, 1 + margin.share)
+        )
 
 
 @dataclass(frozen=True)
@@ -66,13 +88,17 @@ class Verdict:
         kind: in a word or two.
         reason: why there is no more to say; empty where the numbers say it.
         more_trials: of ``undecided``: about how many more trials of the cell would decide; ``None`` for not known.
-        rate_below: of ``fixes``: the failure rate is below this, 95 %.
+        rate_below: of a cell that differs and has not failed: the failure rate is below this, 95 %.
+        removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 95 %.
+        of: of ``exchanges`` what for what, of ``confounded`` with what.
     """
 
     kind: VerdictKind
     reason: str = ""
     more_trials: int | None = None
     rate_below: float | None = None
+    removes: float | None = None
+    of: str = ""
 
     @property
     def text(self) -> str:
@@ -80,21 +106,21 @@ class Verdict:
         if self.more_trials is not None:
             return f"undecided (about {self.more_trials} more trials)"
         if self.rate_below is not None:
-            return f"fixes (rate below {self.rate_below:.1%})"
-        return self.kind
+            return f"{self.kind} (rate below {self.rate_below:.1%})"
+        return f"{self.kind} {self.of}".rstrip()
 
 
-def verdict_of(comparison: Comparison, failures: int, margin: float) -> VerdictKind:
+def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> VerdictKind:
     """What a comparison says of a cell with so many ``failures``.
 
     Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
-    ``no effect`` is shown, not assumed: the whole interval of the difference lies within ``margin``.
+    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``.
     """
     if comparison.p_adjusted < LEVEL and comparison.difference < 0:
         return "reduces" if failures else "fixes"
     if comparison.p_adjusted < LEVEL and comparison.difference > 0:
         return "worse"
-    return "no effect" if comparison.interval.within(-margin, margin) else "undecided"
+    return "no effect" if comparison.is_within(margin) else "undecided"
 
 
 @dataclass(frozen=True)
@@ -170,58 +196,113 @@ def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
     return wanted == label or wanted.replace("+", ",") == ",".join(mitigations)
 
 
+#: Failures and trials of a cell, failures and trials of its baseline.
+Counts = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True)
 class Pair:
-    """Failures and counted trials of a cell and of its baseline, which all have some.
+    """Counted trials of a cell and of its baseline, which both have some.
 
-    ``watched``: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
+    Attributes:
+        baseline: of the cell.
+        counts: of all trials.
+        strata: the same for each place in which both have trials; ``counts`` alone where there is one place.
+        watched: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
+        same_seeds: of pairs of trials with the same seeds: of how many only the baseline has failed, and only the cell.
+        apart: ``host`` or ``device``, where they have no place in common.
     """
 
     baseline: CellKey
-    failures: int
-    trials: int
-    base_failures: int
-    base_trials: int
+    counts: Counts
+    strata: tuple[Counts, ...]
     watched: SequentialComparison | None = None
+    same_seeds: tuple[int, int] | None = None
+    apart: str = ""
+
+    def found(self) -> tuple[Interval, Interval, float]:
+        """The intervals of difference and ratio, and the p value of this cell alone."""
+        if self.watched is not None:
+            return self.watched.interval, self.watched.ratio, self.watched.p
+        cell, base = arms(self.strata)
+        if self.same_seeds is not None:
+            p = paired_p(*self.same_seeds)
+        else:
+            p = difference_p(*self.strata[0]) if len(self.strata) == 1 else stratified_p(self.strata)
+        return difference_of(cell, base), ratio_of(cell, base), p
 
     @property
-    def counts(self) -> tuple[int, int, int, int]:
-        return self.failures, self.trials, self.base_failures, self.base_trials
+    def difference(self) -> float:
+        cell, base = arms(self.strata)
+        return cell.rate - base.rate
 
 
-def judge(pairs: Sequence[Pair], margin: float, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:
+def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:
     """Compare cells with their baselines, corrected for their number (Holm).
 
     Args:
         pairs: that share the level.
-        margin: differences of the failure rate that are no effect.
+        margin: how much a failure rate may differ and still be the same.
         family: cells that share the level, for the guess of how many more trials decide.
         planned: comparisons that there will be. A cell that has its first trials later must not take back what was
             concluded before.
     """
-    found = [
-        (difference_interval(*pair.counts), difference_p(*pair.counts))
-        if pair.watched is None
-        else (pair.watched.interval, pair.watched.p)
-        for pair in pairs
-    ]
-    adjusted = holm([*(p for _, p in found), *[1.0] * (planned - len(found))])
+    found = [pair.found() for pair in pairs]
+    adjusted = holm([*(p for _, _, p in found), *[1.0] * (planned - len(found))])
     judged = []
-    for pair, (interval, p), p_adjusted in zip(pairs, found, adjusted, strict=False):
+    for pair, (interval, ratio, p), p_adjusted in zip(pairs, found, adjusted, strict=False):
         method: Method = "fixed" if pair.watched is None else "sequential"
-        difference = pair.failures / pair.trials - pair.base_failures / pair.base_trials
-        comparison = Comparison(pair.baseline, difference, interval, p, p_adjusted, method)
-        kind = verdict_of(comparison, pair.failures, margin)
-        if kind == "fixes":
-            bound = upper_bound if method == "fixed" else rate_upper_bound_sequential
-            verdict = Verdict(kind, rate_below=bound(pair.failures, pair.trials))
-        elif kind == "undecided":
-            more = more_trials(*pair.counts, margin=margin, comparisons=family, sequential=method == "sequential")
-            verdict = Verdict(kind, more_trials=more)
-        else:
-            verdict = Verdict(kind)
-        judged.append((comparison, verdict))
+        comparison = Comparison(pair.baseline, pair.difference, interval, ratio, p, p_adjusted, method)
+        judged.append((comparison, _verdict(pair, comparison, margin, family)))
     return judged
+
+
+def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) -> Verdict:
+    failures, trials, base_failures, base_trials = pair.counts
+    kind = verdict_of(comparison, failures, margin)
+    sequential = comparison.method == "sequential"
+    if pair.apart and kind != "undecided":
+        return Verdict(
+            "confounded", f"no trial of {pair.baseline.cell} ran where its trials ran", of=f"with {pair.apart}"
+        )
+    if kind in ("fixes", "reduces"):
+        below = None
+        if kind == "fixes":
+            below = (rate_upper_bound_sequential if sequential else upper_bound)(failures, trials)
+            # Three trials without a failure are no cure: the rate may be half of what it was.
+            kind = "fixes" if below < base_failures / base_trials / 2 else "reduces"
+        removes = 1 - comparison.ratio.high
+        return Verdict(kind, rate_below=below, removes=removes if removes > 0 else None)
+    if kind == "undecided":
+        points = margin.of((base_failures + 0.5) / (base_trials + 1))
+        more = more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
+        if more is not None and more > MOST_MORE:
+            return Verdict(kind, f"more than {MOST_MORE} more trials would be needed")
+        return Verdict(kind, more_trials=more)
+    return Verdict(kind)
+
+
+def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, comparisons: int) -> str:
+    """Why lost trials leave a verdict open; empty where they do not.
+
+    A trial that was lost might have failed. So a verdict does not hold where cell and baseline lose trials at
+    different rates, nor where it is gone if those that were lost on the side that fails less had failed.
+    """
+    lost, base_lost = cell.total - cell.counted, base.total - base.counted
+    if not lost and not base_lost:
+        return ""
+    doubt = difference_p(lost, cell.total, base_lost, base.total) < LEVEL
+    if kind in _DIFFERENT:
+        more = base_lost if kind == "worse" else 0
+        less = 0 if kind == "worse" else lost
+        worst = (cell.failures + less, cell.counted + less, base.failures + more, base.counted + more)
+        lower = worst[0] * worst[3] < worst[2] * worst[1]
+        doubt |= lower == (kind == "worse") or comparisons * difference_p(*worst) >= LEVEL
+    if not doubt:
+        return ""
+    if base_lost * cell.total > lost * base.total:
+        return f"{base_lost} of {base.total} trials of {base.key.cell} were lost"
+    return f"{lost} of {cell.total} trials were lost"
 
 
 @dataclass(frozen=True)
@@ -287,8 +368,8 @@ class Triage:
     def __init__(self, settings: TriageSettings | None = None) -> None:
         self.settings = settings or TriageSettings()
         self._cells: dict[CellKey, CellTrials] = {}
-        #: Of each cell the baseline that it was compared with last, and the sequential test so far.
-        self._tests: dict[CellKey, tuple[CellKey, SequentialTest]] = {}
+        #: The sequential tests so far, of cell, baseline and way to fail.
+        self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
 
     def declare(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
         """A cell of the plan. Cells are listed in the order in which they are declared, or first have a trial."""
@@ -320,8 +401,25 @@ class Triage:
 
     def compare(self, keys: Sequence[CellKey], baseline: CellKey, planned: int) -> list[tuple[Comparison, Verdict]]:
         """What is known by now of cells against their baseline, valid however often one looks."""
-        pairs = [self._pair(key, baseline, sequential=True) for key in keys]
-        return judge(pairs, self.settings.margin, planned, planned)
+        return self._judged(keys, baseline, planned, sequential=True)
+
+    def _judged(
+        self, keys: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool
+    ) -> list[tuple[Comparison, Verdict]]:
+        pairs = [self._pair(key, baseline, sequential) for key in keys]
+        judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
+        base = self._cells[baseline].statistics
+        return [
+            (comparison, self._doubted(self._cells[key].statistics, base, verdict, family))
+            for key, (comparison, verdict) in zip(keys, judged, strict=True)
+        ]
+
+    def _doubted(self, cell: CellStatistics, base: CellStatistics, verdict: Verdict, family: int) -> Verdict:
+        """A verdict that the numbers give, unless something else than the mitigation may have given them."""
+        if verdict.kind not in (*_DIFFERENT, "no effect"):
+            return verdict
+        doubt = loss_doubt(cell, base, verdict.kind, family)
+        return Verdict("undecided", doubt) if doubt else verdict
 
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
@@ -335,13 +433,12 @@ class Triage:
         rows = {key: Row(cell, _uncompared(cell, cells, baselines)) for key, cell in cells.items()}
         for baseline, family in families.items():
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
-            planned = len(family) if sequential else 0
-            pairs = [self._pair(key, baseline, sequential) for key in compared]
-            judged = judge(pairs, self.settings.margin, len(compared), planned)
+            judged = self._judged(compared, baseline, len(family if sequential else compared), sequential=sequential)
             ways = self._ways(compared, baseline, sequential)
-            speeds = self._speeds(compared, baseline, sequential, len(family))
+            speeds = self._speeds(compared, baseline, sequential, len(family if sequential else compared))
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
-                rows[key] = Row(cells[key], verdict, comparison, speed, tuple(ways.get(key, ())))
+                by_way = tuple(ways.get(key, ()))
+                rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
         drifts = () if running else drift_warnings(self.cells, families)
@@ -349,18 +446,26 @@ class Triage:
         return Table(tuple(rows.values()), self.settings, (*contradictions, *drifts))
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
-        cell, base = self._cells[key].statistics, self._cells[baseline].statistics
-        watched = self._test(key, baseline).comparison() if sequential else None
-        return Pair(baseline, cell.failures, cell.counted, base.failures, base.counted, watched)
+        """The trials of a cell beside those of its baseline, place by place."""
+        cell, base = self._cells[key], self._cells[baseline]
+        ours, theirs = cell.statistics, base.statistics
+        counts = (ours.failures, ours.counted, theirs.failures, theirs.counted)
+        strata, apart = _strata(ours, theirs)
+        watched = same_seeds = None
+        if sequential:
+            watched = self._test(key, baseline).comparison()
+        elif not strata:
+            same_seeds = _same_seeds(cell, base)
+        return Pair(baseline, counts, strata or (counts,), watched, same_seeds, apart)
 
-    def _test(self, key: CellKey, baseline: CellKey) -> SequentialTest:
-        """The sequential test of a cell, with all pairs of trials that are complete by now."""
-        before, test = self._tests.get(key, (None, None))
-        if test is None or before != baseline:
-            test = SequentialTest(self.settings.margin, 1 - LEVEL)
-            self._tests[key] = baseline, test
-        pairs = list(zip(self._cells[baseline].stream(), self._cells[key].stream(), strict=False))[test.pairs :]
-        test.extend([base.is_failure for base, _ in pairs], [cell.is_failure for _, cell in pairs])
+    def _test(self, key: CellKey, baseline: CellKey, signature: Signature | None = None) -> SequentialTest:
+        """The sequential test of a cell, or of one of its ways to fail, with all pairs that are complete by now."""
+        pairs = _paired(self._cells[baseline], self._cells[key], signature)
+        test = self._tests.get((key, baseline, signature))
+        # Trials of another place may come between earlier ones: then these were not the first.
+        if test is None or pairs[: len(test.pairs)] != test.pairs:
+            test = self._tests[key, baseline, signature] = SequentialTest(self.settings.margin, 1 - LEVEL)
+        test.extend(pairs[len(test.pairs) :])
         return test
 
     def _speeds(self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool, family: int) -> list[Speed]:
@@ -377,30 +482,81 @@ class Triage:
     ) -> dict[CellKey, list[SignatureVerdict]]:
         """For cells that have, together with their baseline, failed in several ways: the verdict on each way.
 
-        Corrected for the number of cells and ways together.
+        Corrected for the number of cells and ways together. A trial that has failed in one way could not fail in
+        another one: a way that is more frequent is compared among the trials that could have reached it, so that a
+        fault is not worse for being no longer hidden by another.
         """
-        base = self._cells[baseline]
-        theirs = base.statistics.signature_numbers
+        base = self._cells[baseline].statistics
+        theirs = base.signature_numbers
         asked: list[tuple[CellKey, Signature]] = []
         pairs: list[Pair] = []
         for key in compared:
-            cell = self._cells[key]
-            ours = cell.statistics.signature_numbers
+            cell = self._cells[key].statistics
+            ours = cell.signature_numbers
             signatures = sorted({**theirs, **ours}, key=lambda each: -(ours.get(each, 0) + theirs.get(each, 0)))
             for signature in signatures[:_WAYS] if len(signatures) > 1 else ():
-                watched = None
-                if sequential:
-                    one, other = ([facts.signature == signature for facts in side.stream()] for side in (base, cell))
-                    watched = sequential_comparison(one, other, self.settings.margin, 1 - LEVEL)
+                one, other = ours.get(signature, 0), theirs.get(signature, 0)
+                counts = (one, cell.counted, other, base.counted)
+                if one * base.counted > other * cell.counted:
+                    reached = cell.counted - cell.failures + one, base.counted - base.failures + other
+                    counts = (one, reached[0], other, reached[1]) if all(reached) else counts
+                watched = self._test(key, baseline, signature).comparison() if sequential else None
                 asked.append((key, signature))
-                numbers = ours.get(signature, 0), cell.statistics.counted
-                pairs.append(Pair(baseline, *numbers, theirs.get(signature, 0), base.statistics.counted, watched))
+                pairs.append(Pair(baseline, counts, (counts,), watched))
         found: dict[CellKey, list[SignatureVerdict]] = {}
         judged = judge(pairs, self.settings.margin, len(compared))
         for (key, signature), pair, (comparison, verdict) in zip(asked, pairs, judged, strict=True):
-            way = SignatureVerdict(signature, pair.failures, pair.base_failures, comparison, verdict)
+            way = SignatureVerdict(signature, pair.counts[0], pair.counts[2], comparison, verdict)
             found.setdefault(key, []).append(way)
         return found
+
+
+def _strata(cell: CellStatistics, base: CellStatistics) -> tuple[tuple[Counts, ...], str]:
+    """Counts for each place that both have trials in; where there is none, what tells their places apart.
+
+    Empty and empty where all trials ran in one place.
+    """
+    places = {**cell.places, **base.places}
+    if len(places) < 2:
+        return (), ""
+    common = [place for place in places if place in cell.places and place in base.places]
+    if not common:
+        hosts = [{place[0] for place in side.places} for side in (cell, base)]
+        return (), "device" if hosts[0] & hosts[1] else "host"
+    return tuple((*cell.places[place], *base.places[place]) for place in common), ""
+
+
+def _same_seeds(cell: CellTrials, base: CellTrials) -> tuple[int, int] | None:
+    """Trials of one index have the same seeds in a run with ``--aorta-seed``: these are compared as pairs."""
+    ours, theirs = ({facts.index: facts for facts in side.finished if facts.is_counted} for side in (cell, base))
+    if set(ours) != set(theirs) or any(facts.run_seed is None for facts in (*ours.values(), *theirs.values())):
+        return None
+    pairs = [(theirs[index].is_failure, ours[index].is_failure) for index in ours]
+    return sum(pair == (True, False) for pair in pairs), sum(pair == (False, True) for pair in pairs)
+
+
+def _paired(base: CellTrials, cell: CellTrials, signature: Signature | None = None) -> list[tuple[bool, bool]]:
+    """Whether the k-th trial of the baseline in a place, and the k-th of the cell there, have failed (in one way)."""
+    by_place: list[dict[object, list[tuple[int, bool]]]] = []
+    for side in (base, cell):
+        found: dict[object, list[tuple[int, bool]]] = {}
+        for number, facts in enumerate(side.stream()):
+            failed = facts.is_failure if signature is None else facts.signature == signature
+            found.setdefault(facts.place.key, []).append((number, failed))
+        by_place.append(found)
+    pairs = [
+        (max(one, other), min(one, other), base_failed, cell_failed)
+        for place, trials in by_place[0].items()
+        for (one, base_failed), (other, cell_failed) in zip(trials, by_place[1].get(place, ()), strict=False)
+    ]
+    return [(base_failed, cell_failed) for _, _, base_failed, cell_failed in sorted(pairs)]
+
+
+def _exchanged(ways: Sequence[SignatureVerdict]) -> Verdict | None:
+    """Of a cell in which one way to fail has taken the place of another."""
+    gone = [way.signature for way in ways if way.verdict.kind in ("fixes", "reduces")]
+    new = [way.signature for way in ways if way.verdict.kind == "worse"]
+    return Verdict("exchanges", of=f"{gone[0].short} for {new[0].short}") if gone and new else None
 
 
 def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], baselines: Baselines) -> Verdict:

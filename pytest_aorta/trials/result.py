@@ -104,13 +104,16 @@ class Imposed(_Record):
 class SideBySide(_Record):
     """How many trials could run at a time: ``slots`` of each host, or of each of xdist's ``workers``.
 
-    ``cores``: physical cores of the trial's host that they may use; ``None`` where it is not known.
+    ``cores``: physical cores of the trial's host that they may use; ``None`` where it is not known. ``slot``: the one
+    that the trial had, of those of all workers, from 0; ``job``: of SLURM, by its number.
     """
 
     slots: int = 1
     workers: int = 1
     hosts: int = 1
     cores: int | None = None
+    slot: int | None = None
+    job: str | None = None
 
 
 class Elastic(_Record):
@@ -153,7 +156,8 @@ class Request(_Record):
     ``config``, ``steps``, ``nproc``, ``elastic`` and ``run_seed`` (``--aorta-seed``) as they were given; ``seed``: of
     this trial, from which those of its generators derive, ``None`` where it was given none. ``limits``: ``timeout`` is
     the deadline that the request sets; the workload's own counts where there is none. ``resources`` are those of the
-    run. ``interpreter``, ``cwd`` and ``sys_path``: of the trial's process; the latter beyond the interpreter's own.
+    run. ``order``: in which the trials of the plan ran, and the seed of it. ``interpreter``, ``cwd`` and ``sys_path``:
+    of the trial's process; the latter beyond the interpreter's own.
     """
 
     workload: RequestedWorkload
@@ -172,6 +176,7 @@ class Request(_Record):
     seed: int | None = None
     limits: Limits = Limits()
     resources: Resources = Resources()
+    order: str = ""
     collect: list[str] = Field(default_factory=list)
     interpreter: str
     cwd: str

@@ -50,6 +50,7 @@ class TrialSpec:
         resources: of the run.
         watched: names of the variables that any cell of the plan sets.
         origin: of a replayed trial.
+        order: how the trials of its plan were put in order, and by which seed; empty for one that is in no plan.
     """
 
     workload: WorkloadEntry
@@ -67,6 +68,7 @@ class TrialSpec:
     resources: Resources = field(default_factory=Resources)
     watched: tuple[str, ...] = ()
     origin: Origin | None = None
+    order: str = ""
 
     @property
     def seed(self) -> int | None:

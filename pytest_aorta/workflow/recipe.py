@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
-from pytest_aorta.settings import TRIALS_UNTIL_DECIDED
+from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, margin
 from pytest_aorta.workflow.commands import check_command
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.toml_errors import check_table, describe, key_lines, line_of
@@ -39,6 +39,14 @@ def _no_boolean(value: object) -> object:
     return value
 
 
+def _margin_text(value: object) -> object:
+    try:
+        margin(value)
+    except ValueError as error:
+        raise ValueError(f"expected {error}") from None
+    return value
+
+
 # Strict: otherwise, pydantic takes ``true`` for 1, and a string for the number that it spells.
 WholeNumber = Annotated[int, Field(strict=True)]
 PositiveWhole = Annotated[int, Field(strict=True, gt=0)]
@@ -47,6 +55,7 @@ Number = Annotated[float, Field(strict=True)]
 PositiveNumber = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NonNegativeNumber = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Duration = Annotated[timedelta, BeforeValidator(_no_boolean)]
+MarginText = Annotated[float | str, BeforeValidator(_margin_text)]
 Pointer = Annotated[str, AfterValidator(check_pointer)]
 
 #: A JSON pointer, an operator, and what the element is compared with.
@@ -243,7 +252,7 @@ class MatrixTable(Table):
     distributed: Distributed = Distributed()
     expect: Literal["pass", "fail"] = "pass"
     baseline: str | None = None
-    margin: NonNegativeNumber | None = None
+    margin: MarginText | None = None
     speed_margin: NonNegativeNumber | None = None
     until_decided: bool = False
     gate: tuple[str, ...] = ()

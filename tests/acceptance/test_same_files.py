@@ -50,7 +50,10 @@ MAY_DIFFER_WITH_RANKS = (
 )
 
 #: In addition, between workers of xdist.
-MAY_DIFFER_UNDER_XDIST = ("side_by_side.workers", "request.resources.workers", "request.resources.worker")
+MAY_DIFFER_UNDER_XDIST = (
+    *("side_by_side.workers", "side_by_side.slot"),
+    *("request.resources.workers", "request.resources.worker"),
+)
 
 #: In addition, between isolations.
 MAY_DIFFER_BETWEEN_ISOLATIONS = (

@@ -189,7 +189,9 @@ def test_several_commands_are_several_workloads_that_can_be_chosen(stage: Stage)
     commands = [*(option for each in words for option in command(each)), "--aorta-trials", "2", "-v"]
     collected = stage.run_here(*commands, "--collect-only", "-qq")
     names = [f"command-{name}[local-none-{trial}]" for trial in "01" for name in ("says-x", "says-y", "other")]
-    collected.stdout.fnmatch_lines([f"aorta::{name.replace('[', '[[]')}" for name in names])
+    found = [line.removeprefix("aorta::") for line in collected.outlines if line.startswith("aorta::")]
+    assert found[:3] == names[:3]
+    assert sorted(found[3:]) == sorted(names[3:])
     result = stage.run_here(*commands, "-k", "says-y or other")
     assert sorted(stage.words(result)) == sorted(name for name in names if "says-x" not in name)
     assert stage.files() == [f"command-{name}/trial_{trial}.json" for name in ("other", "says-y") for trial in "01"]

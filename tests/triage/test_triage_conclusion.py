@@ -17,7 +17,8 @@ def said(*cells: list[TrialFacts]) -> list[str]:
 
 def test_what_fixes_is_named_with_its_evidence() -> None:
     assert said(trials("none", "F" * 14 + "." * 6), trials("omp_1", "." * 20)) == [
-        "omp_1 fixes it: 0 of 20 failed, 14 of 20 without it (p < 0.0001); its failure rate is below 14%."
+        "omp_1 fixes it: 0 of 20 failed, 14 of 20 without it (p < 0.0001); it removes at least 76% of the failures, "
+        "and its failure rate is below 14%."
     ]
 
 
@@ -41,11 +42,11 @@ def test_slower_and_faster_steps_are_said_whatever_becomes_of_failures() -> None
 
 def test_rarer_worse_and_equal_are_told_from_fixed() -> None:
     base = trials("none", "F" * 25 + "." * 25)
-    assert said(base, trials("a", "F" * 5 + "." * 45))[0].startswith("a makes it rarer, but does not fix it: 5 of 50")
+    assert said(base, trials("a", "F" * 5 + "." * 45))[0].startswith("a makes it rarer: 5 of 50 failed")
     assert said(base, trials("a", "F" * 48 + "."))[0].startswith("a makes it worse: 48 of 49 failed")
     many = "F" * 300 + "." * 300
     assert said(trials("none", many), trials("a", many)) == [
-        "a does not change the failure rate of local-none by more than 10%."
+        "a does not change the failure rate of local-none by more than 50% of it or 10 points."
     ]
 
 

@@ -52,9 +52,9 @@ def test_no_effect_has_to_be_shown() -> None:
 
 
 def test_hangs_count_as_failures_and_infrastructure_never() -> None:
-    found = rows(trials("none", "T" * 15 + "....." + "E" * 10), trials("a", "." * 20 + "E" * 30))
+    found = rows(trials("none", "T" * 15 + "....." + "E" * 2), trials("a", "." * 20 + "E" * 3))
     assert found["local-none"].cell.rate == pytest.approx(15 / 20)
-    assert found["local-none"].cell.count("infrastructure") == 10
+    assert found["local-none"].cell.count("infrastructure") == 2
     assert found["local-a"].verdict.kind == "fixes"
 
 

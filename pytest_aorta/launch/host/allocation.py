@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -67,7 +68,11 @@ class Allocator:
         self._resources = resources
         cpus = os.sched_getaffinity(0)
         self._side_by_side = SideBySide(
-            slots=resources.slots, workers=resources.workers, hosts=hosts, cores=threads_of(cpus)
+            slots=resources.slots,
+            workers=resources.workers,
+            hosts=hosts,
+            cores=threads_of(cpus),
+            job=os.environ.get("SLURM_JOB_ID"),
         )
         at_a_time = resources.slots * resources.workers
         self._divides = resources.own_cores and at_a_time > 1
@@ -75,6 +80,7 @@ class Allocator:
         self._shares = equal_shares(at_a_time, cpus) if self._divides else None
         self._found = None if devices is None else find_devices()
         self._leases: Leases | None = None
+        self._used: Counter[tuple[object, int]] = Counter()
         #: The processes that hold each device and cannot be ended.
         self._quarantined: dict[int, str] = {}
         if devices and self._found is not None:
@@ -93,10 +99,11 @@ class Allocator:
             )
 
     @contextlib.contextmanager
-    def allocate(self, job: Cancellable, slot: int, need: int) -> Iterator[Allocation]:
+    def allocate(self, job: Cancellable, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
         """The cores of slot ``slot``, and ``need`` devices if devices are leased; waits until so many are free.
 
-        ``need`` is the number of the trial's processes.
+        ``need`` is the number of the trial's processes. A ``cell`` comes to all devices equally often, see
+        ``_preferred``; ``None`` for what is no trial.
 
         Raises:
             LeaseCancelled: the job was cancelled before.
@@ -107,14 +114,16 @@ class Allocator:
             imposes,
             cores=self._cores(slot),
             threads={} if imposes.threads is None else dict.fromkeys(_THREADS, str(imposes.threads)),
-            side_by_side=self._side_by_side,
+            side_by_side=self._side_by_side.model_copy(update={"slot": self._number(slot)}),
         )
         if self._found is None:
             yield shared
         elif self._leases is None:  # --aorta-devices none
             yield replace(shared, devices=device_variables([], self._found))
         else:
-            with self._lease(self._leases, job, need) as lease:
+            with self._lease(self._leases, job, need, self._preferred(self._leases.devices, slot, need, cell)) as lease:
+                if cell is not None:
+                    self._used.update((cell, device) for device in lease.devices)
                 yield replace(
                     shared,
                     devices=device_variables(lease.devices, self._found),
@@ -135,15 +144,35 @@ class Allocator:
     def _cores(self, slot: int) -> tuple[int, ...] | None:
         if self._shares is None:
             return None
-        return self._shares[(self._resources.worker * self._resources.slots + slot) % len(self._shares)]
+        return self._shares[self._number(slot) % len(self._shares)]
 
-    def _lease(self, leases: Leases, job: Cancellable, need: int) -> Lease:
+    def _number(self, slot: int) -> int:
+        """Of a slot among those of all workers of this host."""
+        return self._resources.worker * self._resources.slots + slot
+
+    def _preferred(self, devices: Sequence[int], slot: int, need: int, cell: object) -> list[int]:
+        """Devices in the order in which they are taken if they are free: parts of ``need`` that are next to each other.
+
+        Where there is one part for each slot, a slot keeps its own: as slots are balanced over cells, so are devices.
+        Where there are more, the cell takes those that it has had least often.
+        """
+        parts = [devices[start : start + need] for start in range(0, len(devices), need)]
+        number = self._number(slot)
+        has_own = len(devices) // need == self._resources.slots * self._resources.workers
+
+        def rank(part: int) -> tuple[bool, bool, int, int]:
+            used = sum(self._used[cell, device] for device in parts[part])
+            return len(parts[part]) < need, has_own and part != number, used, (part - number) % len(parts)
+
+        return [device for part in sorted(range(len(parts)), key=rank) for device in parts[part]]
+
+    def _lease(self, leases: Leases, job: Cancellable, need: int, preferred: Sequence[int]) -> Lease:
         def too_few() -> bool:
             return need > len(set(leases.devices) - set(self._quarantined))
 
         if not too_few():
             try:
-                return leases.acquire(need, cancelled=lambda: job.cancelled or too_few())
+                return leases.acquire(need, preferred, cancelled=lambda: job.cancelled or too_few())
             except LeaseCancelled:
                 if job.cancelled or not too_few():
                     raise

@@ -97,7 +97,8 @@ class TrialHost:
         """Run one trial of a prepared cell; ``job`` hears of its phases and warnings."""
         spec = order.spec
         # One device per rank.
-        with self.allocator.allocate(job, slot, self.prepare(order, slot, job).plan.nproc) as allocation:
+        need = self.prepare(order, slot, job).plan.nproc
+        with self.allocator.allocate(job, slot, need, cell_name(spec)) as allocation:
             trial = ProcessTrial(order, allocation, self.zygotes, self.temporary, self.node_store)
             job.on_cancel(trial.interrupt)
             trial.start()
@@ -140,6 +141,10 @@ def _wait_for_cancel(job: Cancellable) -> None:
     cancelled.wait(BEHIND)
 
 
+def cell_name(spec: TrialSpec) -> tuple[str, str]:
+    return spec.workload.name, spec.cell
+
+
 @dataclass(frozen=True)
 class Slot:
     """A place of a host where one job runs at a time; ``index`` is its number there, ``number`` that of the host."""
@@ -156,11 +161,15 @@ class SlotJob(ABC):
     Attributes:
         host: which host has to run it, as the number of that host; ``None`` for any.
         urgent: whether it comes before those that are not.
+        cell: of whose jobs each slot takes equally many; ``None`` for one that keeps its place in the queue.
+        round: index of the trial in its cell.
         why: why it was cancelled, if it was.
     """
 
     host: int | None = None
     urgent = False
+    cell: tuple[str, str] | None = None
+    round = 0
 
     def __init__(self) -> None:
         self._cancelling = threading.Lock()

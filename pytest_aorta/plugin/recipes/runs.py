@@ -27,6 +27,7 @@ from pytest_aorta.plugin.roles import is_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
+from pytest_aorta.settings import margin as read_margin
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
@@ -380,7 +381,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
     table, base = action.table, run_of(config)
     given = base.selection
     until_decided = table.until_decided or given.until_decided
-    margin = given.triage.margin if table.margin is None else table.margin
+    margin = given.triage.margin if table.margin is None else read_margin(table.margin)
     speed_margin = given.triage.speed_margin if table.speed_margin is None else table.speed_margin
     selection = replace(
         selection_of(action, recipe.recipe, given),

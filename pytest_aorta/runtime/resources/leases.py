@@ -103,13 +103,16 @@ class Leases:
         self.label = (Path(sys.argv[0]).name or "python") if label is None else label
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def acquire(self, count: int, *, cancelled: Callable[[], bool] = lambda: False) -> Lease:
+    def acquire(
+        self, count: int, preferred: Sequence[int] = (), *, cancelled: Callable[[], bool] = lambda: False
+    ) -> Lease:
         """Wait until ``count`` devices are free, and take them all at once.
 
         The holder of a lease should not wait for another one: two that do can wait for each other.
 
         Args:
             count: how many; 0 gives an empty lease at once.
+            preferred: of the pool, those to take if they are free, the best first; then any others, ascending.
             cancelled: asked again and again while waiting, in this thread; has to answer quickly.
 
         Raises:
@@ -130,7 +133,7 @@ class Leases:
                 with RELEASES:
                     while waiting and turns.add_locked(waiting[0], os.O_CREAT):
                         del waiting[0]
-                    lease = None if waiting else self._take(count)
+                    lease = None if waiting else self._take(count, preferred)
                     if lease is not None:
                         return lease
                     if not waiting:
@@ -142,19 +145,20 @@ class Leases:
                 turns.close()
         raise LeaseCancelled(f"gave up waiting for {count} of the devices {_listed(self.devices)}")
 
-    def _take(self, count: int) -> Lease | None:
+    def _take(self, count: int, preferred: Sequence[int]) -> Lease | None:
         # Always as long, because cutting a file off can take milliseconds: ext4 then writes it to the disk.
         holder = f"{os.getpid()} {self.label}".encode(errors="replace")[:_NAME].ljust(_NAME)
         held = Locks()
         devices = []
         try:
-            for device in self.devices:
+            for device in dict.fromkeys((*(each for each in preferred if each in self.devices), *self.devices)):
                 if held.add_locked(self._file(device), os.O_CREAT):
                     devices.append(device)
                     if len(devices) == count:
+                        held.numbers = [number for _, number in sorted(zip(devices, held.numbers, strict=True))]
                         for descriptor in held.numbers:
                             os.pwrite(descriptor, holder, 0)
-                        return Lease(devices, held)
+                        return Lease(sorted(devices), held)
         except BaseException:
             held.close()
             raise

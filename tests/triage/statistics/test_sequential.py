@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from math import exp
+from math import exp, inf
 
 import numpy as np
 import pytest
@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from pytest_aorta.triage.e_process import Bets, PairedEProcess, log_ratios, nearest_in_null
+from pytest_aorta.settings import Margin
+from pytest_aorta.triage.e_process import (
+    RATIO,
+    Bets,
+    PairedEProcess,
+    log_ratios,
+    nearest_in_null,
+    nearest_of_difference,
+    nearest_of_ratio,
+)
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.sequential import (
     SequentialComparison,
@@ -20,39 +29,35 @@ from pytest_aorta.triage.sequential import (
     sequential_comparison,
 )
 
+POINTS = Margin(inf, 0.1)
 pairs_of_outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60)
 
 
 def _compare(outcomes: list[tuple[bool, bool]]) -> SequentialComparison:
-    return sequential_comparison([base for base, _ in outcomes], [cell for _, cell in outcomes], 0.1)
+    return sequential_comparison([base for base, _ in outcomes], [cell for _, cell in outcomes], POINTS)
 
 
 def test_nothing_is_known_before_the_first_pair() -> None:
-    assert sequential_comparison([], [], 0.1) == SequentialComparison(1, Interval(-1, 1))
+    assert sequential_comparison([], [], POINTS) == SequentialComparison(1, Interval(-1, 1), Interval(0, inf))
 
 
 def test_a_cure_is_found() -> None:
     generator = np.random.default_rng(5)
     base = (generator.random(60) < 0.5).tolist()
-    comparison = sequential_comparison(base, [False] * 60, 0.1)
+    comparison = sequential_comparison(base, [False] * 60, POINTS)
     assert comparison.p < 1e-4
     assert comparison.interval.low < -0.5 < comparison.interval.high < -0.1
 
 
 def test_equivalence_is_shown_by_enough_pairs() -> None:
-    assert sequential_comparison([False] * 60, [False] * 60, 0.1).interval.within(-0.1, 0.1)
-    few = sequential_comparison([False] * 10, [False] * 10, 0.1)
+    assert sequential_comparison([False] * 60, [False] * 60, POINTS).interval.within(-0.1, 0.1)
+    few = sequential_comparison([False] * 10, [False] * 10, POINTS)
     assert not few.interval.within(-0.1, 0.1)
 
 
 def test_what_one_side_has_more_is_not_used() -> None:
     base, cell = [True, False, True], [False, False, False, True, True]
-    assert sequential_comparison(base, cell, 0.1) == sequential_comparison(base, cell[:3], 0.1)
-
-
-def test_a_margin_that_is_no_difference_of_rates_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"1\.5"):
-        SequentialTest(1.5)
+    assert sequential_comparison(base, cell, POINTS) == sequential_comparison(base, cell[:3], POINTS)
 
 
 @settings(max_examples=40)
@@ -66,10 +71,10 @@ def test_exchanging_the_sides_changes_the_sign(outcomes: list[tuple[bool, bool]]
 @settings(max_examples=20)
 @given(pairs_of_outcomes)
 def test_evidence_only_grows_whenever_it_is_looked_at(outcomes: list[tuple[bool, bool]]) -> None:
-    test = SequentialTest(0.1)
+    test = SequentialTest(POINTS)
     before = test.comparison()
     for base, cell in outcomes:
-        test.extend([base], [cell])
+        test.extend([(base, cell)])
         now = test.comparison()
         assert now.p <= before.p
         assert before.interval.low <= now.interval.low
@@ -97,7 +102,7 @@ def test_the_interval_holds_the_difference_at_all_times_at_once() -> None:
     for _ in range(120):
         # The interval never grows: if the last one holds the difference, all did.
         comparison = sequential_comparison(
-            (generator.random(80) < 0.5).tolist(), (generator.random(80) < 0.2).tolist(), 0.1
+            (generator.random(80) < 0.5).tolist(), (generator.random(80) < 0.2).tolist(), POINTS
         )
         missed += not comparison.interval.low <= -0.3 <= comparison.interval.high
     assert missed / 120 < 0.05
@@ -137,7 +142,7 @@ def test_published_e_value_of_safestats() -> None:
     for pairs, (a, b) in enumerate(zip(VIGNETTE_A, VIGNETTE_B, strict=True)):
         a1 = np.array([(a_successes + 0.18) / (pairs + 0.36)])
         b1 = np.array([(b_successes + 0.18) / (pairs + 0.36)])
-        on_a, on_b = log_ratios(a1, b1, np.array([0.0]))
+        on_a, on_b = log_ratios(a1, b1, *nearest_of_difference(a1, b1, np.array([0.0])))
         log_e += float(on_a[int(a), 0] + on_b[int(b), 0])
         a_successes += int(a)
         b_successes += int(b)
@@ -152,7 +157,7 @@ def test_published_e_value_of_safestats_for_a_stated_difference() -> None:
     log_e = 0.0
     for a, b in zip(VIGNETTE_A, VIGNETTE_B, strict=True):
         a1 = np.array([float(weights @ a_rates / weights.sum())])
-        on_a, on_b = log_ratios(a1, a1 + 0.3, np.array([0.0]))
+        on_a, on_b = log_ratios(a1, a1 + 0.3, *nearest_of_difference(a1, a1 + 0.3, np.array([0.0])))
         log_e += float(on_a[int(a), 0] + on_b[int(b), 0])
         weights = weights * (a_rates if a == "1" else 1 - a_rates)
         weights = weights * (a_rates + 0.3 if b == "1" else 0.7 - a_rates)
@@ -206,6 +211,35 @@ def test_every_bet_is_fair_or_worse_for_all_rates_within_its_null() -> None:
                 expected_base = a * on_base[1, :, index] + (1 - a) * on_base[0, :, index]
                 expected_cell = b * on_cell[1, :, index] + (1 - b) * on_cell[0, :, index]
                 assert float((expected_base * expected_cell).max()) <= 1 + 1e-9
+
+
+def test_every_bet_on_a_ratio_is_fair_or_worse_for_all_rates_within_its_null() -> None:
+    ratios = [0.01, 0.5, 1.0, 1.5, 5.0]
+    states = [(n, a, b) for n in (0, 1, 5, 12, 60, 400) for a in {0, 1, n // 2, n} for b in {0, n // 3, n} if a <= n]
+    pairs, base_failures, cell_failures = (np.array(column) for column in zip(*states, strict=True))
+    bets = Bets(ratios, ratios, RATIO).gains(pairs, base_failures, cell_failures)
+    on_base, on_cell = (np.exp(part) for part in bets)
+    assert float(np.abs(on_cell - 1).max()) > 0.5
+    for index, ratio in enumerate([*ratios, *ratios]):
+        at_most = index < len(ratios)
+        for a, b in product(np.linspace(0, 1, 21), np.linspace(0, 1, 21)):
+            if (b <= ratio * a + 1e-9) if at_most else (b >= ratio * a - 1e-9):
+                expected_base = a * on_base[1, :, index] + (1 - a) * on_base[0, :, index]
+                expected_cell = b * on_cell[1, :, index] + (1 - b) * on_cell[0, :, index]
+                assert float((expected_base * expected_cell).max()) <= 1 + 1e-6
+
+
+def test_nearest_rates_of_a_ratio_are_those_that_a_search_finds() -> None:
+    generator = np.random.default_rng(4)
+    for a1, b1, ratio in generator.uniform([0.001, 0.001, 0.05], [0.999, 0.999, 5], (200, 3)):
+
+        def divergence(a0: float, a1: float = a1, b1: float = b1, ratio: float = ratio) -> float:
+            parts = [(a1, a0), (1 - a1, 1 - a0), (b1, ratio * a0), (1 - b1, 1 - ratio * a0)]
+            return float(sum(p * np.log(p / q) for p, q in parts))
+
+        edges = (1e-12, min(1, 1 / ratio) - 1e-12)
+        found = minimize_scalar(divergence, bounds=edges, method="bounded", options={"xatol": 1e-12})
+        assert nearest_of_ratio(a1, b1, ratio)[0] == pytest.approx(found.x, abs=1e-6)
 
 
 def test_numbers_stay_finite_when_the_data_contradict_everything() -> None:

@@ -18,7 +18,7 @@ from support.triage_facts import trials
 
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import Place, TrialFacts
-from pytest_aorta.triage.speed import Measured, Speed, compare_speeds
+from pytest_aorta.triage.speed import Measured, Speed, SpeedKind, compare_speeds
 from pytest_aorta.triage.verdicts import Row, Triage
 
 Times = Callable[[np.random.Generator, int], np.ndarray]
@@ -162,7 +162,7 @@ def _two_clocks(rng: np.random.Generator, number: int) -> np.ndarray:
     return rng.normal(0, 0.01, number) + 0.3 * (rng.random(number) < 0.5)
 
 
-def simulated(noise: Times, change: float, *, runs: int, number: int = 10, watched: bool = False) -> list[str]:
+def simulated(noise: Times, change: float, *, runs: int, number: int = 10, watched: bool = False) -> list[SpeedKind]:
     """What is said of a cell whose steps take so much longer; of a watched run, the first that is."""
     rng = np.random.default_rng(11)
     found = []

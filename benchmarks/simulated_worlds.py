@@ -1,0 +1,743 @@
+"""Worlds in which one knows what makes trials fail, and the sentences of a triage that are false there.
+
+A world says when and where trials run and how each ends, as a real run would record it; it knows no rule of the
+package. Its triages are judged on the public way: facts are added, and the table, its sentences and the decisions
+that stop cells are read. What is false follows from the world alone (``Truth``).
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import log
+from typing import Any, Literal
+
+import numpy as np
+
+from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage.columns import conclusions
+from pytest_aorta.triage.decisions import Decisions
+from pytest_aorta.triage.facts import CellKey, Place, TrialFacts, TrialSteps, facts_of
+from pytest_aorta.triage.verdicts import Table, Triage
+
+LEVEL = 0.05
+
+#: How a trial ends: as it should; with a loss that is NaN; a crash; a hang in its work; a hang before it had a process
+#: of its own; a death before its main work.
+Fate = Literal["ok", "nan", "crash", "hang", "never began", "died early"]
+
+_ENDS: Mapping[Fate, dict[str, Any]] = {
+    "ok": {"exit_status": "ok", "result": {"passed": True, "main_work_started": True}},
+    "nan": {
+        "exit_status": "workload_failed",
+        "result": {"passed": False, "main_work_started": True, "failure_details": [{"reason": "loss is nan"}]},
+        "failure": {"phase": "run", "kind": "result"},
+    },
+    "crash": {
+        "exit_status": "workload_failed",
+        "result": {"passed": False, "main_work_started": True},
+        "failure": {"phase": "run", "kind": "signal", "signal": "SIGSEGV"},
+    },
+    "hang": {
+        "exit_status": "timeout",
+        "result": {"passed": False, "main_work_started": True},
+        "failure": {"phase": "run", "kind": "timeout", "message": "no end after 60 s"},
+    },
+    "never began": {
+        "exit_status": "timeout",
+        "result": {"passed": False, "main_work_started": False},
+        "failure": {"phase": "launch", "kind": "timeout", "message": "the modules were not imported after 300 s"},
+    },
+    "died early": {
+        "exit_status": "infrastructure_failed",
+        "result": {"passed": False, "main_work_started": False},
+        "failure": {"phase": "setup", "kind": "exception", "type": "RuntimeError", "message": "no device"},
+    },
+}
+
+#: What the variables of a cell do to the failures that it can have.
+Act = Literal["lowers", "raises", "exchanges"]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What may be said of a world.
+
+    Attributes:
+        rates: of failures of each cell, in the long run; the first cell is the baseline.
+        acts: what the variables of a cell do; of a cell that is missing, nothing.
+        ways: the same of one way to fail, by words of its signature; of a way that is missing, as ``acts``.
+        culprit: a pattern of the places that make trials fail; empty where none does.
+        in_runs: whether a failure makes the next one likelier.
+        changes: whether rates change over time.
+    """
+
+    rates: tuple[float, ...]
+    acts: Mapping[int, frozenset[Act]] = field(default_factory=dict)
+    ways: Mapping[tuple[int, str], frozenset[Act]] = field(default_factory=dict)
+    culprit: str = ""
+    in_runs: bool = False
+    changes: bool = False
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One trial of a run: of which cell, where, and as the how manieth of the run it begins."""
+
+    cell: int
+    index: int
+    turn: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class World:
+    """Attributes:
+    name: of its row.
+    truth: what is so in it.
+    spots: the trials of a run in the order in which they begin.
+    fates: how they end.
+    until_decided: whether cells stop as soon as they are decided.
+    oracle: of the best test that knows the world: which trials it looks at, and which ends it counts as failures;
+        it compares the acting cell with the baseline. ``None`` where no cell acts.
+    """
+
+    name: str
+    truth: Truth
+    spots: Callable[[np.random.Generator], list[Spot]]
+    fates: Callable[[np.random.Generator, Sequence[Spot]], list[Fate]]
+    until_decided: bool = False
+    oracle: Callable[[Spot], bool] | None = lambda spot: True
+    fails: frozenset[Fate] = frozenset({"nan", "crash", "hang"})
+
+    @property
+    def acting(self) -> int | None:
+        """The cell that does something."""
+        return next(iter(self.truth.acts), None)
+
+
+@dataclass
+class Seen:
+    """What came of the triages of one world: the number of those in which ...
+
+    Attributes:
+        wrong: anything false was said.
+        lower, fisher: a cell is called better falsely by others' rules: any lower rate than the baseline's at the end;
+            p < 0.05 in Fisher's test after any trial.
+        found: the acting cell was, or where none acts, the share of cells that are said to have no effect.
+        best: the best test finds the acting cell.
+        causes: the culprit is named, runs or changes are.
+        trials, best_trials: of the acting cell, or where none acts, of each cell on average; and of the best test.
+        what, example: what was false, how often, and what was said.
+    """
+
+    triages: int = 0
+    wrong: int = 0
+    lower: int = 0
+    fisher: int = 0
+    found: float = 0.0
+    best: int = 0
+    causes: int = 0
+    trials: float = 0.0
+    best_trials: float = 0.0
+    what: Counter[str] = field(default_factory=Counter)
+    example: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Seen) -> None:
+        """Count the triages of another one, too."""
+        for name, number in vars(other).items():
+            if isinstance(number, int | float):
+                setattr(self, name, getattr(self, name) + number)
+        self.what += other.what
+        self.example = other.example | self.example
+
+
+def simulate_one(group: str, number: int, triages: Sequence[int]) -> Seen:
+    """``simulate``, for another process."""
+    return simulate(worlds()[group][number], triages)
+
+
+def simulate(world: World, triages: Sequence[int]) -> Seen:
+    """Judge triages of a world, given by their numbers; a triage has the same seed in each version of the package."""
+    seen = Seen()
+    for number in triages:
+        generator = np.random.default_rng([number, *world.name.encode()])
+        spots = world.spots(generator)
+        fates = world.fates(generator, spots)
+        triage, decided = _judged(world, generator, spots, fates)
+        table = triage.table()
+        sentences = [*conclusions(table), *table.warnings]
+        false = {*_false_verdicts(world.truth, table, decided), *_false_sentences(world.truth, sentences)}
+        seen.triages += 1
+        seen.wrong += bool(false)
+        seen.what.update(false)
+        seen.example = {each: f"triage {number}: {' | '.join(sentences)}" for each in false} | seen.example
+        lower, fisher = _others(world, spots, fates)
+        seen.lower += lower
+        seen.fisher += fisher
+        seen.found += _found(world, table)
+        seen.causes += _names_the_cause(world.truth, sentences)
+        totals = [row.cell.total for row in table.rows]
+        seen.trials += sum(totals) / len(totals) if world.acting is None else totals[world.acting]
+        won, needed = _best(world, spots, fates)
+        seen.best += won
+        seen.best_trials += needed
+    return seen
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+_SUSPECTS = re.compile(r"suspect|is the cause|than elsewhere")
+_RUNS = re.compile(r"in runs")
+_TIME = re.compile(r"over the run|drift")
+
+
+def _names_the_cause(truth: Truth, sentences: Sequence[str]) -> bool:
+    """Whether a sentence names what makes trials fail, or makes them depend on each other."""
+    places = [sentence for sentence in sentences if _SUSPECTS.search(sentence)]
+    if truth.culprit and any(re.search(truth.culprit, sentence) for sentence in places):
+        return True
+    return (truth.in_runs or truth.changes) and any(_RUNS.search(each) or _TIME.search(each) for each in sentences)
+
+
+def _false_verdicts(truth: Truth, table: Table, decided: Mapping[CellKey, str]) -> list[str]:
+    false = []
+    for number, row in enumerate(table.rows):
+        acts = truth.acts.get(number, frozenset())
+        for kind in {row.verdict.kind, decided.get(row.cell.key, "").partition(" (")[0]}:
+            false += [f"{kind}: {why}" for why in _false(kind, acts)]
+        bound = row.verdict.rate_below
+        if bound is not None and truth.rates[number] >= bound:
+            false.append("the bound of `fixes`")
+        removes = row.verdict.removes
+        if removes is not None and truth.rates[number] > (1 - removes) * truth.rates[0]:
+            false.append("the share of failures that it removes")
+        for way in row.by_signature:
+            of_way = next((acts for (cell, words), acts in truth.ways.items()
+                           if cell == number and words in way.signature.text), acts)  # fmt: skip
+            false += [f"{way.verdict.kind} of one way to fail: {why}" for why in _false(way.verdict.kind, of_way)]
+        if row.is_slower:
+            false.append("slower")
+    return false
+
+
+def _false(kind: str, acts: frozenset[Act]) -> list[str]:
+    match kind:
+        case "fixes" | "reduces" if "lowers" not in acts:
+            return ["it does not"]
+        case "worse" if "raises" not in acts:
+            return ["it is not"]
+        case "no effect" if acts:
+            return ["it has one"]
+    return ["it does not"] if kind.startswith("exchange") and "exchanges" not in acts else []
+
+
+def _false_sentences(truth: Truth, sentences: Sequence[str]) -> list[str]:
+    false = []
+    for sentence in sentences:
+        if _SUSPECTS.search(sentence) and not (truth.culprit and re.search(truth.culprit, sentence)):
+            false.append("suspects what is innocent")
+        if _RUNS.search(sentence) and not (truth.in_runs or truth.changes):
+            false.append("failures in runs")
+        if "step times" in sentence and _TIME.search(sentence):
+            false.append("a change of the step times")
+        elif _TIME.search(sentence) and not (truth.changes or truth.in_runs):
+            false.append("a change over time")
+        nothing = re.search(r"Nothing to fix: .* is below ([\d.]+)%", sentence)
+        if nothing and truth.rates[0] >= float(nothing[1]) / 100:
+            false.append("the bound of `nothing to fix`")
+    return false
+
+
+def _found(world: World, table: Table) -> float:
+    if world.acting is None:
+        others = [row.verdict.kind == "no effect" for row in table.rows[1:]]
+        return sum(others) / len(others)
+    kind, acts = table.rows[world.acting].verdict.kind, world.truth.acts[world.acting]
+    said = {"fixes": "lowers", "reduces": "lowers", "worse": "raises"}.get(kind, kind)
+    return float(any(said.startswith(act[:8]) for act in acts))
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def _judged(
+    world: World, generator: np.random.Generator, spots: Sequence[Spot], fates: Sequence[Fate]
+) -> tuple[Triage, Mapping[CellKey, str]]:
+    """The triage of a run, and what was decided while it ran."""
+    triage = Triage(TriageSettings(sequential=world.until_decided))
+    decisions = Decisions(triage) if world.until_decided else None
+    cells = len(world.truth.rates)
+    keys = [_template(cell, "ok").key for cell in range(cells)]
+    for cell, key in enumerate(keys):
+        triage.declare(key, "local", _template(cell, "ok").mitigations)
+    times = np.exp(0.03 * generator.standard_normal(len(spots))) * 10
+    for spot, fate, step_ms in zip(spots, fates, times, strict=True):
+        if decisions is not None and keys[spot.cell] in decisions.stopped:
+            continue
+        triage.begin(keys[spot.cell], spot.index)
+        triage.add(_facts(spot, fate, float(step_ms)))
+        # What is decided does not depend on when one looks, but a look costs more than the rest.
+        if decisions is not None and spot.index % _LOOKS == _LOOKS - 1:
+            decisions.update(keys[spot.cell])
+            if len(decisions.stopped) == cells:
+                break
+    return triage, {} if decisions is None else dict(decisions.decided)
+
+
+_LOOKS = 4
+
+
+def _facts(spot: Spot, fate: Fate, step_ms: float) -> TrialFacts:
+    facts = _template(spot.cell, fate)
+    hours, rest = divmod(spot.turn * 20, 3600)
+    return replace(
+        facts,
+        trial_id=f"{facts.trial_id}{spot.index}",
+        index=spot.index,
+        file=f"{facts.file}{spot.index}.json",
+        steps=TrialSteps(array("d", [step_ms])) if fate in ("ok", "nan") else None,
+        started_at=f"2026-01-{1 + hours // 24:02}T{hours % 24:02}:{rest // 60:02}:{rest % 60:02}.000+00:00",
+        place=spot.place,
+    )
+
+
+@cache
+def _template(cell: int, fate: Fate) -> TrialFacts:
+    name = "none" if cell == 0 else f"m_{'abcdefgh'[cell - 1]}"
+    record = {
+        "trial_id": f"gemm_d0_m{cell}_t",
+        "workload": "gemm",
+        "cell": f"local-{name}",
+        "trial_index": 0,
+        "execution_env": {"kind": "local", "name": "local"},
+        "mitigations_applied": [name],
+        "wall_clock_sec": None if fate == "never began" else 20.0,
+        "started_at": "",
+        "host": "node",
+        **_ENDS[fate],
+    }
+    return facts_of(record, f"gemm/local-{name}/trial_")
+
+
+Order = Literal["by turns", "shuffled", "cell after cell"]
+
+
+def ordered(
+    generator: np.random.Generator, cells: int, trials: int, order: Order = "shuffled"
+) -> list[tuple[int, int]]:
+    """Cell and index of all trials of a run, in the order in which they begin; the first round is always by turns."""
+    if order == "cell after cell":
+        return [(cell, index) for cell in range(cells) for index in range(trials)]
+    found = []
+    for index in range(trials):
+        turn = generator.permutation(cells) if index and order == "shuffled" else range(cells)
+        found += [(int(cell), index) for cell in turn]
+    return found
+
+
+def on_one_host(cells: int, trials: int, order: Order = "shuffled") -> Callable[[np.random.Generator], list[Spot]]:
+    """A run on one host, one trial after the other."""
+    place = Place("node_0")
+    return lambda generator: [
+        Spot(*each, turn, place) for turn, each in enumerate(ordered(generator, cells, trials, order))
+    ]
+
+
+def on_devices(
+    cells: int, trials: int, devices: int, placing: Literal["balanced", "free", "coinciding"] = "balanced"
+) -> Callable[[np.random.Generator], list[Spot]]:
+    """A run with as many slots as devices, one device each.
+
+    ``balanced``: each cell sees all devices in turn, in a random order. ``free``: whichever is free; trials take about
+    equally long. ``coinciding``: the turns of cells and devices coincide.
+    """
+
+    def spots(generator: np.random.Generator) -> list[Spot]:
+        order: Order = "by turns" if placing == "coinciding" else "shuffled"
+        blocks = {cell: _blocks(generator, trials, devices) for cell in range(cells)}
+        free = np.zeros(devices)
+        found = []
+        for turn, (cell, index) in enumerate(ordered(generator, cells, trials, order)):
+            device = {"balanced": blocks[cell][index], "free": int(free.argmin()), "coinciding": cell % devices}[
+                placing
+            ]
+            free[device] = free.max() if placing != "free" else free[device]
+            free[device] += np.exp(0.1 * generator.standard_normal())
+            found.append(Spot(cell, index, turn, Place("node_0", (device,), slot=device)))
+        return found
+
+    return spots
+
+
+def _blocks(generator: np.random.Generator, trials: int, places: int) -> list[int]:
+    rounds = -(-trials // places)
+    return [int(place) for _ in range(rounds) for place in generator.permutation(places)]
+
+
+def on_nodes(
+    cells: int, trials: int, nodes: int, group: int, *, across: bool = True
+) -> Callable[[np.random.Generator], list[Spot]]:
+    """Jobs of a scheduler: of ``group`` rounds of all cells, or (not ``across``) of one cell."""
+
+    def spots(generator: np.random.Generator) -> list[Spot]:
+        jobs = []
+        for start in range(0, trials, group):
+            rounds = range(start, min(start + group, trials))
+            if across:
+                jobs.append([(int(cell), index) for index in rounds for cell in generator.permutation(cells)])
+            else:
+                jobs += [[(cell, index) for index in rounds] for cell in range(cells)]
+        order = _blocks(generator, len(jobs), nodes)
+        found = []
+        for number, (job, node) in enumerate(zip(jobs, order, strict=False)):
+            place = Place(f"node_{node}", slot=0, job=str(1000 + number))
+            # Jobs on different nodes run at the same time.
+            begin = number // nodes * max(map(len, jobs))
+            found += [(begin + turn, Spot(*each, 0, place)) for turn, each in enumerate(job)]
+        found.sort(key=lambda each: each[0])
+        return [replace(spot, turn=turn) for turn, (_, spot) in enumerate(found)]
+
+    return spots
+
+
+# --- how trials end --------------------------------------------------------------------------------------------------
+
+Fates = Callable[[np.random.Generator, Sequence[Spot]], list[Fate]]
+
+
+def by_chance(rate: Callable[[Spot], float], way: Fate = "nan") -> Fates:
+    """Each trial fails on its own."""
+
+    def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
+        lots = generator.random(len(spots))
+        return [way if lot < rate(spot) else "ok" for lot, spot in zip(lots, spots, strict=True)]
+
+    return fates
+
+
+def in_runs(rate: float, mean: float, *, per_cell: bool, cured: int | None = None) -> Fates:
+    """Failures in runs of this mean length: of each cell, or over the whole run; a Markov chain."""
+    begins = rate / (1 - rate) / mean
+
+    def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
+        lots = generator.random(len(spots))
+        state: dict[int, bool] = {}
+        found: list[Fate] = []
+        for lot, spot in zip(lots, spots, strict=True):
+            chain = spot.cell if per_cell else 0
+            likely = rate if chain not in state else 1 - 1 / mean if state[chain] else begins
+            state[chain] = bool(lot < likely)
+            found.append("nan" if state[chain] and spot.cell != cured else "ok")
+        return found
+
+    return fates
+
+
+def drifting(first: float, last: float) -> Fates:
+    """The failure rate rises, or falls, over the run."""
+
+    def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
+        return by_chance(lambda spot: first + (last - first) * spot.turn / (len(spots) - 1))(generator, spots)
+
+    return fates
+
+
+def dying_early(rate: float, cell: int, share: float) -> Fates:
+    """Of one cell, this share of the trials that would fail dies before the main work."""
+
+    def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
+        found = by_chance(lambda spot: rate)(generator, spots)
+        lots = generator.random(len(spots))
+        return ["died early" if fate == "nan" and spot.cell == cell and lot < share else fate
+                for fate, spot, lot in zip(found, spots, lots, strict=True)]  # fmt: skip
+
+    return fates
+
+
+def one_event(rate: float) -> Fates:
+    """The preparation of one cell, any of them, hangs once: no trial of it has ever a process of its own."""
+
+    def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
+        found = by_chance(lambda spot: rate)(generator, spots)
+        hit = int(generator.integers(1 + max(spot.cell for spot in spots)))
+        return ["never began" if spot.cell == hit else fate for fate, spot in zip(found, spots, strict=True)]
+
+    return fates
+
+
+def two_ways(rates: Callable[[Spot], tuple[float, float]], ways: tuple[Fate, Fate]) -> Fates:
+    """The first way to fail comes first: only a trial that it has not hit can fail in the second."""
+
+    def fates(generator: np.random.Generator, spots: Sequence[Spot]) -> list[Fate]:
+        lots = generator.random((len(spots), 2))
+        found: list[Fate] = []
+        for (one, other), spot in zip(lots, spots, strict=True):
+            first, second = rates(spot)
+            found.append(ways[0] if one < first else ways[1] if other < second else "ok")
+        return found
+
+    return fates
+
+
+# --- what others make of it ------------------------------------------------------------------------------------------
+
+
+def _others(world: World, spots: Sequence[Spot], fates: Sequence[Fate]) -> tuple[bool, bool]:
+    """Whether a cell is called better falsely: for a lower rate at the end, by Fisher's test after any trial."""
+    found, at_any_time = Counter[tuple[int, bool]](), False
+    for spot, fate in zip(spots, fates, strict=True):
+        if fate not in ("never began", "died early"):
+            found[spot.cell, fate in world.fails] += 1
+        numbers = found[spot.cell, True], found[spot.cell, False], found[0, True], found[0, False]
+        innocent = spot.cell and "lowers" not in world.truth.acts.get(spot.cell, ())
+        at_any_time = at_any_time or (bool(innocent) and _fisher_lower(*numbers))
+    lower = any(
+        found[cell, True] * found[0, False] < found[0, True] * found[cell, False]
+        for cell in range(1, len(world.truth.rates))
+        if "lowers" not in world.truth.acts.get(cell, ())
+    )
+    return lower, at_any_time
+
+
+@cache
+def _fisher_lower(failures: int, passes: int, base_failures: int, base_passes: int) -> bool:
+    from scipy.stats import fisher_exact
+
+    if failures * base_passes >= base_failures * passes:
+        return False
+    return float(fisher_exact(np.array([[failures, passes], [base_failures, base_passes]])).pvalue) < LEVEL
+
+
+# --- the best test for a world ---------------------------------------------------------------------------------------
+
+
+def _best(world: World, spots: Sequence[Spot], fates: Sequence[Fate]) -> tuple[bool, float]:
+    """Whether the best test finds the acting cell, and after how many of its trials."""
+    if world.acting is None or world.oracle is None:
+        return False, 0.0
+    sides = [
+        [fate in world.fails for spot, fate in zip(spots, fates, strict=True)
+         if spot.cell == cell and world.oracle(spot) and fate not in ("never began", "died early")]
+        for cell in (0, world.acting)
+    ]  # fmt: skip
+    base, cell = sides
+    if not world.until_decided:
+        return _barnard(sum(cell), len(cell), sum(base), len(base)) < LEVEL, len(cell)
+    return _double_dichotomies(base, cell, world.truth.rates[0], world.truth.rates[world.acting])
+
+
+@cache
+def _barnard(failures: int, trials: int, base_failures: int, base_trials: int) -> float:
+    from scipy.stats import barnard_exact
+
+    if (not failures and not base_failures) or (failures == trials and base_failures == base_trials):
+        return 1.0
+    table = [[failures, base_failures], [trials - failures, base_trials - base_failures]]
+    return float(barnard_exact(table).pvalue)
+
+
+def _double_dichotomies(
+    base: Sequence[bool], cell: Sequence[bool], base_rate: float, rate: float, power: float = 0.9
+) -> tuple[bool, float]:
+    """Wald's sequential test of two rates whose odds ratio it knows (Wald 1947, chapter 6).
+
+    It looks only at pairs that differ; at 2.5 % on either side, of which it knows the right one.
+    """
+    theta = base_rate * (1 - rate) / (base_rate * (1 - rate) + rate * (1 - base_rate))
+    against = {True: log(theta / 0.5), False: log((1 - theta) / 0.5) if theta < 1 else -np.inf}
+    evidence = 0.0
+    for number, (one, other) in enumerate(zip(base, cell, strict=False), 1):
+        if one != other:
+            evidence += against[one]
+        if evidence >= log(power / (LEVEL / 2)):
+            return True, number
+        if evidence <= log((1 - power) / (1 - LEVEL / 2)):
+            return False, number
+    return False, min(len(base), len(cell))
+
+
+# --- the worlds ------------------------------------------------------------------------------------------------------
+
+_LOWERS: frozenset[Act] = frozenset({"lowers"})
+_RAISES: frozenset[Act] = frozenset({"raises"})
+
+
+def worlds() -> dict[str, list[World]]:
+    """All of them, by what they are about."""
+    return {
+        "alike": _alike(),
+        "margin": _margin(),
+        "effects": _effects(),
+        "rare": _rare(),
+        "device": _device(),
+        "host": _host(),
+        "runs": _runs(),
+        "deaths": _deaths(),
+        "event": _event(),
+        "drift": _drift(),
+        "exchange": _exchange(),
+    }
+
+
+def _alike() -> list[World]:
+    found = []
+    for rate in (0.02, 0.1, 0.3, 0.5, 0.9):
+        truth, fates = Truth((rate,) * 8), _acting(rate, rate, 8)[1]
+        found.append(World(f"8 cells alike, {rate:.0%}, 20 trials", truth, on_one_host(8, 20), fates))
+    for rate in (0.0, 0.1, 0.5):
+        truth, fates = Truth((rate,) * 4), _acting(rate, rate, 4)[1]
+        found.append(World(f"4 cells alike, {rate:.0%}, until decided", truth, on_one_host(4, 200), fates, True))
+    return found
+
+
+def _margin() -> list[World]:
+    """What changes the rate by as much as the margin has an effect."""
+    found = []
+    for base, cell in ((0.05, 0.075), (0.1, 0.15), (0.3, 0.4), (0.9, 0.8)):
+        truth, fates = _acting(base, cell, 2)
+        name = f"{base:.0%} -> {100 * cell:g} %"
+        found.append(World(f"{name}, 200 trials", truth, on_one_host(2, 200), fates))
+    return found
+
+
+def _acting(base: float, cell: float, cells: int) -> tuple[Truth, Fates]:
+    """The first cell after the baseline acts; the others do nothing."""
+    rates = (base, cell, *[base] * (cells - 2))
+    truth = Truth(rates, {1: _LOWERS if cell < base else _RAISES})
+    return truth, by_chance(lambda spot: rates[spot.cell])
+
+
+def _effects() -> list[World]:
+    found = []
+    for base, cell in ((0.9, 0.0), (0.5, 0.0), (0.5, 0.2), (0.1, 0.5)):
+        truth, fates = _acting(base, cell, 4)
+        name = f"{base:.0%} -> {cell:.0%}"
+        found += [
+            World(f"{name}, 20 trials", truth, on_one_host(4, 20), fates),
+            World(f"{name}, until decided", truth, on_one_host(4, 120), fates, until_decided=True),
+        ]
+    return found
+
+
+def _rare() -> list[World]:
+    found = []
+    for base in (0.01, 0.02, 0.03, 0.05):
+        for cell in (0.0, 2 * base):
+            truth, fates = _acting(base, cell, 3)
+            name = f"rare: {base:.0%} -> {cell:.0%}"
+            found += [
+                World(f"{name}, 150 trials", truth, on_one_host(3, 150), fates),
+                World(f"{name}, until decided", truth, on_one_host(3, 400), fates, until_decided=True),
+            ]
+    return found
+
+
+def _device() -> list[World]:
+    def bad(good: float) -> Fates:
+        return by_chance(lambda spot: 0.75 if spot.place.devices == (0,) else good)
+
+    culprit = r"(?:GPU|device|slot)s? 0\b"
+    found = []
+    for cells in (2, 4):
+        truth = Truth((0.375,) * cells, culprit=culprit)
+        found += [
+            World(f"bad device, {cells} cells, balanced", truth, on_devices(cells, 20, 2), bad(0.0)),
+            World(f"bad device, {cells} cells, first free", truth, on_devices(cells, 20, 2, "free"), bad(0.0)),
+            World(f"bad device, {cells} cells, coinciding", truth, on_devices(cells, 20, 2, "coinciding"), bad(0.0)),
+            World(f"bad device, {cells} cells, until decided", truth, on_devices(cells, 60, 2), bad(0.0), True),
+            World(
+                f"bad device, {cells} cells, coinciding, until decided",
+                truth,
+                on_devices(cells, 60, 2, "coinciding"),
+                bad(0.0),
+                True,
+            ),
+        ]
+    truth = Truth((0.4,) * 8, culprit=culprit)
+    found.append(World("bad device of 4, 8 cells, 60 % and 20 %", truth, on_devices(8, 20, 4),
+                       by_chance(lambda spot: 0.8 if spot.place.devices == (0,) else 0.15)))  # fmt: skip
+    cures = Truth((0.45, 0.0, 0.45, 0.45), {1: _LOWERS}, culprit=culprit)
+    found.append(World("bad device, one cell cures it", cures, on_devices(4, 20, 2), by_chance(
+        lambda spot: 0.9 if spot.place.devices == (0,) and spot.cell != 1 else 0.0),
+        oracle=lambda spot: spot.place.devices == (0,)))  # fmt: skip
+    return found
+
+
+def _host() -> list[World]:
+    def bad(spot: Spot) -> float:
+        return 0.8 if spot.place.host == "node_1" else 0.05
+
+    culprit = r"node_1\b"
+    truth = Truth((0.425, 0.425), culprit=culprit)
+    of_four = Truth((0.24,) * 4, culprit=culprit)
+    return [
+        World("bad host of 2, jobs across 2 cells", truth, on_nodes(2, 20, 2, 5), by_chance(bad)),
+        World("bad host of 2, jobs of one cell", truth, on_nodes(2, 20, 2, 20, across=False), by_chance(bad)),
+        World("bad host of 4, jobs across 4 cells", of_four, on_nodes(4, 20, 4, 4), by_chance(bad)),
+        World("bad host of 4, jobs of one cell", of_four, on_nodes(4, 20, 4, 5, across=False), by_chance(bad)),
+        World("bad host of 2, until decided", truth, on_nodes(2, 60, 2, 5), by_chance(bad), True),
+    ]
+
+
+def _runs() -> list[World]:
+    found = []
+    for rate in (0.3, 0.5):
+        for per_cell, name in ((True, "of each cell"), (False, "over the run")):
+            truth = Truth((rate,) * 4, in_runs=True)
+            fates = in_runs(rate, 5, per_cell=per_cell)
+            found += [
+                World(f"runs of 5 {name}, {rate:.0%}, 20 trials", truth, on_one_host(4, 20), fates),
+                World(f"runs of 5 {name}, {rate:.0%}, 40 trials", truth, on_one_host(4, 40), fates),
+                World(f"runs of 5 {name}, {rate:.0%}, until decided", truth, on_one_host(4, 80), fates, True),
+            ]
+    return found
+
+
+def _deaths() -> list[World]:
+    rates = (0.7, 0.7)
+    cured = (0.7, 0.0)
+    return [
+        World("early deaths hide all failures of a cell", Truth(rates), on_one_host(2, 20), dying_early(0.7, 1, 1.0)),
+        World("early deaths hide most failures of a cell", Truth(rates), on_one_host(2, 20), dying_early(0.7, 1, 0.8)),
+        World("the same, until decided", Truth(rates), on_one_host(2, 60), dying_early(0.7, 1, 1.0), True),
+        World("the baseline dies early", Truth((0.7,) * 4), on_one_host(4, 20), dying_early(0.7, 0, 1.0)),
+        World("one in five of all dies early, one cell cures", Truth(cured, {1: _LOWERS}), on_one_host(2, 20),
+              two_ways(lambda spot: (0.2, cured[spot.cell]), ("died early", "nan"))),
+    ]  # fmt: skip
+
+
+def _event() -> list[World]:
+    return [
+        World(f"one event, {cells} cells, {rate:.0%}", Truth((rate,) * cells), on_one_host(cells, 10),
+              one_event(rate))
+        for cells in (2, 4) for rate in (0.0, 0.3)
+    ]  # fmt: skip
+
+
+def _drift() -> list[World]:
+    truth = Truth((0.35,) * 4, changes=True)
+    return [
+        World("drift 10 % to 60 %", truth, on_one_host(4, 20), drifting(0.1, 0.6)),
+        World("drift 10 % to 60 %, until decided", truth, on_one_host(4, 60), drifting(0.1, 0.6), True),
+        World("drift 0 to 90 %, cell after cell", truth, on_one_host(4, 20, "cell after cell"), drifting(0.0, 0.9)),
+    ]
+
+
+def _exchange() -> list[World]:
+    exchanged = Truth((0.75, 0.75), {1: frozenset({"exchanges"})},
+                      {(1, "nan"): _LOWERS, (1, "timeout"): _RAISES})  # fmt: skip
+    swapped = two_ways(lambda spot: (0.75, 0.0) if spot.cell == 0 else (0.0, 0.75), ("nan", "hang"))
+    # What the removal of one bug uncovers was there before.
+    uncovered = Truth((0.9, 0.5), {1: _LOWERS}, {(1, "SIGSEGV"): frozenset()})
+    uncovering = two_ways(lambda spot: (0.8 if spot.cell == 0 else 0.0, 0.5), ("nan", "crash"))
+    return [
+        World("exchange of nan for a hang", exchanged, on_one_host(2, 20), swapped, oracle=None),
+        World("exchange, until decided", exchanged, on_one_host(2, 80), swapped, True, oracle=None),
+        World("a second bug uncovered", uncovered, on_one_host(2, 20), uncovering),
+        World("a second bug uncovered, 60 trials", uncovered, on_one_host(2, 60), uncovering),
+    ]
