@@ -315,7 +315,7 @@ class SlotTrial(SlotJob):
         if isinstance(error, START_FAILURES) and own_rank() > 0 and (failure := conclude(seen)[1]) is not None:
             with contextlib.suppress(OSError):
                 report_unstarted(self.folder, own_rank(), failure)
-        return build_record(
+        record = build_record(
             self.spec,
             seen,
             started_at=self._submitted_at,
@@ -323,6 +323,9 @@ class SlotTrial(SlotJob):
             stacks=logs.get("stacks"),
             request=request_of(self.spec, self.order.inherited, timeout=self.order.timeout),
         )
+        if isinstance(error, HostLost):  # this process is on another one
+            record = record.model_copy(update={"host": None})
+        return record
 
 
 class ResumedTrial:

@@ -48,6 +48,7 @@ class CellStatistics:
         warnings, exit_statuses: how many trials have each.
         files: of the trials, relative to the results directory, in the order of their indices.
         variables: that any cell of the plan sets, as far as the trials agree on them.
+        places: failures and counted trials, by host and devices.
         events: what has cost several cells or trials their outcome, and how many trials of this cell each has cost.
     """
 
@@ -66,6 +67,7 @@ class CellStatistics:
     files: tuple[str, ...] = ()
     exit_statuses: dict[str, int] = field(default_factory=dict)
     variables: WatchedVariables = NOT_WATCHED
+    places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
 
     def count(self, *outcomes: Outcome) -> int:
@@ -181,6 +183,7 @@ class CellTrials:
             files=tuple(facts.file for facts in trials),
             exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
             variables=agreed(facts.variables for facts in trials),
+            places=_by_place(counted),
             events=dict(Counter(facts.event for facts in trials if facts.event is not None)),
         )
 

@@ -217,22 +217,6 @@ class CellKey:
 
 
 @dataclass(frozen=True)
-class HostConditions:
-    """The host when the trial began; ``None`` for not known.
-
-    ``load`` is the average of one minute per CPU; a pressure the percent of the ten seconds before in which tasks have
-    waited.
-    """
-
-    name: str | None = None
-    load: float | None = None
-    clock_mhz: float | None = None
-    memory_available_bytes: int | None = None
-    cpu_pressure: float | None = None
-    memory_pressure: float | None = None
-
-
-@dataclass(frozen=True)
 class Place:
     """Where a trial ran; ``None`` and empty for not known, or not bound to any.
 
@@ -262,6 +246,7 @@ class TrialFacts:
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         place: where it ran.
         run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
+        culprit: the rank that has failed, if all others have only because of it, and how many ranks there are.
         iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
@@ -281,13 +266,14 @@ class TrialFacts:
     steps: TrialSteps | None = None
     started_at: str = ""
     wall_sec: float | None = None
-    host: HostConditions = HostConditions()
     warnings: tuple[str, ...] = ()
     exit_status: str = ""
     iterations: int | None = None
     variables: WatchedVariables = NOT_WATCHED
     failed_rank: int | None = None
     place: Place = Place()
+    run_seed: int | None = None
+    culprit: tuple[int, int] | None = None
     event: str | None = None
 
     @property
@@ -320,13 +306,14 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         steps=steady_steps(record["result"].get("step_times_ms") or ()) if _has_all_steps(record, outcome) else None,
         started_at=record.get("started_at") or "",
         wall_sec=record.get("wall_clock_sec"),
-        host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
         exit_status=record["exit_status"],
         iterations=_iterations(record["result"]),
         variables=watched_variables(record),
         failed_rank=(record.get("failure") or {}).get("rank"),
         place=_place(record),
+        run_seed=(record.get("request") or {}).get("run_seed"),
+        culprit=_culprit(record),
         event=None if outcome in COUNTED else shared_event(record),
     )
 
@@ -389,20 +376,12 @@ def _place(record: Mapping[str, Any]) -> Place:
     )
 
 
-def _conditions(record: Mapping[str, Any]) -> HostConditions:
-    env = record.get("env") or {}
-    process = env.get("process") or {}
-    load = process.get("load_average") or [None]
-    cpus = (env.get("host") or {}).get("cpu_count") or 1
-    pressure = process.get("pressure") or {}
-    return HostConditions(
-        name=record.get("host"),
-        load=None if load[0] is None else load[0] / cpus,
-        clock_mhz=process.get("cpu_clock_mhz"),
-        memory_available_bytes=process.get("memory_available_bytes"),
-        cpu_pressure=pressure.get("cpu"),
-        memory_pressure=pressure.get("memory"),
-    )
+def _culprit(record: Mapping[str, Any]) -> tuple[int, int] | None:
+    rank, ranks = (record.get("failure") or {}).get("rank"), record.get("ranks") or ()
+    failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
+    if rank is None or len(ranks) < 2 or any(each["rank"] != rank or each.get("blame") == "unknown" for each in failed):
+        return None
+    return rank, len(ranks)
 
 
 def _iterations(result: Mapping[str, Any]) -> int | None:

@@ -9,7 +9,7 @@ from typing import Literal
 from pytest_aorta.settings import Margin, RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
-from pytest_aorta.triage.checks import MitigationEffect, drift_warnings, effects
+from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import (
     MOST_MORE,
@@ -27,6 +27,7 @@ from pytest_aorta.triage.rates import (
 from pytest_aorta.triage.sequential import SequentialComparison, SequentialTest, rate_upper_bound_sequential
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import Measured, Speed, compare_speeds, measured
+from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations
 
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
@@ -286,12 +287,13 @@ def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, co
     """Why lost trials leave a verdict open; empty where they do not.
 
     A trial that was lost might have failed. So a verdict does not hold where cell and baseline lose trials at
-    different rates, nor where it is gone if those that were lost on the side that fails less had failed.
+    different rates, nor where it is gone if those that were lost on the side that fails less had failed. Trials that
+    one event has cost are one loss.
     """
-    lost, base_lost = cell.total - cell.counted, base.total - base.counted
+    lost, base_lost = cell.loss_events, base.loss_events
     if not lost and not base_lost:
         return ""
-    doubt = difference_p(lost, cell.total, base_lost, base.total) < LEVEL
+    doubt = difference_p(lost, cell.counted + lost, base_lost, base.counted + base_lost) < LEVEL
     if kind in _DIFFERENT:
         more = base_lost if kind == "worse" else 0
         less = 0 if kind == "worse" else lost
@@ -300,9 +302,9 @@ def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, co
         doubt |= lower == (kind == "worse") or comparisons * difference_p(*worst) >= LEVEL
     if not doubt:
         return ""
-    if base_lost * cell.total > lost * base.total:
-        return f"{base_lost} of {base.total} trials of {base.key.cell} were lost"
-    return f"{lost} of {cell.total} trials were lost"
+    if base_lost * (cell.counted + lost) > lost * (base.counted + base_lost):
+        return f"{base.lost} of {base.total} trials of {base.key.cell} were lost"
+    return f"{cell.lost} of {cell.total} trials were lost"
 
 
 @dataclass(frozen=True)
@@ -352,11 +354,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` in the order of the plan; ``warnings`` concern several of them."""
+    """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them."""
 
     rows: tuple[Row, ...]
     settings: TriageSettings
     warnings: tuple[str, ...] = ()
+    associations: Associations = NO_ASSOCIATIONS
 
     def row(self, key: CellKey) -> Row:
         return next(row for row in self.rows if row.cell.key == key)
@@ -441,9 +444,9 @@ class Triage:
                 rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
-        drifts = () if running else drift_warnings(self.cells, families)
+        found = NO_ASSOCIATIONS if running else associations(self.cells)
         contradictions = filter(None, map(_contradiction, rows.values()))
-        return Table(tuple(rows.values()), self.settings, (*contradictions, *drifts))
+        return Table(tuple(rows.values()), self.settings, (*found.sentences, *contradictions), found)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""

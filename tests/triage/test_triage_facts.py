@@ -9,7 +9,7 @@ from support.records import record
 from support.stage import Stage
 
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.facts import CellKey, HostConditions, Outcome, Place, facts_of, outcome_of
+from pytest_aorta.triage.facts import CellKey, Outcome, Place, facts_of, outcome_of
 from pytest_aorta.triage.verdicts import triage_of
 
 PHASES = ("launch", "import", "setup", "run", "cleanup")
@@ -167,17 +167,6 @@ def test_zero_iterations_count_only_where_a_workload_counts_what_it_has_executed
     assert facts_of(record(result={"passed": True, **result}), "trial_0.json").iterations == iterations
 
 
-def test_the_host_is_as_the_trial_has_found_it() -> None:
-    process = {
-        "load_average": [3.0, 1.0, 0.5],
-        "cpu_clock_mhz": 2400.0,
-        "memory_available_bytes": 2**30,
-        "pressure": {"cpu": 12.5, "memory": None},
-    }
-    trial = record(env={"process": process, "host": {"cpu_count": 2}}, host="node7")
-    assert facts_of(trial, "trial_0.json").host == HostConditions("node7", 1.5, 2400.0, 2**30, 12.5, None)
-
-
 @pytest.mark.parametrize(
     ("of_record", "place"),
     [
@@ -229,7 +218,7 @@ def test_a_record_of_aortas_own_has_facts() -> None:
     assert facts.signature is not None
     assert facts.signature.text == "non_finite"
     assert facts.steps is not None
-    assert facts.host == HostConditions()
+    assert facts.place == Place()
 
 
 def cell(*trials: dict[str, Any]) -> CellTrials:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import nct, ttest_ind
 from scipy.stats import t as student
-from statsmodels.api import OLS
+from statsmodels.api import OLS  # type: ignore[import-untyped]
 from support.triage_facts import trials
 
 from pytest_aorta.triage import TriageSettings
