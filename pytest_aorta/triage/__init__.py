@@ -28,9 +28,13 @@ class TriageSettings:
         margin: how much a failure rate may differ and still be the same.
         speed_margin: changes of the step times, as a share, that are none.
         sequential: whether the number of trials depends on what was seen of them.
+        confirm: whether a cell that fails less needs fresh trials that say so again.
+        signatures: rules of the user: names of ways to fail, each with a regular expression for the texts of a failure.
     """
 
     baseline: str | None = None
     margin: Margin = MARGIN
     speed_margin: float = SPEED_MARGIN
     sequential: bool = False
+    confirm: bool = False
+    signatures: tuple[tuple[str, str], ...] = ()

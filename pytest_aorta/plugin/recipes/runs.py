@@ -387,7 +387,12 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
         selection_of(action, recipe.recipe, given),
         resume=True,
         triage=TriageSettings(
-            table.baseline, margin, speed_margin, sequential=until_decided or given.duration is not None
+            table.baseline,
+            margin,
+            speed_margin,
+            sequential=until_decided or given.duration is not None,
+            confirm=until_decided,
+            signatures=action.signatures,
         ),
         until_decided=until_decided,
         duration=None,  # the time is that of the whole run
