@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import log
+from math import comb, log
 from typing import Any, Literal
 
 import numpy as np
@@ -276,20 +276,23 @@ def _judged(
     for cell, key in enumerate(keys):
         triage.declare(key, "local", _template(cell, "ok").mitigations)
     times = np.exp(0.03 * generator.standard_normal(len(spots))) * 10
+    between, looked = max(4, len(spots) // cells // _LOOKS), 0
     for spot, fate, step_ms in zip(spots, fates, times, strict=True):
-        if decisions is not None and keys[spot.cell] in decisions.stopped:
-            continue
-        triage.begin(keys[spot.cell], spot.index)
-        triage.add(_facts(spot, fate, float(step_ms)))
-        # What is decided does not depend on when one looks, but a look costs more than the rest.
-        if decisions is not None and spot.index % _LOOKS == _LOOKS - 1:
-            decisions.update(keys[spot.cell])
+        # What is decided does not depend on how often one looks, but a look costs more than the rest.
+        if decisions is not None and spot.index >= looked + between:
+            for key in keys if not looked else keys[:1]:
+                decisions.update(key)
+            looked = spot.index
             if len(decisions.stopped) == cells:
                 break
+        if decisions is None or keys[spot.cell] not in decisions.stopped:
+            triage.begin(keys[spot.cell], spot.index)
+            triage.add(_facts(spot, fate, float(step_ms)))
     return triage, {} if decisions is None else dict(decisions.decided)
 
 
-_LOOKS = 4
+#: Looks at a run, at most every fourth round; the baseline's family is looked at together.
+_LOOKS = 20
 
 
 def _facts(spot: Spot, fate: Fate, step_ms: float) -> TrialFacts:
@@ -506,11 +509,12 @@ def _others(world: World, spots: Sequence[Spot], fates: Sequence[Fate]) -> tuple
 
 @cache
 def _fisher_lower(failures: int, passes: int, base_failures: int, base_passes: int) -> bool:
-    from scipy.stats import fisher_exact
-
+    """Whether the rate is lower, and p < 0.05 in Fisher's two-sided test."""
     if failures * base_passes >= base_failures * passes:
         return False
-    return float(fisher_exact(np.array([[failures, passes], [base_failures, base_passes]])).pvalue) < LEVEL
+    trials, base_trials, both = failures + passes, base_failures + base_passes, failures + base_failures
+    ways = [comb(trials, each) * comb(base_trials, both - each) for each in range(both + 1)]
+    return sum(number for number in ways if number <= ways[failures]) < LEVEL * sum(ways)
 
 
 # --- the best test for a world ---------------------------------------------------------------------------------------
@@ -589,9 +593,9 @@ def _alike() -> list[World]:
     for rate in (0.02, 0.1, 0.3, 0.5, 0.9):
         truth, fates = Truth((rate,) * 8), _acting(rate, rate, 8)[1]
         found.append(World(f"8 cells alike, {rate:.0%}, 20 trials", truth, on_one_host(8, 20), fates))
-    for rate in (0.0, 0.1, 0.5):
+    for rate in (0.1, 0.5):
         truth, fates = Truth((rate,) * 4), _acting(rate, rate, 4)[1]
-        found.append(World(f"4 cells alike, {rate:.0%}, until decided", truth, on_one_host(4, 200), fates, True))
+        found.append(World(f"4 cells alike, {rate:.0%}, until decided", truth, on_one_host(4, 100), fates, True))
     return found
 
 
@@ -628,12 +632,11 @@ def _rare() -> list[World]:
     found = []
     for base in (0.01, 0.02, 0.03, 0.05):
         for cell in (0.0, 2 * base):
-            truth, fates = _acting(base, cell, 3)
             name = f"rare: {base:.0%} -> {cell:.0%}"
-            found += [
-                World(f"{name}, 150 trials", truth, on_one_host(3, 150), fates),
-                World(f"{name}, until decided", truth, on_one_host(3, 400), fates, until_decided=True),
-            ]
+            truth, fates = _acting(base, cell, 3)
+            found.append(World(f"{name}, 150 trials", truth, on_one_host(3, 150), fates))
+            truth, fates = _acting(base, cell, 2)
+            found.append(World(f"{name}, until decided", truth, on_one_host(2, 400), fates, until_decided=True))
     return found
 
 
