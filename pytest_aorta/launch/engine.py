@@ -32,7 +32,7 @@ from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
-from pytest_aorta.trials.outcome import Observation, conclude, interruption, was_terminated
+from pytest_aorta.trials.outcome import HOST_DIED, NO_HOST, Observation, conclude, interruption, was_terminated
 from pytest_aorta.trials.records import Failure, Phase
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.spec import TrialSpec
@@ -301,8 +301,8 @@ class SlotTrial(SlotJob):
         if error is None or isinstance(error, LeaseCancelled | ZygoteUnwanted):
             seen.lost = interruption(self._phase(), why)
         elif isinstance(error, HostLost):
-            what = "the host that ran this trial died" if self.started else "there is no host left to run it"
-            seen.lost = Failure(self._phase(), "exception", f"{what}: {error}")
+            what = HOST_DIED if self.started else NO_HOST
+            seen.lost = Failure(self._phase(), "exception", f"{what}{error}")
         elif isinstance(error, START_FAILURES):
             has_logs = has_logs or self.make_room()
             see_start_failure(seen, error, self.spec.workload.target, self.folder if has_logs else None)
@@ -315,7 +315,7 @@ class SlotTrial(SlotJob):
         if isinstance(error, START_FAILURES) and own_rank() > 0 and (failure := conclude(seen)[1]) is not None:
             with contextlib.suppress(OSError):
                 report_unstarted(self.folder, own_rank(), failure)
-        return build_record(
+        record = build_record(
             self.spec,
             seen,
             started_at=self._submitted_at,
@@ -323,6 +323,9 @@ class SlotTrial(SlotJob):
             stacks=logs.get("stacks"),
             request=request_of(self.spec, self.order.inherited, timeout=self.order.timeout),
         )
+        if isinstance(error, HostLost):  # this process is on another one
+            record = record.model_copy(update={"host": None})
+        return record
 
 
 class ResumedTrial:

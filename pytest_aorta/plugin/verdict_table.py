@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions, counted
-from pytest_aorta.triage.facts import CellKey, Outcome
+from pytest_aorta.triage.facts import LOSSES, CellKey
 from pytest_aorta.triage.matrix import MATRIX_MD
 from pytest_aorta.triage.verdicts import Row, Table, VerdictKind
 
@@ -31,12 +31,13 @@ _COLOURS: Mapping[VerdictKind, str] = {
     "worse": "red",
     "error": "red",
     "did not run": "red",
+    "exchanges": "red",
+    "confounded": "yellow",
+    "no cure": "light",
     "no effect": "light",
     "baseline": "light",
     "second baseline": "light",
 }
-
-_UNCOUNTED: tuple[Outcome, ...] = ("infrastructure", "did not run")
 
 
 class Piece(NamedTuple):
@@ -181,8 +182,9 @@ def _notes(row: Row, has_long_verdicts: bool, has_confounds: bool, seen: set[str
         yield Piece(f"confound: {row.confound.text}", "yellow")
     if row.effect and row.effect.is_inert and not row.effect.is_second_baseline:
         yield Piece(f"inert? ({row.effect.reason})", "yellow")
-    if missing := [f"{row.cell.count(kind)} {kind}" for kind in _UNCOUNTED if row.cell.count(kind)]:
-        yield Piece(f"not counted: {', '.join(missing)}", "yellow")
+    if missing := [f"{row.cell.count(kind)} {kind}" for kind in LOSSES if row.cell.count(kind)]:
+        events = f" ({counted(row.cell.loss_events, 'event')})" if row.cell.loss_events < row.cell.lost else ""
+        yield Piece(f"not counted: {', '.join(missing)}{events}", "yellow")
     yield from _ways(row, seen)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytest_aorta.triage.facts import (
+    LOSSES,
     NOT_WATCHED,
     OUTCOMES,
     CellKey,
@@ -48,6 +49,8 @@ class CellStatistics:
         files: of the trials, relative to the results directory, in the order of their indices.
         variables: that any cell of the plan sets, as far as the trials agree on them.
         places: failures and counted trials, by host and devices.
+        events: what has cost several cells or trials their outcome, and how many trials of this cell each has cost.
+        places: failures and counted trials, by host and devices.
     """
 
     key: CellKey
@@ -65,6 +68,8 @@ class CellStatistics:
     files: tuple[str, ...] = ()
     exit_statuses: dict[str, int] = field(default_factory=dict)
     variables: WatchedVariables = NOT_WATCHED
+    places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
     places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
 
     def count(self, *outcomes: Outcome) -> int:
@@ -84,6 +89,16 @@ class CellStatistics:
     def counted(self) -> int:
         """Trials that say something about the workload."""
         return self.count("ok", "failed", "timeout")
+
+    @property
+    def lost(self) -> int:
+        """Trials that say nothing about the workload."""
+        return self.count(*LOSSES)
+
+    @property
+    def loss_events(self) -> int:
+        """By how many events they were lost: those that one event has cost count as one."""
+        return self.lost - sum(self.events.values()) + len(self.events)
 
     @property
     def did_not_run(self) -> bool:
@@ -171,6 +186,7 @@ class CellTrials:
             exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
             variables=agreed(facts.variables for facts in trials),
             places=_by_place(counted),
+            events=dict(Counter(facts.event for facts in trials if facts.event is not None)),
         )
 
 

@@ -36,6 +36,7 @@ _CHANGES: dict[VerdictKind, ChangeKind] = {
     "worse": "worse",
     "no effect": "no change",
     "undecided": "undecided",
+    "no cure": "undecided",
 }
 
 
@@ -217,7 +218,7 @@ def read_side(path: Path) -> Side:
         results=results,
         cells={cell.key: cell.statistics for cell in triage_in_order(facts).cells},
         environments=environments,
-        hosts=tuple(sorted({each.host.name for each in facts if each.host.name})),
+        hosts=tuple(sorted({each.place.host for each in facts if each.place.host})),
         times=tuple(sorted(each.started_at for each in facts if each.started_at)),
     )
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.signatures import Signature, signature_of
+from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
@@ -180,14 +181,13 @@ def _common(found: Iterable[Values]) -> Values:
     return tuple(sorted(set.intersection(*saying), key=lambda item: item[0])) if saying else ()
 
 
-#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it.
+#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it:
+#: they are losses.
 Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "timeout", "infrastructure", "did not run")
 FAILURES: tuple[Outcome, ...] = ("failed", "timeout")
 COUNTED: tuple[Outcome, ...] = ("ok", "failed", "timeout")
-
-#: Phases before ``run()``.
-_BEFORE_RUN = ("launch", "import", "setup")
+LOSSES: tuple[Outcome, ...] = ("infrastructure", "did not run")
 
 #: Failures of which a process died: its step times are those of a part of its work.
 _CRASHES = ("exception", "signal", "exit_code", "timeout", "stall", "rank")
@@ -214,22 +214,6 @@ class CellKey:
     def group(self) -> tuple[str, str, str, str]:
         """Equal for cells that are compared with each other."""
         return self.workload, self.test, self.options, self.digest
-
-
-@dataclass(frozen=True)
-class HostConditions:
-    """The host when the trial began; ``None`` for not known.
-
-    ``load`` is the average of one minute per CPU; a pressure the percent of the ten seconds before in which tasks have
-    waited.
-    """
-
-    name: str | None = None
-    load: float | None = None
-    clock_mhz: float | None = None
-    memory_available_bytes: int | None = None
-    cpu_pressure: float | None = None
-    memory_pressure: float | None = None
 
 
 @dataclass(frozen=True)
@@ -262,9 +246,12 @@ class TrialFacts:
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         place: where it ran.
         run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
+        culprit: the rank that has failed, if all others have only because of it, and how many ranks there are.
         iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         started_at: ISO 8601 in UTC, which sorts as a text.
+        event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
+            is counted, or was lost alone.
     """
 
     key: CellKey
@@ -279,7 +266,6 @@ class TrialFacts:
     steps: TrialSteps | None = None
     started_at: str = ""
     wall_sec: float | None = None
-    host: HostConditions = HostConditions()
     warnings: tuple[str, ...] = ()
     exit_status: str = ""
     iterations: int | None = None
@@ -287,6 +273,8 @@ class TrialFacts:
     failed_rank: int | None = None
     place: Place = Place()
     run_seed: int | None = None
+    culprit: tuple[int, int] | None = None
+    event: str | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -299,7 +287,7 @@ class TrialFacts:
         return self.outcome in COUNTED
 
 
-def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
+def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]] = ()) -> TrialFacts:
     """The facts of a record (``TrialResult.to_dict()``, or what a trial file holds).
 
     All of them are in the record itself, so that a run and the reader of its files come to the same table.
@@ -313,12 +301,11 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         index=_index(record, file),
         file=file,
         outcome=outcome,
-        signature=signature_of(record),
+        signature=signature_of(record, rules),
         first_failure_iteration=record["result"].get("first_failure_iteration"),
         steps=steady_steps(record["result"].get("step_times_ms") or ()) if _has_all_steps(record, outcome) else None,
         started_at=record.get("started_at") or "",
         wall_sec=record.get("wall_clock_sec"),
-        host=_conditions(record),
         warnings=tuple(record.get("warnings") or ()),
         exit_status=record["exit_status"],
         iterations=_iterations(record["result"]),
@@ -326,6 +313,8 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         failed_rank=(record.get("failure") or {}).get("rank"),
         place=_place(record),
         run_seed=(record.get("request") or {}).get("run_seed"),
+        culprit=_culprit(record),
+        event=None if outcome in COUNTED else shared_event(record),
     )
 
 
@@ -339,16 +328,16 @@ def key_of(record: Mapping[str, Any]) -> CellKey:
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
-    """For statistics: as the exit status, but that what never began its main work is no failure of the workload."""
+    """For statistics: as the exit status, but that what never began its main work is no failure of the workload.
+
+    Neither is what a full disk has ended.
+    """
     status = record["exit_status"]
-    if status == "timeout":
-        return "timeout"
-    phase = (record.get("failure") or {}).get("phase")
-    if status != "ok" and (record["result"].get("main_work_started") is False):
+    if did_not_run(record):
         return "did not run"
-    if status == "infrastructure_failed":
-        return "did not run" if phase in _BEFORE_RUN else "infrastructure"
-    return "ok" if status == "ok" else "failed"
+    if status == "infrastructure_failed" or met_full_disk(record):
+        return "infrastructure"
+    return "ok" if status == "ok" else "timeout" if status == "timeout" else "failed"
 
 
 def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:
@@ -387,20 +376,12 @@ def _place(record: Mapping[str, Any]) -> Place:
     )
 
 
-def _conditions(record: Mapping[str, Any]) -> HostConditions:
-    env = record.get("env") or {}
-    process = env.get("process") or {}
-    load = process.get("load_average") or [None]
-    cpus = (env.get("host") or {}).get("cpu_count") or 1
-    pressure = process.get("pressure") or {}
-    return HostConditions(
-        name=record.get("host"),
-        load=None if load[0] is None else load[0] / cpus,
-        clock_mhz=process.get("cpu_clock_mhz"),
-        memory_available_bytes=process.get("memory_available_bytes"),
-        cpu_pressure=pressure.get("cpu"),
-        memory_pressure=pressure.get("memory"),
-    )
+def _culprit(record: Mapping[str, Any]) -> tuple[int, int] | None:
+    rank, ranks = (record.get("failure") or {}).get("rank"), record.get("ranks") or ()
+    failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
+    if rank is None or len(ranks) < 2 or any(each["rank"] != rank or each.get("blame") == "unknown" for each in failed):
+        return None
+    return rank, len(ranks)
 
 
 def _iterations(result: Mapping[str, Any]) -> int | None:

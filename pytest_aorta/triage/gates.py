@@ -160,7 +160,7 @@ def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
     if gate.value == "verdict":
         return row.verdict.kind
     if gate.value == "infrastructure":
-        return cell.count("infrastructure", "did not run")
+        return cell.lost
     if gate.value == "step_ms":
         return None if cell.steps is None else cell.steps.median_ms
     if gate.value == "speed_ratio":

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, exp, inf, lgamma, log, sqrt
 from statistics import NormalDist, fmean, variance
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Beyond so many on a side, the tables of Boschloo's test take more than a tenth of a second and 10 MB.
 _MOST_TRIALS_OF_BOSCHLOO = 1000
@@ -169,17 +173,32 @@ def stratified_p(tables: Sequence[tuple[int, int, int, int]]) -> float:
     Args:
         tables: of each stratum, such as a host: failures and trials of the cell, failures and trials of its baseline.
     """
+    return min(1.0, 2 * min(stratified_tails(tables)))
+
+
+def stratified_tails(tables: Sequence[tuple[int, int, int, int]]) -> tuple[float, float]:
+    """The two one-sided p values of ``stratified_p``: of at most, and at least, as many failures of the cell."""
     import numpy as np
 
     chances, least = np.ones(1), 0
     for failures, trials, base_failures, base_trials in tables:
         failed = failures + base_failures
-        lowest, highest = max(0, failed - base_trials), min(failed, trials)
-        logs = [log_ways(trials, k) + log_ways(base_trials, failed - k) for k in range(lowest, highest + 1)]
-        ways = np.exp(np.array(logs) - max(logs))
-        chances, least = np.convolve(chances, ways / ways.sum()), least + lowest
+        chances = np.convolve(chances, _shares_of_failures(failed, trials, base_trials))
+        least += max(0, failed - base_trials)
     seen = sum(table[0] for table in tables) - least
-    return float(min(1.0, 2 * min(chances[: seen + 1].sum(), chances[seen:].sum())))
+    return min(1.0, float(chances[: seen + 1].sum())), min(1.0, float(chances[seen:].sum()))
+
+
+@lru_cache(maxsize=4096)
+def _shares_of_failures(failed: int, trials: int, base_trials: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The chance of each number of failures of the cell, the least possible first, given those of both sides."""
+    import numpy as np
+
+    lowest, highest = max(0, failed - base_trials), min(failed, trials)
+    logs = np.array([log_ways(trials, k) + log_ways(base_trials, failed - k) for k in range(lowest, highest + 1)])
+    ways = np.exp(logs - logs.max())
+    chances: np.ndarray[Any, np.dtype[np.float64]] = ways / ways.sum()
+    return chances
 
 
 def log_ways(trials: int, failures: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,7 +13,7 @@ from typing import Any
 _LOOKED_AT = 2000
 
 #: Longest text that is returned, in characters.
-LONGEST = 100
+LONGEST = 160
 
 #: ANSI escape sequences: colours, titles, moves of the cursor (ECMA-48, 5.4 and 5.6).
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
@@ -20,8 +21,70 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 #: Words whose number says which one of several equal things it was. In other words it is a part of the name: conv2d.
 _NUMBERED = (
     r"rank|ranks|gpu|cuda|hip|worker|node|host|thread|pid|tid|port|slot|dev|device|step|iter|iteration|epoch|trial|"
-    r"attempt|process|proc|card|renderd|gw|fd"
+    r"attempt|process|proc|card|renderd|gw|fd|layer|layers|block|blocks|expert|bucket|shard|batch|core|cpu|queue"
 )
+
+#: What loggers put before a line: torchrun's rank, times, glog's severity and place, the kernel and its journal.
+_BEFORE = re.compile(
+    r"\A(?:\s*(?:"
+    r"\[(?:rank\s?|default)?\d+\]:(?=\s|\[)"
+    r"|\[\s*\d+\.\d+\](?=\s)"
+    r"|\[?(?:(?:mon|tue|wed|thu|fri|sat|sun) )?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec) +\d\d? "
+    r"(?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?(?: \d{4})?\]?(?: [\w.-]+ kernel:)?"
+    r"|\[?\d{4}-\d\d-\d\d[t ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:z|[+-]\d\d:?\d\d)?\]?:?(?: [\w.-]+ kernel:)?"
+    r"|\[?[iwef]\d{3,8} \d\d:\d\d:\d\d\.\d+(?: +\d+)? [\w./-]+:\d+\]"
+    r"|kernel:(?=\s)"
+    r")\s*)+",
+    re.IGNORECASE,
+)
+
+#: The name of a host, where the word before says that it is one: with a digit, as that differs from trial to trial.
+_HOST = r"(?=[a-z.-]*\d)[a-z\d](?:[\w.-]*[a-z\d])?"
+
+#: What libraries say of one and the same failure in several ways, or with what differs from trial to trial.
+_SAID = [
+    (re.compile(pattern, re.IGNORECASE), by)
+    for pattern, by in (
+        # of NCCL's log: host, process, thread, device
+        (r"^[\w.-]+:\d+:\d+ \[\d+\] (?=\S+:\d+ nccl warn|nccl )", ""),
+        (r"^[\w.-]+: (?=test nccl failure)", ""),
+        (r"(?<= with status=)(\d+) opcode=\d+ len=\d+ vendor err (\d+).*", r"\1 vendor err \2"),
+        (r"^\[PG [^\]]*\] (?:Process group |NCCL )?watchdog thread terminated with exception: ", ""),
+        (r"^\[rank \d+\]:? ", ""),
+        (r"^NCCL error in: [^,]+, ", "NCCL: "),
+        (r"\bXid \(PCI:[^)]*\): (\d+)(?:, (?:pid=|name=|Ch )[^,.]*)*", r"Xid \1"),
+        (r" \(run with NCCL_DEBUG=\w+ for details\)|, NCCL version [\w.+-]+", ""),
+        # the kernel does not always know the reason, and not always the same
+        (r"(?<=memory access fault by gpu) node-\d+ .*", ""),
+        (r"(?<=out of memory: killed process )\d+ (\([^)]*\)).*", r"\1"),
+        # what there was beside it depends on the version, and on what else runs
+        (r"(?<=out of memory\. tried to allocate )[\d.]+ \w+.*", "#"),
+        (r"^\*\*\* Error in [`'][^`']*': (.*?)(?:: 0x[0-9a-f]+)? \*\*\*.*", r"\1"),
+    )
+]
+
+#: What NCCL and RCCL say of their last error, in a line of its own.
+_LAST_ERROR = re.compile(r"^Last error:[ ]*\n?(\S[^\n]*)$", re.MULTILINE)
+
+#: Errors of a GPU that a call reports which has nothing to do with them: where that was says nothing.
+_ELSEWHERE = re.compile(
+    r"\b(?:CUDA|HIP) error: (?:device-side assert|an? (?:illegal|misaligned|invalid program counter)|misaligned"
+    r"|unspecified launch failure|the launch timed out|uncorrectable ECC|hardware stack error)",
+    re.IGNORECASE,
+)
+
+#: Numbers that say what has failed.
+_CODES = re.compile(
+    r"\bxid:? \d+|\b(?:cuda|hip|nccl|hsa|driver|runtime) (?:error|failure):? \(?\d+"
+    r"|\b(?:error|status|exit) ?code:? -?\d+|\bexitcode: -?\d+|\bcode: -?(?:0x[0-9a-f]+|\d+)"
+    r"|\bvendor err \d+|\bstatus=\d+|\bsignal \d+",
+    re.IGNORECASE,
+)
+
+#: To keep digits: they become characters of a private area, which no rule changes.
+_HIDE = {ord(digit): 0xE000 + int(digit) for digit in "0123456789"}
+_NUMBER_AT_END = re.compile(r"(?:0x[0-9a-f]+|\d+)$", re.IGNORECASE)
+_UNHIDE = {hidden: digit for digit, hidden in _HIDE.items()}
 
 _REPLACED = [
     (re.compile(pattern, re.IGNORECASE), by)
@@ -33,11 +96,20 @@ _REPLACED = [
         (r"(?<![\w./>~-])(?:[\w.+-]+/)+[\w.+-]*\.[a-z]\w{0,7}\b(?!/)", "<path>"),
         (r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", "#"),
         (r"\btmp[a-z0-9_]{6,}\b", "#"),
-        (r"(?<![\w:])(?=[0-9a-f:]*[0-9])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])", "#"),  # times, IPv6, MAC
+        # a host before its port, in brackets, or where its name has a digit and it is said what it is
+        (r"(?<![\w<])[\w.:-]*\w<\d+>", "#"),
+        (r"(?<![\w\])])\[[a-z][\w.-]*\](?=:\d)", "[#]"),
+        (r"(?<= connect to \()[\w.-]+(?=, \d)", "#"),
+        (rf"(?<![\w-])((?:host|hostname|peer|server|connect to|connection (?:to|from)) ){_HOST}(?![\w-])", r"\1#"),
+        # times, IPv6, MAC, buses
+        (r"(?<![\w:])(?=[0-9a-f:]*[0-9])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])(?:[.,]\d+)?", "#"),
+        (r"\(nil\)", "#"),
         (r"\b0x[0-9a-f]+\b", "#"),
         (r"(?<![\w.])[-+]?\d+(?:\.\d+)?e[-+]?\d+(?!\w)", "#"),
         (r"(?<![\w])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{8,}(?![\w])", "#"),
         (rf"(?<![a-z0-9])({_NUMBERED})\d+(?![a-z0-9])", r"\1#"),
+        (r"(?<=[a-z_\])#]\.)\d+(?![\w])", "#"),  # layers.3.mlp
+        (r"(?<=\w=)[-+]?(?:inf|nan|infinity)(?!\w)", "#"),
         (r"\b\d{4}-\d\d-\d\d(?:[t ](?=[\d#]))?", "#"),
         (r"(?<![a-z0-9.])[-+]?\d[\d_]*(?:\.\d+)*(?:e[-+]?\d+)?(?![\d])(?:\s?(?:[kmgt]i?b|bytes?)\b)?", "#"),
         (r"(?<=#)(?:x\d+)+", ""),
@@ -47,21 +119,43 @@ _REPLACED = [
 ]
 
 
-def words_of(message: str) -> str:
+def words_of(message: str, host: str = "") -> str:
     """One line of a message that is the same for every trial that fails for this reason.
 
     It is the first line with anything on it; of a message that contains a traceback, as that of an exception in a
     worker of a ``DataLoader``, the last. Numbers, addresses, ids in hexadecimal digits and names of temporary files
     become ``#``, and so do lists of them, whatever their length; paths become ``<path>``. Digits that belong to a name
-    stay: ``float16``. At most ``LONGEST`` characters.
+    stay: ``float16``, and so do codes of errors: ``Xid 79``. Names of hosts are numbers, too: that of ``host``, those
+    that differ from it in digits, and those at places where libraries write them. At most ``LONGEST`` characters.
     """
     line = _line(message)
     before = None
     while before != line:  # a replacement can bring two others side by side
         before = line
+        line = _BEFORE.sub("", line)
+        for pattern, by in _SAID:
+            line = pattern.sub(by, line)
+        if host:
+            line = _named_alike(host).sub("#", line)
+        line = _CODES.sub(lambda found: _NUMBER_AT_END.sub(_hidden, found[0]), line)
         for pattern, by in _REPLACED:
             line = pattern.sub(by, line)
-    return bounded(line)
+        line = line.translate(_UNHIDE)
+    return bounded(line.strip())
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return found[0].translate(_HIDE)
+
+
+@lru_cache(maxsize=64)
+def _named_alike(host: str) -> re.Pattern[str]:
+    """The name of a host, and those that differ from it in digits only, with or without a domain."""
+    name = host.partition(".")[0]
+    if not any(char.isdigit() for char in name):  # it may be a word
+        return re.compile(r"(?!)")
+    name = r"\d+".join(map(re.escape, re.split(r"\d+", name)))
+    return re.compile(rf"(?<![\w.-]){name}(?:\.[a-z][\w-]*)*(?![\w-])", re.IGNORECASE)
 
 
 def shown(text: str) -> str:
@@ -81,8 +175,13 @@ def _line(message: str) -> str:
     lines = [line for line in message.splitlines() if line.strip()]
     if not lines:
         return ""
-    at = -1 if any(line.endswith("Traceback (most recent call last):") for line in lines) else 0
-    return shown(lines[at][:_LOOKED_AT])
+    if any(line.endswith("Traceback (most recent call last):") for line in lines):
+        return shown(lines[-1][:_LOOKED_AT])
+    first = lines[0]
+    last_error = _LAST_ERROR.search(message)
+    if last_error is not None:
+        first = f"{first}: {last_error[1]}"
+    return shown(first[:_LOOKED_AT])
 
 
 #: A frame of a traceback, also of one in an exception group; or one of ``faulthandler``, which has no second comma.
@@ -202,7 +301,7 @@ _SAY_LESS = ("Exception", "RuntimeError", "ValueError", "AssertionError", "Syste
 #: Longest place, and longest text of a signature, in characters.
 _PLACE = 50
 _SHORT = 40
-_TEXT = 200
+_TEXT = 260
 
 #: Where a process hung, at the end of its message: ``all_reduce in step() at train.py line 88``.
 _HUNG = re.compile(
@@ -219,7 +318,7 @@ _ABORTED = [
     for pattern in (
         r"^ *what\(\): +(.+)$",
         r"^(terminate called .+)$",
-        r"(Memory access fault by GPU .+)$",
+        r"((?:Memory access fault|HW Exception) by GPU .+)$",
         r"(HSA_STATUS_\w+.*)$",
         r"(Assertion [`'].+' failed)",
         r"^(\*\*\* .+ \*\*\*)",
@@ -243,7 +342,8 @@ class Signature:
     """What failing trials have in common.
 
     Attributes:
-        kind: of the failure: exception, signal, exit_code, timeout, stall, result, rank.
+        kind: of the failure: exception, signal, exit_code, timeout, stall, result, rank; or that a rule of the user
+            has ``named`` it, which then is all that is known.
         phase: in which it failed.
         type: of the exception, or name of the signal.
         role: ``rank`` where one rank of several has failed, whichever it was; else empty.
@@ -289,43 +389,66 @@ class Signature:
         return self.message or self.kind
 
 
-def signature_of(record: Mapping[str, Any]) -> Signature | None:
+def signature_of(record: Mapping[str, Any], rules: Sequence[tuple[str, str]] = ()) -> Signature | None:
     """The signature of a trial's record; ``None`` where it has not failed.
 
-    Of ranks, it is that of the one that is the cause.
+    Of ranks, it is that of the one that is the cause. Where the text of the signature, the message or the traceback
+    matches one of the ``rules`` (names with regular expressions), it is the name of the first such rule, and no more.
     """
     if record["exit_status"] == "ok":
         return None
+    found = _signature_of(record)
+    if rules:
+        failure = record.get("failure") or {}
+        details = (each for each in record["result"].get("failure_details") or () if isinstance(each, Mapping))
+        said = [value for each in details for value in each.values() if isinstance(value, str)]
+        texts = [found.text, failure.get("message") or "", failure.get("traceback") or "", *said]
+        for name, pattern in rules:
+            if any(re.search(pattern, text, re.MULTILINE) for text in texts):
+                return Signature("named", "", message=name)
+    return found
+
+
+def _signature_of(record: Mapping[str, Any]) -> Signature:
     failure = record.get("failure")
     if not failure:  # a record of AORTA's, which has none
         kind, phase = _KINDS.get(record["exit_status"], ("result", "run"))
-        return Signature(kind, phase, message=_details(record["result"]) if kind == "result" else "")
+        return Signature(
+            kind, phase, message=_details(record["result"], record.get("host") or "") if kind == "result" else ""
+        )
     kind, phase = failure["kind"], failure["phase"]
     role = "rank" if failure.get("rank") is not None else ""
     message = (failure.get("message") or "").removeprefix(f"rank {failure.get('rank')}: ")
     text = failure.get("traceback") or ""
+    host = record.get("host") or ""
     target = ((record.get("request") or {}).get("workload") or {}).get("target") or ""
     if kind == "signal" and failure.get("signal"):
         frames = frames_of(text)
         said = next((found[1] for pattern in _ABORTED if (found := pattern.search(text))), "")
         called = native_function(text) or _called(frames, target)
-        words = words_of(said) if said else shown(called)
-        return Signature(kind, phase, shown(failure["signal"]), role, _place(frames, target), bounded(words))
+        last_error = _LAST_ERROR.search(text) if said else None
+        words = words_of(said if last_error is None else f"{said}\n{last_error[0]}", host) if said else shown(called)
+        where = "" if _ELSEWHERE.search(words) else _place(frames, target)
+        return Signature(kind, phase, shown(failure["signal"]), role, where, bounded(words))
     if kind in ("timeout", "stall"):
         where, called = _hung(record, failure)
         return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
         code = failure.get("exit_code")
-        return Signature(kind, phase, "", role, message=words_of(message) if code is None else f"exit code {code}")
+        return Signature(
+            kind, phase, "", role, message=words_of(message, host) if code is None else f"exit code {code}"
+        )
     if kind == "result" and not failure.get("type"):
         ranks = (rank for rank in record.get("ranks") or () if rank["rank"] == failure.get("rank"))
         result = next((rank["result"] for rank in ranks if rank.get("result")), record["result"])
-        return Signature(kind, phase, "", role, message=_details(result))
+        return Signature(kind, phase, "", role, message=_details(result, host))
     where = _place(frames_of(text), target)
     type_name = bounded(shown(failure.get("type") or ""))
     code = failure.get("exit_code")
-    words = message if message == f"sys.exit({code})" else words_of(message).removeprefix(f"{type_name}: ")
-    return Signature(kind, phase, type_name, role, where, words, _cause(text, target))
+    words = message if message == f"sys.exit({code})" else words_of(message, host).removeprefix(f"{type_name}: ")
+    if _ELSEWHERE.search(words):
+        return Signature(kind, phase, type_name, role, "", words)
+    return Signature(kind, phase, type_name, role, where, words, _cause(text, target, host))
 
 
 def _joined(separator: str, *words: str) -> str:
@@ -346,14 +469,14 @@ def _called(frames: Sequence[Frame], target: str) -> str:
     return frames[0].name if own and frames[0] != own[0] else ""
 
 
-def _cause(text: str, target: str) -> str:
+def _cause(text: str, target: str, host: str) -> str:
     first = first_traceback(text)
     if first is None:
         return ""
     frames, raised = first
     where = _place(frames, target)
     name, _, message = raised.partition(": ")
-    words = _joined(": ", bounded(shown(name.rpartition(".")[2])), words_of(message))
+    words = _joined(": ", bounded(shown(name.rpartition(".")[2])), words_of(message, host))
     return f"{words} ({where})" if where else words
 
 
@@ -376,14 +499,14 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
     return bounded(shown(place), _PLACE), bounded(shown(found["called"] or ""))
 
 
-def _details(result: Mapping[str, Any]) -> str:
+def _details(result: Mapping[str, Any], host: str) -> str:
     for detail in result.get("failure_details") or ():
         if not isinstance(detail, Mapping):
             continue
         words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
         first = {key: words.pop(key) for key in _WHAT if key in words}
-        texts = [words_of(value) for value in first.values()]
-        texts = [*texts, *(words_of(f"{key} {value}") for key, value in words.items())][:_WORDS]
+        texts = [words_of(value, host) for value in first.values()]
+        texts = [*texts, *(words_of(f"{key} {value}", host) for key, value in words.items())][:_WORDS]
         if texts:
             return bounded(", ".join(text for text in texts if text))
     return "passed=False"

@@ -9,7 +9,7 @@ from typing import Literal
 from pytest_aorta.settings import Margin, RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
-from pytest_aorta.triage.checks import MitigationEffect, drift_warnings, effects
+from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import (
     MOST_MORE,
@@ -26,8 +26,14 @@ from pytest_aorta.triage.rates import (
     stratified_p,
     upper_bound,
 )
-from pytest_aorta.triage.sequential import SequentialComparison, SequentialTest, rate_upper_bound_sequential
+from pytest_aorta.triage.sequential import (
+    Confirmation,
+    SequentialComparison,
+    SequentialTest,
+    rate_upper_bound_sequential,
+)
 from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations
 
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
@@ -48,10 +54,14 @@ VerdictKind = Literal[
     "exchanges",
     "confounded",
     "no effect",
+    "no cure",
     "undecided",
     "did not run",
     "error",
 ]
+
+#: Part of the failures that a cure leaves at most.
+_CURE = 0.5
 
 #: Verdicts that a difference of the failure rates is.
 _DIFFERENT: tuple[VerdictKind, ...] = ("fixes", "reduces", "worse")
@@ -118,13 +128,16 @@ def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> Verdict
     """What a comparison says of a cell with so many ``failures``.
 
     Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
-    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``.
+    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``. ``no cure``:
+    it may change the rate, but it does not remove half of the failures.
     """
     if comparison.p_adjusted < LEVEL and comparison.difference < 0:
         return "reduces" if failures else "fixes"
     if comparison.p_adjusted < LEVEL and comparison.difference > 0:
         return "worse"
-    return "no effect" if comparison.is_within(margin) else "undecided"
+    if comparison.is_within(margin):
+        return "no effect"
+    return "no cure" if comparison.ratio.low > _CURE else "undecided"
 
 
 @dataclass(frozen=True)
@@ -265,7 +278,7 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     failures, trials, base_failures, base_trials = pair.counts
     kind = verdict_of(comparison, failures, margin)
     sequential = comparison.method == "sequential"
-    if pair.apart and kind != "undecided":
+    if pair.apart and kind in (*_DIFFERENT, "no effect"):
         return Verdict(
             "confounded", f"no trial of {pair.baseline.cell} ran where its trials ran", of=f"with {pair.apart}"
         )
@@ -274,7 +287,7 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         if kind == "fixes":
             below = (rate_upper_bound_sequential if sequential else upper_bound)(failures, trials)
             # Three trials without a failure are no cure: the rate may be half of what it was.
-            kind = "fixes" if below < base_failures / base_trials / 2 else "reduces"
+            kind = "fixes" if below < base_failures / base_trials * _CURE else "reduces"
         removes = 1 - comparison.ratio.high
         return Verdict(kind, rate_below=below, removes=removes if removes > 0 else None)
     if kind == "undecided":
@@ -290,12 +303,13 @@ def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, co
     """Why lost trials leave a verdict open; empty where they do not.
 
     A trial that was lost might have failed. So a verdict does not hold where cell and baseline lose trials at
-    different rates, nor where it is gone if those that were lost on the side that fails less had failed.
+    different rates, nor where it is gone if those that were lost on the side that fails less had failed. Trials that
+    one event has cost are one loss.
     """
-    lost, base_lost = cell.total - cell.counted, base.total - base.counted
+    lost, base_lost = cell.loss_events, base.loss_events
     if not lost and not base_lost:
         return ""
-    doubt = difference_p(lost, cell.total, base_lost, base.total) < LEVEL
+    doubt = difference_p(lost, cell.counted + lost, base_lost, base.counted + base_lost) < LEVEL
     if kind in _DIFFERENT:
         more = base_lost if kind == "worse" else 0
         less = 0 if kind == "worse" else lost
@@ -304,9 +318,9 @@ def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, co
         doubt |= lower == (kind == "worse") or comparisons * difference_p(*worst) >= LEVEL
     if not doubt:
         return ""
-    if base_lost * cell.total > lost * base.total:
-        return f"{base_lost} of {base.total} trials of {base.key.cell} were lost"
-    return f"{lost} of {cell.total} trials were lost"
+    if base_lost * (cell.counted + lost) > lost * (base.counted + base_lost):
+        return f"{base.lost} of {base.total} trials of {base.key.cell} were lost"
+    return f"{cell.lost} of {cell.total} trials were lost"
 
 
 @dataclass(frozen=True)
@@ -395,11 +409,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` in the order of the plan; ``warnings`` concern several of them."""
+    """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them."""
 
     rows: tuple[Row, ...]
     settings: TriageSettings
     warnings: tuple[str, ...] = ()
+    associations: Associations = NO_ASSOCIATIONS
 
     def row(self, key: CellKey) -> Row:
         return next(row for row in self.rows if row.cell.key == key)
@@ -413,6 +428,7 @@ class Triage:
         self._cells: dict[CellKey, CellTrials] = {}
         #: The sequential tests so far, of cell, baseline and way to fail.
         self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
+        self._confirmations: dict[tuple[CellKey, CellKey, int], Confirmation] = {}
 
     def declare(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
         """A cell of the plan. Cells are listed in the order in which they are declared, or first have a trial."""
@@ -451,18 +467,25 @@ class Triage:
     ) -> list[tuple[Comparison, Verdict]]:
         pairs = [self._pair(key, baseline, sequential) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
-        base = self._cells[baseline].statistics
-        return [
-            (comparison, self._doubted(self._cells[key].statistics, base, verdict, family))
-            for key, (comparison, verdict) in zip(keys, judged, strict=True)
-        ]
+        found = []
+        for key, (comparison, verdict) in zip(keys, judged, strict=True):
+            doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
+            found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
+        return found
 
-    def _doubted(self, cell: CellStatistics, base: CellStatistics, verdict: Verdict, family: int) -> Verdict:
-        """A verdict that the numbers give, unless something else than the mitigation may have given them."""
-        if verdict.kind not in (*_DIFFERENT, "no effect"):
-            return verdict
-        doubt = loss_doubt(cell, base, verdict.kind, family)
-        return Verdict("undecided", doubt) if doubt else verdict
+    def _doubt(self, key: CellKey, baseline: CellKey, kind: VerdictKind, family: int, *, sequential: bool) -> str:
+        """What else than the mitigation may have given the numbers of a verdict; empty for nothing."""
+        if kind not in (*_DIFFERENT, "no effect"):
+            return ""
+        doubt = loss_doubt(self._cells[key].statistics, self._cells[baseline].statistics, kind, family)
+        if doubt or kind not in ("fixes", "reduces") or not (sequential and self.settings.confirm):
+            return doubt
+        pairs = _paired(self._cells[baseline], self._cells[key])
+        seen = self._confirmations.get((key, baseline, family))
+        if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
+            seen = self._confirmations[key, baseline, family] = Confirmation(LEVEL / family)
+        seen.extend(pairs[len(seen.pairs) :])
+        return "" if seen.is_confirmed else "fresh trials have not confirmed it yet"
 
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
@@ -484,9 +507,9 @@ class Triage:
                 rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, confound, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
-        drifts = () if running else drift_warnings(self.cells, families)
+        found = NO_ASSOCIATIONS if running else associations(self.cells)
         contradictions = filter(None, map(_contradiction, rows.values()))
-        return Table(tuple(rows.values()), self.settings, (*contradictions, *drifts))
+        return Table(tuple(rows.values()), self.settings, (*found.sentences, *contradictions), found)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""

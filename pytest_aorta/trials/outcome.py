@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -142,6 +143,8 @@ class Observation:
             self.imported.append(event["module"])
         elif kind == "imports_over":
             self.imports_over, self.not_preloaded = True, event["note"]
+        elif kind == "ranks_start":
+            self.phase = "launch"
         elif kind == "group":
             self.states.append(event["group"])
         elif kind == "attempt":
@@ -277,9 +280,67 @@ def unpassed_failure(result: ResultRecord) -> Failure:
     return Failure("run", "result", message)
 
 
+#: How the message of a failure begins that trials share with others.
+INTERRUPTED = "interrupted: "
+HOST_DIED, NO_HOST = "the host that ran this trial died: ", "there is no host left to run it: "
+
+_SHARED = re.compile("|".join(map(re.escape, (INTERRUPTED, HOST_DIED, NO_HOST))))
+
+#: ``ENOSPC`` and ``EDQUOT``, as the message of an ``OSError`` has them.
+_FULL_DISK = re.compile(r"\[Errno (28|122)\] ")
+
+
 def interruption(phase: Phase, why: str) -> Failure:
     """The failure of a trial that was ended in ``phase`` on request."""
-    return Failure(phase, "signal", f"interrupted: {why}")
+    return Failure(phase, "signal", f"{INTERRUPTED}{why}")
+
+
+def did_not_run(record: Mapping[str, Any]) -> bool:
+    """Whether a trial, as its file has it, has ended before its main work, and so says nothing about the workload.
+
+    A deadline that passed before ``run()`` of a rank began says nothing either, unless ranks have been started again.
+    """
+    status, failure = record["exit_status"], record.get("failure") or {}
+    if status == "ok":
+        return False
+    if status == "timeout":
+        restarted = bool((record.get("elastic") or {}).get("attempts"))
+        ended = [failure, *(rank.get("failure") or {} for rank in record.get("ranks") or ())]
+        late = [each for each in ended if each.get("kind") in ("timeout", "stall") and each["phase"] in _BEFORE_WORK]
+        never_heard_of = any(each.get("kind") == "rank" for each in ended)
+        return not restarted and (never_heard_of or bool(late))
+    if record["result"].get("main_work_started") is False:
+        return True
+    return status == "infrastructure_failed" and failure.get("phase") in _BEFORE_WORK
+
+
+def met_full_disk(record: Mapping[str, Any]) -> bool:
+    """Whether a trial has failed because there was no space left."""
+    failure = record.get("failure") or {}
+    return failure.get("type") == "OSError" and _FULL_DISK.search(failure["message"]) is not None
+
+
+def shared_event(record: Mapping[str, Any]) -> str | None:
+    """What has ended this trial, in words that are equal for all trials that it has ended; ``None`` for nothing shared.
+
+    A broken preparation of a cell is one event, in whichever trials it is recorded: none of them had a process of its
+    own. So are a host that died, the end of a run, and a disk that is full.
+    """
+    failure = record.get("failure")
+    if failure is None:
+        return None
+    message: str = failure["message"]
+    job = (((record.get("env") or {}).get("env_vars")) or {}).get("SLURM_JOB_ID")
+    place = record.get("host") if job is None else f"job {job}"
+    if met_full_disk(record):
+        return f"no space left on {place}"
+    if found := _SHARED.match(message):
+        text = message if found[0] == INTERRUPTED else message[found.end() :]
+        return text if job is None else f"{text} ({place})"
+    # A worker that died has taken one trial along.
+    alone = failure["kind"] == "signal" and failure.get("signal") is None
+    had_process = "wall_clock_sec" not in record or record["wall_clock_sec"] is not None
+    return None if alone or had_process else f"{message} ({place})"
 
 
 def was_terminated(failure: Failure | None) -> bool:

@@ -228,7 +228,8 @@ class Event(TypedDict, total=False):
 
     ``at``: when, in seconds of ``time.time()``. ``sec``: how long a phase took. ``end`` and ``sources``: the part of
     the snapshot that is taken when ``run()`` is over, and digests of the source files imported since the preparation of
-    the cell. ``error``: as of ``describe_exception``.
+    the cell. ``error``: as of ``describe_exception``. ``ranks_start``: ranks are about to be started, and import for
+    themselves; ``ranks_ready``: the first of them has done so.
     """
 
     type: Required[str]
@@ -265,6 +266,8 @@ _HAS: dict[str, tuple[str, ...]] = {
     "env_end": ("end",),
     "imported": ("module",),
     "imports_over": ("note",),
+    "ranks_start": (),
+    "ranks_ready": (),
     "group": ("group",),
     "attempt": ("attempt",),
     "ranks": ("ranks", "failure", "cleanup"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 from pytest_aorta.common.conditions import Json, element, sorted_by
@@ -31,15 +32,19 @@ def included(group: Group, directories: Sequence[str], value_of: ValueOf) -> lis
     return [name for name in directories if any(one.selects(value_of(name), name) for one in group.include)]
 
 
-def grouped(group: Group, directories: Sequence[str], value_of: ValueOf) -> list[list[str]]:
+def grouped(group: Group, directories: Sequence[str], value_of: ValueOf, *, of_trials: bool = False) -> list[list[str]]:
     """Groups of the given directories: sorted by name, then by key, split where keys differ, then by size.
+
+    ``of_trials``: the directories are trials, ``CELL/INDEX``. They are sorted by rounds instead of names, and each
+    group gets as many trials of each cell as any other, unless there are keys to sort by: a group runs on a node of its
+    own, and a cell that ran on one node alone could not be told from that node.
 
     Raises:
         RequestError: an element to sort by is missing, or has no order.
     """
     if not directories:
         return []
-    names = sorted(directories)
+    names = sorted(directories, key=_round) if of_trials else sorted(directories)
     keys: dict[str, list[Json]] = {}
     if group.sort_by:
         keys = {name: [element(value_of(name), pointer, name) for pointer in group.sort_by] for name in names}
@@ -50,7 +55,30 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf) -> list
     if keys and group.split_by_sort_key:
         parts = [list(part) for _, part in groupby(names, key=lambda name: _hashable(keys[name]))]
     size = group.maximum_size or len(names)
+    if of_trials and not keys:
+        return _mixed(names, size)
     return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
+
+
+def _round(unit: str) -> tuple[int, str]:
+    """By this, trials are in rounds, within which the order of the cells is by chance, and always the same."""
+    return int(unit.rpartition("/")[2]), hashlib.sha256(unit.encode()).hexdigest()
+
+
+def _mixed(units: Sequence[str], size: int) -> list[list[str]]:
+    """Trials in rounds, dealt to groups of at most ``size`` like cards: cell by cell, one to each group in turn.
+
+    With fewer trials of each cell than groups, these are parts of the rounds.
+    """
+    cells: dict[str, list[str]] = {}
+    for unit in units:
+        cells.setdefault(unit.rpartition("/")[0], []).append(unit)
+    count = math.ceil(len(units) / size)
+    if max(map(len, cells.values())) < count:
+        return [[*units[start : start + size]] for start in range(0, len(units), size)]
+    dealt = [*chain.from_iterable(cells.values())]
+    place = {unit: number for number, unit in enumerate(units)}
+    return [sorted(dealt[first::count], key=place.__getitem__) for first in range(count)]
 
 
 def _hashable(key: Json) -> object:
@@ -66,7 +94,8 @@ def check_whole(action: Action, eligible: Sequence[Sequence[str]], units: Sequen
     group = action.table.group
     if not group.submit_whole:
         return
-    whole = {frozenset(names) for names in grouped(group, included(group, units, value_of), value_of)}
+    included_units = included(group, units, value_of)
+    whole = {frozenset(names) for names in grouped(group, included_units, value_of, of_trials=action.is_matrix)}
     for names in eligible:
         if frozenset(names) not in whole:
             raise RecipeError(

@@ -299,7 +299,7 @@ class Project:
         # A failed command is run again, and so is a trial whose result says nothing.
         over = {"completed", "failed"} if action.is_matrix else {"completed"}
         left = [unit for unit in states if progress[unit] not in over]
-        if group.split_by_sort_key:
+        if group.split_by_sort_key or action.is_matrix:
             sizes = Counter(len(names) for names in self.groups(action, left))
         else:
             size = group.maximum_size or max(len(left), 1)
@@ -312,7 +312,7 @@ class Project:
 
     def groups(self, action: Action, units: Sequence[str]) -> list[list[str]]:
         """Units of an action as its jobs have them."""
-        return grouped(action.table.group, units, self.value_of(action))
+        return grouped(action.table.group, units, self.value_of(action), of_trials=action.is_matrix)
 
     def running(self, action: Action) -> set[str]:
         """The units of an action whose jobs run now."""
@@ -375,7 +375,8 @@ class Project:
             if unit_of(spec) in started and not paths.file_in(results).exists():
                 message = f"job {job.identity(task)} ended: {state}"
                 lost: Any = {"phase": "launch", "kind": "signal", "message": message}
-                record = lost_record(spec, lost, logs_in(paths.folder_in(results)))
+                logs = logs_in(paths.folder_in(results))
+                record = lost_record(spec, lost, logs).model_copy(update={"host": None})  # it ran on none that is known
                 store.write(paths, record.to_dict())
                 journal.add(action.name, unit_of(spec), record.exit_status, Request(digest=request_digest(spec)))
 

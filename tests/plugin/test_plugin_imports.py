@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
+from pytest_aorta.launch.host import process_trial
+from pytest_aorta.runtime.zygote import StartLimits
+
 #: Hangs with the GIL held, beside a thread and a process of another session.
 HANGS = """
 import ctypes
@@ -99,6 +102,7 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
             if name != "stacks"
         )
     result.stdout.fnmatch_lines(["timeout in import: the deadline of 1 s passed in importing; *", "looking for the *"])
+    result.stdout.fnmatch_lines(["Hangs local-none *", "    not counted: 2 did not run (1 event)"])
     assert len(imports(stage)) == 1
     assert stage.left_running() == []
 
@@ -134,3 +138,41 @@ def test_a_forked_import_is_told_once_by_the_first_trial_of_its_cell(stage: Stag
     assert len(imports(stage)) == 1
     result.stdout.fnmatch_lines(["*s import   slow.py::Slow?local-none-0?"])
     result.stdout.no_fnmatch_line("*import   slow.py::Slow?local-none-1?")
+
+
+#: Each rank takes longer to import than its deadline, where it imports for itself.
+RANKS = """
+import os
+import sys
+import time
+
+if "RANK" in os.environ:
+    time.sleep({sleep})
+
+class Ranks:
+    launch_mode = "distributed"
+
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): return {"passed": True}
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [("--aorta-launcher", "torchrun"), pytest.param(("--aorta-elastic", "start_method=spawn"), marks=pytest.mark.long)],
+)
+def test_the_deadline_of_ranks_begins_after_their_imports(stage: Stage, launcher: tuple[str, str]) -> None:
+    stage.write(ranks=RANKS.replace("{sleep}", "11"))
+    result = stage.run("ranks.py", "--aorta-nproc", "2", "--aorta-timeout", "10", *launcher)
+    result.assert_outcomes(passed=1)
+
+
+def test_ranks_that_hang_in_their_imports_did_not_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_trial, "start_limits", lambda order: StartLimits(total=15))
+    stage.write(ranks=RANKS.replace("{sleep}", "1000"))
+    result = stage.run_here("ranks.py", "--aorta-nproc", "2", "--aorta-timeout", "5", "--aorta-launcher", "torchrun")
+    failure = stage.trial("Ranks/trial_0.json")["failure"]
+    assert (failure["phase"], failure["kind"]) == ("import", "timeout")
+    assert failure["message"].startswith("the deadline of 15 s passed in importing; ")
+    result.stdout.fnmatch_lines(["*    not counted: 1 did not run"])

@@ -9,14 +9,15 @@ from support.records import record
 from support.stage import Stage
 
 from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.facts import CellKey, HostConditions, Outcome, Place, facts_of, outcome_of
+from pytest_aorta.triage.facts import CellKey, Outcome, Place, facts_of, outcome_of
 from pytest_aorta.triage.verdicts import triage_of
 
 PHASES = ("launch", "import", "setup", "run", "cleanup")
 
 OUTCOMES: dict[tuple[str, str], Outcome] = {
     **{("workload_failed", phase): "failed" for phase in PHASES},
-    **{("timeout", phase): "timeout" for phase in PHASES},
+    **{("timeout", phase): "did not run" for phase in ("launch", "import", "setup")},
+    **{("timeout", phase): "timeout" for phase in ("run", "cleanup")},
     **{("infrastructure_failed", phase): "did not run" for phase in ("launch", "import", "setup")},
     **{("infrastructure_failed", phase): "infrastructure" for phase in ("run", "cleanup")},
     ("ok", "cleanup"): "ok",
@@ -41,9 +42,94 @@ def test_what_did_not_begin_its_main_work_did_not_run(status: str, phase: str) -
     assert outcome_of(failed(status, phase, main_work_started=False)) == "did not run"
 
 
-def test_a_hang_counts_wherever_it_was_and_a_result_that_passed_is_ok() -> None:
+def test_a_hang_after_the_setup_counts_and_a_result_that_passed_is_ok() -> None:
     assert outcome_of(failed("timeout", main_work_started=False)) == "timeout"
     assert outcome_of(record(result={"passed": True, "main_work_started": False})) == "ok"
+
+
+def ended(phase: str, kind: str = "timeout", **changes: Any) -> dict[str, Any]:
+    return {"rank": 0, "failure": {"phase": phase, "kind": kind, "message": "m"}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"ranks": [ended("run"), ended("run")]}, "timeout"),
+        ({"ranks": [ended("run"), ended("setup")]}, "did not run"),
+        ({"ranks": [ended("run"), ended("import", "stall")]}, "did not run"),
+        ({"ranks": [ended("run"), ended("setup", "signal")]}, "timeout"),
+        ({"ranks": [ended("run"), ended("run", "rank")]}, "did not run"),
+        ({"ranks": [ended("run"), {"rank": 1, "failure": None}]}, "timeout"),
+        ({"ranks": [ended("setup")], "elastic": {"attempts": [{"attempt": 0}]}}, "timeout"),
+    ],
+)
+def test_a_deadline_that_passed_before_run_of_a_rank_is_a_loss(changes: dict[str, Any], outcome: Outcome) -> None:
+    assert outcome_of({**failed("timeout"), **changes}) == outcome
+
+
+def lost(message: str, phase: str = "import", kind: str = "exception", **changes: Any) -> dict[str, Any]:
+    failure = {"phase": phase, "kind": kind, "message": message, "type": changes.pop("type", None)}
+    status = changes.pop("exit_status", "infrastructure_failed")
+    return record(exit_status=status, failure=failure, result={"passed": False}, **changes)
+
+
+FULL = "[Errno 28] No space left on device: '/scratch/x'"
+SHARED = {
+    "a broken preparation": [lost("No module named 'x'", wall_clock_sec=None)] * 2,
+    "an import that hung": [
+        lost("the deadline of 1 s passed", kind="timeout", exit_status="timeout", wall_clock_sec=None)
+    ]
+    * 2,
+    "a host that died": [
+        lost("the host that ran this trial died: node7 is gone", "run"),
+        lost("there is no host left to run it: node7 is gone", "launch", wall_clock_sec=None),
+    ],
+    "the end of a run": [
+        lost("interrupted: Ctrl-C", "run", "signal"),
+        lost("interrupted: Ctrl-C", "launch", "signal", wall_clock_sec=None),
+    ],
+    "a full disk": [
+        lost(FULL, "run", type="OSError", exit_status="workload_failed"),
+        lost("rank 1: [Errno 28] No space left on device", "setup", type="OSError"),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_what_has_ended_several_trials_is_one_event(what: str) -> None:
+    one, other = (facts_of(each, "trial_0.json") for each in SHARED[what])
+    assert one.event is not None
+    assert one.event == other.event
+    assert not one.is_counted
+    found = cell(*SHARED[what], record()).statistics
+    assert (found.lost, found.loss_events, found.events) == (2, 1, {one.event: 2})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lost("boom", "setup"), lost("boom", "setup")),
+        (lost("the xdist worker that ran this trial died", "launch", "signal", wall_clock_sec=None),) * 2,
+        (lost("a", wall_clock_sec=None), lost("b", wall_clock_sec=None)),
+        (lost("a", wall_clock_sec=None, host="n1"), lost("a", wall_clock_sec=None, host="n2")),
+        *(
+            tuple(
+                lost("interrupted: SIGTERM", "run", "signal", env={"env_vars": {"SLURM_JOB_ID": job}})
+                for job in ("1", "2")
+            ),
+        ),
+    ],
+)
+def test_what_has_ended_one_trial_is_an_event_of_its_own(one: dict[str, Any], other: dict[str, Any]) -> None:
+    found = cell(one, other).statistics
+    assert (found.lost, found.loss_events) == (2, 2)
+
+
+def test_a_failure_of_the_workload_is_no_event() -> None:
+    torch_is_full = lost("unable to write to file </torch_1>: No space left on device (28)", "run", type="RuntimeError")
+    for each in (record(), failed("workload_failed"), {**torch_is_full, "exit_status": "workload_failed"}):
+        found = facts_of(each, "trial_0.json")
+        assert (found.event, found.is_counted) == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +165,6 @@ def test_zero_iterations_count_only_where_a_workload_counts_what_it_has_executed
     result: dict[str, Any], iterations: int | None
 ) -> None:
     assert facts_of(record(result={"passed": True, **result}), "trial_0.json").iterations == iterations
-
-
-def test_the_host_is_as_the_trial_has_found_it() -> None:
-    process = {
-        "load_average": [3.0, 1.0, 0.5],
-        "cpu_clock_mhz": 2400.0,
-        "memory_available_bytes": 2**30,
-        "pressure": {"cpu": 12.5, "memory": None},
-    }
-    trial = record(env={"process": process, "host": {"cpu_count": 2}}, host="node7")
-    assert facts_of(trial, "trial_0.json").host == HostConditions("node7", 1.5, 2400.0, 2**30, 12.5, None)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +218,7 @@ def test_a_record_of_aortas_own_has_facts() -> None:
     assert facts.signature is not None
     assert facts.signature.text == "non_finite"
     assert facts.steps is not None
-    assert facts.host == HostConditions()
+    assert facts.place == Place()
 
 
 def cell(*trials: dict[str, Any]) -> CellTrials:

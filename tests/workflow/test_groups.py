@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import random
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
@@ -142,3 +145,44 @@ def test_each_directory_is_in_one_group_and_groups_follow_the_keys(
     flat = list(itertools.chain(*found))
     assert flat == sorted(sorted(keys), key=keys.__getitem__)[:: -1 if reverse else 1]
     assert all(len({keys[name] for name in part}) == 1 and len(part) <= size for part in found), json.dumps(found)
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 30), st.randoms(use_true_random=False))
+def test_each_group_of_trials_has_equally_many_of_each_cell(
+    cells: int, trials: int, size: int, generator: random.Random
+) -> None:
+    units = [f"local-m{cell}/{index}" for cell in range(cells) for index in range(trials)]
+    generator.shuffle(units)
+    found = grouped(Group(maximum_size=size), units, value_of, of_trials=True)
+
+    assert sorted(itertools.chain(*found)) == sorted(units)
+    assert len(found) == math.ceil(len(units) / size)
+    assert all(len(part) <= size for part in found)
+    if size >= cells:  # else not every group can have one of each
+        for cell in range(cells):
+            numbers = [sum(unit.startswith(f"local-m{cell}/") for unit in part) for part in found]
+            assert 1 <= min(numbers) <= max(numbers) <= min(numbers) + 1
+    for part in found:
+        indices = [int(unit.rpartition("/")[2]) for unit in part]
+        assert indices == sorted(indices)
+    assert found == grouped(Group(maximum_size=size), sorted(units), value_of, of_trials=True)
+
+
+def test_of_more_cells_than_a_group_has_trials_each_meets_all_others() -> None:
+    units = [f"local-m{cell}/{index}" for cell in range(4) for index in range(40)]
+    met = Counter(
+        pair
+        for part in grouped(Group(maximum_size=2), units, value_of, of_trials=True)
+        for pair in itertools.permutations(sorted({unit.rpartition("/")[0] for unit in part}), 2)
+    )
+    assert len(met) == 4 * 3
+    assert min(met.values()) >= 5
+
+
+def test_trials_that_the_user_sorts_are_in_that_order() -> None:
+    units = [f"local-m{cell}/{index}" for cell in range(2) for index in range(4)]
+    values = {unit: {"mitigation": unit[7]} for unit in units}
+    group = Group(sort_by=("/mitigation",), split_by_sort_key=True, maximum_size=3)
+
+    found = grouped(group, units, values.__getitem__, of_trials=True)
+    assert found == [units[:3], units[3:4], units[4:7], units[7:]]

@@ -105,6 +105,26 @@ class EventLogRelay:
             self._send(event)
 
 
+class Readiness:
+    """Tells once when the first rank of a trial has done its imports. Ranks are in the ``folder`` of the trial."""
+
+    def __init__(self, folder: Path, send: Send) -> None:
+        self._folder = folder
+        self._send = send
+        self._told = False
+        send({"type": "ranks_start"})
+
+    def look(self) -> None:
+        """Look at the ranks of the first attempt."""
+        if not self._told and any(map(_is_ready, attempt_folder(self._folder, 0).glob("rank_*.events"))):
+            self._told = True
+            self._send({"type": "ranks_ready"})
+
+
+def _is_ready(log: Path) -> bool:
+    return any(event["type"] == "begin" and event["phase"] in ("setup", "run") for event in _lines(log) or ())
+
+
 def write_exit(folder: Path, rank: int, end: RankExit | None, overdue: float | None = None) -> None:
     """Add the end of a rank to its event log in an attempt's ``folder``; ``overdue``: when its own deadline passed."""
     _append(event_log(folder, rank), {"type": "over", "exit": end and asdict(end), "overdue": overdue})

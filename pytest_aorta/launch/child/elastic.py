@@ -26,6 +26,7 @@ from pytest_aorta.launch.child.attempt_files import (
     AttemptRecorder,
     EventLogRelay,
     EventLogWriter,
+    Readiness,
     attempt_evidence,
     attempt_folder,
     event_log,
@@ -175,8 +176,11 @@ class _Recorder(WorkloadRecorder):
         self._send = send
         self._exchange = exchange
         self._relay = None if forks else EventLogRelay(send)
+        self._readiness = None if forks else Readiness(self.folder, send)
 
     def forward(self) -> None:
+        if self._readiness is not None:
+            self._readiness.look()
         if self._relay is not None and self.ranks:
             self._relay.forward(event_log(self.attempt_folder, self.ranks[0]))
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from pytest_aorta.launch.child.attempt_files import (
     EventLogRelay,
+    Readiness,
     attempt_evidence,
     attempt_folder,
     event_log,
@@ -48,8 +49,10 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
     """Run a workload: relay the events of rank 0, report how the ranks ended."""
     folder = Path(payload["folder"])
     relay = EventLogRelay(send)
+    readiness = Readiness(folder, send)
 
     def look(attempt: int) -> None:
+        readiness.look()
         relay.forward(folder / STATES)
         relay.forward(event_log(attempt_folder(folder, attempt), 0))
 
@@ -127,10 +130,11 @@ def run_program(
     """
     folder, begun, ready = Path(payload["folder"]), -1, None
     started = time.monotonic()
-    send({"type": "begin", "phase": "setup"})
+    readiness = Readiness(folder, send)
 
     def look(attempt: int) -> None:
         nonlocal begun, ready
+        readiness.look()
         if not event_log(attempt_folder(folder, attempt), 0).exists():
             return
         if attempt != begun:

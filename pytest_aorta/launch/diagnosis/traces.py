@@ -101,7 +101,8 @@ _FATAL = re.compile(r"^(?:\[rank\d+\]: ?)?Fatal Python error: ", re.MULTILINE)
 #: Lines that explain an abort: of the C++ runtime, ``assert`` and the allocator of glibc, and the runtime of ROCm.
 _LAST_WORDS = re.compile(
     r"^.*(?:terminate called |  what\(\):|Assertion [`'].+' failed|\*\*\* .+ \*\*\*"
-    r"|HSA_STATUS_|Memory access fault by GPU).*$"
+    r"|HSA_STATUS_|(?:Memory access fault|HW Exception) by GPU).*$"
+    r"|^Last error:[ ]*\n?\S.*$"
     r"|^(?:free|malloc|realloc|munmap_chunk|double free|corrupted|malloc_consolidate)\b.*$",
     re.MULTILINE,
 )
@@ -131,6 +132,9 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
 #: The line that ends a traceback.
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: (?P<message>.*))?")
+
+#: Of the lines after the first one of NCCL's error, those before what its last error was.
+_LINES_OF_NCCL = 3
 
 #: Exit code of an interpreter that an exception has ended.
 _UNCAUGHT = 1
@@ -175,8 +179,15 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | N
         if not line.startswith(" ") and _RAISED.fullmatch(line):
             if crashed and not _was_ending(lines[number + 1 :]):
                 return None
-            return _exception(line, "\n".join(lines[starts[-1] : number + 1]))
+            trace = "\n".join(lines[starts[-1] : number + 1])
+            return _exception("\n".join([line, *_last_error(lines[number + 1 :])]), trace)
     return None
+
+
+def _last_error(lines: Sequence[str]) -> Sequence[str]:
+    """What belongs to an error of NCCL, which is in several lines."""
+    at = next((at for at, line in enumerate(lines[:_LINES_OF_NCCL]) if line.startswith("Last error:")), None)
+    return () if at is None else lines[: at + 2]
 
 
 def _was_ending(lines: Sequence[str]) -> bool:

@@ -171,6 +171,7 @@ class ProcessTrial:
         self._files: TrialFiles | None = None
         self._server: Server | None = None
         self._task: Task | None = None
+        self._had_process = False
         #: That of an import in its own process, in seconds, while it imports.
         self._import_limit: float | None = None
         self._deadline: float | None = None
@@ -216,6 +217,7 @@ class ProcessTrial:
             cores=self._allocation.cores,
             descriptors=self._allocation.descriptors,
         )
+        self._had_process = True
         if self._interrupted.is_set():  # meanwhile
             self._kill_interrupted()
         if self._server.spec.fresh:
@@ -294,7 +296,7 @@ class ProcessTrial:
         self._note_progress()
 
     def _note_progress(self) -> None:
-        if self.seen.phase == "import":  # which cannot report progress
+        if self.seen.phase in ("launch", "import"):  # which cannot report progress
             self._stalls_at = None
         elif self.spec.limits.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
@@ -389,6 +391,8 @@ class ProcessTrial:
         self.seen.see(event)
         if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
+        elif event["type"] in ("ranks_start", "ranks_ready"):
+            self._follow_ranks(ready=event["type"] == "ranks_ready")
         elif event["type"] == "ranks":
             self._files.combine_results()
 
@@ -402,6 +406,16 @@ class ProcessTrial:
             self._limit_import(start_limits(self._order).total)
         elif (limit := start_limits(self._order).load) is not None:
             self._limit_import(limit)
+
+    def _follow_ranks(self, *, ready: bool) -> None:
+        """Ranks that import for themselves have as long for that as any start, however short the deadline."""
+        if self.seen.timed_out or self.seen.lost is not None or self._interrupted.is_set():
+            return
+        self._import_limit, limit = None, self.seen.timeout
+        if limit is not None and not ready:
+            self._import_limit = limit = max(limit, start_limits(self._order).total)
+        self._deadline = None if limit is None else time.monotonic() + limit
+        self._note_progress()
 
     def _end(self, task: Task) -> None:
         assert task.ended is not None
@@ -430,7 +444,7 @@ class ProcessTrial:
         self.seen.notes += [{"note": text} for text in texts]
 
     def _build(self) -> TrialResult:
-        wall = time.monotonic() - self._start
+        wall = time.monotonic() - self._start if self._had_process else None
         self._note([*self._logs.cut(), *membership_notes(self.seen.states)])
         artifacts = collect_artifacts(self._folder)
         failure = conclude(self.seen)[1]

@@ -46,7 +46,21 @@ CASES = {
     "tensors on cuda:0 and cuda:1": "tensors on cuda:# and cuda:#",
     "stopped at 2026-01-31T09:12:44.123Z": "stopped at #Z",
     "stopped at 2026-01-31 09:12:44": "stopped at #",
+    "stopped at 09:12:44.123456": "stopped at #",
+    "2026-01-31 09:12:44,123 [rank3]: out of ids": "out of ids",
     "pid 4711: killed": "pid #: killed",
+    "lost 0000:c5:00.1": "lost #",
+    "no route to rack2gpu07<42830>": "no route to #",
+    "peer gpu17b is gone, peer closed": "peer # is gone, peer closed",
+    "node conv2d of the graph": "node conv2d of the graph",
+    # one of several equal layers; a value beside what has failed
+    "nan in layers.11.mlp, h.3.attn": "nan in layers.#.mlp, h.#.attn",
+    "no loss after layer3, grad_norm=inf": "no loss after layer#, grad_norm=#",
+    "loss is inf, not nan": "loss is inf, not nan",
+    # codes
+    "NVRM: Xid (PCI:0000:b3:00): 79, pid=4, name=python3, GPU has fallen off": "NVRM: Xid 79, GPU has fallen off",
+    "CUDA error 719 after 12 steps": "CUDA error 719 after # steps",
+    "ended with exit code 3": "ended with exit code 3",
     # what stays
     "'a'": "'a'",
     "expected scalar type Float but found Half": "expected scalar type Float but found Half",
@@ -58,6 +72,9 @@ CASES = {
     # which line
     "": "",
     "\n\n  Not equal to tolerance rtol=1e-07, atol=0\n\nx": "Not equal to tolerance rtol=#, atol=#",
+    "NCCL error in: a/b.cpp:12, internal error, NCCL version 2.1\nncclX\nLast error:\nno fd 7": (
+        "NCCL: internal error: no fd #"
+    ),
     "CUDA error: an illegal memory access\nCompile with ...": "CUDA error: an illegal memory access",
     "Caught KeyError in worker 0.\nOriginal Traceback (most recent call last):\n  ...\nKeyError: 'a'": "KeyError: 'a'",
     # hostile
@@ -68,6 +85,18 @@ CASES = {
 @pytest.mark.parametrize(("message", "words"), CASES.items())
 def test_what_stays_of_a_message(message: str, words: str) -> None:
     assert words_of(message) == words
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("lost n17", "lost #"),
+        ("lost n4 and n12.cluster.example.", "lost # and #."),
+        ("lost n, an17 and n1b", "lost n, an17 and n1b"),
+    ],
+)
+def test_hosts_that_are_named_as_this_one_are_numbers(message: str, words: str) -> None:
+    assert words_of(message, "n17.cluster.example") == words
 
 
 WORDS = st.lists(
@@ -87,9 +116,10 @@ IDS = st.one_of(
 
 NUMBERS = st.one_of(st.integers().map(str), st.floats(allow_nan=False, allow_infinity=False).map(str))
 ADDRESSES = st.integers(min_value=0).map(hex)
+TIMES = st.one_of(st.datetimes().map(str), st.datetimes().map(lambda at: at.isoformat()), st.times().map(str))
 
 
-@pytest.mark.parametrize("kind", [NUMBERS, ADDRESSES, PATHS, IDS], ids=["numbers", "addresses", "paths", "ids"])
+@pytest.mark.parametrize("kind", [NUMBERS, ADDRESSES, PATHS, IDS, TIMES])
 @given(st.data(), WORDS, st.sampled_from(["{}", "'{}'", "({})", "<{}>", "{}: "]))
 def test_one_in_place_of_another_changes_nothing(
     kind: st.SearchStrategy[str], data: st.DataObject, words: list[str], around: str

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import pytest
+from scipy.stats import fisher_exact
+
+from pytest_aorta.triage.cells import CellTrials
+from pytest_aorta.triage.facts import CellKey, Outcome, Place, TrialFacts, facts_of, steady_steps
+from pytest_aorta.triage.rates import stratified_tails
+from pytest_aorta.triage.where import Association, Associations, associations
+
+GPUS = tuple(Place("node1", (number,), number) for number in range(2))
+
+
+@dataclass
+class Trial:
+    """One trial of a made-up run; ``number`` counts them in run order."""
+
+    cell: int
+    index: int
+    number: int
+    place: Place = GPUS[0]
+    outcome: Outcome = "ok"
+    culprit: tuple[int, int] | None = None
+    step_ms: float | None = None
+
+
+def run(cells: int, trials: int, *change: Callable[[Trial], None], grouped: bool = False) -> list[CellTrials]:
+    """Cells that ran by turns, or one after the other; every ``change`` is made to each trial, in run order."""
+    found = [CellTrials(CellKey("gemm", f"local-{cell}"), "local", (str(cell),)) for cell in range(cells)]
+    order = [(cell, index) for index in range(trials) for cell in range(cells)]
+    for number, (cell, index) in enumerate(sorted(order) if grouped else order):
+        trial = Trial(cell, index, number)
+        for each in change:
+            each(trial)
+        start = datetime(2026, 1, 1, 9, tzinfo=timezone.utc) + timedelta(minutes=number)
+        found[cell].add(
+            TrialFacts(
+                key=found[cell].key,
+                environment="local",
+                mitigations=(str(cell),),
+                trial_id=f"t{index}",
+                index=index,
+                file=f"{cell}/trial_{index}.json",
+                outcome=trial.outcome,
+                started_at=start.isoformat(timespec="milliseconds"),
+                place=trial.place,
+                culprit=trial.culprit,
+                steps=None if trial.step_ms is None else steady_steps([trial.step_ms]),
+            )
+        )
+    return found
+
+
+def places(*of: Place, seed: int = 0) -> Callable[[Trial], None]:
+    """Each place once in so many trials, in an order of its own each time."""
+    generator, waiting = random.Random(seed), list[Place]()
+
+    def choose(trial: Trial) -> None:
+        if not waiting:
+            waiting.extend(generator.sample(of, len(of)))
+        trial.place = waiting.pop()
+
+    return choose
+
+
+def fails(when: Callable[[Trial], bool]) -> Callable[[Trial], None]:
+    def change(trial: Trial) -> None:
+        trial.outcome = "failed" if when(trial) else "ok"
+
+    return change
+
+
+def of(found: Associations, factor: str) -> Association:
+    return next(test for test in found.tests if test.factor == factor)
+
+
+def test_a_bad_device_is_named_and_its_slot_is_not_suspected_as_well() -> None:
+    chance = random.Random(1)
+    found = associations(
+        run(2, 20, places(*GPUS), fails(lambda trial: trial.place.devices == (0,) and chance.random() < 0.8))
+    )
+    assert found.place is not None
+    assert (found.place.factor, found.place.value) == ("device", "GPU 0")
+    failures = found.place.failures
+    assert found.sentences == (
+        f"{failures} of {failures} failures on GPU 0: suspect the device, not the variables "
+        f"(GPU 0 ran 20 of 40 trials; p < 0.0001)",
+    )
+    assert [(share.name, share.trials) for share in found.place.shares] == [("GPU 0", 20), ("GPU 1", 20)]
+    assert {test.factor for test in found.tests} == {"device", "order", "trial before", "trial before in its cell"} | {
+        "trial before at its place"
+    }
+
+
+def test_a_bad_host_is_named_and_its_devices_are_not() -> None:
+    nodes = [Place(f"node{host}", (gpu,)) for host in (1, 2, 10) for gpu in (0, 1)]
+    found = associations(run(3, 24, places(*nodes), fails(lambda trial: trial.place.host == "node2")))
+    assert found.sentences[0].startswith(
+        "24 of 24 failures on node2: suspect the host, not the variables (node2 ran 24"
+    )
+    assert [share.name for share in of(found, "host").shares] == ["node1", "node2", "node10"]
+    assert not of(found, "device").is_significant
+
+
+def test_a_bad_device_of_one_host_is_named_with_its_host() -> None:
+    nodes = [Place(f"node{host}", (gpu,)) for host in (1, 2) for gpu in range(4)]
+    found = associations(run(2, 40, places(*nodes), fails(lambda trial: trial.place == nodes[3])))
+    assert found.place is not None
+    assert found.place.value == "GPU 3 of node1"
+
+
+def test_two_bad_devices_are_both_named() -> None:
+    devices = [Place("node1", (gpu,)) for gpu in range(8)]
+    found = associations(run(2, 40, places(*devices), fails(lambda trial: trial.place.devices[0] in (1, 6))))
+    assert found.sentences[0].startswith("20 of 20 failures on GPU 1 and GPU 6: suspect the devices, not the variables")
+
+
+def test_devices_that_always_ran_together_are_named_together() -> None:
+    pairs = [Place("node1", (0, 1)), Place("node1", (2, 3))]
+    found = associations(run(2, 20, places(*pairs), fails(lambda trial: 2 in trial.place.devices)))
+    assert found.place is not None
+    assert found.place.value == "GPU 2 and GPU 3"
+    assert found.place.p < 1e-8
+    assert len(of(found, "device").shares) == 4
+
+
+def test_a_place_where_failures_are_only_more_frequent_is_not_suspected() -> None:
+    found = associations(
+        run(4, 60, places(*GPUS), fails(lambda trial: trial.index % 3 < 1 + (trial.place.devices == (0,))))
+    )
+    assert found.place is None
+    assert found.sentences[0].startswith("more failures on GPU 0 than elsewhere: ")
+
+
+def test_a_job_and_a_slot_are_named() -> None:
+    jobs = [Place("node1", job=str(number)) for number in (11, 12, 13)]
+    found = associations(run(2, 30, places(*jobs), fails(lambda trial: trial.place.job == "12")))
+    assert found.sentences[0].startswith("20 of 20 failures in job 12: suspect the job")
+    slots = [Place("node1", slot=number) for number in range(4)]
+    found = associations(run(2, 30, places(*slots), fails(lambda trial: trial.place.slot == 3)))
+    assert found.sentences[0].startswith("15 of 15 failures in slot 3: suspect the slot")
+
+
+def test_places_that_are_those_of_one_cell_each_say_nothing() -> None:
+    """Whether it is the cell or the place cannot be told."""
+
+    def own(trial: Trial) -> None:
+        trial.place = Place(f"node{trial.cell}")
+
+    found = associations(run(2, 20, own, fails(lambda trial: trial.cell == 1 and trial.index % 4 != trial.index % 3)))
+    assert "host" not in {test.factor for test in found.tests}
+
+
+def test_a_cell_that_fails_more_often_is_no_association() -> None:
+    chance = random.Random(3)
+    found = associations(
+        run(4, 40, places(*GPUS), fails(lambda trial: chance.random() < (0.9, 0.1, 0, 0.5)[trial.cell]))
+    )
+    assert found.found == ()
+
+
+def test_the_rank_that_is_the_cause_is_named() -> None:
+    def cause(trial: Trial) -> None:
+        if trial.index % 2:
+            trial.outcome, trial.culprit = "failed", (5 if trial.index != 7 else 2, 8)
+
+    found = associations(run(1, 36, cause))
+    assert found.sentences[0].startswith("rank 5 is the cause in 17 of 18 failures: look at its device")
+    assert found.place is None
+    assert [share.failures for share in of(found, "rank").shares] == [0, 0, 1, 0, 0, 17, 0, 0]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 2), (2, 4, 4), (3, 3, 3)])
+def test_the_p_value_of_ranks_is_that_of_all_possibilities(sizes: tuple[int, ...]) -> None:
+    for causes in itertools.product(*map(range, sizes)):
+        cases = iter(zip(causes, sizes, strict=True))
+
+        def cause(trial: Trial, cases: Iterator[tuple[int, int]] = cases) -> None:
+            trial.outcome, trial.culprit = "failed", next(cases)
+
+        found = of(associations(run(1, len(sizes), cause)), "rank")
+        rank = int(found.value.removeprefix("rank "))
+        as_many = [each for each in itertools.product(*map(range, sizes)) if each.count(rank) >= causes.count(rank)]
+        total = len(list(itertools.product(*map(range, sizes))))
+        assert found.p == pytest.approx(min(1.0, max(sizes) * len(as_many) / total))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "culprit"),
+    [
+        ([(0, True), (1, False), (2, True)], (1, 3)),
+        ([(0, False), (1, False)], None),
+        ([(0, None), (1, False), (2, None)], (1, 3)),
+        ([(1, False)], None),
+    ],
+)
+def test_a_rank_is_the_culprit_where_all_others_failed_because_of_it(
+    ranks: list[tuple[int, bool | None]], culprit: tuple[int, int] | None
+) -> None:
+    """Of each rank whether it failed because of another; ``None`` for one that has not failed."""
+    listed = [
+        {
+            "rank": rank,
+            "failure": None if because is None else {"kind": "exception", "phase": "run"},
+            "collateral": bool(because),
+        }
+        for rank, because in ranks
+    ]
+    record = {
+        "workload": "gemm",
+        "trial_id": "gemm_d0_m0_t0",
+        "trial_index": 0,
+        "execution_env": {"name": "local"},
+        "mitigations_applied": ["none"],
+        "result": {"passed": False},
+        "exit_status": "workload_failed",
+        "failure": {"rank": 1, "kind": "exception", "phase": "run", "type": "E", "message": "rank 1: E"},
+        "ranks": listed,
+    }
+    assert facts_of(record, "trial_0.json").culprit == culprit
+
+
+def test_a_change_in_the_middle_of_the_run_is_named() -> None:
+    found = associations(run(3, 20, fails(lambda trial: trial.number >= 30)))
+    assert found.sentences[0].startswith(
+        "the failure rate changes over the run: 0 of 20 in its first third, 20 of 20 in its last ("
+    )
+    assert found.sentences[0].endswith("; no number holds for the whole run")
+    assert found.place is None
+
+
+def test_a_change_between_cells_that_did_not_run_by_turns_is_said_to_be_one() -> None:
+    found = associations(run(3, 20, fails(lambda trial: trial.index >= 10), grouped=True))
+    assert found.sentences[0].endswith(
+        "cells ran at different times, so that a difference between them may be this change"
+    )
+
+
+def in_runs(generator: random.Random, mean: float, rate: float) -> Iterator[bool]:
+    """Failures in runs of this mean length."""
+    fails = generator.random() < rate
+    while True:
+        yield fails
+        leave = 1 / mean if fails else rate / (1 - rate) / mean
+        fails = not fails if generator.random() < leave else fails
+
+
+@pytest.mark.parametrize("per_cell", [True, False])
+def test_failures_in_runs_are_found_within_a_cell_and_over_the_run(per_cell: bool) -> None:
+    found = 0
+    for seed in range(40):
+        generator = random.Random(seed)
+        series = [in_runs(generator, 5, 0.4) for _ in range(4)]
+
+        def failing(trial: Trial, series: Sequence[Iterator[bool]] = series) -> bool:
+            return next(series[trial.cell if per_cell else 0])
+
+        made = associations(run(4, 20, fails(failing)))
+        found += made.runs is not None
+        if made.runs is not None:
+            assert made.runs.independent is not None
+            assert made.runs.independent < 50
+            assert any("failures come in runs" in sentence for sentence in made.sentences)
+    assert found >= 36
+
+
+def test_a_bad_device_does_not_look_like_runs() -> None:
+    """Consecutive trials of one device all fail, but no trial because of the one before."""
+    for seed in range(20):
+        chance = random.Random(seed).random
+
+        def bad(trial: Trial, number: Callable[[], float] = chance) -> bool:
+            return trial.place.devices == (0,) and number() < 0.7
+
+        made = associations(run(2, 40, places(*GPUS, seed=seed), fails(bad)))
+        assert made.place is not None
+        assert made.runs is None
+
+
+def test_step_times_that_rise_are_named_and_small_changes_are_not() -> None:
+    def times(rise: float, seed: int) -> Callable[[Trial], None]:
+        noise = random.Random(seed)
+
+        def change(trial: Trial) -> None:
+            trial.step_ms = (100 + 50 * trial.cell) * (1 + rise * trial.index / 20) * noise.gauss(1, 0.03)
+
+        return change
+
+    found = [associations(run(4, 20, times(0.2, seed))) for seed in range(50)]
+    assert sum(any("step times change over the run: +1" in text for text in each.sentences) for each in found) >= 49
+    assert associations(run(4, 20, times(0.001, 0))).sentences == ()
+
+
+def test_nothing_is_asked_of_few_or_equal_trials_and_of_records_without_times() -> None:
+    assert associations([]).tests == ()
+    assert associations(run(1, 1)).tests == ()
+    assert associations(run(2, 20, places(*GPUS), fails(lambda trial: True))).found == ()
+    assert associations(run(2, 20, places(*GPUS))).found == ()
+    (cell,) = run(1, 20)
+    for facts in cell.finished:
+        cell.add(
+            TrialFacts(cell.key, "local", ("0",), "t", facts.index, facts.file, "failed" if facts.index > 9 else "ok")
+        )
+    assert associations([cell]).tests == ()
+
+
+def test_trials_that_do_not_count_are_left_out() -> None:
+    def lose(trial: Trial) -> None:
+        if trial.place.devices == (0,):
+            trial.outcome = "infrastructure"
+
+    assert associations(run(2, 20, places(*GPUS), fails(lambda trial: trial.index % 2 == 0), lose)).place is None
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [[(3, 5, 0, 4)], [(2, 3, 1, 4), (1, 2, 0, 3)], [(0, 3, 2, 3), (3, 3, 1, 2)], [(2, 2, 2, 2), (0, 1, 0, 4)]],
+)
+def test_the_tails_of_strata_are_those_of_all_ways_to_spread_the_failures(
+    tables: Sequence[tuple[int, int, int, int]],
+) -> None:
+    spread = [
+        [sum(index < trials for index in chosen) for chosen in itertools.combinations(range(trials + others), a + b)]
+        for a, trials, b, others in tables
+    ]
+    sums = [sum(each) for each in itertools.product(*spread)]
+    seen = sum(table[0] for table in tables)
+    expected = sum(each <= seen for each in sums) / len(sums), sum(each >= seen for each in sums) / len(sums)
+    assert stratified_tails(tables) == pytest.approx(expected)
+    if len(tables) == 1:
+        a, trials, b, others = tables[0]
+        fisher = fisher_exact(np.array([[a, trials - a], [b, others - b]]), alternative="greater")
+        assert stratified_tails(tables)[1] == pytest.approx(float(fisher.pvalue))
+
+
+def exchangeable(generator: random.Random) -> list[CellTrials]:
+    """A run in which nothing but the cell matters; sizes, places and rates differ from run to run."""
+    cells, trials = generator.choice([1, 2, 3, 8]), generator.choice([5, 10, 20, 40])
+    hosts, devices = generator.choice([1, 2, 4]), generator.choice([1, 2, 4])
+    rates = [generator.random() ** 2 for _ in range(cells)]
+    all_places = [Place(f"node{host}", (device,), device) for host in range(hosts) for device in range(devices)]
+
+    def chance(trial: Trial) -> None:
+        trial.outcome = "failed" if generator.random() < rates[trial.cell] else "ok"
+        trial.step_ms = generator.gauss(100, 10)
+        if trial.outcome == "failed":
+            trial.culprit = generator.randrange(4), 4
+
+    return run(cells, trials, places(*all_places, seed=generator.randrange(10**6)), chance)
+
+
+def wrong(tables: int, seed: int) -> int:
+    generator = random.Random(seed)
+    return sum(bool(associations(exchangeable(generator)).found) for _ in range(tables))
+
+
+def test_few_tables_in_which_only_the_cell_matters_have_an_association() -> None:
+    assert wrong(100, seed=1) <= 4  # 1 is expected at most; more than 4 have a chance of 0.4 %
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_at_most_one_in_a_hundred_of_3_000_such_tables_has_an_association() -> None:
+    assert wrong(3_000, seed=2) <= 40
