@@ -23,8 +23,12 @@ class TriageSettings:
         baseline: cell or mitigation set that others are compared with; ``None`` for the rule of ``choose_baselines``.
         margin: how much a failure rate may differ and still be the same.
         sequential: whether the number of trials depends on what was seen of them.
+        confirm: whether a cell that fails less needs fresh trials that say so again.
+        signatures: rules of the user: names of ways to fail, each with a regular expression for the texts of a failure.
     """
 
     baseline: str | None = None
     margin: Margin = MARGIN
     sequential: bool = False
+    confirm: bool = False
+    signatures: tuple[tuple[str, str], ...] = ()

@@ -278,6 +278,7 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "baseline": "the cell that others are compared with",
     "second baseline": "its variables are what they are without it: not a mitigation, but more trials of the baseline",
     "undecided": "too few trials to tell",
+    "no cure": "it leaves more than half of the failures",
     "no effect": "the failure rate is within the margin of the baseline's",
 }
 
@@ -322,6 +323,11 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
         return (
             f"Nothing to fix: {base.key.cell} has not failed in {counted(base.counted, 'trial')}; "
             f"its failure rate is below {below(upper_bound(0, base.counted))}."
+        )
+    if not best("no effect") and not best("undecided") and (useless := best("no cure")):
+        names = _names([_mitigation(row, base) for row in useless])
+        return (
+            f"{names} {'leaves' if len(useless) == 1 else 'leave'} more than half of the failures of {base.key.cell}."
         )
     if undecided := best("undecided"):
         return _undecided(undecided, base)

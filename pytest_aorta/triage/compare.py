@@ -36,6 +36,7 @@ _CHANGES: dict[VerdictKind, ChangeKind] = {
     "worse": "worse",
     "no effect": "no change",
     "undecided": "undecided",
+    "no cure": "undecided",
 }
 
 

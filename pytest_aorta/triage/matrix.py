@@ -16,11 +16,11 @@ from pytest_aorta.settings import margin as read_margin
 from pytest_aorta.triage import MARGIN, TriageSettings
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.reading import Results, triage_in_order
+from pytest_aorta.triage.reading import MATRIX_JSON, Results, recorded_rules, triage_in_order
 from pytest_aorta.triage.verdicts import LEVEL, SLOWER, Row, Table
 from pytest_aorta.workspace.atomic import write_text
 
-MATRIX_JSON, MATRIX_MD = "matrix.json", "matrix.md"
+MATRIX_MD = "matrix.md"
 
 #: Of matrix.json. The first number changes when readers of an earlier version would misread a file.
 SCHEMA_VERSION = "1.0"
@@ -207,8 +207,10 @@ class EarlierMatrix:
             self.settings = TriageSettings(
                 baseline=baseline if isinstance(baseline, str) else None,
                 margin=_margin(margin),
+                confirm=settings.get("confirm") is True,
                 # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
                 sequential=self._was_sequential or content.get("complete") is False,
+                signatures=recorded_rules(results),
             )
         for cell in cells if isinstance(cells, list) else ():
             if isinstance(cell, dict):
@@ -251,11 +253,12 @@ def write_merged_matrix(results: Path, parts: Sequence[Path]) -> None:
     Raises:
         OSError: the files cannot be written.
     """
-    facts = [trial.facts for trial in Results(results)]
+    earlier = [EarlierMatrix(path) for path in (results, *parts)]
+    settings = next((each.settings for each in earlier if each.settings is not None), TriageSettings())
+    facts = [trial.facts for trial in Results(results, settings.signatures)]
     if not facts:  # replays only
         return
-    earlier = [EarlierMatrix(path) for path in (results, *parts)]
-    triage = triage_in_order(facts, next((each.settings for each in earlier if each.settings is not None), None))
+    triage = triage_in_order(facts, settings)
     seen = {cell.key: cell.statistics.total for cell in triage.cells}
     planned = dict(seen)
     for each in earlier:

@@ -455,7 +455,7 @@ def _signatures(
             found.setdefault(facts.signature, {}).setdefault(facts.key, []).append(facts)
     ways = []
     for signature, by_cell in found.items():
-        kind = f"{signature.kind} in {signature.phase}".replace("_", " ")
+        kind = f"{signature.kind} in {signature.phase}".replace("_", " ") if signature.phase else signature.kind
         cells = []
         for key in labels:
             if trials := sorted(by_cell.get(key, ()), key=lambda facts: facts.index):

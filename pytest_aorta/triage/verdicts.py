@@ -26,7 +26,12 @@ from pytest_aorta.triage.rates import (
     stratified_p,
     upper_bound,
 )
-from pytest_aorta.triage.sequential import SequentialComparison, SequentialTest, rate_upper_bound_sequential
+from pytest_aorta.triage.sequential import (
+    Confirmation,
+    SequentialComparison,
+    SequentialTest,
+    rate_upper_bound_sequential,
+)
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations
 
@@ -49,10 +54,14 @@ VerdictKind = Literal[
     "exchanges",
     "confounded",
     "no effect",
+    "no cure",
     "undecided",
     "did not run",
     "error",
 ]
+
+#: Part of the failures that a cure leaves at most.
+_CURE = 0.5
 
 #: Verdicts that a difference of the failure rates is.
 _DIFFERENT: tuple[VerdictKind, ...] = ("fixes", "reduces", "worse")
@@ -119,13 +128,16 @@ def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> Verdict
     """What a comparison says of a cell with so many ``failures``.
 
     Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
-    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``.
+    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``. ``no cure``:
+    it may change the rate, but it does not remove half of the failures.
     """
     if comparison.p_adjusted < LEVEL and comparison.difference < 0:
         return "reduces" if failures else "fixes"
     if comparison.p_adjusted < LEVEL and comparison.difference > 0:
         return "worse"
-    return "no effect" if comparison.is_within(margin) else "undecided"
+    if comparison.is_within(margin):
+        return "no effect"
+    return "no cure" if comparison.ratio.low > _CURE else "undecided"
 
 
 @dataclass(frozen=True)
@@ -266,7 +278,7 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     failures, trials, base_failures, base_trials = pair.counts
     kind = verdict_of(comparison, failures, margin)
     sequential = comparison.method == "sequential"
-    if pair.apart and kind != "undecided":
+    if pair.apart and kind in (*_DIFFERENT, "no effect"):
         return Verdict(
             "confounded", f"no trial of {pair.baseline.cell} ran where its trials ran", of=f"with {pair.apart}"
         )
@@ -275,7 +287,7 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         if kind == "fixes":
             below = (rate_upper_bound_sequential if sequential else upper_bound)(failures, trials)
             # Three trials without a failure are no cure: the rate may be half of what it was.
-            kind = "fixes" if below < base_failures / base_trials / 2 else "reduces"
+            kind = "fixes" if below < base_failures / base_trials * _CURE else "reduces"
         removes = 1 - comparison.ratio.high
         return Verdict(kind, rate_below=below, removes=removes if removes > 0 else None)
     if kind == "undecided":
@@ -416,6 +428,7 @@ class Triage:
         self._cells: dict[CellKey, CellTrials] = {}
         #: The sequential tests so far, of cell, baseline and way to fail.
         self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
+        self._confirmations: dict[tuple[CellKey, CellKey, int], Confirmation] = {}
 
     def declare(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
         """A cell of the plan. Cells are listed in the order in which they are declared, or first have a trial."""
@@ -454,18 +467,25 @@ class Triage:
     ) -> list[tuple[Comparison, Verdict]]:
         pairs = [self._pair(key, baseline, sequential) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
-        base = self._cells[baseline].statistics
-        return [
-            (comparison, self._doubted(self._cells[key].statistics, base, verdict, family))
-            for key, (comparison, verdict) in zip(keys, judged, strict=True)
-        ]
+        found = []
+        for key, (comparison, verdict) in zip(keys, judged, strict=True):
+            doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
+            found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
+        return found
 
-    def _doubted(self, cell: CellStatistics, base: CellStatistics, verdict: Verdict, family: int) -> Verdict:
-        """A verdict that the numbers give, unless something else than the mitigation may have given them."""
-        if verdict.kind not in (*_DIFFERENT, "no effect"):
-            return verdict
-        doubt = loss_doubt(cell, base, verdict.kind, family)
-        return Verdict("undecided", doubt) if doubt else verdict
+    def _doubt(self, key: CellKey, baseline: CellKey, kind: VerdictKind, family: int, *, sequential: bool) -> str:
+        """What else than the mitigation may have given the numbers of a verdict; empty for nothing."""
+        if kind not in (*_DIFFERENT, "no effect"):
+            return ""
+        doubt = loss_doubt(self._cells[key].statistics, self._cells[baseline].statistics, kind, family)
+        if doubt or kind not in ("fixes", "reduces") or not (sequential and self.settings.confirm):
+            return doubt
+        pairs = _paired(self._cells[baseline], self._cells[key])
+        seen = self._confirmations.get((key, baseline, family))
+        if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
+            seen = self._confirmations[key, baseline, family] = Confirmation(LEVEL / family)
+        seen.extend(pairs[len(seen.pairs) :])
+        return "" if seen.is_confirmed else "fresh trials have not confirmed it yet"
 
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.

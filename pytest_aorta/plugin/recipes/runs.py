@@ -385,7 +385,13 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
     selection = replace(
         selection_of(action, recipe.recipe, given),
         resume=True,
-        triage=TriageSettings(table.baseline, margin, sequential=until_decided or given.duration is not None),
+        triage=TriageSettings(
+            table.baseline,
+            margin,
+            sequential=until_decided or given.duration is not None,
+            confirm=until_decided,
+            signatures=action.signatures,
+        ),
         until_decided=until_decided,
         duration=None,  # the time is that of the whole run
         gates=(),
