@@ -105,6 +105,8 @@ _REPLACED = [
         (rf"(?<![\w-])((?:host|hostname|peer|server|connect to|connection (?:to|from)) ){_HOST}(?![\w-])", r"\1#"),
         (r"(?<![\w-])((?:host|hostname|node|nodename|machine)(?:: ?|=))[a-z][\w.-]*\w", r"\1#"),
         (r"(?<![\w-])((?:node|on|from) )(?=[\w.]*-[\w.-]*\d)[a-z][\w.-]*\w", r"\1#"),
+        (rf"(?<= on node ){_HOST}(?![\w-])", "#"),
+        (r"(?<![\w./-])(?!gfx|sha|sm)[a-z]{2,}\d{4,}(?![\w-])", "#"),
         # hexadecimal digits where an address or the number of a device stands
         (r"\b((?:device|address|addr|at|ip|sp|pc|ch|channel) )(?=[a-f]*\d)[0-9a-f]+(?![\w:.-])", r"\1#"),
         # times, IPv6, MAC, buses
