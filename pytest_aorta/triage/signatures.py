@@ -99,7 +99,7 @@ _REPLACED = [
         (r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", "#"),
         (r"\btmp[a-z0-9_]{6,}\b", "#"),
         # a host before its port, in brackets, or where its name has a digit and it is said what it is
-        (r"(?<![\w<])[\w.:-]*\w<\d+>", "#"),
+        (r"(?<![\w<.:-])[\w.:-]{1,100}<\d+>", "#"),
         (r"(?<![\w\])])\[[a-z][\w.-]*\](?=:\d)", "[#]"),
         (r"(?<= connect to \()[\w.-]+(?=, \d)", "#"),
         (rf"(?<![\w-])((?:host|hostname|peer|server|connect to|connection (?:to|from)) ){_HOST}(?![\w-])", r"\1#"),
