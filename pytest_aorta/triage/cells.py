@@ -68,9 +68,7 @@ class CellStatistics:
     files: tuple[str, ...] = ()
     exit_statuses: dict[str, int] = field(default_factory=dict)
     variables: WatchedVariables = NOT_WATCHED
-    places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
-    places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
