@@ -224,7 +224,7 @@ class Pair:
         strata: the same for each place in which both have trials; ``counts`` alone where there is one place.
         watched: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
         same_seeds: of pairs of trials with the same seeds: of how many only the baseline has failed, and only the cell.
-        apart: ``host`` or ``device``, where they have no place in common; ``time``, where one has ended before the other.
+        apart: ``host`` or ``device``, where they have no place in common; ``time``, where one ended before the other.
     """
 
     baseline: CellKey
