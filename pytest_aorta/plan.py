@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
-from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
+from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, Stop, is_variable
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
 from pytest_aorta.trials.conversion import to_plain
@@ -117,6 +117,7 @@ class Selection:
     triage: TriageSettings = field(default_factory=TriageSettings)
     report: Path | None = None
     until_decided: bool = False
+    first_fix: bool = False
     duration: float | None = None
     gates: tuple[Gate, ...] = ()
     minimize: tuple[str, ...] = ()
@@ -148,7 +149,8 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         OptionError: settings that exclude each other, a host or a path that cannot be.
     """
     values = dict.fromkeys(BY_NAME) | dict(values)
-    until_decided, duration = values["stop"] or (False, None)
+    stop = values["stop"] or Stop()
+    until_decided, duration = stop.decided, stop.seconds
     _check_search(values)
     _check_order(values, duration)
     number, count, file = values["shard"] or (1, 1, None)
@@ -183,9 +185,12 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             worker=worker,
         ),
         triage=TriageSettings(
-            **given("baseline", "margin"), sequential=bool(until_decided or duration or values["minimize"])
+            **given("baseline", "margin", "speed_margin"),
+            sequential=bool(until_decided or duration or values["minimize"]),
+            confirm=until_decided and stop.confirm,
         ),
         until_decided=until_decided,
+        first_fix=stop.first_fix,
         duration=duration,
         shard=(number, count) if values["shard"] else None,
         durations=None if file is None else here / file if (here / file).exists() else base / file,

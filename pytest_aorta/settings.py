@@ -170,6 +170,12 @@ def margin(value: Any) -> Margin:
     return Margin(**found)
 
 
+def share(value: Any) -> float:
+    text = value.strip() if isinstance(value, str) else ""
+    number = _number(text[:-1]) / 100 if text.endswith("%") else value
+    return _between(0, 1, number, "a share above 0 and below 1, such as 5% or 0.05")
+
+
 def size(value: Any) -> int:
     """Bytes."""
     if isinstance(value, str):
@@ -232,16 +238,34 @@ def shard(value: str) -> tuple[int, int, str | None]:
     return found[0], found[1], file or None
 
 
-def stop(value: str) -> tuple[bool, float | None]:
-    """Whether decisions end cells, and the seconds after which the run ends."""
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends early.
+
+    Attributes:
+        decided: whether the trials of a cell end with its verdict.
+        first_fix: whether all trials end with the first fix.
+        confirm: whether fresh trials have to confirm a fix first.
+        seconds: after which no trial begins; ``None`` for no limit.
+    """
+
+    decided: bool = False
+    first_fix: bool = False
+    confirm: bool = True
+    seconds: float | None = None
+
+
+def stop(value: str) -> Stop:
     words = [word.strip() for word in value.split(",")]
-    times = [word for word in words if word != "decided"]
-    if len(words) > 2 or len(times) > 1 or (not times and len(words) > 1):
+    times = [word for word in words if word not in ("decided", "first-fix", "confirm=0")]
+    decides = "decided" in words or "first-fix" in words
+    if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not decides):
         raise ValueError(_STOP)
-    return "decided" in words, _duration(times[0]) if times else None
+    seconds = _duration(times[0]) if times else None
+    return Stop(decides, "first-fix" in words, "confirm=0" not in words, seconds)
 
 
-_STOP = "decided, a duration such as 8h, 1h30m, 90s, or both: decided,8h"
+_STOP = "decided, first-fix, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 beside the first two"
 
 
 def _duration(text: str) -> float:
@@ -474,7 +498,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
         ),
-        Setting("stop", stop, "WHEN", "end early: decided (cells), 8h (time), or decided,8h"),
+        Setting("stop", stop, "WHEN", "end early: decided (each cell), first-fix, 8h (time)"),
         Setting(
             "order",
             choice("interleaved", "grouped", "random"),
@@ -490,6 +514,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
         Setting("margin", margin, "P", "no effect: within P of the baseline's rate", "50%,0.1", scope="ini"),
+        Setting("speed-margin", share, "P", "changes of step times that are none, such as 0.05", "0.05"),
         Setting(
             "gate",
             "triage.gates:parse_gate",

@@ -27,7 +27,8 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, facts_of
-from pytest_aorta.triage.matrix import MATRIX_JSON, MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
+from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
+from pytest_aorta.triage.reading import MATRIX_JSON
 from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
 from pytest_aorta.workspace.history import keep
@@ -251,7 +252,9 @@ class TrialWriter:
         #: Those of this process, and those of files that only xdist's workers have made.
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
-        self.decisions = Decisions(self.triage) if run.selection.until_decided else None
+        self.decisions = (
+            Decisions(self.triage, first_fix=run.selection.first_fix) if run.selection.until_decided else None
+        )
         self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
@@ -310,7 +313,7 @@ class TrialWriter:
             self.errors.append(f"{paths.file_in(self.store.results)}: {error}{self._write_elsewhere(trial)}")
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
-        facts = facts_of(trial.result, trial.path)
+        facts = facts_of(trial.result, trial.path, self.triage.settings.signatures)
         self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
             return facts

@@ -23,8 +23,9 @@ class Decisions:
     baseline from the beginning, so that a decision is never taken back when another cell has its first trials.
     """
 
-    def __init__(self, triage: Triage) -> None:
+    def __init__(self, triage: Triage, *, first_fix: bool = False) -> None:
         self._triage = triage
+        self._first_fix = first_fix
         #: What was decided of a cell, in words.
         self.decided: dict[CellKey, str] = {}
         #: Cells of which no more trials are needed, and why.
@@ -73,6 +74,9 @@ class Decisions:
         for key, base in baselines.of.items():
             if key not in self.decided and base in self.decided and cells[base].did_not_run:
                 self.stopped.setdefault(key, f"not to be decided: its baseline {base.cell} did not run")
+        fixed = [key for key, why in self.decided.items() if why.startswith("fixes")] if self._first_fix else []
+        for key in fixed[:1] and cells:
+            self.stopped.setdefault(key, f"the first fix is found: {fixed[0].cell}")
         self._stop_inert(baselines, cells)
         needed = {base for key, base in baselines.of.items() if key not in self.decided and key not in self.stopped}
         for key in cells:

@@ -287,7 +287,7 @@ class TrialFacts:
         return self.outcome in COUNTED
 
 
-def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
+def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]] = ()) -> TrialFacts:
     """The facts of a record (``TrialResult.to_dict()``, or what a trial file holds).
 
     All of them are in the record itself, so that a run and the reader of its files come to the same table.
@@ -301,7 +301,7 @@ def facts_of(record: Mapping[str, Any], file: str) -> TrialFacts:
         index=_index(record, file),
         file=file,
         outcome=outcome,
-        signature=signature_of(record),
+        signature=signature_of(record, rules),
         first_failure_iteration=record["result"].get("first_failure_iteration"),
         steps=steady_steps(record["result"].get("step_times_ms") or ()) if _has_all_steps(record, outcome) else None,
         started_at=record.get("started_at") or "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,8 @@ from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.paths import HISTORY
+
+MATRIX_JSON = "matrix.json"
 
 _FILE = re.compile(r"trial_(\d+)\.json")
 
@@ -76,17 +78,19 @@ class Results:
 
     Attributes:
         path: as it was given.
+        rules: of the user, for signatures; by default those of the run, which its ``matrix.json`` has.
         folder: the results directory, as far as it can be found out; files are relative to it.
         unreadable: found by reading so far.
         replays: how many records were passed over, because they are of replays: which trials are replayed is chosen by
             how they ended. Those of a folder of replays that was asked for are read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rules: Sequence[tuple[str, str]] | None = None) -> None:
         if not os.path.exists(path):  # as Path.exists(), but that raises for names that cannot be
             raise RequestError(f"{path}: there is no such file or folder; expected a results directory")
         self.path = path
         self.folder = _results_directory(path)
+        self.rules = recorded_rules(self.folder) if rules is None else rules
         self.unreadable: list[Unreadable] = []
         self.replays = 0
 
@@ -98,7 +102,7 @@ class Results:
             try:
                 record = json.loads(Path(path).read_bytes())
                 problem = _problem(record)
-                facts = facts_of(record, file) if problem is None else None
+                facts = facts_of(record, file, self.rules) if problem is None else None
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 facts, problem = None, _words(error)
             if facts is None:
@@ -151,6 +155,18 @@ class Results:
         if self.replays:
             return RequestError(f"{what}, only {self.replays} replays; for these, name {self.path / 'replay'}")
         return RequestError(f"{what}; expected files as pytest --aorta-workload writes them, such as gemm/trial_0.json")
+
+
+def recorded_rules(results: Path) -> tuple[tuple[str, str], ...]:
+    """The user's rules for signatures that a run had, from its ``matrix.json``; without one, none."""
+    try:
+        found = json.loads((results / MATRIX_JSON).read_bytes())["settings"]["signatures"]
+        rules = tuple((str(name), str(pattern)) for name, pattern in found)
+        for _, pattern in rules:
+            re.compile(pattern)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, re.error):
+        return ()
+    return rules
 
 
 def read_triage(path: Path, settings: TriageSettings | None = None) -> tuple[Triage, Results]:

@@ -97,6 +97,35 @@ class SequentialTest:
         return self._processes
 
 
+class Confirmation:
+    """Whether a cell that fails less often than its baseline does so again in fresh pairs of trials.
+
+    The first pairs that show it at ``level`` are not looked at any more; the pairs after them have to show it again, at
+    95 %. So what made the first ones look good by chance, or for a while, is not called a cure.
+    """
+
+    def __init__(self, level: float) -> None:
+        self._level = level
+        self._fresh = False
+        self._process: PairedEProcess | None = None
+        self.pairs: list[tuple[bool, bool]] = []
+        self.is_confirmed = False
+
+    def extend(self, pairs: Sequence[tuple[bool, bool]]) -> None:
+        """The next pairs, as those of a ``SequentialTest``."""
+        from pytest_aorta.triage.e_process import PairedEProcess
+
+        self.pairs += pairs
+        for base, cell in pairs:
+            if self.is_confirmed:
+                return
+            if self._process is None:
+                self._process = PairedEProcess([], [0.0])
+            self._process.extend([base], [cell])
+            if self._process.peaks[1][0] >= -log(0.05 if self._fresh else self._level / 2):
+                self.is_confirmed, self._fresh, self._process = self._fresh, True, None
+
+
 def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:
     kept = (peaks < needed).nonzero()[0]
     return int(kept[0]) if len(kept) else len(peaks)

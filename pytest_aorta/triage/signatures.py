@@ -342,7 +342,8 @@ class Signature:
     """What failing trials have in common.
 
     Attributes:
-        kind: of the failure: exception, signal, exit_code, timeout, stall, result, rank.
+        kind: of the failure: exception, signal, exit_code, timeout, stall, result, rank; or that a rule of the user
+            has ``named`` it, which then is all that is known.
         phase: in which it failed.
         type: of the exception, or name of the signal.
         role: ``rank`` where one rank of several has failed, whichever it was; else empty.
@@ -388,13 +389,27 @@ class Signature:
         return self.message or self.kind
 
 
-def signature_of(record: Mapping[str, Any]) -> Signature | None:
+def signature_of(record: Mapping[str, Any], rules: Sequence[tuple[str, str]] = ()) -> Signature | None:
     """The signature of a trial's record; ``None`` where it has not failed.
 
-    Of ranks, it is that of the one that is the cause.
+    Of ranks, it is that of the one that is the cause. Where the text of the signature, the message or the traceback
+    matches one of the ``rules`` (names with regular expressions), it is the name of the first such rule, and no more.
     """
     if record["exit_status"] == "ok":
         return None
+    found = _signature_of(record)
+    if rules:
+        failure = record.get("failure") or {}
+        details = (each for each in record["result"].get("failure_details") or () if isinstance(each, Mapping))
+        said = [value for each in details for value in each.values() if isinstance(value, str)]
+        texts = [found.text, failure.get("message") or "", failure.get("traceback") or "", *said]
+        for name, pattern in rules:
+            if any(re.search(pattern, text, re.MULTILINE) for text in texts):
+                return Signature("named", "", message=name)
+    return found
+
+
+def _signature_of(record: Mapping[str, Any]) -> Signature:
     failure = record.get("failure")
     if not failure:  # a record of AORTA's, which has none
         kind, phase = _KINDS.get(record["exit_status"], ("result", "run"))

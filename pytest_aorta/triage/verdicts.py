@@ -14,7 +14,6 @@ from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import (
     MOST_MORE,
     Interval,
-    RatioEstimate,
     arms,
     difference_of,
     difference_p,
@@ -22,19 +21,21 @@ from pytest_aorta.triage.rates import (
     more_trials,
     paired_p,
     ratio_of,
-    step_time_ratio,
     stratified_p,
     upper_bound,
 )
-from pytest_aorta.triage.sequential import SequentialComparison, SequentialTest, rate_upper_bound_sequential
+from pytest_aorta.triage.sequential import (
+    Confirmation,
+    SequentialComparison,
+    SequentialTest,
+    rate_upper_bound_sequential,
+)
 from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.speed import Measured, Speed, compare_speeds, measured
 from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations
 
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
-
-#: A cell is slower if its steps take so many times as long as those of the baseline.
-SLOWER = 1.15
 
 #: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
 _WAYS = 5
@@ -49,10 +50,14 @@ VerdictKind = Literal[
     "exchanges",
     "confounded",
     "no effect",
+    "no cure",
     "undecided",
     "did not run",
     "error",
 ]
+
+#: Part of the failures that a cure leaves at most.
+_CURE = 0.5
 
 #: Verdicts that a difference of the failure rates is.
 _DIFFERENT: tuple[VerdictKind, ...] = ("fixes", "reduces", "worse")
@@ -119,13 +124,17 @@ def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> Verdict
     """What a comparison says of a cell with so many ``failures``.
 
     Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
-    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``.
+    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``. ``no cure``:
+    it may lower the rate, but it does not remove half of the failures.
     """
     if comparison.p_adjusted < LEVEL and comparison.difference < 0:
         return "reduces" if failures else "fixes"
     if comparison.p_adjusted < LEVEL and comparison.difference > 0:
         return "worse"
-    return "no effect" if comparison.is_within(margin) else "undecided"
+    if comparison.is_within(margin):
+        return "no effect"
+    # A cell that fails more often may turn out to be worse.
+    return "no cure" if comparison.ratio.low > _CURE and comparison.difference <= 0 else "undecided"
 
 
 @dataclass(frozen=True)
@@ -266,7 +275,7 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     failures, trials, base_failures, base_trials = pair.counts
     kind = verdict_of(comparison, failures, margin)
     sequential = comparison.method == "sequential"
-    if pair.apart and kind != "undecided":
+    if pair.apart and kind in (*_DIFFERENT, "no effect"):
         return Verdict(
             "confounded", f"no trial of {pair.baseline.cell} ran where its trials ran", of=f"with {pair.apart}"
         )
@@ -275,12 +284,14 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         if kind == "fixes":
             below = (rate_upper_bound_sequential if sequential else upper_bound)(failures, trials)
             # Three trials without a failure are no cure: the rate may be half of what it was.
-            kind = "fixes" if below < base_failures / base_trials / 2 else "reduces"
+            kind = "fixes" if below < base_failures / base_trials * _CURE else "reduces"
         removes = 1 - comparison.ratio.high
         return Verdict(kind, rate_below=below, removes=removes if removes > 0 else None)
     if kind == "undecided":
         points = margin.of((base_failures + 0.5) / (base_trials + 1))
-        more = more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
+        # The guess is for trials of one place.
+        several = len(pair.strata) > 1
+        more = None if several else more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
         if more is not None and more > MOST_MORE:
             return Verdict(kind, f"more than {MOST_MORE} more trials would be needed")
         return Verdict(kind, more_trials=more)
@@ -312,45 +323,6 @@ def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, co
 
 
 @dataclass(frozen=True)
-class Confound:
-    """Whether a cell's effect may be that of its speed: a fault of timing can hide in slower steps.
-
-    Attributes:
-        kind: ``speed``; ``none``; ``n/a`` where one side has no step times of two trials at least.
-        ratio: of the step times to those of the baseline; ``None`` for ``n/a``.
-        interval: of the ratio, 95 %.
-    """
-
-    kind: Literal["speed", "none", "n/a"]
-    ratio: float | None = None
-    interval: Interval | None = None
-
-    @property
-    def text(self) -> str:
-        """For a table: ``speed (+30%)``."""
-        if self.kind == "speed" and self.ratio is not None:
-            return f"speed ({self.ratio - 1:+.0%})"
-        return "-" if self.kind == "none" else self.kind
-
-
-def confound_of(cell: CellStatistics, baseline: CellStatistics) -> Confound:
-    found = step_ratio(cell, baseline)
-    if found is None:
-        return Confound("n/a")
-    # What fails at least as often as the baseline hides nothing.
-    seen_as_often = cell.rate is not None and baseline.rate is not None and cell.rate >= baseline.rate > 0
-    slower = found.interval.low > SLOWER and not seen_as_often
-    return Confound("speed" if slower else "none", found.ratio, found.interval)
-
-
-def step_ratio(cell: CellStatistics, baseline: CellStatistics) -> RatioEstimate | None:
-    """Step times of a cell as a multiple of the baseline's; ``None`` without step times of two trials on each side."""
-    if cell.steps is None or baseline.steps is None:
-        return None
-    return step_time_ratio(cell.steps.trial_medians_ms, baseline.steps.trial_medians_ms)
-
-
-@dataclass(frozen=True)
 class SignatureVerdict:
     """One way to fail, in a cell and in its baseline."""
 
@@ -369,7 +341,7 @@ class Row:
         cell: its statistics.
         verdict: on it.
         comparison: with its baseline; ``None`` for a baseline, and where there is nothing to compare.
-        confound: of its effect; ``None`` as above.
+        speed: of its steps; ``None`` as above.
         by_signature: where cell or baseline have failed in more than one way.
         effect: whether its mitigation can have acted; ``None`` for a cell that is not compared with another one.
         planned: trials of the plan; ``None`` where no plan says it.
@@ -378,7 +350,7 @@ class Row:
     cell: CellStatistics
     verdict: Verdict
     comparison: Comparison | None = None
-    confound: Confound | None = None
+    speed: Speed | None = None
     by_signature: tuple[SignatureVerdict, ...] = ()
     effect: MitigationEffect | None = None
     planned: int | None = None
@@ -391,8 +363,8 @@ class Row:
 
     @property
     def is_slower(self) -> bool:
-        """Whether its slower steps may be what fixes it."""
-        return self.confound is not None and self.confound.kind == "speed"
+        """Whether its steps take longer, which can hide a fault of timing."""
+        return self.speed is not None and self.speed.kind == "slower"
 
 
 @dataclass(frozen=True)
@@ -416,6 +388,7 @@ class Triage:
         self._cells: dict[CellKey, CellTrials] = {}
         #: The sequential tests so far, of cell, baseline and way to fail.
         self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
+        self._confirmations: dict[tuple[CellKey, CellKey, int], Confirmation] = {}
 
     def declare(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
         """A cell of the plan. Cells are listed in the order in which they are declared, or first have a trial."""
@@ -454,18 +427,29 @@ class Triage:
     ) -> list[tuple[Comparison, Verdict]]:
         pairs = [self._pair(key, baseline, sequential) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
-        base = self._cells[baseline].statistics
-        return [
-            (comparison, self._doubted(self._cells[key].statistics, base, verdict, family))
-            for key, (comparison, verdict) in zip(keys, judged, strict=True)
-        ]
+        found = []
+        differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
+        runs = associations(self.cells).runs if differ else None
+        for key, (comparison, verdict) in zip(keys, judged, strict=True):
+            doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
+            if runs is not None and verdict.kind in _DIFFERENT:
+                doubt = f"failures come in runs: {runs.all_trials} trials say as much as about {runs.independent}"
+            found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
+        return found
 
-    def _doubted(self, cell: CellStatistics, base: CellStatistics, verdict: Verdict, family: int) -> Verdict:
-        """A verdict that the numbers give, unless something else than the mitigation may have given them."""
-        if verdict.kind not in (*_DIFFERENT, "no effect"):
-            return verdict
-        doubt = loss_doubt(cell, base, verdict.kind, family)
-        return Verdict("undecided", doubt) if doubt else verdict
+    def _doubt(self, key: CellKey, baseline: CellKey, kind: VerdictKind, family: int, *, sequential: bool) -> str:
+        """What else than the mitigation may have given the numbers of a verdict; empty for nothing."""
+        if kind not in (*_DIFFERENT, "no effect"):
+            return ""
+        doubt = loss_doubt(self._cells[key].statistics, self._cells[baseline].statistics, kind, family)
+        if doubt or kind not in ("fixes", "reduces") or not (sequential and self.settings.confirm):
+            return doubt
+        pairs = _paired(self._cells[baseline], self._cells[key])
+        seen = self._confirmations.get((key, baseline, family))
+        if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
+            seen = self._confirmations[key, baseline, family] = Confirmation(LEVEL / family)
+        seen.extend(pairs[len(seen.pairs) :])
+        return "" if seen.is_confirmed else "fresh trials have not confirmed it yet"
 
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
@@ -481,10 +465,10 @@ class Triage:
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
             judged = self._judged(compared, baseline, len(family if sequential else compared), sequential=sequential)
             ways = self._ways(compared, baseline, sequential)
-            for key, (comparison, verdict) in zip(compared, judged, strict=True):
-                confound = confound_of(cells[key], cells[baseline])
+            speeds = self._speeds(compared, baseline, sequential, len(family if sequential else compared))
+            for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
                 by_way = tuple(ways.get(key, ()))
-                rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, confound, by_way)
+                rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
         found = NO_ASSOCIATIONS if running else associations(self.cells)
@@ -513,6 +497,15 @@ class Triage:
             test = self._tests[key, baseline, signature] = SequentialTest(self.settings.margin, 1 - LEVEL)
         test.extend(pairs[len(test.pairs) :])
         return test
+
+    def _speeds(self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool, family: int) -> list[Speed]:
+        def times(key: CellKey) -> list[Measured]:
+            cell = self._cells[key]
+            return measured(cell.stream() if sequential else cell.finished)
+
+        base = times(baseline)
+        sides = [(times(key), base) for key in compared]
+        return compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
 
     def _ways(
         self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool

@@ -6,6 +6,7 @@ Each key of an action may be left out: it is taken from the action that ``from``
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -253,6 +254,7 @@ class MatrixTable(Table):
     expect: Literal["pass", "fail"] = "pass"
     baseline: str | None = None
     margin: MarginText | None = None
+    speed_margin: NonNegativeNumber | None = None
     until_decided: bool = False
     gate: tuple[str, ...] = ()
 
@@ -278,19 +280,40 @@ class DefaultTable(Table):
     action: ActionTable = ActionTable()
 
 
+def _check_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return text
+
+
+def _several(content: object) -> object:
+    return (content,) if isinstance(content, str) else content
+
+
+#: Regular expressions: an array, or only one.
+Expressions = Annotated[tuple[Annotated[str, AfterValidator(_check_pattern)], ...], BeforeValidator(_several)]
+
+
 class RecipeTable(Table):
     workspace: WorkspaceTable = WorkspaceTable()
     default: DefaultTable = DefaultTable()
     action: tuple[ActionTable, ...] = ()
+    signatures: Mapping[str, Expressions] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Action:
-    """An action with all of its keys; ``line``: of its header in the recipe. Several actions may share a name."""
+    """An action with all of its keys; ``line``: of its header in the recipe. Several actions may share a name.
+
+    ``signatures``: the recipe's names of ways to fail, each with a regular expression.
+    """
 
     name: str
     table: ActionTable
     line: int
+    signatures: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_matrix(self) -> bool:
@@ -371,6 +394,7 @@ def parse_recipe(text: str, file: Path) -> Recipe:
     """The text of a recipe file, checked, see ``read_recipe``."""
     table: RecipeTable = parse_tables(RecipeTable, text, file)
     lines = key_lines(text)
+    rules = tuple((name, each) for name, expressions in table.signatures.items() for each in expressions)
     if table.default.action.from_ is not None:
         raise RecipeError("default.action cannot have from", file, line_of(lines, ("default", "action", "from")))
     actions = []
@@ -406,7 +430,7 @@ def parse_recipe(text: str, file: Path) -> Recipe:
                 raise error(f"action {own.name!r}: {problem}", "command") from None
         if own.until_decided and "trials" not in own.model_fields_set:
             own = own.model_copy(update={"trials": TRIALS_UNTIL_DECIDED})
-        actions.append(Action(name, own, line_of(lines, ("action", index))))
+        actions.append(Action(name, own, line_of(lines, ("action", index)), rules))
     recipe = Recipe(file.absolute(), table.workspace, tuple(actions))
     _check_actions(recipe)
     return recipe

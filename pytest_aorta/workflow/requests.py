@@ -109,7 +109,8 @@ def asked_of(action: Action, digests: Mapping[str, str]) -> str:
     With another cell, another level of significance holds for each of them; so decisions on some are none on more.
     ``digests``: of the requests of its cells.
     """
-    return _hash(json.dumps([sorted(digests.items()), action.table.baseline, action.table.margin]))
+    asked = [sorted(digests.items()), action.table.baseline, action.table.margin, *action.signatures]
+    return _hash(json.dumps(asked))
 
 
 def request_digest(spec: TrialSpec) -> str:

@@ -118,6 +118,11 @@ processes.per_submission = 1
             6,
             "products of 'one' differs from that of the action of the same name in line 2",
         ),
+        (
+            "[signatures]\nlink = ['down', 'lost(']\n",
+            2,
+            "signatures.link[1] = 'lost(': is no regular expression: missing )",
+        ),
         ("[default.action]\nfrom = 'one'\n" + ONE, 2, "default.action cannot have from"),
     ],
 )
@@ -128,6 +133,12 @@ def test_what_is_wrong_is_one_message_with_its_line(text: str, line: int | None,
     assert str(error.value).startswith(place)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_names_of_ways_to_fail_are_those_of_all_actions_in_the_order_of_the_file() -> None:
+    rules = "[signatures]\nlink = ['down', 'lost']\ncable = 'pulled'\n"
+    (action,) = recipe_of(rules + ONE).actions
+    assert action.signatures == (("link", "down"), ("link", "lost"), ("cable", "pulled"))
 
 
 def test_from_is_one_level_deep() -> None:

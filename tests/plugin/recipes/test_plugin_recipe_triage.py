@@ -11,6 +11,8 @@ from support.projects import short_status
 from support.stage import Stage, counts
 from support.workloads import SHAKY
 
+from pytest_aorta.triage.reading import Results
+
 RECIPE = """
 [[action]]
 name = "matrix"
@@ -112,3 +114,36 @@ def test_a_wrong_gate_is_an_error_of_the_recipe(stage: Stage, line: str, message
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([message])
+
+
+LANES = """
+import os
+
+class Lanes:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        if int(os.environ["AORTA_TRIAL_INDEX"]) % 2:
+            raise OSError("left lane is down")
+        raise RuntimeError("retrained 3 times\\nright lane is slow")
+"""
+
+
+def ways(stage: Stage) -> list[str]:
+    content = json.loads((stage.path / "workspace/lanes/matrix.json").read_text())
+    return [way["signature"]["message"] for cell in content["cells"] for way in cell["signatures"]]
+
+
+def test_a_recipe_names_ways_to_fail(stage: Stage) -> None:
+    stage.write(lanes=LANES)
+    stage.register(shaky="work:Shaky", lanes="lanes:Lanes")
+    action = '[[action]]\nname = "lanes"\nworkload = "lanes"\ntrials = 4\n'
+    stage.write_file("aorta.toml", action)
+    stage.run_here("aorta.toml")
+    assert ways(stage) == ["retrained # times", "left lane is down"]
+    stage.write_file("aorta.toml", action + '[signatures]\n"bad lane" = "lane is (down|slow)"\n')
+    result = stage.run_here("aorta.toml")
+    assert ways(stage) == ["bad lane"]
+    result.stdout.fnmatch_lines(["*4x bad lane*"])
+    read = [trial.facts.signature for trial in Results(stage.path / "workspace/lanes")]
+    assert [signature and signature.message for signature in read] == 4 * ["bad lane"]

@@ -229,6 +229,29 @@ def test_a_record_of_aortas_own_has_the_words_of_its_result(status: str, text: s
     assert found.text == text
 
 
+def test_a_user_names_what_belongs_together() -> None:
+    """By what is shown, by any line of the message, by the traceback, and by what a result says; the first counts."""
+    rules = [
+        ("cable", "^reason: pulled"),
+        ("link", "link .* is down"),
+        ("link", "in backward$"),
+        ("link", "down: \\d+"),
+    ]
+    text = f"{HEADING}{STEP}{TORCH}ValueError: x\n"
+    result = {"passed": False, "failure_details": [{"error": "down: 12"}]}
+    trials = [
+        failed(type="OSError", message="link 3 is down"),
+        failed("signal", signal="SIGABRT", message="ended by SIGABRT", traceback=text),
+        {**failed("result", message="passed=False"), "result": result},
+        failed(type="OSError", message="link 3 is down\nreason: pulled"),
+        failed(type="OSError", message="link 3 is up"),
+    ]
+    found = [signature_of(trial, rules) for trial in trials]
+    assert found[0] == found[1] == found[2] == Signature("named", "", message="link")
+    assert [each.text for each in found if each] == ["link", "link", "link", "cable", "OSError: link # is up"]
+    assert signature_of(record(), rules) is None
+
+
 @given(st.text(max_size=400), st.text(max_size=400), st.sampled_from(["exception", "signal", "timeout", "result"]))
 def test_a_signature_is_one_short_line_whatever_a_trial_writes(message: str, text: str, kind: str) -> None:
     frames = (
