@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
 
 
-
 def read_record(file: Path) -> TrialResult | None:
     """The record in a trial file; ``None`` when there is none, or it is torn."""
     from pytest_aorta.trials.result import TrialResult  # pydantic, which the writer does without until here
