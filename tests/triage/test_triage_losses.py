@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,8 +30,10 @@ DIED_EARLY = record(
 
 
 def facts(mitigation: str, *trials: Record) -> Iterator[Any]:
-    for index, each in enumerate(trials):
-        own = {"cell": f"local-{mitigation}", "mitigations_applied": [mitigation], "trial_index": index}
+    in_some_order = random.Random(mitigation).sample(trials, len(trials))
+    for index, each in enumerate(in_some_order):
+        own: Record = {"cell": f"local-{mitigation}", "mitigations_applied": [mitigation], "trial_index": index}
+        own["started_at"] = f"2026-01-01T00:{index:02}:{mitigation == 'none':02}.000+00:00"
         yield facts_of({**each, **own}, f"probe/local-{mitigation}/trial_{index}.json")
 
 
