@@ -290,7 +290,8 @@ def conclusions(table: Table) -> list[str]:
         if row.comparison is not None:
             groups.setdefault(row.comparison.baseline, []).append(row)
     several = len({(key.workload, key.test, key.options) for key in groups}) > 1
-    found = []
+    place = table.associations.place
+    found = [] if place is None else [f"{place.sentence}."]
     for key, rows in groups.items():
         base = table.row(key).cell
         sentence = _sentence(rows, base, table.settings.margin) + _speeds(rows, base)
@@ -320,7 +321,7 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
             f"{_mitigation(first, base)} is {first.verdict.text}: {_evidence(first, base)}, but "
             f"{first.verdict.reason}, so that the place may make the difference."
         )
-    if not base.failures and base.counted:
+    if not base.failures and base.counted and not any(row.cell.failures for row in rows):
         return (
             f"Nothing to fix: {base.key.cell} has not failed in {counted(base.counted, 'trial')}; "
             f"its failure rate is below {below(upper_bound(0, base.counted))}."

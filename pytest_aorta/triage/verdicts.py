@@ -125,7 +125,7 @@ def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> Verdict
 
     Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
     ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``. ``no cure``:
-    it may change the rate, but it does not remove half of the failures.
+    it may lower the rate, but it does not remove half of the failures.
     """
     if comparison.p_adjusted < LEVEL and comparison.difference < 0:
         return "reduces" if failures else "fixes"
@@ -133,7 +133,8 @@ def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> Verdict
         return "worse"
     if comparison.is_within(margin):
         return "no effect"
-    return "no cure" if comparison.ratio.low > _CURE else "undecided"
+    # A cell that fails more often may turn out to be worse.
+    return "no cure" if comparison.ratio.low > _CURE and comparison.difference <= 0 else "undecided"
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,9 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         return Verdict(kind, rate_below=below, removes=removes if removes > 0 else None)
     if kind == "undecided":
         points = margin.of((base_failures + 0.5) / (base_trials + 1))
-        more = more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
+        # The guess is for trials of one place.
+        several = len(pair.strata) > 1
+        more = None if several else more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
         if more is not None and more > MOST_MORE:
             return Verdict(kind, f"more than {MOST_MORE} more trials would be needed")
         return Verdict(kind, more_trials=more)
@@ -425,8 +428,12 @@ class Triage:
         pairs = [self._pair(key, baseline, sequential) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
+        differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
+        runs = associations(self.cells).runs if differ else None
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
             doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
+            if runs is not None and verdict.kind in _DIFFERENT:
+                doubt = f"failures come in runs: {runs.all_trials} trials say as much as about {runs.independent}"
             found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
         return found
 
