@@ -50,7 +50,6 @@ class CellStatistics:
         variables: that any cell of the plan sets, as far as the trials agree on them.
         places: failures and counted trials, by host and devices.
         events: what has cost several cells or trials their outcome, and how many trials of this cell each has cost.
-        places: failures and counted trials, by host and devices.
     """
 
     key: CellKey
