@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.common.texts import first_names
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.rates import holm, stratified_tails
+from pytest_aorta.triage.rates import Interval, holm, stratified_tails, wilson
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +60,15 @@ class Share:
     name: str
     failures: int
     trials: int
+
+    @property
+    def rate(self) -> float:
+        return self.failures / self.trials if self.trials else 0.0
+
+    @property
+    def rate_interval(self) -> Interval:
+        """Wilson, 95 %."""
+        return wilson(self.failures, self.trials)
 
 
 @dataclass(frozen=True)
