@@ -180,7 +180,7 @@ def associations(cells: Sequence[CellTrials]) -> Associations:
     places = [test for factor in PLACES if (test := _place(factor, trials)) is not None]
     unequal = tuple(test.factor for test in places if test.p < _SUSPICION)
     tests = [*places, *_ranks(trials)]
-    if all(facts.started_at for facts in trials):
+    if trials and all(facts.started_at for facts in trials):
         tests += _in_time(trials, unequal)
     adjusted = holm([test.p for test in tests])
     return Associations(tuple(replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)))
