@@ -362,11 +362,12 @@ def _in_time(
     trials: Sequence[TrialFacts], unequal: Sequence[Factor], factors: Collection[Factor] = ("order", *RUNS)
 ) -> Iterator[Association]:
     """``trials`` in run order; places in ``unequal`` differ, so that only trials at the same one are exchanged."""
+    failures = sum(facts.is_failure for facts in trials)
+    if min(failures, len(trials) - failures) < _FEWEST or not all(facts.started_at for facts in trials):
+        return
     import numpy as np
 
     failed = np.array([facts.is_failure for facts in trials], dtype=float)
-    if min(failed.sum(), len(failed) - failed.sum()) < _FEWEST or not all(facts.started_at for facts in trials):
-        return
     strata = [(facts.key, *(_values(factor, facts) for factor in unequal)) for facts in trials]
     statistics = [
         _Statistic("order", linear=np.arange(len(trials)) / (len(trials) - 1)),
@@ -475,11 +476,11 @@ def _meaning(trials: Sequence[TrialFacts]) -> str:
 
 def _step_times(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     """A change that is too small to matter has a p value of 1."""
-    import numpy as np
-
     timed = [facts for facts in trials if facts.steps is not None]
     if len(timed) < _FEWEST or not all(facts.started_at for facts in timed):
         return
+    import numpy as np
+
     times = np.array([log(facts.steps.median_ms) for facts in timed if facts.steps is not None])
     cells, count, third = [facts.key for facts in timed], len(timed), len(timed) // 3
     residuals = _centred(times, cells)
