@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import log
+from math import comb, log
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import binom
 
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import conclusions
@@ -276,20 +278,23 @@ def _judged(
     for cell, key in enumerate(keys):
         triage.declare(key, "local", _template(cell, "ok").mitigations)
     times = np.exp(0.03 * generator.standard_normal(len(spots))) * 10
+    between, looked = max(4, len(spots) // cells // _LOOKS), 0
     for spot, fate, step_ms in zip(spots, fates, times, strict=True):
-        if decisions is not None and keys[spot.cell] in decisions.stopped:
-            continue
-        triage.begin(keys[spot.cell], spot.index)
-        triage.add(_facts(spot, fate, float(step_ms)))
-        # What is decided does not depend on when one looks, but a look costs more than the rest.
-        if decisions is not None and spot.index % _LOOKS == _LOOKS - 1:
-            decisions.update(keys[spot.cell])
+        # What is decided does not depend on how often one looks, but a look costs more than the rest.
+        if decisions is not None and spot.index >= looked + between:
+            for key in keys if not looked else keys[:1]:
+                decisions.update(key)
+            looked = spot.index
             if len(decisions.stopped) == cells:
                 break
+        if decisions is None or keys[spot.cell] not in decisions.stopped:
+            triage.begin(keys[spot.cell], spot.index)
+            triage.add(_facts(spot, fate, float(step_ms)))
     return triage, {} if decisions is None else dict(decisions.decided)
 
 
-_LOOKS = 4
+#: Looks at a run, at most every fourth round; the baseline's family is looked at together.
+_LOOKS = 20
 
 
 def _facts(spot: Spot, fate: Fate, step_ms: float) -> TrialFacts:
@@ -506,11 +511,12 @@ def _others(world: World, spots: Sequence[Spot], fates: Sequence[Fate]) -> tuple
 
 @cache
 def _fisher_lower(failures: int, passes: int, base_failures: int, base_passes: int) -> bool:
-    from scipy.stats import fisher_exact
-
+    """Whether the rate is lower, and p < 0.05 in Fisher's two-sided test."""
     if failures * base_passes >= base_failures * passes:
         return False
-    return float(fisher_exact(np.array([[failures, passes], [base_failures, base_passes]])).pvalue) < LEVEL
+    trials, base_trials, both = failures + passes, base_failures + base_passes, failures + base_failures
+    ways = [comb(trials, each) * comb(base_trials, both - each) for each in range(both + 1)]
+    return sum(number for number in ways if number <= ways[failures]) < LEVEL * sum(ways)
 
 
 # --- the best test for a world ---------------------------------------------------------------------------------------
@@ -527,18 +533,26 @@ def _best(world: World, spots: Sequence[Spot], fates: Sequence[Fate]) -> tuple[b
     ]  # fmt: skip
     base, cell = sides
     if not world.until_decided:
-        return _barnard(sum(cell), len(cell), sum(base), len(base)) < LEVEL, len(cell)
+        told_apart = bool(cell and base) and barnard(len(cell), len(base))[sum(cell), sum(base)] < LEVEL
+        return bool(told_apart), len(cell)
     return _double_dichotomies(base, cell, world.truth.rates[0], world.truth.rates[world.acting])
 
 
 @cache
-def _barnard(failures: int, trials: int, base_failures: int, base_trials: int) -> float:
-    from scipy.stats import barnard_exact
-
-    if (not failures and not base_failures) or (failures == trials and base_failures == base_trials):
-        return 1.0
-    table = [[failures, base_failures], [trials - failures, base_trials - base_failures]]
-    return float(barnard_exact(table).pvalue)
+def barnard(trials: int, base_trials: int) -> npt.NDArray[np.float64]:
+    """The p value of Barnard's two-sided test (1945; pooled z), by failures and failures of the baseline."""
+    failures, base = np.arange(trials + 1)[:, None], np.arange(base_trials + 1)[None, :]
+    pooled = (failures + base) / (trials + base_trials)
+    error = np.sqrt(pooled * (1 - pooled) * (1 / trials + 1 / base_trials))
+    z = np.abs(failures / trials - base / base_trials) / np.where(error > 0, error, 1)
+    order = np.argsort(-z, axis=None, kind="stable")
+    # Tables that are equally extreme have one p value, that of the last of them.
+    last = np.searchsorted(-z.ravel()[order], -z.ravel() + 1e-9, side="right") - 1
+    worst = np.zeros(z.size)
+    for rate in np.sin(np.linspace(0, np.pi / 2, 66)[1:-1]) ** 2:
+        chances = binom.pmf(failures, trials, rate) * binom.pmf(base, base_trials, rate)
+        worst = np.maximum(worst, np.cumsum(chances.ravel()[order])[last])
+    return np.minimum(1, worst).reshape(z.shape)
 
 
 def _double_dichotomies(
@@ -589,9 +603,9 @@ def _alike() -> list[World]:
     for rate in (0.02, 0.1, 0.3, 0.5, 0.9):
         truth, fates = Truth((rate,) * 8), _acting(rate, rate, 8)[1]
         found.append(World(f"8 cells alike, {rate:.0%}, 20 trials", truth, on_one_host(8, 20), fates))
-    for rate in (0.0, 0.1, 0.5):
+    for rate in (0.1, 0.5):
         truth, fates = Truth((rate,) * 4), _acting(rate, rate, 4)[1]
-        found.append(World(f"4 cells alike, {rate:.0%}, until decided", truth, on_one_host(4, 200), fates, True))
+        found.append(World(f"4 cells alike, {rate:.0%}, until decided", truth, on_one_host(4, 100), fates, True))
     return found
 
 
@@ -628,12 +642,11 @@ def _rare() -> list[World]:
     found = []
     for base in (0.01, 0.02, 0.03, 0.05):
         for cell in (0.0, 2 * base):
-            truth, fates = _acting(base, cell, 3)
             name = f"rare: {base:.0%} -> {cell:.0%}"
-            found += [
-                World(f"{name}, 150 trials", truth, on_one_host(3, 150), fates),
-                World(f"{name}, until decided", truth, on_one_host(3, 400), fates, until_decided=True),
-            ]
+            truth, fates = _acting(base, cell, 3)
+            found.append(World(f"{name}, 150 trials", truth, on_one_host(3, 150), fates))
+            truth, fates = _acting(base, cell, 2)
+            found.append(World(f"{name}, until decided", truth, on_one_host(2, 400), fates, until_decided=True))
     return found
 
 

@@ -185,7 +185,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             worker=worker,
         ),
         triage=TriageSettings(
-            **given("baseline", "margin"),
+            **given("baseline", "margin", "speed_margin"),
             sequential=bool(until_decided or duration or values["minimize"]),
             confirm=until_decided and stop.confirm,
         ),

@@ -170,6 +170,12 @@ def margin(value: Any) -> Margin:
     return Margin(**found)
 
 
+def share(value: Any) -> float:
+    text = value.strip() if isinstance(value, str) else ""
+    number = _number(text[:-1]) / 100 if text.endswith("%") else value
+    return _between(0, 1, number, "a share above 0 and below 1, such as 5% or 0.05")
+
+
 def size(value: Any) -> int:
     """Bytes."""
     if isinstance(value, str):
@@ -508,6 +514,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
         Setting("margin", margin, "P", "no effect: within P of the baseline's rate", "50%,0.1", scope="ini"),
+        Setting("speed-margin", share, "P", "changes of step times that are none, such as 0.05", "0.05"),
         Setting(
             "gate",
             "triage.gates:parse_gate",

@@ -100,6 +100,7 @@ OF_PYTEST = {
     "replay",
     "baseline",
     "margin",
+    "speed-margin",
     "report",
     "stop",
     "gate",

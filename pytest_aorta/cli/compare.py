@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_aorta.cli.shared import columns, read_margin
+from pytest_aorta.cli.shared import columns, read_margin, speed_margin_option
 from pytest_aorta.common.texts import first_names, one_line
 from pytest_aorta.settings import Margin
-from pytest_aorta.triage import MARGIN
+from pytest_aorta.triage import MARGIN, SPEED_MARGIN
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.cells import CellStatistics, SignatureCount
@@ -49,8 +49,17 @@ def _conditions(ctx: click.Context, parameter: click.Parameter, values: tuple[st
     metavar="P",
     help="What is no change: 50% of A's failure rate, a difference of 0.1, or 50%,0.1 for both.",
 )
+@speed_margin_option
 @click.option("--all", "everything", is_flag=True, help="Do not cut long lists of differences.")
-def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: Margin, everything: bool) -> None:
+def compare(
+    a: Path,
+    b: Path,
+    as_json: bool,
+    fail_on: tuple[str, ...],
+    margin: Margin,
+    speed_margin: float | None,
+    everything: bool,
+) -> None:
     """Compare two results directories: B with A.
 
     Failure rates and step times of the cells that both have, by the statistics of the table of a run, and what differs
@@ -58,7 +67,7 @@ def compare(a: Path, b: Path, as_json: bool, fail_on: tuple[str, ...], margin: M
     """
     from pytest_aorta.triage.compare import compare_runs, comparison_as_plain
 
-    comparison = compare_runs(a, b, margin)
+    comparison = compare_runs(a, b, margin, SPEED_MARGIN if speed_margin is None else speed_margin)
     if as_json:
         click.echo(json.dumps(comparison_as_plain(comparison), indent=1, allow_nan=False))
     else:
@@ -111,7 +120,7 @@ def failed_conditions(comparison: RunComparison, what: str) -> Iterator[str]:
     from pytest_aorta.triage.compare import label
 
     for change in comparison.cells:
-        kinds = (change.kind.replace(" ", "-"), change.speed.verdict, "new-signature" if change.new_signatures else "")
+        kinds = (change.kind.replace(" ", "-"), change.speed.kind, "new-signature" if change.new_signatures else "")
         if what in kinds:
             yield f"{what}: {one_line(change.label)} ({_change_text(what, change)})"
     for cell in comparison.only_a if what == "not-compared" else ():
@@ -123,9 +132,8 @@ def _change_text(what: str, change: CellChange) -> str:
 
     if what == "new-signature":
         return "; ".join(_signature(each) for each in change.new_signatures)
-    if what == "slower" and change.speed.ratio is not None and change.speed.interval is not None:
-        interval = change.speed.interval
-        return f"steps {change.speed.ratio - 1:+.0%}, 95 % {interval.low - 1:+.0%} to {interval.high - 1:+.0%}"
+    if what == "slower":
+        return f"steps {change.speed.change}"
     numbers = f"{change.a.failures}/{change.a.counted} -> {change.b.failures}/{change.b.counted} failed"
     return numbers if change.rate is None else f"{numbers}, p {p_value(change.rate.p_adjusted)}"
 
@@ -170,7 +178,7 @@ def _table(changes: Sequence[CellChange]) -> Iterator[str]:
     lines = columns(rows, range(1, len(shown)))
     yield lines[0]
     for line, change in zip(lines[1:], changes, strict=True):
-        color = next((color for kind, color in _COLORS.items() if kind in (change.kind, change.speed.verdict)), None)
+        color = next((color for kind, color in _COLORS.items() if kind in (change.kind, change.speed.kind)), None)
         yield line.removesuffix(change.verdict) + click.style(change.verdict, fg=color)
 
 

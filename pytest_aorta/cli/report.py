@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pytest_aorta.cli.shared import read_margin
+from pytest_aorta.cli.shared import read_margin, speed_margin_option
 from pytest_aorta.settings import Margin
 
 
@@ -21,10 +21,13 @@ from pytest_aorta.settings import Margin
     metavar="P",
     help="What is no effect: 50% of the baseline's failure rate, a difference of 0.1, or 50%,0.1 for both.",
 )
-def report(results: Path, output: Path, baseline: str | None, margin: Margin | None) -> None:
+@speed_margin_option
+def report(
+    results: Path, output: Path, baseline: str | None, margin: Margin | None, speed_margin: float | None
+) -> None:
     """Write a results directory (default: results) as one HTML file that needs nothing else.
 
-    Without --baseline and --margin, cells are judged as in the run itself.
+    Without --baseline and margins, cells are judged as in the run itself.
     """
     from pytest_aorta.triage import TriageSettings
     from pytest_aorta.triage.matrix import EarlierMatrix
@@ -35,5 +38,7 @@ def report(results: Path, output: Path, baseline: str | None, margin: Margin | N
         settings = replace(settings, baseline=baseline)
     if margin is not None:
         settings = replace(settings, margin=margin)
+    if speed_margin is not None:
+        settings = replace(settings, speed_margin=speed_margin)
     write_report(results, output, settings)
     click.echo(f"report: {output}")

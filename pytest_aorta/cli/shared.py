@@ -12,7 +12,8 @@ import click
 from rich.cells import cell_len
 
 from pytest_aorta.common.texts import one_line
-from pytest_aorta.settings import Margin, RequestError, margin
+from pytest_aorta.settings import Margin, RequestError, margin, share
+from pytest_aorta.triage import SPEED_MARGIN
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import TypedCondition
@@ -123,6 +124,19 @@ def where_option(command: _Command) -> _Command:
         metavar="CONDITION",
         help="Only what meets it, such as '/config/lr<0.1' or /environment==local; repeat for several.",
     )(command)
+
+
+def speed_margin_option(command: _Command) -> _Command:
+    """The option ``--speed-margin``, as ``speed_margin``: a share, or ``None``."""
+
+    def parsed(ctx: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+        try:
+            return None if value is None else share(value)
+        except ValueError as error:
+            raise click.BadParameter(f"expected {error}, not {value!r}") from None
+
+    what = f"Changes of the step times that are none, such as 5% or 0.05 (default {SPEED_MARGIN:.0%})."
+    return click.option("--speed-margin", callback=parsed, metavar="P", help=what)(command)
 
 
 def typed_conditions(texts: Sequence[str]) -> list[TypedCondition]:

@@ -13,7 +13,7 @@ import pytest
 
 import pytest_aorta.settings as valid
 from pytest_aorta.common.texts import identifier, printable
-from pytest_aorta.plan import check_axes, check_variables, trials_of
+from pytest_aorta.plan import check_axes, check_variables, trials_of, turns_of_round
 from pytest_aorta.plugin import MARKER
 from pytest_aorta.plugin.compat import add_reason, add_section
 from pytest_aorta.plugin.failures import failure_text, short_reason
@@ -314,7 +314,7 @@ _KEYWORDS: Mapping[str, valid.Reader] = {
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Check the markers of a test; with ``aorta_trial``, one item per trial of every cell, trial 0 of each first."""
+    """Check the markers of a test; with ``aorta_trial``, one item per trial of every cell, in rounds as in a plan."""
     __tracebackhide__ = True
     run = run_of(metafunc.config)
     chosen = run.selection
@@ -335,8 +335,9 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     bundles = [run.registry.environment(name).env for name in environments]
     bundles += [run.registry.mitigation(name).env for names in sets for name in names]
     watched = frozenset(itertools.chain.from_iterable(bundles))
-    indices = range(chosen.trials)
-    cells = [Cell(place, names, i, watched) for i in indices for place in environments for names in sets]
+    each = [(place, names) for place in environments for names in sets]
+    seed = metafunc.definition.nodeid
+    cells = [Cell(*each[turn], i, watched) for i in range(chosen.trials) for turn in turns_of_round(i, len(each), seed)]
     metafunc.parametrize("aorta_trial", cells, indirect=True, ids=[cell.label for cell in cells])
 
 

@@ -56,11 +56,9 @@ def table_lines(table: Table, width: int) -> list[Line]:
     shown = _shown(rows)
     names = _names(rows)
     unwanted = {"verdict"} if not any(row.has_verdict for row in shown) else set()
-    if not any(row.is_slower for row in shown):
-        unwanted.add("confound")
     longest = max([len("cell"), *(terminal_width(names[row.cell.key][-1]) for row in shown)])
-    # Names come first: for them, a confound is a line of its own, and verdicts are short.
-    for without, has_long_verdicts in ((unwanted, True), ({*unwanted, "confound"}, True), ({"confound"}, False)):
+    # Names come first: for them, slower steps are a line below, and verdicts are short.
+    for without, has_long_verdicts in ((unwanted, True), ({*unwanted, "speed"}, True), ({"speed"}, False)):
         columns = [each for each in COLUMNS if "terminal" in each.formats and each.key not in {*without, *unwanted}]
         columns = [column for column in columns if column.says_something(shown)]
         texts = {row.cell.key: _texts(row, columns, has_long_verdicts) for row in shown}
@@ -69,7 +67,7 @@ def table_lines(table: Table, width: int) -> list[Line]:
         room = width - sum(len(_GAP) + each for each in widths)
         if room >= longest:
             break
-    has_confounds = any(column.key == "confound" for column in columns)
+    has_speeds = any(column.key == "speed" for column in columns)
     aligned = [(column, each) for column, each in zip(columns, widths, strict=True)]
     name_width = min(room, longest)
     lines = [_row("cell", titles, name_width, aligned)]
@@ -84,7 +82,7 @@ def table_lines(table: Table, width: int) -> list[Line]:
             lines.append((Piece(shortened(name, width)),))
             name = ""
         lines.append(_row(name, texts[row.cell.key], name_width, aligned, _COLOURS[row.verdict.kind]))
-        for note in _notes(row, has_long_verdicts, has_confounds, seen if len(shown) > _FEW_CELLS else set()):
+        for note in _notes(row, has_long_verdicts, has_speeds, seen if len(shown) > _FEW_CELLS else set()):
             lines.append((Piece(shortened(f"    {note.text}", width), note.colour),))
     if folded := Counter(row.verdict.kind for row in rows if row.cell.key not in texts):
         listing = ", ".join(f"{number} {kind}" for kind, number in folded.items())
@@ -171,15 +169,17 @@ def _padded(text: str, width: int, left: bool) -> str:
     return text + space if left else space + text
 
 
-def _notes(row: Row, has_long_verdicts: bool, has_confounds: bool, seen: set[str]) -> Iterator[Piece]:
+def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) -> Iterator[Piece]:
     """What belongs to a cell and has no column. ``seen``: ways to fail that need no further line."""
     verdict = row.verdict
     if verdict.reason and row.has_verdict:
         yield Piece(f"{verdict.kind}: {verdict.reason}", _COLOURS[verdict.kind])
     if not has_long_verdicts and verdict.text != verdict.kind:
         yield Piece(verdict.text, _COLOURS[verdict.kind])
-    if row.is_slower and row.confound and not has_confounds:
-        yield Piece(f"confound: {row.confound.text}", "yellow")
+    if row.speed and row.speed.kind in ("slower", "faster") and not has_speeds:
+        yield Piece(f"steps are {row.speed.text}", "yellow")
+    if row.speed and row.speed.reason and row.speed.interval:
+        yield Piece(f"speed undecided: {row.speed.reason}", "yellow")
     if row.effect and row.effect.is_inert and not row.effect.is_second_baseline:
         yield Piece(f"inert? ({row.effect.reason})", "yellow")
     if missing := [f"{row.cell.count(kind)} {kind}" for kind in LOSSES if row.cell.count(kind)]:

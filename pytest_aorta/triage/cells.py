@@ -50,7 +50,6 @@ class CellStatistics:
         variables: that any cell of the plan sets, as far as the trials agree on them.
         places: failures and counted trials, by host and devices.
         events: what has cost several cells or trials their outcome, and how many trials of this cell each has cost.
-        places: failures and counted trials, by host and devices.
     """
 
     key: CellKey
@@ -70,7 +69,6 @@ class CellStatistics:
     variables: WatchedVariables = NOT_WATCHED
     places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
-    places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""

@@ -246,8 +246,8 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("effect", lambda row: row.effect, "Inert?",
            lambda row: f"inert? ({row.effect.reason})" if row.effect and row.effect.is_inert else "",
            formats=("markdown",), left=True),
-    Column("confound", lambda row: row.confound, "Confound",
-           lambda row: row.confound.text if row.confound else "", formats=_EVERYWHERE, left=True),
+    Column("speed", lambda row: row.speed, "Speed",
+           lambda row: row.speed.text if row.speed else "", formats=_EVERYWHERE, left=True),
     Column("signatures", lambda row: row.cell.signatures, "Top failure", _top_failure,
            formats=("markdown",), left=True),
     Column("warnings", lambda row: row.cell.warnings, "Top warning", _top_warning,
@@ -290,9 +290,11 @@ def conclusions(table: Table) -> list[str]:
         if row.comparison is not None:
             groups.setdefault(row.comparison.baseline, []).append(row)
     several = len({(key.workload, key.test, key.options) for key in groups}) > 1
-    found = []
+    place = table.associations.place
+    found = [] if place is None else [f"{place.sentence}."]
     for key, rows in groups.items():
-        sentence = _sentence(rows, table.row(key).cell, table.settings.margin)
+        base = table.row(key).cell
+        sentence = _sentence(rows, base, table.settings.margin) + _speeds(rows, base)
         group = " ".join(filter(None, (key.test, key.workload, key.options)))
         found.append(f"{group}: {sentence}" if several else sentence)
     return found
@@ -319,7 +321,7 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
             f"{_mitigation(first, base)} is {first.verdict.text}: {_evidence(first, base)}, but "
             f"{first.verdict.reason}, so that the place may make the difference."
         )
-    if not base.failures and base.counted:
+    if not base.failures and base.counted and not any(row.cell.failures for row in rows):
         return (
             f"Nothing to fix: {base.key.cell} has not failed in {counted(base.counted, 'trial')}; "
             f"its failure rate is below {below(upper_bound(0, base.counted))}."
@@ -358,12 +360,23 @@ def _bounds(row: Row) -> str:
 def _fixes(rows: Sequence[Row], base: CellStatistics) -> str:
     first = rows[0]
     text = f"{_mitigation(first, base)} fixes it: {_evidence(first, base)}{_bounds(first)}"
-    if first.is_slower and first.confound is not None and first.confound.ratio is not None:
-        text += f". But its steps take {first.confound.ratio:.2f} times as long, and a fault of timing can hide in that"
     if len(rows) > 1:
-        names = _names([_mitigation(row, base) + (" (slower)" if row.is_slower else "") for row in rows[1:]])
+        names = _names([_mitigation(row, base) for row in rows[1:]])
         text += f". So {'does' if len(rows) == 2 else 'do'} {names}"
+    if first.is_slower:
+        text += ". A fault of timing can hide in slower steps"
     return f"{text}."
+
+
+def _speeds(rows: Sequence[Row], base: CellStatistics) -> str:
+    """Which cells have slower steps, and which faster ones, whatever became of their failures."""
+    text = ""
+    for kind in ("slower", "faster"):
+        found = [row for row in rows if row.speed and row.speed.kind == kind and row.verdict.kind != "second baseline"]
+        if found:
+            names = _names([f"{_mitigation(row, base)} {row.speed.change}" for row in found if row.speed])
+            text += f" {kind.capitalize()} steps: {names}."
+    return text
 
 
 def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:

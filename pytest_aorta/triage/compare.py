@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -10,22 +11,18 @@ from typing import Any, Literal
 
 from pytest_aorta.common.texts import first_names
 from pytest_aorta.settings import Margin, RequestError
-from pytest_aorta.triage import MARGIN
+from pytest_aorta.triage import MARGIN, SPEED_MARGIN
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import Column, difference_with_interval, p_value, plain
 from pytest_aorta.triage.environments import Difference, Environments, differences
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.reading import Results, triage_in_order
-from pytest_aorta.triage.verdicts import LEVEL, SLOWER, Comparison, Pair, VerdictKind, judge, step_ratio
+from pytest_aorta.triage.speed import Measured, Speed, compare_speeds
+from pytest_aorta.triage.verdicts import LEVEL, Comparison, Pair, VerdictKind, judge
 from pytest_aorta.workspace.paths import HISTORY
 
 #: ``no change`` is shown, not assumed: the whole interval of the difference lies within the margin.
 ChangeKind = Literal["worse", "better", "no change", "undecided", "not compared"]
-
-#: ``similar`` where the whole interval of the ratio lies within the threshold; ``n/a`` without step times of two trials
-#: on both sides.
-SpeedKind = Literal["slower", "faster", "similar", "undecided", "n/a"]
 
 #: Of the JSON data: a reader of version 1 finds all of its keys in later ones that begin with a 1.
 SCHEMA_VERSION = "1.0"
@@ -64,15 +61,6 @@ class Side:
 
 
 @dataclass(frozen=True)
-class SpeedChange:
-    """Step times in B as a multiple of those in A, with their 95 % interval; ``None`` where ``verdict`` is ``n/a``."""
-
-    verdict: SpeedKind
-    ratio: float | None = None
-    interval: Interval | None = None
-
-
-@dataclass(frozen=True)
 class CellChange:
     """A cell that both runs have, with its statistics in each.
 
@@ -80,7 +68,7 @@ class CellChange:
         kind: what became of its failure rate.
         more_trials: of ``undecided``: about how many more trials of each run would decide; ``None`` for not known.
         rate: the numbers; ``None`` for ``not compared``, where no trial of one run says anything about the workload.
-        speed: what became of its step times.
+        speed: what became of its step times, of B in relation to A.
     """
 
     a: CellStatistics
@@ -88,7 +76,7 @@ class CellChange:
     kind: ChangeKind
     more_trials: int | None
     rate: Comparison | None
-    speed: SpeedChange
+    speed: Speed
 
     @property
     def new_signatures(self) -> tuple[SignatureCount, ...]:
@@ -109,7 +97,7 @@ class CellChange:
     def verdict(self) -> str:
         """In the words of the table."""
         text = f"undecided, ~{self.more_trials} more" if self.more_trials is not None else self.kind
-        return f"{text}, {self.speed.verdict}" if self.speed.verdict in ("slower", "faster") else text
+        return f"{text}, {self.speed.kind}" if self.speed.kind in ("slower", "faster") else text
 
 
 @dataclass(frozen=True)
@@ -119,6 +107,7 @@ class RunComparison:
     Attributes:
         a, b: the runs.
         margin: how much a failure rate may differ and still be the same.
+        speed_margin: changes of the step times, as a share, that are none.
         cells: that both have, in the order of B.
         only_a, only_b: cells that only one has.
         matched_across_environments: whether cells were matched by their mitigations alone, because the names of the
@@ -130,6 +119,7 @@ class RunComparison:
     a: Side
     b: Side
     margin: Margin
+    speed_margin: float
     cells: tuple[CellChange, ...]
     only_a: tuple[CellStatistics, ...]
     only_b: tuple[CellStatistics, ...]
@@ -145,6 +135,10 @@ def _failures(cell: CellStatistics) -> str:
 def _rate(found: Comparison | None) -> dict[str, Any] | None:
     names = ("difference", "interval", "p", "p_adjusted")
     return None if found is None else {name: getattr(found, name) for name in names}
+
+
+def _speed(speed: Speed) -> dict[str, Any]:
+    return {"verdict": speed.kind, **{name: getattr(speed, name) for name in ("ratio", "interval", "p_adjusted")}}
 
 
 def _ways(signatures: Sequence[SignatureCount]) -> list[dict[str, Any]]:
@@ -166,8 +160,7 @@ COLUMNS: tuple[Column[CellChange], ...] = (
            if change.rate else ""),
     Column("", lambda change: change.rate and change.rate.p_adjusted, "p",
            lambda change: p_value(change.rate.p_adjusted) if change.rate else ""),
-    Column("speed", lambda change: change.speed, "steps",
-           lambda change: "" if change.speed.ratio is None else f"{change.speed.ratio - 1:+.0%}"),
+    Column("speed", lambda change: _speed(change.speed), "steps", lambda change: change.speed.change),
     Column("verdict", lambda change: change.kind, "verdict", lambda change: change.verdict),
     Column("more_trials", lambda change: change.more_trials),
     Column("new_signatures", lambda change: _ways(change.new_signatures)),
@@ -180,13 +173,14 @@ def label(key: CellKey) -> str:
     return " ".join(part for part in (key.test, key.workload, key.cell, key.options) if part)
 
 
-def compare_runs(a: Path, b: Path, margin: Margin = MARGIN) -> RunComparison:
+def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float = SPEED_MARGIN) -> RunComparison:
     """Compare two results directories, or parts of them.
 
     Args:
         a: what was before, or the machine that is known.
         b: what is new.
         margin: how much a failure rate may differ and still be the same.
+        speed_margin: changes of the step times, as a share, that are none.
 
     Raises:
         RequestError: one does not exist, or has no trials; both are the same; they have no cell in common.
@@ -197,7 +191,7 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN) -> RunComparison:
     for outer, inner in ((one, two), (two, one)):
         if inner.is_relative_to(outer) and HISTORY not in inner.relative_to(outer).parts:
             raise RequestError(f"{inner} lies in {outer}, so it has the same trials; expected two results directories")
-    return _compare(read_side(a), read_side(b), margin)
+    return _compare(read_side(a), read_side(b), margin, speed_margin)
 
 
 def read_side(path: Path) -> Side:
@@ -223,25 +217,27 @@ def read_side(path: Path) -> Side:
     )
 
 
-def _compare(a: Side, b: Side, margin: Margin) -> RunComparison:
+def _compare(a: Side, b: Side, margin: Margin, speed_margin: float) -> RunComparison:
     partner, across = _match_cells(a, b)
     cells = [(a.cells[one], b.cells[two]) for two, one in partner.items()]
     compared = [(one, two) for one, two in cells if one.counted and two.counted]
     counts = [(two.failures, two.counted, one.failures, one.counted) for one, two in compared]
     pairs = [Pair(one.key, each, (each,)) for (one, _), each in zip(compared, counts, strict=True)]
     judged = dict(zip((two.key for _, two in compared), judge(pairs, margin, len(pairs)), strict=True))
+    times = [(_times(two), _times(one)) for one, two in cells]
+    speeds = compare_speeds(times, speed_margin, sequential=False, family=len(cells))
     changes = []
-    for one, two in cells:
+    for (one, two), speed in zip(cells, speeds, strict=True):
         rate, verdict = judged.get(two.key, (None, None))
         kind: ChangeKind = "not compared" if verdict is None else _CHANGES[verdict.kind]
-        changes.append(
-            CellChange(one, two, kind, None if verdict is None else verdict.more_trials, rate, _speed(one, two))
-        )
+        more = None if verdict is None else verdict.more_trials
+        changes.append(CellChange(one, two, kind, more, rate, speed))
     shared, particular = _environment(a, b, changes)
     return RunComparison(
         a=a,
         b=b,
         margin=margin,
+        speed_margin=speed_margin,
         cells=tuple(changes),
         only_a=tuple(cell for key, cell in a.cells.items() if key not in partner.values()),
         only_b=tuple(cell for key, cell in b.cells.items() if key not in partner),
@@ -251,18 +247,9 @@ def _compare(a: Side, b: Side, margin: Margin) -> RunComparison:
     )
 
 
-def _speed(a: CellStatistics, b: CellStatistics) -> SpeedChange:
-    found = step_ratio(b, a)
-    if found is None:
-        return SpeedChange("n/a")
-    verdict: SpeedKind = "undecided"
-    if found.interval.low > SLOWER:
-        verdict = "slower"
-    elif found.interval.high < 1 / SLOWER:
-        verdict = "faster"
-    elif found.interval.within(1 / SLOWER, SLOWER):
-        verdict = "similar"
-    return SpeedChange(verdict, found.ratio, found.interval)
+def _times(cell: CellStatistics) -> list[Measured]:
+    """Of all trials as at one place: that of the other run may have been another machine."""
+    return [(None, math.log(time)) for time in cell.steps.trial_medians_ms] if cell.steps else []
 
 
 #: What cells are matched by: the first that tells them apart. A digest has places on the disk in it.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, check_baseline, is_named
 
@@ -156,7 +158,7 @@ def _is_about(gate: Gate, row: Row, table: Table) -> bool:
 
 
 def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
-    cell, confound = row.cell, row.confound
+    cell, speed = row.cell, row.speed
     if gate.value == "verdict":
         return row.verdict.kind
     if gate.value == "infrastructure":
@@ -164,9 +166,9 @@ def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
     if gate.value == "step_ms":
         return None if cell.steps is None else cell.steps.median_ms
     if gate.value == "speed_ratio":
-        interval = None if confound is None else confound.interval
-        if confound is None or interval is None or gate.bound is None:
-            return None if confound is None else confound.ratio
+        if speed is None or gate.bound is None:
+            return None if speed is None else speed.ratio
+        interval = speed.interval or Interval(0.0, math.inf)
         return interval.high if gate.bound == "upper" else interval.low
     if not cell.counted or cell.rate is None:
         return None
@@ -184,6 +186,6 @@ def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
 def _why_none(gate: Gate, row: Row) -> str:
     if gate.value in ("failure_rate", "failures"):
         return f"none of its {row.cell.total} trials says anything about the workload"
-    if gate.value == "speed_ratio" and row.confound is None:
+    if gate.value == "speed_ratio" and row.speed is None:
         return "it is compared with no other cell"
     return "no trial has step times" if row.cell.steps is None else "the baseline has no step times"

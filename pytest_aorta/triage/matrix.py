@@ -13,11 +13,11 @@ from pytest_aorta._version import __version__
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.settings import Margin
 from pytest_aorta.settings import margin as read_margin
-from pytest_aorta.triage import MARGIN, TriageSettings
+from pytest_aorta.triage import MARGIN, SPEED_MARGIN, TriageSettings
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.reading import MATRIX_JSON, Results, recorded_rules, triage_in_order
-from pytest_aorta.triage.verdicts import LEVEL, SLOWER, Row, Table
+from pytest_aorta.triage.verdicts import LEVEL, Row, Table
 from pytest_aorta.workspace.atomic import write_text
 
 MATRIX_MD = "matrix.md"
@@ -69,7 +69,7 @@ def matrix_json(table: Table, state: RunState) -> str:
         "plan": state.plan,
         "started_at": state.started_at,
         "written_at": state.written_at,
-        "settings": {**vars(settings), "margin": str(settings.margin), "level": LEVEL, "speed_threshold": SLOWER},
+        "settings": {**vars(settings), "margin": str(settings.margin), "level": LEVEL},
         "conclusions": conclusions(table),
         "warnings": table.warnings,
         "associations": table.associations.tests,
@@ -164,7 +164,7 @@ def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
     if any(row.cell.lost for row in rows):
         yield "**Infrastructure**, **Did not run**: say nothing about the workload, and do not count"
     if any(row.is_slower for row in rows):
-        yield "**speed**: its steps are slower than the baseline's, which alone can hide a fault of timing"
+        yield "**slower**: its steps take longer than the baseline's, which alone can hide a fault of timing"
     if any(row.comparison and row.comparison.method == "sequential" for row in rows):
         yield "p and intervals hold whenever one looks, so that trials may be added or left out"
 
@@ -202,11 +202,12 @@ class EarlierMatrix:
         content = content if isinstance(content, dict) else {}
         settings, cells = content.get("settings"), content.get("cells")
         if isinstance(settings, dict):
-            baseline, margin = settings.get("baseline"), settings.get("margin")
+            baseline, margin, speed = (settings.get(name) for name in ("baseline", "margin", "speed_margin"))
             self._was_sequential = settings.get("sequential") is True
             self.settings = TriageSettings(
                 baseline=baseline if isinstance(baseline, str) else None,
                 margin=_margin(margin),
+                speed_margin=speed if isinstance(speed, float) and 0 < speed < 1 else SPEED_MARGIN,
                 confirm=settings.get("confirm") is True,
                 # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
                 sequential=self._was_sequential or content.get("complete") is False,

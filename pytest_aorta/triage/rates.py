@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, exp, inf, lgamma, log, sqrt
-from statistics import NormalDist, fmean, variance
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -306,33 +306,3 @@ def _to_show_equivalence(
     # With fewer, not even two rates of zero have an interval within the margin: Wilson's upper end is z^2 / (n + z^2).
     fewest = ceil(z**2 * (1 - margin) / margin)
     return fewest + bisect_left(range(fewest, fewest + 3 * _MOST_MORE), True, key=shown)
-
-
-@dataclass(frozen=True)
-class RatioEstimate:
-    """A ratio of step times, cell to baseline; 1.2 says that steps take 20 % longer."""
-
-    ratio: float
-    interval: Interval
-
-
-def step_time_ratio(cell: Sequence[float], base: Sequence[float], level: float = 0.95) -> RatioEstimate | None:
-    """The ratio of the geometric means of step times, with its interval; None with fewer than two trials on a side.
-
-    ``cell`` and ``base`` hold one number per trial, the median of its step times, above 0. The trial is the unit
-    because the steps of a trial share its process, its clocks and its neighbours: counted one by one they would feign
-    precision. Welch's t interval (Welch 1947) of the difference of the mean logarithms, taken back to a ratio.
-    """
-    if len(cell) < 2 or len(base) < 2 or min(*cell, *base) <= 0:
-        return None
-    cell_logs, base_logs = [log(time) for time in cell], [log(time) for time in base]
-    difference = fmean(cell_logs) - fmean(base_logs)
-    cell_error, base_error = variance(cell_logs) / len(cell), variance(base_logs) / len(base)
-    error, half = cell_error + base_error, 0.0
-    if error >= 1e-300:
-        # As shares of their sum, so that errors as small as rounding do not underflow when squared.
-        freedom = 1 / ((cell_error / error) ** 2 / (len(cell) - 1) + (base_error / error) ** 2 / (len(base) - 1))
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(freedom, (1 + level) / 2)) * sqrt(error)
-    return RatioEstimate(exp(difference), Interval(exp(difference - half), exp(difference + half)))

@@ -431,11 +431,11 @@ def _sentences(table: Table, labels: Mapping[CellKey, str]) -> list[str]:
 
 
 def _warnings(table: Table, material: Material, labels: Mapping[CellKey, str]) -> list[str]:
-    """What concerns several cells, then their confounds, what their variables have not done, and what trials say."""
+    """What concerns several cells, then slower steps, what their variables have not done, and what trials say."""
     found = [*table.warnings]
     for row in table.rows:
-        if row.is_slower and row.confound is not None:
-            found.append(f"{labels[row.cell.key]}: {row.confound.text}; a fault of timing can hide in slower steps")
+        if row.is_slower and row.speed is not None:
+            found.append(f"{labels[row.cell.key]}: {row.speed.text}; a fault of timing can hide in slower steps")
     found += dict.fromkeys(text for row in table.rows if row.effect is not None for text in row.effect.sentences)
     for row in table.rows:
         for text, number in row.cell.warnings.items():

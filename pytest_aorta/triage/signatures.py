@@ -48,18 +48,20 @@ _SAID = [
         # of NCCL's log: host, process, thread, device
         (r"^[\w.-]+:\d+:\d+ \[\d+\] (?=\S+:\d+ nccl warn|nccl )", ""),
         (r"^[\w.-]+: (?=test nccl failure)", ""),
+        # of UCX's and Open MPI's: host, process, thread
+        (r"^\[(?![^:]*\.(?:cc?|cpp|cuh?|h|hpp|py):)[\w.-]+(?::\d+)+\] +", ""),
         (r"(?<= with status=)(\d+) opcode=\d+ len=\d+ vendor err (\d+).*", r"\1 vendor err \2"),
         (r"^\[PG [^\]]*\] (?:Process group |NCCL )?watchdog thread terminated with exception: ", ""),
         (r"^\[rank \d+\]:? ", ""),
         (r"^NCCL error in: [^,]+, ", "NCCL: "),
-        (r"\bXid \(PCI:[^)]*\): (\d+)(?:, (?:pid=|name=|Ch )[^,.]*)*", r"Xid \1"),
+        (r"\bXid \(PCI:[^)]*\): (\d+)(?:, (?:pid=|name=|Ch )[^,]*)*", r"Xid \1"),
         (r" \(run with NCCL_DEBUG=\w+ for details\)|, NCCL version [\w.+-]+", ""),
         # the kernel does not always know the reason, and not always the same
         (r"(?<=memory access fault by gpu) node-\d+ .*", ""),
         (r"(?<=out of memory: killed process )\d+ (\([^)]*\)).*", r"\1"),
         # what there was beside it depends on the version, and on what else runs
         (r"(?<=out of memory\. tried to allocate )[\d.]+ \w+.*", "#"),
-        (r"^\*\*\* Error in [`'][^`']*': (.*?)(?:: 0x[0-9a-f]+)? \*\*\*.*", r"\1"),
+        (r"^\*\*\* (?:Error in [`'][^`']*'|glibc detected \*\*\* [^:]+): (.*?)(?:: 0x[0-9a-f]+)? \*\*\*.*", r"\1"),
     )
 ]
 
@@ -97,14 +99,20 @@ _REPLACED = [
         (r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", "#"),
         (r"\btmp[a-z0-9_]{6,}\b", "#"),
         # a host before its port, in brackets, or where its name has a digit and it is said what it is
-        (r"(?<![\w<])[\w.:-]*\w<\d+>", "#"),
+        (r"(?<![\w<.:-])[\w.:-]{1,100}<\d+>", "#"),
         (r"(?<![\w\])])\[[a-z][\w.-]*\](?=:\d)", "[#]"),
         (r"(?<= connect to \()[\w.-]+(?=, \d)", "#"),
         (rf"(?<![\w-])((?:host|hostname|peer|server|connect to|connection (?:to|from)) ){_HOST}(?![\w-])", r"\1#"),
+        (r"(?<![\w-])((?:host|hostname|node|nodename|machine)(?:: ?|=))[a-z][\w.-]*\w", r"\1#"),
+        (r"(?<![\w-])((?:node|on|from) )(?=[\w.]*-[\w.-]*\d)[a-z][\w.-]*\w", r"\1#"),
+        (rf"(?<= on node ){_HOST}(?![\w-])", "#"),
+        (r"(?<![\w./-])(?!gfx|sha|sm)[a-z]{2,}\d{4,}(?![\w-])", "#"),
+        # hexadecimal digits where an address or the number of a device stands
+        (r"\b((?:device|address|addr|at|ip|sp|pc|ch|channel) )(?=[a-f]*\d)[0-9a-f]+(?![\w:.-])", r"\1#"),
         # times, IPv6, MAC, buses
         (r"(?<![\w:])(?=[0-9a-f:]*[0-9])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])(?:[.,]\d+)?", "#"),
         (r"\(nil\)", "#"),
-        (r"\b0x[0-9a-f]+\b", "#"),
+        (r"\b0x[0-9a-f]+(?:_[0-9a-f]+)*\b", "#"),
         (r"(?<![\w.])[-+]?\d+(?:\.\d+)?e[-+]?\d+(?!\w)", "#"),
         (r"(?<![\w])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{8,}(?![\w])", "#"),
         (rf"(?<![a-z0-9])({_NUMBERED})\d+(?![a-z0-9])", r"\1#"),

@@ -14,7 +14,6 @@ from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import (
     MOST_MORE,
     Interval,
-    RatioEstimate,
     arms,
     difference_of,
     difference_p,
@@ -22,7 +21,6 @@ from pytest_aorta.triage.rates import (
     more_trials,
     paired_p,
     ratio_of,
-    step_time_ratio,
     stratified_p,
     upper_bound,
 )
@@ -33,13 +31,11 @@ from pytest_aorta.triage.sequential import (
     rate_upper_bound_sequential,
 )
 from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.speed import Measured, Speed, compare_speeds, measured
 from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations
 
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
-
-#: A cell is slower if its steps take so many times as long as those of the baseline.
-SLOWER = 1.15
 
 #: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
 _WAYS = 5
@@ -129,7 +125,7 @@ def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> Verdict
 
     Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
     ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``. ``no cure``:
-    it may change the rate, but it does not remove half of the failures.
+    it may lower the rate, but it does not remove half of the failures.
     """
     if comparison.p_adjusted < LEVEL and comparison.difference < 0:
         return "reduces" if failures else "fixes"
@@ -137,7 +133,8 @@ def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> Verdict
         return "worse"
     if comparison.is_within(margin):
         return "no effect"
-    return "no cure" if comparison.ratio.low > _CURE else "undecided"
+    # A cell that fails more often may turn out to be worse.
+    return "no cure" if comparison.ratio.low > _CURE and comparison.difference <= 0 else "undecided"
 
 
 @dataclass(frozen=True)
@@ -292,7 +289,9 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
         return Verdict(kind, rate_below=below, removes=removes if removes > 0 else None)
     if kind == "undecided":
         points = margin.of((base_failures + 0.5) / (base_trials + 1))
-        more = more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
+        # The guess is for trials of one place.
+        several = len(pair.strata) > 1
+        more = None if several else more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
         if more is not None and more > MOST_MORE:
             return Verdict(kind, f"more than {MOST_MORE} more trials would be needed")
         return Verdict(kind, more_trials=more)
@@ -324,45 +323,6 @@ def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, co
 
 
 @dataclass(frozen=True)
-class Confound:
-    """Whether a cell's effect may be that of its speed: a fault of timing can hide in slower steps.
-
-    Attributes:
-        kind: ``speed``; ``none``; ``n/a`` where one side has no step times of two trials at least.
-        ratio: of the step times to those of the baseline; ``None`` for ``n/a``.
-        interval: of the ratio, 95 %.
-    """
-
-    kind: Literal["speed", "none", "n/a"]
-    ratio: float | None = None
-    interval: Interval | None = None
-
-    @property
-    def text(self) -> str:
-        """For a table: ``speed (+30%)``."""
-        if self.kind == "speed" and self.ratio is not None:
-            return f"speed ({self.ratio - 1:+.0%})"
-        return "-" if self.kind == "none" else self.kind
-
-
-def confound_of(cell: CellStatistics, baseline: CellStatistics) -> Confound:
-    found = step_ratio(cell, baseline)
-    if found is None:
-        return Confound("n/a")
-    # What fails at least as often as the baseline hides nothing.
-    seen_as_often = cell.rate is not None and baseline.rate is not None and cell.rate >= baseline.rate > 0
-    slower = found.interval.low > SLOWER and not seen_as_often
-    return Confound("speed" if slower else "none", found.ratio, found.interval)
-
-
-def step_ratio(cell: CellStatistics, baseline: CellStatistics) -> RatioEstimate | None:
-    """Step times of a cell as a multiple of the baseline's; ``None`` without step times of two trials on each side."""
-    if cell.steps is None or baseline.steps is None:
-        return None
-    return step_time_ratio(cell.steps.trial_medians_ms, baseline.steps.trial_medians_ms)
-
-
-@dataclass(frozen=True)
 class SignatureVerdict:
     """One way to fail, in a cell and in its baseline."""
 
@@ -381,7 +341,7 @@ class Row:
         cell: its statistics.
         verdict: on it.
         comparison: with its baseline; ``None`` for a baseline, and where there is nothing to compare.
-        confound: of its effect; ``None`` as above.
+        speed: of its steps; ``None`` as above.
         by_signature: where cell or baseline have failed in more than one way.
         effect: whether its mitigation can have acted; ``None`` for a cell that is not compared with another one.
         planned: trials of the plan; ``None`` where no plan says it.
@@ -390,7 +350,7 @@ class Row:
     cell: CellStatistics
     verdict: Verdict
     comparison: Comparison | None = None
-    confound: Confound | None = None
+    speed: Speed | None = None
     by_signature: tuple[SignatureVerdict, ...] = ()
     effect: MitigationEffect | None = None
     planned: int | None = None
@@ -403,8 +363,8 @@ class Row:
 
     @property
     def is_slower(self) -> bool:
-        """Whether its slower steps may be what fixes it."""
-        return self.confound is not None and self.confound.kind == "speed"
+        """Whether its steps take longer, which can hide a fault of timing."""
+        return self.speed is not None and self.speed.kind == "slower"
 
 
 @dataclass(frozen=True)
@@ -468,8 +428,12 @@ class Triage:
         pairs = [self._pair(key, baseline, sequential) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
+        differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
+        runs = associations(self.cells).runs if differ else None
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
             doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
+            if runs is not None and verdict.kind in _DIFFERENT:
+                doubt = f"failures come in runs: {runs.all_trials} trials say as much as about {runs.independent}"
             found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
         return found
 
@@ -501,10 +465,10 @@ class Triage:
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
             judged = self._judged(compared, baseline, len(family if sequential else compared), sequential=sequential)
             ways = self._ways(compared, baseline, sequential)
-            for key, (comparison, verdict) in zip(compared, judged, strict=True):
-                confound = confound_of(cells[key], cells[baseline])
+            speeds = self._speeds(compared, baseline, sequential, len(family if sequential else compared))
+            for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
                 by_way = tuple(ways.get(key, ()))
-                rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, confound, by_way)
+                rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
         found = NO_ASSOCIATIONS if running else associations(self.cells)
@@ -533,6 +497,15 @@ class Triage:
             test = self._tests[key, baseline, signature] = SequentialTest(self.settings.margin, 1 - LEVEL)
         test.extend(pairs[len(test.pairs) :])
         return test
+
+    def _speeds(self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool, family: int) -> list[Speed]:
+        def times(key: CellKey) -> list[Measured]:
+            cell = self._cells[key]
+            return measured(cell.stream() if sequential else cell.finished)
+
+        base = times(baseline)
+        sides = [(times(key), base) for key in compared]
+        return compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
 
     def _ways(
         self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool

@@ -254,6 +254,7 @@ class MatrixTable(Table):
     expect: Literal["pass", "fail"] = "pass"
     baseline: str | None = None
     margin: MarginText | None = None
+    speed_margin: NonNegativeNumber | None = None
     until_decided: bool = False
     gate: tuple[str, ...] = ()
 

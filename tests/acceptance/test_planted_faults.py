@@ -37,13 +37,13 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, p
     stage.close()
 
 
-def test_a_planted_slowdown_is_a_confound(example: tuple[Stage, pytest.RunResult]) -> None:
+def test_a_planted_slowdown_is_said(example: tuple[Stage, pytest.RunResult]) -> None:
     stage, done = example
     slow = matrix(stage)["slow"]
     assert slow["verdict"]["kind"] == "fixes"
-    assert slow["confound"]["text"] == "speed (+30%)"
-    assert slow["confound"]["interval"]["low"] > 1.15
-    assert "speed (+30%)" in text(done)
+    assert slow["speed"]["text"].startswith("slower: +30")
+    assert slow["speed"]["interval"]["low"] > 1.15
+    assert slow["speed"]["change"] in text(done)
 
 
 def test_a_cell_that_crashes_at_import_did_not_run_and_has_no_speed(example: tuple[Stage, pytest.RunResult]) -> None:
@@ -51,7 +51,7 @@ def test_a_cell_that_crashes_at_import_did_not_run_and_has_no_speed(example: tup
     crashed = matrix(stage)["import"]
     assert crashed["verdict"]["kind"] == "did not run"
     assert (crashed["counted"], crashed["failure_rate"]) == (0, None)
-    assert crashed["step_times"] is crashed["confound"] is crashed["comparison"] is None
+    assert crashed["step_times"] is crashed["speed"] is crashed["comparison"] is None
     assert "did not run" in text(done)
 
 

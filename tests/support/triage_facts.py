@@ -20,11 +20,12 @@ def trials(
     step_ms: tuple[float, ...] = (),
     signatures: dict[str, Signature] | None = None,
     variables: WatchedVariables = NOT_WATCHED,
+    timed: bool = False,
 ) -> list[TrialFacts]:
     """One trial per letter: ``.`` ok, ``F`` failed, ``T`` timeout, ``E`` infrastructure, ``-`` did not run.
 
     Other letters fail with the signature that ``signatures`` has for them. ``step_ms``: of each trial, by turns.
-    ``variables``: of each trial.
+    ``variables``: of each trial. ``timed``: whether they began one after the other; else nothing is said of order.
     """
     ways = {"F": NAN, "T": Signature("timeout", "run"), **(signatures or {})}
     key = CellKey(workload, f"{environment}-{mitigations.replace(',', '+')}")
@@ -39,7 +40,7 @@ def trials(
             outcome=_OUTCOMES.get(letter, "failed"),
             signature=ways.get(letter),
             steps=steady_steps([step_ms[index % len(step_ms)]] * 2) if step_ms else None,
-            started_at=f"2026-01-01T00:{index // 60:02}:{index % 60:02}.000+00:00",
+            started_at=f"2026-01-01T00:{index // 60:02}:{index % 60:02}.000+00:00" if timed else "",
             wall_sec=1.0,
             variables=variables,
         )

@@ -27,9 +27,17 @@ def test_of_several_the_one_that_is_not_slower_comes_first() -> None:
     slow, fast = trials("a", "." * 20, step_ms=(30.0, 31.0)), trials("b", "." * 20, step_ms=(10.0, 11.0))
     [sentence] = said(base, slow, fast)
     assert sentence.startswith("b fixes it: ")
-    assert sentence.endswith("So does a (slower).")
+    assert sentence.endswith("So does a. Slower steps: a +191% (184 to 198%).")
     [sentence] = said(base, slow)
-    assert "its steps take 2.91 times as long, and a fault of timing can hide in that" in sentence
+    assert sentence.endswith("A fault of timing can hide in slower steps. Slower steps: a +191% (184 to 198%).")
+
+
+def test_slower_and_faster_steps_are_said_whatever_becomes_of_failures() -> None:
+    base = trials("none", "." * 20, step_ms=(10.0, 10.1))
+    slow, fast = trials("a", "." * 20, step_ms=(11.0, 11.1)), trials("b", "." * 20, step_ms=(9.0, 9.1))
+    [sentence] = said(base, slow, fast)
+    assert sentence.startswith("Nothing to fix: ")
+    assert sentence.endswith("Slower steps: a +10.0% (9.6 to 10.3%). Faster steps: b -10.0% (-10.3 to -9.6%).")
 
 
 def test_rarer_worse_and_equal_are_told_from_fixed() -> None:

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.triage_facts import trials
 
-from pytest_aorta.settings import Margin
-from pytest_aorta.triage import MARGIN, TriageSettings
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, TrialFacts, WatchedVariables
 from pytest_aorta.triage.verdicts import Triage, triage_of
@@ -19,8 +18,8 @@ SEQUENTIAL = TriageSettings(sequential=True)
 class Watched:
     """A run whose cells stop as soon as they are decided."""
 
-    def __init__(self, *cells: list[TrialFacts], baseline: str | None = None, margin: Margin = MARGIN) -> None:
-        self.triage = Triage(TriageSettings(baseline, margin, sequential=True))
+    def __init__(self, *cells: list[TrialFacts], baseline: str | None = None) -> None:
+        self.triage = Triage(TriageSettings(baseline, sequential=True))
         for cell in cells:
             self.triage.declare(cell[0].key, cell[0].environment, cell[0].mitigations)
         self.decisions = Decisions(self.triage)
@@ -48,12 +47,11 @@ def test_a_cell_stops_when_it_is_decided_and_the_baseline_with_the_last() -> Non
     assert run.reasons()["local-none"] == "decided: every cell that is compared with it"
 
 
-def test_no_effect_and_worse_are_decisions() -> None:
-    half = "F." * 200
-    run = Watched(trials("none", half), trials("same", half), trials("bad", "F" * 400), margin=Margin(points=0.3))
+def test_no_cure_and_worse_are_decisions() -> None:
+    run = Watched(trials("none", "F." * 200), trials("same", "F." * 200), trials("bad", "F" * 400))
     assert run.reasons()["local-bad"].startswith("decided: worse (")
-    assert run.reasons()["local-same"].startswith("decided: no effect (")
-    assert run.trials("local-bad") < run.trials("local-same") < 200
+    assert run.reasons()["local-same"].startswith("decided: no cure (")
+    assert run.trials("local-same") < 100
 
 
 def variables(**overlay: str) -> WatchedVariables:
@@ -71,7 +69,6 @@ def test_for_inert_cells_alone_no_more_trials_are_run() -> None:
     assert run.trials("local-inert") <= run.trials("local-none") < 30
     assert run.reasons()["local-inert"] == "inert? (named by nothing that is loaded), and all others decided"
     assert "local-none" in run.reasons()
-    assert Watched(base[:40], inert[:40]).trials("local-inert") == 40
 
 
 def test_undecided_cells_go_on_to_the_end_and_so_does_their_baseline() -> None:
@@ -140,4 +137,7 @@ def test_what_was_decided_is_read_again_from_the_trials(base: str, one: str, oth
     table = triage_of(run.run, SEQUENTIAL)
     for row in table.rows:
         if row.cell.key in run.decisions.decided:
-            assert run.decisions.decided[row.cell.key].startswith(row.verdict.kind)
+            said = run.decisions.decided[row.cell.key].partition(" (")[0]
+            # Without failures, it may have had a baseline that failed more often by then; which cell fails more often
+            # may change.
+            assert said in (row.verdict.kind, "no cure") or {said, row.verdict.kind} == {"fixes", "reduces"}

@@ -320,7 +320,7 @@ def test_a_cell_that_crashes_at_import_did_not_run_and_a_hang_is_a_failure(stage
     rows = {Path(row.cell.key.cell).name: row for row in table.rows}
     broken, fine = rows["local-broken"], rows["local-none"]
     assert broken.verdict.text == "did not run"
-    assert (broken.cell.steps, broken.cell.rate, broken.confound) == (None, None, None)
+    assert (broken.cell.steps, broken.cell.rate, broken.speed) == (None, None, None)
     assert (fine.cell.count("timeout"), fine.cell.rate) == (1, 0.5)
     assert fine.cell.steps is not None
     assert fine.cell.steps.steps == 1

@@ -181,7 +181,7 @@ def test_of_more_cells_than_a_group_has_trials_each_meets_all_others() -> None:
 
 def test_trials_that_the_user_sorts_are_in_that_order() -> None:
     units = [f"local-m{cell}/{index}" for cell in range(2) for index in range(4)]
-    values = {unit: {"mitigation": unit[7]} for unit in units}
+    values: dict[str, Json] = {unit: {"mitigation": unit[7]} for unit in units}
     group = Group(sort_by=("/mitigation",), split_by_sort_key=True, maximum_size=3)
 
     found = grouped(group, units, values.__getitem__, of_trials=True)

@@ -387,12 +387,14 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
     given = base.selection
     until_decided = table.until_decided or given.until_decided
     margin = given.triage.margin if table.margin is None else read_margin(table.margin)
+    speed_margin = given.triage.speed_margin if table.speed_margin is None else table.speed_margin
     selection = replace(
         selection_of(action, recipe.recipe, given),
         resume=True,
         triage=TriageSettings(
             table.baseline,
             margin,
+            speed_margin,
             sequential=until_decided or given.duration is not None,
             confirm=until_decided,
             signatures=action.signatures,

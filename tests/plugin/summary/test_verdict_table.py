@@ -50,8 +50,8 @@ def test_a_shortened_text_keeps_both_ends(text: str, width: int) -> None:
 
 def test_a_triage_reads_like_this() -> None:
     cells = (
-        trials("none", "FFFFFFFFCCCCCC......E-", step_ms=(20.0, 21.0), signatures={"C": CRASH}),
-        trials("omp_1", "." * 20, step_ms=(20.0, 21.0)),
+        trials("none", "FFFFFFFFCCCCCC......E-", step_ms=(20.2, 20.8), signatures={"C": CRASH}),
+        trials("omp_1", "." * 20, step_ms=(20.2, 20.8)),
         trials("tf32_off", "F" * 8 + "T" + "." * 11),
     )
     assert [re.sub(r"~\d+", "~N", line) for line in shown(*cells)] == [
@@ -79,11 +79,11 @@ def test_one_cell_is_one_line() -> None:
     ]
 
 
-def test_a_confound_has_a_column_where_there_is_room_and_else_a_line() -> None:
-    cells = (trials("none", "F" * 14 + "." * 6, step_ms=(20.0, 21.0)), trials("a", "." * 20, step_ms=(30.0, 31.0)))
-    assert any(line.endswith("<0.0001  speed (+49%)    30.50") for line in shown(*cells, width=100))
+def test_speed_has_a_column_where_there_is_room_and_else_a_line() -> None:
+    cells = (trials("none", "F" * 14 + "." * 6, step_ms=(20.2, 20.8)), trials("a", "." * 20, step_ms=(30.0, 31.0)))
+    assert any(line.endswith("<0.0001  slower: +49% (47 to 50%)    30.50") for line in shown(*cells, width=120))
     long = trials("_".join(["a_mitigation"] * 3), "." * 20, step_ms=(30.0, 31.0))
-    assert "    confound: speed (+49%)" in shown(cells[0], long)
+    assert "    steps are slower: +49% (47 to 50%)" in shown(cells[0], long)
 
 
 def test_of_many_cells_those_that_say_most_are_shown_and_the_rest_is_counted() -> None:

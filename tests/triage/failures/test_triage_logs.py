@@ -93,14 +93,14 @@ def share(logs: list[Log], *, together: bool) -> float:
 
 
 def test_the_table_is_large_enough_to_say_something(logs: list[Log]) -> None:
-    assert len({(log.bug, log.n) for log in logs}) >= 120
+    assert len({(log.bug, log.n) for log in logs}) >= 200
     assert {log.family for log in logs} >= {"nccl", "cuda", "hip", "xid", "c10d", "glibc", "kernel", "python"}
 
 
 @pytest.mark.parametrize("set_aside", [False, True])
 @pytest.mark.parametrize("together", [False, True], ids=["two bugs", "one bug"])
 def test_failures_of_real_libraries_are_told_apart(logs: list[Log], set_aside: bool, together: bool) -> None:
-    """The rules were written without a look at the logs that were set aside."""
+    """A third of the bugs was set aside before the rules were written, those of the other files came after them."""
     assert share([log for log in logs if log.set_aside == set_aside], together=together) >= 0.95
 
 

@@ -61,7 +61,7 @@ def test_it_says_what_a_cell_has_shown_and_what_follows() -> None:
     assert fixed["verdict"]["kind"] == "fixes"
     assert fixed["comparison"]["baseline"]["cell"] == "local-none"
     assert fixed["comparison"]["method"] == "fixed"
-    assert fixed["confound"]["kind"] == "speed"
+    assert fixed["speed"]["kind"] == "slower"
     page = PAGE.read_text()
     assert [key for key in {*content, *base} if f"`{key}`" not in page] == []
     assert content["conclusions"][0].startswith("omp_1 fixes it: 0 of 20 failed, 8 of 15 without it")

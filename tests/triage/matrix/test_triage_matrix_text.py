@@ -76,7 +76,7 @@ def test_columns_and_legend_are_only_for_what_appears() -> None:
     )
     assert base["Top failure"] == "5x loss is nan (and 3 others)"
     assert (base["Verdict"], fixed["Verdict"]) == ("baseline", "fixes (rate below 13.9%)")
-    assert fixed["Confound"].startswith("speed (+9")
+    assert fixed["Speed"].startswith("slower: +9")
     assert float(fixed["p"]) < 0.05
     assert "**fixes**" in full
     assert "**worse**" not in full

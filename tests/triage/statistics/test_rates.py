@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import comb, exp, log
+from math import comb
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest, boschloo_exact, ttest_ind
+from scipy.stats import binom, binomtest, boschloo_exact
 
 from pytest_aorta.triage.rates import (
     Interval,
@@ -16,7 +16,6 @@ from pytest_aorta.triage.rates import (
     difference_p,
     holm,
     more_trials,
-    step_time_ratio,
     upper_bound,
     wilson,
 )
@@ -130,42 +129,6 @@ def test_it_rejects_what_the_procedure_of_holm_rejects(p_values: list[float]) ->
                 break
             rejected.add(index)
         assert {index for index, p in enumerate(adjusted) if p <= level} == rejected
-
-
-times = st.lists(st.floats(0.01, 1e5), min_size=2, max_size=30)
-
-
-@pytest.mark.filterwarnings("ignore:Precision loss")
-@given(times, times)
-def test_it_is_welchs_interval_of_the_logarithms(cell: list[float], base: list[float]) -> None:
-    estimate = step_time_ratio(cell, base)
-    assert estimate is not None
-    reference = ttest_ind(np.log(cell), np.log(base), equal_var=False).confidence_interval(0.95)
-    if np.isfinite(reference.low):
-        assert estimate.interval.low == pytest.approx(exp(reference.low), rel=1e-6)
-        assert estimate.interval.high == pytest.approx(exp(reference.high), rel=1e-6)
-    assert log(estimate.ratio) == pytest.approx(np.mean(np.log(cell)) - np.mean(np.log(base)), abs=1e-9)
-
-
-def test_equal_times_are_no_division_by_zero() -> None:
-    estimate = step_time_ratio([12.0, 12.0, 12.0], [10.0, 10.0])
-    assert estimate is not None
-    assert estimate.ratio == pytest.approx(1.2)
-    assert estimate.interval.low == pytest.approx(1.2)
-    assert estimate.interval.high == pytest.approx(1.2)
-
-
-def test_one_side_without_variance_still_has_an_interval() -> None:
-    estimate = step_time_ratio([12.0, 13.0, 12.5], [10.0, 10.0])
-    assert estimate is not None
-    assert estimate.interval.low < estimate.ratio < estimate.interval.high
-
-
-@pytest.mark.parametrize(
-    ("cell", "base"), [([], []), ([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0]), ([0.0, 1.0], [1.0, 2.0])]
-)
-def test_none_where_there_is_nothing_to_compare(cell: list[float], base: list[float]) -> None:
-    assert step_time_ratio(cell, base) is None
 
 
 @pytest.mark.parametrize(("failures", "base_failures"), [(0, 10), (5, 22)])

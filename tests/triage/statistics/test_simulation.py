@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import barnard_exact
 
 from benchmarks.simulate_triage import main
-from benchmarks.simulated_worlds import in_runs, on_devices, on_nodes, on_one_host, simulate, worlds
+from benchmarks.simulated_worlds import barnard, in_runs, on_devices, on_nodes, on_one_host, simulate, worlds
 
 PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
 WORLDS = {world.name: world for group in worlds().values() for world in group}
@@ -85,3 +86,10 @@ def test_runs_have_the_rate_and_the_length_that_were_asked_for(per_cell: bool) -
     lengths = [len(run) for run in text.split(".") if run]
     assert sum(lengths) / len(text) == pytest.approx(0.3, abs=0.03)
     assert sum(lengths) / len(lengths) == pytest.approx(5, abs=0.4)
+
+
+@pytest.mark.parametrize(("failures", "trials", "base", "base_trials"), [(0, 20, 5, 20), (3, 12, 9, 15), (7, 7, 2, 9)])
+def test_barnard_as_scipy_has_it(failures: int, trials: int, base: int, base_trials: int) -> None:
+    table = np.array([[failures, base], [trials - failures, base_trials - base]])
+    expected = barnard_exact(table, n=64).pvalue
+    assert barnard(trials, base_trials)[failures, base] == pytest.approx(expected, rel=0.02)

@@ -1,0 +1,228 @@
+"""Step times of cells compared: against SciPy and NumPy, and by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import nct, ttest_ind
+from scipy.stats import t as student
+from support.triage_facts import trials
+
+from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage.facts import Place, TrialFacts
+from pytest_aorta.triage.speed import Measured, Speed, SpeedKind, compare_speeds
+from pytest_aorta.triage.verdicts import Row, Triage
+
+Times = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def at_one_place(times: Sequence[float]) -> list[Measured]:
+    return [(None, log(time)) for time in times]
+
+
+def speed(cell: Sequence[Measured], base: Sequence[Measured], *, sequential: bool = False, family: int = 1) -> Speed:
+    (found,) = compare_speeds([(cell, base)], 0.05, sequential=sequential, family=family)
+    return found
+
+
+step_times = st.lists(st.floats(0.01, 1e5), min_size=4, max_size=30)
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss")
+@given(step_times, step_times)
+def test_at_one_place_it_is_welchs_interval_of_the_logarithms(cell: list[float], base: list[float]) -> None:
+    found = speed(at_one_place(cell), at_one_place(base))
+    reference = ttest_ind(np.log(cell), np.log(base), equal_var=False)
+    interval = reference.confidence_interval(0.95)
+    assert found.ratio is not None
+    assert log(found.ratio) == pytest.approx(np.mean(np.log(cell)) - np.mean(np.log(base)), abs=1e-9)
+    assert found.interval is not None
+    # Without any variance, or with a range that no float has, SciPy says nothing.
+    if np.isfinite(interval.low) and abs(interval.low) + abs(interval.high) < 600:
+        assert found.interval.low == pytest.approx(exp(interval.low), rel=1e-6)
+        assert found.interval.high == pytest.approx(exp(interval.high), rel=1e-6)
+        assert np.isnan(reference.pvalue) or found.p == pytest.approx(reference.pvalue, rel=1e-6, abs=1e-12)
+
+
+placed = st.lists(st.tuples(st.integers(0, 2), st.floats(-1, 1)), min_size=6, max_size=20)
+
+
+@settings(max_examples=60)
+@given(placed, placed)
+def test_at_several_places_each_has_a_speed_of_its_own(cell: list[Measured], base: list[Measured]) -> None:
+    shared = sorted({place for place, _ in cell} & {place for place, _ in base})  # type: ignore[type-var]
+    assume(len(shared) > 1)
+    rows = [(place, 1.0, time) for place, time in cell] + [(place, 0.0, time) for place, time in base]
+    rows = [row for row in rows if row[0] in shared]
+    assume(np.ptp([time for _, _, time in rows]) > 1e-3)
+    design = np.array([[acts, *(place == each for each in shared)] for place, acts, _ in rows], dtype=float)
+    freedom = len(rows) - design.shape[1]
+    solution, squares, *_ = np.linalg.lstsq(design, np.array([time for _, _, time in rows]), rcond=None)
+    assume(freedom > 0 and squares[0] > 1e-9)
+    error = (squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0]) ** 0.5
+    found = speed(cell, base)
+    assert found.interval is not None
+    low, high = solution[0] + student.ppf([0.025, 0.975], freedom) * error
+    assert (log(found.interval.low), log(found.interval.high)) == pytest.approx((low, high), abs=1e-7)
+    assert found.p == pytest.approx(2 * student.sf(abs(solution[0]) / error, freedom), rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.4, 1.5])
+def test_the_sequential_p_is_the_inverse_of_a_bet_on_students_t(effect: float) -> None:
+    """The wealth: density of t under effect sizes from a standard normal distribution, over that under none."""
+    rng = np.random.default_rng(7)
+    pairs = rng.normal(effect, 1, 12)
+    found = speed([(None, each) for each in pairs], [(None, 0.0)] * 12, sequential=True)
+    t = pairs.mean() / pairs.std(ddof=1) * 12**0.5
+
+    def bet(size: float) -> float:
+        return float(nct.pdf(t, 11, size * 12**0.5) * np.exp(-(size**2) / 2) / (2 * np.pi) ** 0.5)
+
+    wealth = quad(bet, -6, 6, limit=200)[0] / student.pdf(t, 11)
+    assert found.p == pytest.approx(min(1, 1 / wealth), rel=1e-4)
+
+
+@given(st.lists(st.floats(-0.5, 0.5), min_size=8, max_size=30))
+def test_the_sequential_interval_holds_what_the_bet_has_not_refuted(pairs: list[float]) -> None:
+    assume(np.std(pairs) > 1e-3)
+    found = speed([(None, each) for each in pairs], [(None, 0.0)] * len(pairs), sequential=True)
+    if found.interval is not None:
+        for end in (found.interval.low, found.interval.high):
+            shifted = [(None, each - log(end)) for each in pairs]
+            assert speed(shifted, [(None, 0.0)] * len(pairs), sequential=True).p == pytest.approx(0.05, rel=1e-6)
+
+
+def test_times_without_any_noise_are_no_division_by_zero() -> None:
+    for sequential in (False, True):
+        found = speed(at_one_place([12.0] * 6), at_one_place([10.0] * 6), sequential=sequential)
+        assert (found.kind, found.change) == ("slower", "+20% (20 to 20%)")
+        same = speed(at_one_place([10.0] * 6), at_one_place([10.0] * 6), sequential=sequential)
+        assert (same.kind, same.p) == ("similar", 1)
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_of_few_trials_nothing_is_said(sequential: bool) -> None:
+    assert speed(at_one_place([10.0]), at_one_place([10.0, 10.1]), sequential=sequential).kind == "n/a"
+    few = speed(at_one_place([20.0, 20.1, 20.2]), at_one_place([10.0, 10.1, 10.2]), sequential=sequential)
+    assert (few.kind, few.interval, few.change) == ("undecided", None, "+99% (too few trials)")
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_trials_of_two_speeds_are_undecided(sequential: bool) -> None:
+    rng = np.random.default_rng(3)
+    base = at_one_place([10 * exp(rng.normal(0, 0.01)) for _ in range(12)])
+    two = at_one_place([(13 if number % 3 else 10) * exp(rng.normal(0, 0.01)) for number in range(12)])
+    found = speed(two, base, sequential=sequential)
+    assert (found.kind, found.reason) == ("undecided", "its trials have two speeds: 10 and 13 ms")
+    assert speed(base, two, sequential=sequential).reason.startswith("the baseline's trials have two speeds")
+    far = [(None, time + 1) for _, time in two]
+    assert speed(far, base, sequential=sequential).kind == "slower"  # whatever the group
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_devices_of_two_speeds_are_compared_with_themselves(sequential: bool) -> None:
+    rng = np.random.default_rng(4)
+
+    def times(slower: float) -> list[Measured]:
+        return [(number % 2, log((13 if number % 2 else 10) * slower) + rng.normal(0, 0.01)) for number in range(16)]
+
+    assert speed(times(1.0), times(1.0), sequential=sequential).kind == "similar"
+    assert speed(times(1.08), times(1.0), sequential=sequential).kind == "slower"
+    apart = speed([each for each in times(1.3) if each[0]], [each for each in times(1) if not each[0]])
+    assert (apart.kind, apart.reason) == ("undecided", "on other devices")
+
+
+def test_more_cells_need_more_evidence() -> None:
+    rng = np.random.default_rng(5)
+    cell, base = (at_one_place([each * exp(rng.normal(0, 0.05)) for _ in range(8)]) for each in (10.9, 10.0))
+    one, many = speed(cell, base), speed(cell, base, family=20)
+    assert (one.kind, many.kind) == ("slower", "undecided")
+    assert many.p_adjusted == pytest.approx(20 * one.p)
+
+
+def _noise(rng: np.random.Generator, number: int) -> np.ndarray:
+    return rng.normal(0, 0.03, number)
+
+
+def _heavy(rng: np.random.Generator, number: int) -> np.ndarray:
+    return 0.03 * rng.standard_t(3, number)
+
+
+def _skewed(rng: np.random.Generator, number: int) -> np.ndarray:
+    return rng.exponential(0.03, number)
+
+
+def _two_clocks(rng: np.random.Generator, number: int) -> np.ndarray:
+    return rng.normal(0, 0.01, number) + 0.3 * (rng.random(number) < 0.5)
+
+
+def simulated(noise: Times, change: float, *, runs: int, number: int = 10, watched: bool = False) -> list[SpeedKind]:
+    """What is said of a cell whose steps take so much longer; of a watched run, the first that is."""
+    rng = np.random.default_rng(11)
+    found = []
+    for _ in range(runs):
+        base = [(None, each) for each in noise(rng, number)]
+        cell = [(None, each + log(1 + change)) for each in noise(rng, number)]
+        words = [
+            speed(cell[:seen], base[:seen], sequential=watched).kind
+            for seen in (range(2, number + 1) if watched else [number])
+        ]
+        found.append(next((word for word in words if word in ("slower", "faster")), words[-1]))
+    return found
+
+
+def test_five_percent_at_a_noise_of_three_is_slower_with_ten_trials() -> None:
+    assert simulated(_noise, 0.05, runs=200).count("slower") >= 180
+    assert simulated(_noise, 0.05, runs=1000).count("slower") >= 900
+    assert simulated(_noise, 1 / 1.05 - 1, runs=1000).count("faster") >= 900
+
+
+@pytest.mark.parametrize("noise", [_noise, _heavy, _skewed, _two_clocks])
+def test_what_is_as_fast_is_rarely_called_another(noise: Times) -> None:
+    found = simulated(noise, 0.0, runs=400)
+    assert found.count("slower") + found.count("faster") <= 20
+    assert found.count("similar") >= 320 if noise is _noise else True
+
+
+@pytest.mark.parametrize("noise", [_noise, _heavy, _skewed, _two_clocks])
+def test_looking_after_every_trial_finds_no_more(noise: Times) -> None:
+    found = simulated(noise, 0.0, runs=100, number=30, watched=True)
+    assert found.count("slower") + found.count("faster") <= 5
+    if noise is _noise:
+        assert simulated(noise, 0.05, runs=30, number=30, watched=True).count("slower") >= 28
+
+
+def table(*cells: list[TrialFacts], settings: TriageSettings | None = None) -> dict[str, Row]:
+    triage = Triage(settings)
+    for each in (facts for cell in cells for facts in cell):
+        triage.add(each)
+    return {row.cell.key.cell: row for row in triage.table().rows}
+
+
+BASE = trials("none", "." * 10, step_ms=(10.0, 10.2, 9.9))
+
+
+def test_the_margin_is_a_setting() -> None:
+    cell = trials("a", "." * 10, step_ms=(10.8, 11.0, 10.7))
+    for margin, kind in ((0.05, "slower"), (0.2, "similar")):
+        found = table(BASE, cell, settings=TriageSettings(speed_margin=margin))["local-a"].speed
+        assert found is not None
+        assert (found.kind, found.change) == (kind, "+8% (7 to 9%)")
+
+
+def test_trials_of_a_table_are_compared_at_their_place() -> None:
+    def on(cell: list[TrialFacts], shift: int) -> list[TrialFacts]:
+        return [replace(each, place=Place("node1", ((each.index + shift) % 2,))) for each in cell]
+
+    base, cell = (trials(name, "." * 12, step_ms=(10.0, 13.0)) for name in ("none", "a"))
+    same, other = (table(on(base, 0), on(cell, shift))["local-a"].speed for shift in (0, 1))
+    assert same is not None
+    assert other is not None
+    assert (same.kind, other.kind) == ("similar", "undecided")
