@@ -130,7 +130,8 @@ class Seen:
         wrong: anything false was said.
         lower, fisher: a cell is called better falsely by others' rules: any lower rate than the baseline's at the end;
             p < 0.05 in Fisher's test after any trial.
-        found: the acting cell was, or where none acts, the share of cells that are said to have no effect.
+        found: the acting cell was, or where none acts, the share of cells that are said to have no effect, or to be no
+            cure.
         best: the best test finds the acting cell.
         causes: the culprit is named, runs or changes are.
         trials, best_trials: of the acting cell, or where none acts, of each cell on average; and of the best test.
@@ -182,7 +183,7 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
         seen.lower += lower
         seen.fisher += fisher
         seen.found += _found(world, table)
-        seen.causes += _names_the_cause(world.truth, sentences)
+        seen.causes += _names_the_cause(world.truth, table, sentences)
         totals = [row.cell.total for row in table.rows]
         seen.trials += sum(totals) / len(totals) if world.acting is None else totals[world.acting]
         won, needed = _best(world, spots, fates)
@@ -198,8 +199,10 @@ _RUNS = re.compile(r"in runs")
 _TIME = re.compile(r"over the run|drift")
 
 
-def _names_the_cause(truth: Truth, sentences: Sequence[str]) -> bool:
-    """Whether a sentence names what makes trials fail, or makes them depend on each other."""
+def _names_the_cause(truth: Truth, table: Table, sentences: Sequence[str]) -> bool:
+    """Whether it is said what makes trials fail, or depend on each other, or that it may be a place."""
+    if truth.culprit and any(row.verdict.kind == "confounded" for row in table.rows):
+        return True
     places = [sentence for sentence in sentences if _SUSPECTS.search(sentence)]
     if truth.culprit and any(re.search(truth.culprit, sentence) for sentence in places):
         return True
@@ -212,6 +215,8 @@ def _false_verdicts(truth: Truth, table: Table, decided: Mapping[CellKey, str]) 
         acts = truth.acts.get(number, frozenset())
         for kind in {row.verdict.kind, decided.get(row.cell.key, "").partition(" (")[0]}:
             false += [f"{kind}: {why}" for why in _false(kind, acts)]
+            if kind == "no cure" and truth.rates[number] < truth.rates[0] / 2:
+                false.append("no cure: it is one")
         bound = row.verdict.rate_below
         if bound is not None and truth.rates[number] >= bound:
             false.append("the bound of `fixes`")
@@ -222,8 +227,6 @@ def _false_verdicts(truth: Truth, table: Table, decided: Mapping[CellKey, str]) 
             of_way = next((acts for (cell, words), acts in truth.ways.items()
                            if cell == number and words in way.signature.text), acts)  # fmt: skip
             false += [f"{way.verdict.kind} of one way to fail: {why}" for why in _false(way.verdict.kind, of_way)]
-        if row.is_slower:
-            false.append("slower")
     return false
 
 
@@ -257,7 +260,7 @@ def _false_sentences(truth: Truth, sentences: Sequence[str]) -> list[str]:
 
 def _found(world: World, table: Table) -> float:
     if world.acting is None:
-        others = [row.verdict.kind == "no effect" for row in table.rows[1:]]
+        others = [row.verdict.kind in ("no effect", "no cure") for row in table.rows[1:]]
         return sum(others) / len(others)
     kind, acts = table.rows[world.acting].verdict.kind, world.truth.acts[world.acting]
     said = {"fixes": "lowers", "reduces": "lowers", "worse": "raises"}.get(kind, kind)

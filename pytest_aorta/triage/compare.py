@@ -191,16 +191,17 @@ def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float 
     for outer, inner in ((one, two), (two, one)):
         if inner.is_relative_to(outer) and HISTORY not in inner.relative_to(outer).parts:
             raise RequestError(f"{inner} lies in {outer}, so it has the same trials; expected two results directories")
-    return _compare(read_side(a), read_side(b), margin, speed_margin)
+    _, new = Results(a), Results(b)
+    return _compare(read_side(a, new.rules), read_side(b, new.rules), margin, speed_margin)
 
 
-def read_side(path: Path) -> Side:
-    """Read one of two runs.
+def read_side(path: Path, rules: Sequence[tuple[str, str]] | None = None) -> Side:
+    """Read one of two runs, with the user's ``rules`` for signatures; by default with those that it had.
 
     Raises:
         RequestError: it does not exist, or has no trials.
     """
-    results = Results(path)
+    results = Results(path, rules)
     environments: dict[CellKey, Environments] = {}
     facts = []
     for trial in results:

@@ -211,7 +211,7 @@ class EarlierMatrix:
                 confirm=settings.get("confirm") is True,
                 # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
                 sequential=self._was_sequential or content.get("complete") is False,
-                signatures=recorded_rules(results),
+                signatures=recorded_rules(content),
             )
         for cell in cells if isinstance(cells, list) else ():
             if isinstance(cell, dict):

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,6 @@ class Results:
 
     Attributes:
         path: as it was given.
-        rules: of the user, for signatures; by default those of the run, which its ``matrix.json`` has.
         folder: the results directory, as far as it can be found out; files are relative to it.
         unreadable: found by reading so far.
         replays: how many records were passed over, because they are of replays: which trials are replayed is chosen by
@@ -90,7 +90,7 @@ class Results:
             raise RequestError(f"{path}: there is no such file or folder; expected a results directory")
         self.path = path
         self.folder = _results_directory(path)
-        self.rules = recorded_rules(self.folder) if rules is None else rules
+        self._rules = rules
         self.unreadable: list[Unreadable] = []
         self.replays = 0
 
@@ -111,6 +111,16 @@ class Results:
                 self.replays += 1
             else:
                 yield RecordedTrial(file, record, facts)
+
+    @cached_property
+    def rules(self) -> Sequence[tuple[str, str]]:
+        """The user's rules for signatures: as given, else those that the run had."""
+        if self._rules is not None:
+            return self._rules
+        try:
+            return recorded_rules(json.loads((self.folder / MATRIX_JSON).read_bytes()))
+        except (OSError, ValueError, RecursionError):
+            return ()
 
     @property
     def _asks_for_replays(self) -> bool:
@@ -157,14 +167,13 @@ class Results:
         return RequestError(f"{what}; expected files as pytest --aorta-workload writes them, such as gemm/trial_0.json")
 
 
-def recorded_rules(results: Path) -> tuple[tuple[str, str], ...]:
-    """The user's rules for signatures that a run had, from its ``matrix.json``; without one, none."""
+def recorded_rules(matrix: Any) -> tuple[tuple[str, str], ...]:
+    """The user's rules for signatures that a run had, from the content of its ``matrix.json``."""
     try:
-        found = json.loads((results / MATRIX_JSON).read_bytes())["settings"]["signatures"]
-        rules = tuple((str(name), str(pattern)) for name, pattern in found)
+        rules = tuple((str(name), str(pattern)) for name, pattern in matrix["settings"]["signatures"])
         for _, pattern in rules:
             re.compile(pattern)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, re.error):
+    except (ValueError, KeyError, TypeError, re.error):
         return ()
     return rules
 

@@ -28,6 +28,7 @@ from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.signatures import ESCAPES, Signature
 from pytest_aorta.triage.verdicts import Table, Triage, check_baseline
+from pytest_aorta.triage.where import Factor
 from pytest_aorta.workspace.atomic import write_text
 
 _NEEDED = ("jinja2", "matplotlib")
@@ -47,8 +48,8 @@ _CUT = "\N{HORIZONTAL ELLIPSIS}"
 #: Bytes of all long texts of a page together, as HTML; where that is spent, trials have their headlines and files.
 BUDGET = 2_400_000
 
-#: What is shown in one place: entries of a failure, differences, links, names and warnings of the head.
-_MOST_ENTRIES, _MOST_DIFFERENCES, _MOST_LINKS, _MOST_NAMES, _MOST_WARNINGS = 8, 15, 24, 6, 20
+#: What is shown in one place: entries of a failure, differences, links, names and warnings of the head, places.
+_MOST_ENTRIES, _MOST_DIFFERENCES, _MOST_LINKS, _MOST_NAMES, _MOST_WARNINGS, _MOST_SHARES = 8, 15, 24, 6, 20, 16
 
 #: Artifacts of which the end is shown, in this order, and how many further logs, of ranks; all are linked.
 _LOGS = ("stacks", "stderr", "stdout")
@@ -386,6 +387,7 @@ def page_of(material: Material, output: Path) -> dict[str, Any]:
         "outcomes": list(dict.fromkeys(trial["facts"].outcome for trial in trials)),
         "signatures": _signatures(material, labels, ids),
         "trials": trials,
+        "where": _gathered(table),
         "steps": _steps(material, labels),
         "timeline": _timeline(material, labels),
         "most_drawn": charts.MOST_CELLS,
@@ -393,6 +395,39 @@ def page_of(material: Material, output: Path) -> dict[str, Any]:
         "method": next((row.comparison.method for row in table.rows if row.comparison is not None), "fixed"),
         "version": __version__,
     }
+
+
+#: What each test of where failures gather asks.
+_ASKED: Mapping[Factor, str] = {
+    "host": "Host",
+    "device": "Device",
+    "slot": "Slot",
+    "job": "Job",
+    "rank": "Rank that is the cause",
+    "order": "Time",
+    "trial before": "Trial before it",
+    "trial before in its cell": "Trial before it in its cell",
+    "trial before at its place": "Trial before it at its place",
+    "step times": "Step times over the run",
+}
+
+
+def _gathered(table: Table) -> list[dict[str, Any]]:
+    """Where failures gather, test by test: what is found first; of many values those with the most failures."""
+    tests = sorted(table.associations.tests, key=lambda test: not test.is_significant)
+    found = []
+    for test in tests if any(row.cell.failures for row in table.rows) else ():
+        most = sorted(test.shares, key=lambda share: -share.failures)[:_MOST_SHARES]
+        found.append(
+            {
+                "asked": _ASKED[test.factor],
+                "test": test,
+                "sentence": one_line(test.sentence, 400),
+                "shares": [(one_line(share.name), share) for share in test.shares if share in most],
+                "more": len(test.shares) - len(most),
+            }
+        )
+    return found
 
 
 def _id(signature: Signature) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.common.texts import first_names
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.rates import holm, stratified_tails
+from pytest_aorta.triage.rates import Interval, holm, stratified_tails, wilson
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +60,15 @@ class Share:
     name: str
     failures: int
     trials: int
+
+    @property
+    def rate(self) -> float:
+        return self.failures / self.trials if self.trials else 0.0
+
+    @property
+    def rate_interval(self) -> Interval:
+        """Wilson, 95 %."""
+        return wilson(self.failures, self.trials)
 
 
 @dataclass(frozen=True)
@@ -171,7 +180,7 @@ def associations(cells: Sequence[CellTrials]) -> Associations:
     places = [test for factor in PLACES if (test := _place(factor, trials)) is not None]
     unequal = tuple(test.factor for test in places if test.p < _SUSPICION)
     tests = [*places, *_ranks(trials)]
-    if all(facts.started_at for facts in trials):
+    if trials and all(facts.started_at for facts in trials):
         tests += _in_time(trials, unequal)
     adjusted = holm([test.p for test in tests])
     return Associations(tuple(replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)))

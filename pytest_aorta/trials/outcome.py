@@ -320,6 +320,11 @@ def met_full_disk(record: Mapping[str, Any]) -> bool:
     return failure.get("type") == "OSError" and _FULL_DISK.search(failure["message"]) is not None
 
 
+def is_lost(record: Mapping[str, Any]) -> bool:
+    """Whether a trial, as its file has it, says nothing about the workload."""
+    return did_not_run(record) or record["exit_status"] == "infrastructure_failed" or met_full_disk(record)
+
+
 def shared_event(record: Mapping[str, Any]) -> str | None:
     """What has ended this trial, in words that are equal for all trials that it has ended; ``None`` for nothing shared.
 

@@ -453,7 +453,7 @@ class Scan:
         folder = self._project.recipe.directories / action.name
         if not folder.is_dir():
             return
-        results = Results(folder)
+        results = Results(folder, ())
         for trial in results:
             found = trial_completion(trial.record)
             if found is not None and self._is_wanted(found[0]):

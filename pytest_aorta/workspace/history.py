@@ -30,6 +30,18 @@ def stamp() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
+def began(run: str) -> str:
+    """When a run with this stamp began, as the start of a trial has it, to the millisecond."""
+    return f"{run[:4]}-{run[4:6]}-{run[6:8]}T{run[9:11]}:{run[11:13]}:{run[13:19]}"
+
+
+def earlier_files(results: Path, folder: PurePosixPath, run: str) -> list[Path]:
+    """The trial files of a folder, and those that a run has moved from there to the history."""
+    found = results.joinpath(folder).glob("trial_*.json")
+    moved = results.glob(f"{HISTORY}/{run}*/{folder}/trial_*.json")
+    return [path for path in (*found, *moved) if not repeat_of(PurePosixPath(path.name))]
+
+
 def retire(
     results: Path,
     paths: TrialPaths,

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.packages import package_list_name, read_package_list
+from pytest_aorta.trials.outcome import is_lost, shared_event
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json, write_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
-
-
-#: Statuses that depend on the workload; with any other, a trial is run again.
-KEPT = ("ok", "workload_failed", "timeout")
 
 
 def read_record(file: Path) -> TrialResult | None:
@@ -36,8 +33,9 @@ def read_record(file: Path) -> TrialResult | None:
 
 def reasons_against(record: TrialResult) -> list[str]:
     """Why a record cannot stand for any trial; empty where it may."""
-    if record.exit_status not in KEPT:
-        return [f"{record.exit_status}, which says nothing about the workload"]
+    if is_lost(record.to_dict()):
+        when = " before run()" if record.exit_status == "timeout" else ""
+        return [f"{record.exit_status}{when}, which says nothing about the workload"]
     return [] if record.request_fingerprint is not None else ["its request was not recorded"]
 
 
@@ -92,6 +90,8 @@ class TrialStore:
         self._further: dict[PurePosixPath, set[str]] = {}
         #: Repeats of trials that an earlier run has left, by folder and trial.
         self._repeats: dict[PurePosixPath, dict[str, list[int]]] = {}
+        #: Trials of each folder that an earlier run has lost, each for a reason of its own.
+        self._lost: dict[PurePosixPath, int] = {}
 
     @property
     def is_writer(self) -> bool:
@@ -112,11 +112,29 @@ class TrialStore:
         if record is None:
             reasons = ["its file cannot be read"] if file.exists() else []
         else:
-            reasons = reasons_against(record) or changes(record)
+            reasons = reasons_against(record) or self._reasons_of_cell(paths) or changes(record)
         if reasons:
             self.not_kept[paths] = reasons
             return None
         return record
+
+    def _reasons_of_cell(self, paths: TrialPaths) -> list[str]:
+        """Why no trial of a cell is kept: were only the lost ones repeated, the outcome would select the trials.
+
+        What one event has cost, it has taken whatever the outcome would have been. All processes of a run come to the
+        same answer, however late they ask: what this run has moved aside counts, and what it has written does not.
+        """
+        folder = paths.file.parent
+        if folder not in self._lost:
+            began, numbers = history.began(self.stamp), set()
+            for path in history.earlier_files(self.results, folder, self.stamp):
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                    record = _load(path)
+                    if record["started_at"] < began and is_lost(record) and shared_event(record) is None:
+                        numbers.add(path.name)
+            self._lost[folder] = len(numbers)
+        lost = self._lost[folder]
+        return [f"their cell has lost trials ({lost}); to repeat only those would select by outcome"] if lost else []
 
     def packages(self, digest: str) -> Mapping[str, str] | None:
         """The versions of the distributions that were installed for the records with this digest."""
@@ -184,7 +202,9 @@ class TrialStore:
 
     def _stays(self, paths: TrialPaths) -> bool:
         file = paths.file_in(self.results)
-        return self.resume and paths.file not in self.written and file.exists() and read_kept(file) is not None
+        if not self.resume or paths.file in self.written or not file.exists() or read_kept(file) is None:
+            return False
+        return not self._reasons_of_cell(paths)
 
     def _move_aside(self, paths: TrialPaths, *, with_artifacts: bool = True) -> None:
         if paths.file_in(self.results).exists():
@@ -223,7 +243,7 @@ class TrialStore:
         file = paths.file_in(self.results)
         if not file.exists():
             return file
-        if result["exit_status"] not in KEPT and self._stays(paths):
+        if is_lost(result) and self._stays(paths):
             return None
         paths = replace(paths, cell=result["cell"] if len(paths.file.parts) == _FLAT else None)
         # It was retired when the trial started, so another run has written it since.

@@ -80,7 +80,6 @@ ALL_STATUSES = {
     "refuses": "ReturnsFalse",
     "crashes": "SegfaultsInRun",
     "hangs": "HangsPolitelyInRun",
-    "stuck": "HangsInSetup",
     "unclean": "RaisesInCleanup",
     "twice": "FailsInRunAndCleanup",
 }
@@ -97,9 +96,9 @@ def test_it_shows_as_it_did(stage: Stage, way: str) -> None:
     assert again.ret == first.ret == pytest.ExitCode.TESTS_FAILED
     assert again.parseoutcomes() == first.parseoutcomes()
     assert stage.words(again) == stage.words(first)
-    assert stage.words(again)["stuck[local-none-0]"] == ["TIMEOUT"]
+    assert stage.words(again)["hangs[local-none-0]"] == ["TIMEOUT"]
     again.stdout.fnmatch_lines(["trial file: */raises/trial_0.json", "run it again: pytest *"])
-    again.stdout.fnmatch_lines(["8 of 8 trials had a result already (--aorta-resume)", "FAILED *ValueError: loss*"])
+    again.stdout.fnmatch_lines(["7 of 7 trials had a result already (--aorta-resume)", "FAILED *ValueError: loss*"])
     assert contents(stage) == before
 
 
@@ -195,6 +194,52 @@ def test_what_says_nothing_about_the_workload_runs_again(counts: Stage) -> None:
     (counts.path / "repaired").touch()
     run(counts, "--aorta-resume", trials=1).assert_outcomes(passed=1)
     assert (counts.statuses(), counts.earlier()) == ({"counts/trial_0.json": "ok"}, ["counts/trial_0.json"])
+
+
+def test_a_deadline_before_run_says_nothing_about_the_workload(counts: Stage) -> None:
+    hangs = "def setup(self): os.path.exists('repaired') or __import__('time').sleep(1000)"
+    counts.write(counts=COUNTS.replace("def setup(self): pass", hangs))
+    run(counts, "--aorta-timeout", "3", trials=1).assert_outcomes(errors=1)
+    (counts.path / "repaired").touch()
+    again = run(counts, "--aorta-resume", trials=1)
+    again.assert_outcomes(passed=1)
+    again.stdout.fnmatch_lines(
+        ["1 earlier result not kept: timeout before run(), which says nothing about the workload"]
+    )
+
+
+#: Of the trials without the variable SHADE, the first one dies in its setup; in the first run only.
+ONE_DIES = """
+try:
+            os.environ.get("SHADE") or os.close(os.open("died", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.environ.get("SHADE") or os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("way", [*SOME_WAYS[:1], pytest.param("xdist", marks=pytest.mark.slow)])
+def test_a_cell_that_has_lost_a_trial_runs_again_as_a_whole(counts: Stage, way: str) -> None:
+    counts.write(counts=COUNTS.replace("def setup(self): pass", f"def setup(self):\n        {ONE_DIES.strip()}"))
+    counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
+    cells = ("--aorta-mitigations", "blue", "--aorta-mitigations", "none", "--aorta-registry-file", "registry.json")
+    run(counts, *cells, *WAYS[way], trials=3).assert_outcomes(passed=5, errors=1)
+    before = contents(counts)
+    again = run(counts, "--aorta-resume", *cells, *WAYS[way], trials=3)
+    again.assert_outcomes(passed=6)
+    again.stdout.fnmatch_lines(
+        [
+            "3 of 6 trials had a result already (--aorta-resume)",
+            "2 earlier results not kept: their cell has lost trials (1); to repeat only those would select by outcome",
+        ]
+    )
+    again.stdout.fnmatch_lines(["1 earlier result not kept: infrastructure_failed, which says nothing *"])
+    after = contents(counts)
+    assert {name for name in after if after[name] == before[name]} == {
+        f"counts/local-blue/trial_{index}.json" for index in range(3)
+    }
+    run(counts, "--aorta-resume", *cells, *WAYS[way], trials=3)
+    assert contents(counts) == after
 
 
 @pytest.mark.slow

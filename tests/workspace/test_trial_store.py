@@ -138,3 +138,62 @@ def test_repeats_of_an_earlier_run_move_aside_with_its_trial_and_those_of_this_r
         str(mine.file): "mine",
         str(PATHS.file): "new",
     }
+
+
+STAMP = "20260202T000000.000000Z"
+
+
+def lost(message: str = "ended by SIGKILL", **changes: Any) -> dict[str, Any]:
+    failure = {"phase": "setup", "kind": "signal", "signal": "SIGKILL", "message": message}
+    return record(exit_status="infrastructure_failed", failure=failure, **changes)
+
+
+def kept(store: TrialStore, *indices: int) -> list[bool]:
+    return [store.kept(trial_paths("probe", None, index), lambda record: []) is not None for index in indices]
+
+
+def write(store: TrialStore, *trials: dict[str, Any]) -> None:
+    for index, each in enumerate(trials):
+        store.write(trial_paths("probe", None, index), {**each, "trial_index": index})
+
+
+def test_where_only_lost_trials_would_be_repeated_all_of_the_cell_are(tmp_path: Path) -> None:
+    write(TrialStore(tmp_path, "earlier"), record(), lost(), record())
+
+    store = TrialStore(tmp_path, STAMP, resume=True)
+
+    assert kept(store, 0, 1, 2) == [False, False, False]
+    assert [store.not_kept[trial_paths("probe", None, index)][0] for index in (0, 1)] == [
+        "their cell has lost trials (1); to repeat only those would select by outcome",
+        "infrastructure_failed, which says nothing about the workload",
+    ]
+    assert kept(store, 3) == [False]
+    write(TrialStore(tmp_path / "other", "earlier"), record(), record())
+    assert kept(TrialStore(tmp_path / "other", STAMP, resume=True), 0, 1) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        lost("interrupted: Ctrl-C"),
+        lost("there is no host left to run it: node7 is gone"),
+        lost("cannot import it", wall_clock_sec=None),
+    ],
+)
+def test_what_one_event_has_taken_is_repeated_alone(tmp_path: Path, each: dict[str, Any]) -> None:
+    write(TrialStore(tmp_path, "earlier"), record(), each, record())
+
+    assert kept(TrialStore(tmp_path, STAMP, resume=True), 0, 1, 2) == [True, False, True]
+
+
+def test_processes_that_ask_late_find_the_same(tmp_path: Path) -> None:
+    """Another worker has repeated the lost trial meanwhile, and has lost a new one."""
+    write(TrialStore(tmp_path, "earlier"), record(), lost(), record())
+    now = "2026-02-02T00:00:01.000+00:00"
+
+    TrialStore(tmp_path, STAMP, resume=True).write(trial_paths("probe", None, 1), record(started_at=now))
+
+    assert kept(TrialStore(tmp_path, STAMP, resume=True), 0, 2) == [False, False]
+    write(TrialStore(tmp_path / "other", "earlier"), record(), record())
+    TrialStore(tmp_path / "other", STAMP, resume=True).write(trial_paths("probe", None, 2), lost(started_at=now))
+    assert kept(TrialStore(tmp_path / "other", STAMP, resume=True), 0, 1) == [True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ def test_ways_to_fail_that_are_new_and_those_that_are_gone(a: Path, b: Path) -> 
     (change,) = compare_runs(a, b).cells
     assert [(each.signature.kind, len(each.trials)) for each in change.new_signatures] == [("signal", 1)]
     assert [(each.signature.kind, len(each.trials)) for each in change.gone_signatures] == [("timeout", 1)]
+
+
+def test_ways_to_fail_have_the_names_that_the_second_run_gives_them(a: Path, b: Path) -> None:
+    write_cell(a, "F.S.")
+    write_cell(b, "S.S.")
+    matrix = {"settings": {"signatures": [["any", "loss is nan"], ["any", "SIGSEGV"]]}}
+    (b / "matrix.json").write_text(json.dumps(matrix))
+    (change,) = compare_runs(a, b).cells
+    assert (change.new_signatures, change.gone_signatures) == ((), ())
+    (b / "matrix.json").write_text("[]")
+    (change,) = compare_runs(a, b).cells
+    assert [each.signature.message for each in change.gone_signatures] == ["loss is nan"]
 
 
 def test_cells_that_only_one_run_has_are_listed(a: Path, b: Path) -> None:

@@ -90,6 +90,21 @@ def test_links_lead_to_files_beside_the_report(page: str, tmp_path: Path) -> Non
     assert "./../my%20results/train/local-none/trial_0/stdout.log" in links
 
 
+def test_where_failures_gather_is_a_table_with_a_bar_for_each_place(tmp_path: Path) -> None:
+    for place, mitigation in enumerate(("none", "omp_1")):
+        for index, file in enumerate(write_cell(tmp_path / "results", mitigation, "F." * 10, place=place)):
+            content = {**json.loads(file.read_text()), "host": f"node{index % 2 + 1}"}
+            file.write_text(json.dumps(content))
+    page = written(tmp_path / "results")
+    section = page.partition('<h2 id="where"')[2].partition("</section>")[0]
+    text = words(section)
+    assert "Host : 20 of 20 failures on node1: suspect the host, not the variables (node1 ran 20 of 40 trials;" in text
+    assert "node1 20 of 20 node2 0 of 20" in text
+    assert "Time : no sign that it matters, p 1 first third" in text
+    assert section.count("<svg") == section.count('<th scope="row">') > 4
+    assert "20 of 20 failures on node1: suspect the host" in words(page.partition("<main>")[0])
+
+
 def test_every_link_within_the_page_has_a_target(page: str) -> None:
     ids = re.findall(r' id="([^"]*)"', page)
     assert len(ids) == len(set(ids))
