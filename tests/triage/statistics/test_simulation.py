@@ -17,6 +17,10 @@ WORLDS = {world.name: world for group in worlds().values() for world in group}
 
 #: Of each kind one that takes little time.
 QUICK = (
+    "runs of 5 of each cell, 30%, 20 trials",
+    "one event, 2 cells, 30%",
+    "drift 0 to 90 %, cell after cell",
+    "the baseline dies early",
     "8 cells alike, 30%, 20 trials",
     "90% -> 0%, 20 trials",
     "rare: 3% -> 0%, 150 trials",
@@ -46,6 +50,15 @@ def test_what_is_said_of_an_everyday_world_is_true(name: str) -> None:
 @pytest.mark.parametrize("name", WORLDS)
 def test_what_is_said_of_any_world_is_true(name: str) -> None:
     assert said_falsely(name, 100) <= 10 / 100
+
+
+def test_the_page_has_all_worlds() -> None:
+    tables = re.findall(r"<!-- simulation: (.+?) -->\n(.*?)<!-- end", PAGE.read_text(), re.DOTALL)
+    assert [name for name, _ in tables] == [*worlds()]
+    for name, table in tables:
+        rows = re.findall(r"^\| (.+?) \| \*\*([\d.]+)%", table, re.MULTILINE)
+        assert [row for row, _ in rows] == [world.name for world in worlds()[name]]
+        assert all(float(wrong) <= 10 for _, wrong in rows)
 
 
 @pytest.mark.slow
