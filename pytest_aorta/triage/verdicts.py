@@ -508,7 +508,15 @@ class Triage:
 
         base = times(baseline)
         sides = [(times(key), base) for key in compared]
-        return compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
+        found = compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
+        # Clocks change in a night as failure rates do.
+        apart = [not _overlap(self._cells[key], self._cells[baseline]) for key in compared]
+        return [
+            replace(speed, kind="undecided", reason="its trials ran at another time")
+            if elsewhen and speed.kind != "n/a"
+            else speed
+            for speed, elsewhen in zip(found, apart, strict=True)
+        ]
 
     def _ways(
         self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool
