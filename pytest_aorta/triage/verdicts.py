@@ -435,7 +435,8 @@ class Triage:
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
             doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
             if runs is not None and verdict.kind in _DIFFERENT:
-                doubt = f"failures come in runs: {runs.all_trials} trials say as much as about {runs.independent}"
+                come = "come" if runs.is_significant else "may come"
+                doubt = f"failures {come} in runs: {runs.all_trials} trials say as much as about {runs.independent}"
             found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
         return found
 
