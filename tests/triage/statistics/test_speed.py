@@ -237,6 +237,6 @@ def test_trials_that_ran_at_another_time_are_undecided() -> None:
     assert found is not None
     assert (found.kind, found.change, found.reason) == (
         "undecided",
-        "+30% (29 to 31%)",
+        "+31% (29 to 32%)",
         "its trials ran at another time",
     )
