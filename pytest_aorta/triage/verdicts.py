@@ -474,9 +474,10 @@ class Triage:
                 rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
-        found = NO_ASSOCIATIONS if running else associations(self.cells)
+        differ = any(row.verdict.kind in _DIFFERENT for row in rows.values())
+        found = NO_ASSOCIATIONS if running else associations(self.cells, differ=differ)
         contradictions = filter(None, map(_contradiction, rows.values()))
-        return Table(tuple(rows.values()), self.settings, (*found.sentences, *contradictions), found)
+        return Table(tuple(rows.values()), self.settings, (*found.warnings, *contradictions), found)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
