@@ -227,8 +227,6 @@ def _false_verdicts(truth: Truth, table: Table, decided: Mapping[CellKey, str]) 
             of_way = next((acts for (cell, words), acts in truth.ways.items()
                            if cell == number and words in way.signature.text), acts)  # fmt: skip
             false += [f"{way.verdict.kind} of one way to fail: {why}" for why in _false(way.verdict.kind, of_way)]
-        if row.is_slower:
-            false.append("slower")
     return false
 
 

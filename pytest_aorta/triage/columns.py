@@ -12,6 +12,7 @@ from pytest_aorta.settings import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
 from pytest_aorta.triage.rates import Interval, upper_bound
+from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import (
     LEVEL,
     Row,
@@ -319,12 +320,16 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
         first = confounded[0]
         return (
             f"{_mitigation(first, base)} is {first.verdict.text}: {_evidence(first, base)}, but "
-            f"{first.verdict.reason}, so that the place may make the difference."
+            f"{first.verdict.reason}, so that the {first.verdict.of.removeprefix('with ')} may make the difference."
         )
     if not base.failures and base.counted and not any(row.cell.failures for row in rows):
+        sequential = any(row.comparison and row.comparison.method == "sequential" for row in rows)
+        most = (rate_upper_bound_sequential if sequential else upper_bound)(0, base.counted)
+        lost = f", but {counted(base.lost, 'trial')} of {base.total} were lost" if base.lost else ""
+        start = "No failure" if base.lost else "Nothing to fix"
         return (
-            f"Nothing to fix: {base.key.cell} has not failed in {counted(base.counted, 'trial')}; "
-            f"its failure rate is below {below(upper_bound(0, base.counted))}."
+            f"{start}: {base.key.cell} has not failed in {counted(base.counted, 'trial')}{lost}; "
+            f"its failure rate is below {below(most)}."
         )
     if not best("no effect") and not best("undecided") and (useless := best("no cure")):
         names = _names([_mitigation(row, base) for row in useless])

@@ -32,7 +32,7 @@ from pytest_aorta.triage.sequential import (
 )
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import Measured, Speed, compare_speeds, measured
-from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations
+from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations, dependence
 
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
@@ -224,7 +224,7 @@ class Pair:
         strata: the same for each place in which both have trials; ``counts`` alone where there is one place.
         watched: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
         same_seeds: of pairs of trials with the same seeds: of how many only the baseline has failed, and only the cell.
-        apart: ``host`` or ``device``, where they have no place in common.
+        apart: ``host`` or ``device``, where they have no place in common; ``time``, where one ended before the other.
     """
 
     baseline: CellKey
@@ -277,7 +277,9 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     sequential = comparison.method == "sequential"
     if pair.apart and kind in (*_DIFFERENT, "no effect"):
         return Verdict(
-            "confounded", f"no trial of {pair.baseline.cell} ran where its trials ran", of=f"with {pair.apart}"
+            "confounded",
+            f"no trial of {pair.baseline.cell} ran {'while' if pair.apart == 'time' else 'where'} its trials ran",
+            of=f"with {pair.apart}",
         )
     if kind in ("fixes", "reduces"):
         below = None
@@ -429,7 +431,7 @@ class Triage:
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
         differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
-        runs = associations(self.cells).runs if differ else None
+        runs = dependence(self.cells) if differ else None
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
             doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
             if runs is not None and verdict.kind in _DIFFERENT:
@@ -481,6 +483,7 @@ class Triage:
         ours, theirs = cell.statistics, base.statistics
         counts = (ours.failures, ours.counted, theirs.failures, theirs.counted)
         strata, apart = _strata(ours, theirs)
+        apart = apart or ("" if _overlap(cell, base) else "time")
         watched = same_seeds = None
         if sequential:
             watched = self._test(key, baseline).comparison()
@@ -554,6 +557,12 @@ def _strata(cell: CellStatistics, base: CellStatistics) -> tuple[tuple[Counts, .
         hosts = [{place[0] for place in side.places} for side in (cell, base)]
         return (), "device" if hosts[0] & hosts[1] else "host"
     return tuple((*cell.places[place], *base.places[place]) for place in common), ""
+
+
+def _overlap(cell: CellTrials, base: CellTrials) -> bool:
+    """Whether trials of one began while the other still had trials to begin; also where that is not known."""
+    ours, theirs = ([facts.started_at for facts in side.finished if facts.is_counted] for side in (cell, base))
+    return "" in (*ours, *theirs) or (max(ours) > min(theirs) and max(theirs) > min(ours))
 
 
 def _same_seeds(cell: CellTrials, base: CellTrials) -> tuple[int, int] | None:

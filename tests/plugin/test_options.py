@@ -16,7 +16,7 @@ from support.stage import Stage
 
 from pytest_aorta.plan import Selection
 from pytest_aorta.plugin.options import CommandSettings, is_mentioned, read_selection
-from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError, Setting, shown_command
+from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError, Setting, Stop, shown_command
 from pytest_aorta.trials.execution import Execution, Limits, Resources
 
 NO_VARIABLES: Mapping[str, str] = {}
@@ -245,8 +245,13 @@ def test_what_cannot_be_is_refused(pytester: pytest.Pytester, arguments: list[st
     [("90s", 90), ("30m", 1800), ("8h", 28800), ("1h30m", 5400), ("1d2h3m4.5s", 93784.5), ("90", 90), (" 0.5h ", 1800)],
 )
 def test_a_duration_is_typed_as_people_write_it(text: str, seconds: float) -> None:
-    assert BY_NAME["stop"].parse(text) == (False, seconds)
-    assert BY_NAME["stop"].parse(f"{text}, decided") == (True, seconds)
+    assert BY_NAME["stop"].parse(text) == Stop(seconds=seconds)
+    assert BY_NAME["stop"].parse(f"{text}, decided") == Stop(decided=True, seconds=seconds)
+
+
+def test_cells_end_when_they_are_decided_or_all_with_the_first_fix() -> None:
+    assert BY_NAME["stop"].parse("decided,confirm=0") == Stop(decided=True, confirm=False)
+    assert BY_NAME["stop"].parse("first-fix") == Stop(decided=True, first_fix=True)
 
 
 @pytest.mark.parametrize(

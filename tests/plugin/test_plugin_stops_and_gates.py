@@ -55,12 +55,23 @@ UNTIL_DECIDED = ("--aorta-workload", "flaky", *CELLS, "--aorta-stop=decided", "-
 
 def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> None:
     done = flaky.run_here(*UNTIL_DECIDED, "-rs")
-    assert per_cell(flaky) == {"local-none": 4, "local-fixed": 4}
-    assert counts(done) == {"failed": 4, "passed": 4, "skipped": 392}
+    assert per_cell(flaky) == {"local-none": 8, "local-fixed": 8}
+    assert counts(done) == {"failed": 8, "passed": 8, "skipped": 384}
     said = done.stdout.str()
-    assert "1 of 1 cell decided, 392 trials saved (--aorta-stop=decided)" in said
-    assert "SKIPPED [196] aorta::flaky[local-none]: decided: every cell that is compared with it" in said
-    assert "SKIPPED [196] aorta::flaky[local-fixed]: decided: fixes (0 of 4 against 4 of 4)" in said
+    assert "1 of 1 cell decided, 384 trials saved (--aorta-stop=decided)" in said
+    assert "SKIPPED [192] aorta::flaky[local-none]: decided: every cell that is compared with it" in said
+    assert "SKIPPED [192] aorta::flaky[local-fixed]: decided: fixes (0 of 8 against 8 of 8)" in said
+
+
+def test_a_fix_needs_no_fresh_trials_where_that_is_asked_for(flaky: Stage) -> None:
+    flaky.run_here(*UNTIL_DECIDED, "--aorta-stop=decided,confirm=0")
+    assert max(per_cell(flaky).values()) < 8
+
+
+def test_the_first_fix_ends_all_trials(flaky: Stage) -> None:
+    done = flaky.run_here(*UNTIL_DECIDED, "--aorta-mitigations", "other", "--aorta-stop=first-fix", "-rs")
+    assert max(per_cell(flaky).values()) < 15
+    assert "the first fix is found: local-fixed" in done.stdout.str()
 
 
 @pytest.mark.slow
@@ -68,7 +79,7 @@ def test_trials_of_decided_cells_are_skipped_with_the_reason(flaky: Stage) -> No
 def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, ...]) -> None:
     done = flaky.run(*UNTIL_DECIDED, *side_by_side)
     found = per_cell(flaky)
-    assert all(4 <= number < 30 for number in found.values())
+    assert all(8 <= number < 40 for number in found.values())
     assert sum(counts(done).values()) == 400
     done.stdout.fnmatch_lines([f"1 of 1 cell decided, {400 - sum(found.values())} trials saved*"])
 

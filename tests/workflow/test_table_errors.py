@@ -32,7 +32,10 @@ def message_of(text: str) -> str:
         (MATRIX + "[[action]]\nworkload = 'gemm'\nzzz = 1\n", "6: action number 2: unknown key 'zzz'; valid: baseline"),
         (MATRIX + "trials = 'many'\n", "4: action 'matrix': trials = 'many': expected a whole number"),
         (MATRIX + "steps = 1.5\n", "4: action 'matrix': steps = 1.5: expected a whole number"),
-        (MATRIX + "margin = -0.5\n", "4: action 'matrix': margin = -0.5: expected a number of at least 0"),
+        (
+            MATRIX + "margin = -0.5\n",
+            "4: action 'matrix': margin = -0.5: expected a share of the baseline's rate",
+        ),
         (MATRIX + "trials = nan\n", "4: action 'matrix': trials = nan: expected a whole number"),
         (MATRIX + "expect = 'maybe'\n", "4: action 'matrix': expect = 'maybe': expected 'pass' or 'fail'"),
         (MATRIX + "until_decided = 'yes, please'\n", "until_decided = 'yes, please': expected true or false"),

@@ -54,13 +54,13 @@ def verdicts(stage: Stage) -> dict[str, str]:
 
 def test_trials_of_decided_cells_are_skipped_and_what_follows_runs(stage: Stage) -> None:
     result = stage.run_here("-rs", "aorta.toml")
-    assert counts(result) == {"failed": 4, "passed": 6, "skipped": 32}
-    result.stdout.fnmatch_lines(["matrix: 1 of 1 cell decided, 32 trials saved*"])
+    assert counts(result) == {"failed": 8, "passed": 10, "skipped": 24}
+    result.stdout.fnmatch_lines(["matrix: 1 of 1 cell decided, 24 trials saved*"])
     result.stdout.fnmatch_lines(
-        ["SKIPPED [[]16[]] aorta.toml::matrix[[]local-fix[]]: decided: fixes (0 of 4 against 4 of 4)"]
+        ["SKIPPED [[]12[]] aorta.toml::matrix[[]local-fix[]]: decided: fixes (0 of 8 against 8 of 8)"]
     )
     assert verdicts(stage) == {"local-none": "baseline", "local-fix": "fixes"}
-    assert short_status() == {"matrix": [4, 4, 0, 0, 0, 0], "compare": [2, 0, 0, 0, 0, 0]}
+    assert short_status() == {"matrix": [8, 8, 0, 0, 0, 0], "compare": [2, 0, 0, 0, 0, 0]}
 
 
 @pytest.mark.slow

@@ -66,8 +66,8 @@ def test_a_triage_reads_like_this() -> None:
         "    8x loss is nan: undecided",
         "    1x timeout in run(): undecided",
         "    0x SIGSEGV in run(), 6x in the baseline: fixes",
-        "omp_1 fixes it: 0 of 20 failed, 14 of 20 without it (p < 0.0001); its failure",
-        "rate is below 14%.",
+        "omp_1 fixes it: 0 of 20 failed, 14 of 20 without it (p < 0.0001); it removes at",
+        "least 76% of the failures, and its failure rate is below 14%.",
     ]
 
 
@@ -94,7 +94,7 @@ def test_of_many_cells_those_that_say_most_are_shown_and_the_rest_is_counted() -
     assert len(lines) < MOST_CELLS + 10
     assert any(line.startswith("  local-fix ") for line in lines)
     assert any(line.startswith("  local-none ") for line in lines)
-    assert "and 10 more cells, 10 undecided: see matrix.md in the results" in lines
+    assert "and 10 more cells, 10 no cure: see matrix.md in the results" in lines
 
 
 @pytest.mark.parametrize(
