@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -329,30 +329,29 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         [overlay(environment, mitigations, selection.extra_env) for mitigations in sets] for environment in environments
     ]
     watched = tuple(sorted({name for row in overlays for variables in row for name in variables}))
-    cells = [
-        [
-            TrialSpec(
-                workload=entry,
-                environment=environment,
-                mitigations=names,
-                overlay=overlays[environment_index][mitigation_index],
-                environment_index=environment_index,
-                mitigation_index=mitigation_index,
-                trial_index=index,
-                overrides={**entry.options, **selection.config},
-                steps=selection.steps,
-                execution=selection.execution,
-                limits=selection.limits,
-                collect=collectors,
-                resources=selection.resources,
-                watched=watched,
-            )
-            for index in range(selection.trials)
-        ]
+    firsts = [
+        TrialSpec(
+            workload=entry,
+            environment=environment,
+            mitigations=names,
+            overlay=overlays[environment_index][mitigation_index],
+            environment_index=environment_index,
+            mitigation_index=mitigation_index,
+            trial_index=0,
+            overrides={**entry.options, **selection.config},
+            steps=selection.steps,
+            execution=selection.execution,
+            limits=selection.limits,
+            collect=collectors,
+            resources=selection.resources,
+            watched=watched,
+        )
         for entry in entries
         for environment_index, environment in enumerate(environments)
         for mitigation_index, names in enumerate(tuple(found.name for found in mitigations) for mitigations in sets)
     ]
+    how = selection.order if selection.order == "grouped" else f"{selection.order}, seed {_seed(firsts)}"
+    cells = [[replace(first, trial_index=index, order=how) for index in range(selection.trials)] for first in firsts]
     _check_labels(cells)
     return cells
 
@@ -418,7 +417,7 @@ def check_variables(source: str, variables: object) -> None:
 
 
 def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | None = None) -> tuple[TrialSpec, ...]:
-    """All trials in running order, each with how that was made.
+    """All trials in running order.
 
     ``interleaved``: rounds of one trial of every cell, in blocks of at most ``WARM_CELLS`` cells, so that drift of the
     host does not look like the effect of a cell. The first round is in the order of the cells; in those that follow
@@ -429,9 +428,9 @@ def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | Non
     ``turns``: after so many trials of each of its cells, a block gives way to the next; ``None`` for all.
     """
     if order == "grouped":
-        return tuple(replace(spec, order=order) for cell in cells for spec in cell)
+        return tuple(spec for cell in cells for spec in cell)
     count = len(cells[0]) if cells else 0
-    seed = Plan(tuple(cell[0] for cell in cells if cell)).digest
+    seed = _seed([cell[0] for cell in cells if cell])
     step = turns or max(count, 1)
     trials = [
         cells[start + turn][index]
@@ -442,8 +441,12 @@ def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | Non
     ]
     if order == "random":
         random.Random(seed).shuffle(trials)
-    how = f"{order}, seed {seed}"
-    return tuple(replace(spec, order=how) for spec in trials)
+    return tuple(trials)
+
+
+def _seed(firsts: Sequence[TrialSpec]) -> str:
+    """Of the order, from one trial of each cell; the same in every process that takes part."""
+    return Plan(tuple(firsts)).digest
 
 
 def turns_of_round(index: int, cells: int, seed: str) -> list[int]:
@@ -452,13 +455,20 @@ def turns_of_round(index: int, cells: int, seed: str) -> list[int]:
     So many rounds as there are cells are a random Latin square: each cell has each place once. The very first round
     has them in their own order.
     """
-    square, row = divmod(index, cells)
-    generator = random.Random(f"{seed} {square}")
-    rows, columns, names = (generator.sample(range(cells), cells) for _ in range(3))
-    if square == 0:
-        for place in range(cells):
-            names[(columns[place] + rows[0]) % cells] = place
-    return [names[(columns[place] + rows[row]) % cells] for place in range(cells)]
+    number, row = divmod(index, cells)
+    names, places, shifts = _square(number, cells, seed)
+    return [names[(place + shifts[row]) % cells] for place in places]
+
+
+@lru_cache(maxsize=64)
+def _square(number: int, cells: int, seed: str) -> tuple[list[int], list[int], list[int]]:
+    """A cyclic Latin square: the names of its symbols, its columns and its rows, each in an order by chance."""
+    generator = random.Random(f"{seed} {number}")
+    names, places, shifts = (generator.sample(range(cells), cells) for _ in range(3))
+    if number == 0:
+        for column, place in enumerate(places):
+            names[(place + shifts[0]) % cells] = column
+    return names, places, shifts
 
 
 def unit_of(spec: TrialSpec) -> str:

@@ -94,6 +94,18 @@ def test_what_would_give_two_trials_of_one_name_is_refused(
         make_plan(selection, registry)
 
 
+def test_each_trial_can_say_how_its_plan_was_put_in_order(registry: Registry) -> None:
+    def order(**fields: Any) -> str:
+        selection = Selection(workloads=("gemm",), mitigations=(("none",), ("a",)), **fields)
+        (found,) = {spec.order for spec in make_plan(selection, registry).trials}
+        return found
+
+    assert order(trials=3).startswith("interleaved, seed ")
+    assert order(trials=3) == order(trials=4) != order(trials=3, environments=("e",))
+    assert order(order="random").startswith("random, seed ")
+    assert order(order="grouped") == "grouped"
+
+
 def test_two_cells_that_would_read_the_same_are_refused(registry: Registry) -> None:
     selection = Selection(workloads=("gemm",), environments=("e", "e-b"), mitigations=(("b-c",), ("c",)))
 

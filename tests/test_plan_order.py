@@ -59,16 +59,6 @@ def test_more_trials_leave_the_order_of_the_others_as_it_is(cells: int, few: int
     assert names(more_of_each)[: len(few_of_each)] == names(few_of_each)
 
 
-def test_a_record_can_say_how_its_plan_was_put_in_order() -> None:
-    cells = grid(1, 1, 3, 2)
-
-    assert {spec.order for spec in ordered(cells, "grouped")} == {"grouped"}
-    one, other = ({spec.order for spec in ordered(grid(1, 1, n, 2), "interleaved")} for n in (3, 2))
-    assert len(one) == len(other) == 1
-    assert one != other
-    assert one.pop().startswith("interleaved, seed ")
-
-
 def test_grouped_runs_cell_after_cell() -> None:
     trials = ordered(grid(1, 1, 3, 2), "grouped")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,12 +143,19 @@ def _planned(
         return {f"items-{task}.txt": "".join(f"./{recipe.file.name}::{name}\n" for name in names)}
 
     units, others = project.runnable(action, only)
-    groups = project.groups(action, units)
-    check_whole(action, groups, project.units(action), value_of)
+    until_decided = action.table.until_decided or any("decided" in re.split("[=,]", each) for each in arguments)
+    waves = project.waves(action, units, until_decided=action.is_matrix and until_decided)
+    groups = [(number, group) for number, wave in enumerate(waves) for group in wave]
+    check_whole(action, [group for _, group in groups], project.units(action), value_of)
     if limit is not None and len(groups) > limit:
-        others["left for another time"] = sum(map(len, groups[limit:]))
+        others["left for another time"] = sum(len(group) for _, group in groups[limit:])
         groups = groups[:limit]
-    return _Planned(action, [*plan_jobs(target, action, groups, commands, items)], others)
+    jobs = [
+        replace(job, wave=number)
+        for number, wave in groupby(groups, lambda each: each[0])
+        for job in plan_jobs(target, action, [group for _, group in wave], commands, items)
+    ]
+    return _Planned(action, jobs, others)
 
 
 def _report(target: Target, planned: Sequence[_Planned]) -> None:
@@ -155,6 +164,8 @@ def _report(target: Target, planned: Sequence[_Planned]) -> None:
         kind = "trial" if each.action.is_matrix else each.action.table.each
         what = f"{units} directories" if kind == "directory" and units != 1 else _counted(units, kind)
         new = f"{_counted(each.count, 'job')} ({what}) on {target.cluster.name}, up to {_cost(each.jobs)}"
+        if waves := max((job.wave for job in each.jobs), default=0):
+            new += f", in {waves + 1} waves until all cells are decided"
         others = [f"{count} {what}" for what, count in each.others.items()]
         _say(f"{each.action.name}: {', '.join([new if each.jobs else 'no job', *others])}")
         warnings = dict.fromkeys(text for job in each.jobs for text in job.warnings)
@@ -187,13 +198,14 @@ def _submit(target: Target, jobs: Sequence[PlannedJob]) -> None:
     from pytest_aorta.workflow.slurm import LostAnswer
 
     done, total = 0, len(jobs)
+    numbers: dict[tuple[str, int], list[str]] = {}  # of the jobs of an action in a wave
     with interrupts_noted() as interrupted:
         for planned in jobs:
             if interrupted():
                 _say(f"interrupted: {done} of {total} submitted, which are recorded; the rest is not")
                 raise click.exceptions.Exit(_INTERRUPTED)
             try:
-                job = submit_job(target, planned)
+                job = submit_job(target, planned, numbers.get((planned.job.action, planned.wave - 1), ()))
             except RequestError as error:
                 why = ""
                 if isinstance(error, LostAnswer):
@@ -201,6 +213,7 @@ def _submit(target: Target, jobs: Sequence[PlannedJob]) -> None:
                     why = f". Whether it has job {name} is looked up by this name the next time (pytest-aorta jobs)"
                 raise RequestError(f"{error}{why}; {done} of {total} were submitted before, the rest was not") from None
             done += 1
+            numbers.setdefault((job.action, planned.wave), []).append(str(job.number))
             _say(f"{job.cluster}/{job.number}  {job.name}")
 
 

@@ -111,6 +111,9 @@ class ReportHooks:
     def _select(self, nodeids: list[str]) -> None:
         self._selected = nodeids
         self.writer.select(nodeids)
+        if "AORTA_JOB" in os.environ:  # whose other tasks may have decided on the first trial already
+            for nodeid in {nodeid.partition("[")[0]: nodeid for nodeid in nodeids}.values():
+                self._writer_of(nodeid)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""

@@ -362,6 +362,8 @@ class Run:
         self.expects_failures = False
         #: Called at the end with the cells that need no more trials, and why.
         self.on_decided: Callable[[Mapping[str, str]], object] = lambda cells: None
+        #: Of a job: gives the trials of other jobs that have begun, ``None``, or ended since the last call.
+        self.others: Callable[[], Iterable[tuple[TrialSpec, TrialFacts | None]]] | None = None
         #: Called with each record that was written.
         self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
         self.repeats = Repeats()

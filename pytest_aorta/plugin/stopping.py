@@ -97,6 +97,8 @@ class Stopping:
         self._shared = shared
         self._selection = selection
         self._decided: dict[CellKey, str] = {}
+        #: Gives the cells that were decided before this run, and why.
+        self.decided_before: Callable[[], Mapping[CellKey, str]] = dict
         #: Number and time of the file that they were read from.
         self._seen: tuple[int, int] | None = None
 
@@ -136,7 +138,7 @@ class Stopping:
                     reasons = [each.pop("reason") for each in found]
                     self._decided = {CellKey(**each): reason for each, reason in zip(found, reasons, strict=True)}
                     self._seen = seen
-        return self._decided.get(key)
+        return self._decided.get(key) or self.decided_before().get(key)
 
     def reason(self, key: CellKey, round_name: str) -> str | None:
         """Why a trial that has no result yet is not to be started; ``None`` where it is."""

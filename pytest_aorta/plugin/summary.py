@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.verdict_table import table_lines
-from pytest_aorta.triage.columns import counted
+from pytest_aorta.triage.columns import counted, percent
+from pytest_aorta.triage.rates import smallest_fault
 from pytest_aorta.workspace.paths import repeat_of
 
 if TYPE_CHECKING:
@@ -233,6 +234,18 @@ def header(run: Run) -> str:
     cells = sum(len(labels) for labels in run.plan.cells.values())
     size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
     return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"
+
+
+def forecast(run: Run) -> list[str]:
+    """What the planned trials can show, where their number is set before."""
+    cells = max((len(labels) for labels in run.plan.cells.values()), default=0)
+    if cells < 2 or run.replays or run.selection.triage.sequential:
+        return []
+    trials = run.selection.trials
+    rate = smallest_fault(trials, cells - 1)
+    if rate is None:
+        return [f"aorta: {counted(trials, 'trial')} of each cell can show no cure"]
+    return [f"aorta: {counted(trials, 'trial')} of each cell: 90% power to show a cure of a fault of {percent(rate)}"]
 
 
 def shard_line(selection: Selection) -> list[str]:

@@ -252,9 +252,10 @@ class TrialWriter:
         #: Those of this process, and those of files that only xdist's workers have made.
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
-        self.decisions = (
-            Decisions(self.triage, first_fix=run.selection.first_fix) if run.selection.until_decided else None
-        )
+        self.decisions = None
+        if run.selection.until_decided:
+            before = run.stopping.decided_before()
+            self.decisions = Decisions(self.triage, first_fix=run.selection.first_fix, before=before)
         self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
@@ -317,16 +318,29 @@ class TrialWriter:
         self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
             return facts
-        self.triage.add(facts)
-        if self.decisions is not None and self.decisions.update(facts.key):
-            stopping = self.run.stopping
-            stopping.publish(self.decisions.stopped)
-            self.run.prefetcher.withdraw(lambda spec: stopping.decided(cell_of(spec)) is None)
+        self._decide([facts])
         if self.run.watcher is not None:
             cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
             self.run.watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
         return facts
+
+    def _decide(self, new: Iterable[TrialFacts] = ()) -> None:
+        """Take in trials that are over, in this job and in others, and look which cells need no more."""
+        has_stopped = False
+        for facts in (*new, *self._of_other_jobs()):
+            self.triage.add(facts)
+            has_stopped |= self.decisions is not None and self.decisions.update(facts.key)
+        if self.decisions is not None and has_stopped:
+            stopping = self.run.stopping
+            stopping.publish(self.decisions.stopped)
+            self.run.prefetcher.withdraw(lambda spec: stopping.decided(cell_of(spec)) is None)
+
+    def _of_other_jobs(self) -> list[TrialFacts]:
+        news = list(self.run.others()) if self.run.others is not None else []
+        for spec, _ in news:  # also those that still run: what comes after them has to wait
+            self.triage.begin(cell_of(spec), spec.trial_index)
+        return [facts for _, facts in news if facts is not None]
 
     def count_skip(self, report: pytest.TestReport) -> None:
         """Count a trial that was not needed."""
@@ -334,7 +348,10 @@ class TrialWriter:
             self.skipped += report.longrepr[2].removeprefix("Skipped: ") in self.decisions.stopped.values()
 
     def select(self, nodeids: Iterable[str]) -> None:
-        """Only the cells of these items have trials in this run, and are compared."""
+        """Only the cells of these items have trials in this run, and are compared; in a job, those of all jobs."""
+        if self.run.others is not None:
+            self._decide()
+            return
         found = [self.find(nodeid) for nodeid in nodeids]
         self.triage.keep({cell_of(trial[0]) for trial in found if trial is not None})
 

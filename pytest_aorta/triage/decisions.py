@@ -16,6 +16,10 @@ NOT_RUN = 3
 SEEN = 3
 
 
+#: Why no more trials of a baseline are needed.
+BASELINE_DECIDED = "decided: every cell that is compared with it"
+
+
 class Decisions:
     """Cells that are decided, and those whose trials have ended for it. What is decided once stays so.
 
@@ -23,13 +27,13 @@ class Decisions:
     baseline from the beginning, so that a decision is never taken back when another cell has its first trials.
     """
 
-    def __init__(self, triage: Triage, *, first_fix: bool = False) -> None:
+    def __init__(self, triage: Triage, *, first_fix: bool = False, before: Mapping[CellKey, str] | None = None) -> None:
         self._triage = triage
         self._first_fix = first_fix
-        #: What was decided of a cell, in words.
-        self.decided: dict[CellKey, str] = {}
+        #: What was decided of a cell, in words; ``before``: before these trials, as in ``stopped``.
+        self.decided = {key: why.removeprefix("decided: ") for key, why in (before or {}).items()}
         #: Cells of which no more trials are needed, and why.
-        self.stopped: dict[CellKey, str] = {}
+        self.stopped: dict[CellKey, str] = dict(before or {})
 
     def update(self, touched: CellKey) -> bool:
         """Look at a cell that has a new trial, and at those that are compared with it; whether any has stopped."""
@@ -85,7 +89,7 @@ class Decisions:
             if key in self.decided:
                 self.stopped.setdefault(key, f"decided: {self.decided[key]}")
             elif key in compared_with and key not in baselines.of:
-                self.stopped.setdefault(key, "decided: every cell that is compared with it")
+                self.stopped.setdefault(key, BASELINE_DECIDED)
 
     def _stop_inert(self, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
         """Do not go on for the sake of cells alone that probably do nothing, when the others are decided."""

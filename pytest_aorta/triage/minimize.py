@@ -1,11 +1,11 @@
-"""Which of a mitigation set's variables are needed: delta debugging, with trials as the oracle."""
+"""Which of a mitigation set's variables are needed: probabilistic delta debugging, with trials as the oracle."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Literal, TypeVar
+from math import lgamma, log
+from typing import Literal
 
 from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.columns import counted
@@ -13,54 +13,57 @@ from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import LEVEL
 
-Element = TypeVar("Element")
 
+class Needed:
+    """How likely each variable is to be needed, and what to try next.
 
-def ddmin(elements: Sequence[Element]) -> Generator[tuple[Element, ...], bool, tuple[Element, ...]]:
-    """Find a subset that has an effect of which no single element can be left out.
-
-    Yields each subset to be tried, in the order of ``elements``, and is sent whether it has the effect; none is asked
-    for twice. All elements together have it, none of them has not: neither is asked for. The proposals depend on the
-    answers alone.
-
-    Returns what is left. It is 1-minimal: without any one of its elements the effect is gone. Where the effect is
-    monotone (whatever contains a set with the effect has it), no smaller part of it has the effect at all.
-
-    Zeller & Hildebrandt 2002, "Simplifying and isolating failure-inducing input", algorithm *ddmin*: each part, then
-    what is left without each part, then twice as many parts. For one element that acts, about 2 log2(n) trials of a
-    subset; at worst n**2 + 3 n.
+    Wang, Shen, Chen, Xiong & Zhang 2021, "Probabilistic Delta Debugging": the variables that are the least likely to be
+    needed are left out together, so many that the expected number of those that go is the largest. If the effect goes
+    with them, one of them at least is needed, which makes each more likely (Bayes).
     """
-    answers: dict[tuple[int, ...], bool] = {(): False, tuple(range(len(elements))): True}
-    left = tuple(range(len(elements)))
-    parts = 2
-    while len(left) > 1:
-        edges = [number * len(left) // parts for number in range(parts + 1)]
-        split = [left[start:end] for start, end in pairwise(edges)]
-        complements = [tuple(each for each in left if each not in part) for part in split]
-        # With two parts, the complements are the parts themselves.
-        reduced = None
-        for tried in [*split, *(complements if parts > 2 else [])]:
-            if tried not in answers:
-                answers[tried] = yield tuple(elements[each] for each in tried)
-            if answers[tried]:
-                reduced = tried
-                break
-        if reduced is not None:
-            parts = 2 if reduced in split else max(parts - 1, 2)
-            left = reduced
-        elif parts < len(left):
-            parts = min(2 * parts, len(left))
-        else:
-            break
-        parts = min(parts, max(len(left), 2))
-    return tuple(elements[each] for each in left)
+
+    def __init__(self, variables: Sequence[str]) -> None:
+        prior = min(0.4, max(0.1, 1.5 / len(variables)))
+        self.left = dict.fromkeys(variables, prior)
+
+    def next(self) -> tuple[str, ...]:
+        """What to leave out of those that are left, in their order; empty when each was shown to be needed."""
+        order = sorted(self.left, key=lambda name: self.left[name])
+        best, gain, none_needed = 0, 0.0, 1.0
+        for number, name in enumerate(order[: len(self.left) - 1], start=1):
+            none_needed *= 1 - self.left[name]
+            if number * none_needed > gain:
+                best, gain = number, number * none_needed
+        chosen = set(order[:best])
+        return tuple(name for name in self.left if name in chosen)
+
+    def without(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in self.left if name not in names)
+
+    def learn(self, names: Sequence[str], has_effect: bool) -> None:
+        """Whether what is left has the effect without these."""
+        none_needed = 1.0
+        for name in names:
+            none_needed *= 1 - self.left[name]
+        for name in names:
+            if has_effect:
+                del self.left[name]
+            else:
+                self.left[name] = 1.0 if len(names) == 1 else self.left[name] / (1 - none_needed)
 
 
-#: ``fails``: a trial of it has failed, and what fixes never does.
-Answer = Literal["fixes", "fails", "did not run", "undecided"]
+#: ``acts``: it fails less often than the baseline, about as rarely as the whole set. ``fails``: about as often as the
+#: baseline. ``gone``: the baseline fails no more.
+Answer = Literal["acts", "fails", "did not run", "undecided", "gone"]
 
 #: After so many trials of which none has come to its main work, a set is not tried any more.
 NOT_RUN = 3
+
+#: Trials of the baseline without a failure are a fault that has gone where chance would rarely make so many of them.
+_GONE = 1e-6
+
+#: What earlier trials of the baseline count for, in trials, beside those that ran with a part.
+_EARLIER = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,16 @@ class Wanted:
 class Tried:
     """What was found out of some of the variables; ``level`` is the share of that of the whole search.
 
-    ``trials`` and ``failures`` are of those that count; ``undecided`` counts as not fixing.
+    ``trials`` and ``failures`` are of those that count, ``base_trials`` and ``base_failures`` of those of the baseline
+    that ran by turns with them.
     """
 
     variables: tuple[str, ...]
     level: float
     trials: int = 0
     failures: int = 0
+    base_trials: int = 0
+    base_failures: int = 0
     p: float = 1.0
     answer: Answer = "undecided"
 
@@ -91,30 +97,45 @@ class Minimized:
     """What is known at the end.
 
     Attributes:
-        left: the variables that are needed; ``None`` where the whole set was not seen to fix anything.
+        left: the variables that are needed; ``None`` where the whole set was not seen to act.
+        unsure: those of ``left`` of which it is not decided.
         tried: in order, the whole set first.
         is_complete: whether the search has come to its end, so that leaving out any one of ``left`` was tried.
     """
 
     variables: tuple[str, ...]
     left: tuple[str, ...] | None = None
+    unsure: tuple[str, ...] = ()
     tried: list[Tried] = field(default_factory=list)
-    baseline_trials: int = 0
-    baseline_failures: int = 0
     is_complete: bool = False
+
+    @property
+    def baseline_trials(self) -> int:
+        return sum(each.base_trials for each in self.tried)
+
+    @property
+    def baseline_failures(self) -> int:
+        return sum(each.base_failures for each in self.tried)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the fault went away."""
+        return bool(self.tried) and self.tried[-1].answer == "gone"
 
 
 class Search:
-    """The search for the smallest part of a set of variables that still fixes.
+    """The search for the smallest part of a set of variables that still acts.
 
-    First the baseline has to fail and the whole set to fix; then ``ddmin`` proposes parts. Of each, the k-th trial is
-    paired with the k-th of the baseline, whose trials serve all parts, and the pairs are judged after each of them by
-    the sequential test. A part is given up with its first failure: to fix is to be seen failing significantly less
-    often *and* never. What is not decided after the most trials counts as not fixing.
+    First the whole set has to fail less often than the baseline; then ``Needed`` proposes parts. The trials of each
+    alternate with fresh ones of the baseline, so that a machine that changes meanwhile changes both.
+
+    - A part acts where the sequential test of its pairs says so, whatever the baseline's rate was when, and its trials
+      are more like those of the whole set than like the baseline's.
+    - It fails where its trials are ``1 / level`` times as likely with the baseline's failure rate as with that of what
+      acts. So a residual of some percent is no failure of a part.
 
     The k-th part has n / ((n + k)(n + k - 1)) of the level, n being the number of variables; of all parts together,
-    however many there will be, that is 1. So the probability that any part is called fixing although it fails as often
-    as the baseline is at most 5 %.
+    however many there will be, that is 1. What is not decided after the most trials stays in.
 
     Args:
         variables: of the set, in its order.
@@ -129,75 +150,124 @@ class Search:
         self._most_in_all = most_in_all
         self._at_once = at_once
         self._started = 0
-        self._baseline: list[TrialFacts] = []
+        self._next_index: dict[tuple[str, ...] | None, int] = {}
+        #: Of all trials of the baseline that count, whether they have failed.
+        self._baseline: list[bool] = []
 
     def steps(self) -> Generator[list[Wanted], list[TrialFacts], None]:
         """Yields the trials that are wanted next, is sent what became of them, in that order."""
         found = self.found
         whole = yield from self._try(found.variables)
-        if whole.answer != "fixes":
+        if whole.answer != "acts":
             return
+        needed = Needed(found.variables)
         found.left = found.variables
-        search = ddmin(found.variables)
-        answer: bool | None = None
-        while True:
-            try:
-                proposal = next(search) if answer is None else search.send(answer)
-            except StopIteration as end:
-                found.left, found.is_complete = end.value, True
+        answers: dict[tuple[str, ...], Answer] = {}
+        while names := needed.next():
+            part = needed.without(names)
+            if part not in answers:
+                if self._started >= self._most_in_all:
+                    return
+                answers[part] = (yield from self._try(part)).answer
+            if answers[part] == "gone":
                 return
-            if self._started >= self._most_in_all:
-                return  # ``left`` is what was seen to fix so far
-            tried = yield from self._try(proposal)
-            answer = tried.answer == "fixes"
-            if answer and len(proposal) < len(found.left or ()):
-                found.left = proposal
+            needed.learn(names, answers[part] == "acts")
+            found.left = tuple(needed.left)
+            if len(names) == 1 and answers[part] == "undecided":
+                found.unsure += names
+        found.is_complete = True
 
     def _try(self, variables: tuple[str, ...]) -> Generator[list[Wanted], list[TrialFacts], Tried]:
         n, k = len(self.found.variables), len(self.found.tried) + 1
         tried = Tried(variables, LEVEL * n / ((n + k) * (n + k - 1)))
+        acting = [each for each in self.found.tried if each.answer == "acts"]
         self.found.tried.append(tried)
         test = SequentialTest(MARGIN, 1 - LEVEL)
+        base: list[TrialFacts] = []
         own: list[TrialFacts] = []
         while True:
-            self._judge(tried, own, test)
-            if tried.answer != "undecided" or self._is_over(own):
+            self._judge(tried, acting, base, own, test)
+            if tried.answer != "undecided" or self._is_over(base, own):
                 return tried
-            wanted = self._next(variables, len(own))
-            self._started += len(wanted)
+            wanted = self._next(variables, len(own) < self._most)
             for one, facts in zip(wanted, (yield wanted), strict=True):
-                (self._baseline if one.variables is None else own).append(facts)
+                (base if one.variables is None else own).append(facts)
+                if one.variables is None and facts.is_counted:
+                    self._baseline.append(facts.is_failure)
 
-    def _next(self, variables: tuple[str, ...], have: int) -> list[Wanted]:
+    def _next(self, variables: tuple[str, ...], with_part: bool) -> list[Wanted]:
         wanted: list[Wanted] = []
-        baseline = len(self._baseline)
-        while len(wanted) < self._at_once and have < self._most:
-            if baseline <= have:
-                wanted.append(Wanted(None, baseline))
-                baseline += 1
-            wanted.append(Wanted(variables, have))
-            have += 1
-        return wanted or [Wanted(None, baseline)]
+        while not wanted or len(wanted) < self._at_once:
+            for each in (None, variables) if with_part else (None,):
+                index = self._next_index.get(each, 0)
+                self._next_index[each] = index + 1
+                wanted.append(Wanted(each, index))
+        self._started += len(wanted)
+        return wanted
 
-    def _is_over(self, own: list[TrialFacts]) -> bool:
-        if self._started >= self._most_in_all or _never_ran(self._baseline):
+    def _is_over(self, base: list[TrialFacts], own: list[TrialFacts]) -> bool:
+        if self._started >= self._most_in_all or _never_ran(base):
             return True
-        unpaired = sum(facts.is_counted for facts in own) > sum(facts.is_counted for facts in self._baseline)
-        return len(own) >= self._most and (not unpaired or len(self._baseline) >= self._most)
+        unpaired = sum(facts.is_counted for facts in own) > sum(facts.is_counted for facts in base)
+        return len(own) >= self._most and (not unpaired or len(base) >= 2 * self._most)
 
-    def _judge(self, tried: Tried, own: list[TrialFacts], test: SequentialTest) -> None:
-        base = [facts.is_failure for facts in self._baseline if facts.is_counted]
-        cell = [facts.is_failure for facts in own if facts.is_counted]
-        self.found.baseline_trials, self.found.baseline_failures = len(base), sum(base)
-        tried.trials, tried.failures = len(cell), sum(cell)
-        test.extend(list(zip(base, cell, strict=False))[len(test.pairs) :])
-        tried.p = test.comparison().p
-        if tried.failures:
-            tried.answer = "fails"
-        elif _never_ran(own):
+    def _judge(
+        self,
+        tried: Tried,
+        acting: Sequence[Tried],
+        base: Sequence[TrialFacts],
+        own: Sequence[TrialFacts],
+        test: SequentialTest,
+    ) -> None:
+        ours, theirs = ([facts.is_failure for facts in side if facts.is_counted] for side in (own, base))
+        tried.trials, tried.failures, tried.base_trials, tried.base_failures = (
+            len(ours),
+            sum(ours),
+            len(theirs),
+            sum(theirs),
+        )
+        test.extend(list(zip(theirs, ours, strict=False))[len(test.pairs) :])
+        found = test.comparison()
+        tried.p = found.p
+        is_lower = tried.failures * tried.base_trials < tried.base_failures * tried.trials
+        if _never_ran(own):
             tried.answer = "did not run"
-        elif tried.p <= tried.level:
-            tried.answer = "fixes"
+        elif not acting:
+            if found.p <= tried.level and is_lower:
+                tried.answer = "acts"
+            elif found.ratio.low >= 0.5:
+                tried.answer = "fails"
+        else:
+            evidence = self._like_what_acts(tried, acting)
+            if found.p <= tried.level and is_lower and evidence > 0:
+                tried.answer = "acts"
+            elif evidence <= log(tried.level):
+                tried.answer = "fails"
+            elif self._is_gone():
+                tried.answer = "gone"
+
+    def _like_what_acts(self, tried: Tried, acting: Sequence[Tried]) -> float:
+        """How much more likely the trials are with the rate of what acts than with the baseline's, as a logarithm."""
+        rate = (sum(self._baseline) + 0.5) / (len(self._baseline) + 1)
+        failures, trials = sum(each.failures for each in acting), sum(each.trials for each in acting)
+        passes, base_passes = tried.trials - tried.failures, tried.base_trials - tried.base_failures
+        return _log_chance(tried.failures, passes, failures + 0.5, trials - failures + 0.5) - _log_chance(
+            tried.failures, passes, tried.base_failures + _EARLIER * rate, base_passes + _EARLIER * (1 - rate)
+        )
+
+    def _is_gone(self) -> bool:
+        last = next((number for number, failed in enumerate(reversed(self._baseline)) if failed), 0)
+        failures, passes = sum(self._baseline), len(self._baseline) - last - sum(self._baseline)
+        return last > 0 and _log_chance(0, last, failures + 0.5, passes + 0.5) < log(_GONE)
+
+
+def _log_chance(failures: int, passes: int, a: float, b: float) -> float:
+    """Of a series of trials whose failure rate has the distribution Beta(a, b)."""
+
+    def log_beta(one: float, other: float) -> float:
+        return lgamma(one) + lgamma(other) - lgamma(one + other)
+
+    return log_beta(failures + a, passes + b) - log_beta(a, b)
 
 
 def _never_ran(trials: Sequence[TrialFacts]) -> bool:
@@ -209,47 +279,52 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
     if found.left is None:
         return False, f"nothing to minimize: {_why_nothing(found, name)}"
     left = " ".join(found.left)
+    if found.is_gone:
+        return False, f"the fault went away: the baseline fails no more. So far, of {name}, {left} is enough"
     if not found.is_complete:
         return False, f"not at its end (--max-trials): so far, of {name}, {left} is enough"
+    if found.unsure:
+        unsure = " ".join(found.unsure)
+        return False, f"of {name}, {left} is enough; not decided whether {unsure} can go (--aorta-trials)"
     needed = "is needed" if len(found.left) == 1 else "are needed, together"
     return True, f"of {counted(len(found.variables), 'variable')} of {name}, {left} {needed}"
 
 
 def _why_nothing(found: Minimized, name: str) -> str:
     whole = found.tried[0]
-    if whole.answer == "fails":
-        return f"{name} does not fix, {whole.failures} of {whole.trials} trials failed"
     if whole.answer == "did not run":
         return f"no trial of {name} came to its main work"
-    if not found.baseline_trials:
+    if not whole.base_trials:
         return "no trial of the baseline came to its main work"
-    if not found.baseline_failures:
-        return f"no trial of the baseline failed, of {found.baseline_trials}"
+    if not whole.base_failures:
+        return f"no trial of the baseline failed, of {whole.base_trials}"
+    if whole.answer == "fails":
+        return (
+            f"{name} does not fix it, nor makes it much rarer: {whole.failures} of {whole.trials} trials failed, "
+            f"{whole.base_failures} of {whole.base_trials} without it"
+        )
     return (
-        f"not shown that {name} fixes; {found.baseline_failures} of {found.baseline_trials} trials of the baseline "
-        f"failed, and none of {whole.trials} with it: more trials may show it (--aorta-trials, --max-trials)"
+        f"not shown that {name} acts; {whole.base_failures} of {whole.base_trials} trials of the baseline failed, and "
+        f"{whole.failures} of {whole.trials} with it: more trials may show it (--aorta-trials, --max-trials)"
     )
 
 
 def report(found: Minimized, name: str) -> Iterator[str]:
     """What was tried, what remains, and how sure that is, in lines."""
     yield conclusion(found, name)[1]
-    rows = [("variables", "trials", "failed", "p", "level", "")]
-    rows.append(("(baseline)", str(found.baseline_trials), str(found.baseline_failures), "", "", ""))
+    rows = [("variables", "failed", "baseline", "p", "level", "")]
     for each in found.tried:
         variables = name if each.variables == found.variables else " ".join(each.variables)
-        counts = str(each.trials), str(each.failures)
+        counts = f"{each.failures} of {each.trials}", f"{each.base_failures} of {each.base_trials}"
         rows.append((variables, *counts, f"{each.p:.2g}", f"{each.level:.2g}", each.answer))
     width = max(len(row[0]) for row in rows)
-    for variables, trials, failed, p, level, answer in rows:
-        yield f"{variables:<{width}}  {trials:>6}  {failed:>6}  {p:>7}  {level:>7}  {answer}".rstrip()
+    for variables, failed, baseline, p, level, answer in rows:
+        yield f"{variables:<{width}}  {failed:>10}  {baseline:>10}  {p:>7}  {level:>7}  {answer}".rstrip()
     last = next((each for each in found.tried if each.variables == found.left), None)
-    if last is not None and last.answer == "fixes":
+    if last is not None and last.answer == "acts":
         bound = rate_upper_bound_sequential(last.failures, last.trials)
         yield f"with {' '.join(last.variables)}: failure rate below {bound:.1%} (95 %), p = {last.p:.2g}"
-        yield f"at most {LEVEL:.0%}: the probability that any of these is called fixing although it is not"
-        if found.is_complete and len(last.variables) > 1:
-            yield "without any one of them it was not seen to fix"
+        yield f"at most {LEVEL:.0%}: the probability that any answer on a part is wrong"
     for each in found.tried:
         if each.answer in ("undecided", "did not run"):
-            yield f"taken as not fixing, though {each.answer}: {' '.join(each.variables)}"
+            yield f"taken as not acting, though {each.answer}: {' '.join(each.variables)}"

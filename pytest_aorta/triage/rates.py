@@ -239,6 +239,33 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def smallest_fault(trials: int, comparisons: int = 1, level: float = 0.95, power: float = 0.9) -> float | None:
+    """The failure rate from which on a cure, a cell that never fails, is found with this power; ``None`` for none.
+
+    By Fisher's exact test, which has a closed form beside no failure at all; the table's test finds a little more.
+
+    Args:
+        trials: of the cell, and of its baseline.
+        comparisons: cells that share the level (Bonferroni).
+        level: of all comparisons together.
+        power: with which the cure is found.
+    """
+    p, needed = 2.0, 0
+    while p * comparisons >= 1 - level:
+        if needed == trials:
+            return None
+        p *= (trials - needed) / (2 * trials - needed)
+        needed += 1
+
+    def found(thousandths: int) -> bool:
+        rate = thousandths / 1000
+        fewer = sum(exp(log_ways(trials, k) + k * log(rate) + (trials - k) * log(1 - rate)) for k in range(needed))
+        return 1 - fewer >= power
+
+    thousandths = 1 + bisect_left(range(1, 1000), True, key=found)
+    return None if thousandths == 1000 else thousandths / 1000
+
+
 @lru_cache(maxsize=4096)
 def more_trials(
     failures: int,

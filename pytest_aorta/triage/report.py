@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
-from string import ascii_uppercase
 from pathlib import Path, PurePosixPath
+from string import ascii_uppercase
 from typing import Any
 from urllib.parse import quote
 
@@ -464,7 +464,8 @@ def _facts(material: Material, typed: str) -> list[tuple[str, str]]:
 def _sentences(table: Table, labels: Mapping[CellKey, str]) -> list[str]:
     """What the table comes to; of cells that are not compared, how often they have failed."""
     found = conclusions(table)
-    for row in () if found else table.rows[:_MOST_NAMES]:
+    compared = any(row.comparison is not None for row in table.rows)
+    for row in () if compared else table.rows[:_MOST_NAMES]:
         cell, what = row.cell, "no trial says anything about the workload."
         if cell.counted:
             rate = rate_with_interval(cell.rate, cell.rate_interval)
@@ -498,7 +499,7 @@ def _signatures(
     for facts in material.trials:
         if facts.signature is not None:
             found.setdefault(facts.signature, {}).setdefault(facts.key, []).append(facts)
-    ways = []
+    ways: list[dict[str, Any]] = []
     for signature, by_cell in found.items():
         kind = f"{signature.kind} in {signature.phase}".replace("_", " ") if signature.phase else signature.kind
         cells = []

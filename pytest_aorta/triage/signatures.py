@@ -34,6 +34,7 @@ _BEFORE = re.compile(
     r"|\[?\d{4}-\d\d-\d\d[t ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:z|[+-]\d\d:?\d\d)?\]?:?(?: [\w.-]+ kernel:)?"
     r"|\[?[iwef]\d{3,8} \d\d:\d\d:\d\d\.\d+(?: +\d+)? [\w./-]+:\d+\]"
     r"|kernel:(?=\s)"
+    r"|(?:error|warning|critical):[\w.]+:"  # of Python's logging
     r")\s*)+",
     re.IGNORECASE,
 )
@@ -70,7 +71,8 @@ _LAST_ERROR = re.compile(r"^Last error:[ ]*\n?(\S[^\n]*)$", re.MULTILINE)
 
 #: Errors of a GPU that a call reports which has nothing to do with them: where that was says nothing.
 _ELSEWHERE = re.compile(
-    r"\b(?:CUDA|HIP) error: (?:device-side assert|an? (?:illegal|misaligned|invalid program counter)|misaligned"
+    r"\b(?:CUDA|HIP) (?:error|runtime error \(\d+\) ): "
+    r"(?:device-side assert|an? (?:illegal|misaligned|invalid program counter)|misaligned"
     r"|unspecified launch failure|the launch timed out|uncorrectable ECC|hardware stack error)",
     re.IGNORECASE,
 )
@@ -79,7 +81,7 @@ _ELSEWHERE = re.compile(
 _CODES = re.compile(
     r"\bxid:? \d+|\b(?:cuda|hip|nccl|hsa|driver|runtime) (?:error|failure):? \(?\d+"
     r"|\b(?:error|status|exit) ?code:? -?\d+|\bexitcode: -?\d+|\bcode: -?(?:0x[0-9a-f]+|\d+)"
-    r"|\bvendor err \d+|\bstatus=\d+|\bsignal \d+",
+    r"|\bvendor err \d+|\bstatus=\d+|\bsignal:? \d+",
     re.IGNORECASE,
 )
 

@@ -81,6 +81,24 @@ def _mixed(units: Sequence[str], size: int) -> list[list[str]]:
     return [sorted(dealt[first::count], key=place.__getitem__) for first in range(count)]
 
 
+#: Trials of each cell in the first wave: no fewer decide and confirm a cure, not even of a fault that always comes.
+FIRST_WAVE = 8
+
+
+def waves(units: Sequence[str], size: int | None) -> list[list[str]]:
+    """Trials ``CELL/INDEX`` in waves: each is to begin when those before have ended and have not decided all cells.
+
+    A wave after the first has as many trials as all before it. So there are few waves, and at most twice as many trials
+    run as one after the other would. ``size``: of the largest group, which decides by itself as it goes.
+    """
+    ordered = sorted(units, key=_round)
+    cells = {unit.rpartition("/")[0] for unit in ordered}
+    ends = [max(FIRST_WAVE * len(cells), size or len(ordered))]
+    while ends[-1] < len(ordered):
+        ends.append(2 * ends[-1])
+    return [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def _hashable(key: Json) -> object:
     return tuple(map(_hashable, key)) if isinstance(key, list) else (isinstance(key, bool), key)
 

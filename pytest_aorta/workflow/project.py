@@ -18,7 +18,7 @@ from pytest_aorta.plan import unit_of
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.commands import takes_all
-from pytest_aorta.workflow.groups import ValueOf, grouped, included
+from pytest_aorta.workflow.groups import ValueOf, grouped, included, waves
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile, submitted_units
 from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe
@@ -313,6 +313,13 @@ class Project:
     def groups(self, action: Action, units: Sequence[str]) -> list[list[str]]:
         """Units of an action as its jobs have them."""
         return grouped(action.table.group, units, self.value_of(action), of_trials=action.is_matrix)
+
+    def waves(self, action: Action, units: Sequence[str], *, until_decided: bool) -> list[list[list[str]]]:
+        """The groups of units in waves, of which each begins when the one before has ended."""
+        group = action.table.group
+        if not until_decided or group.submit_whole:
+            return [self.groups(action, units)]
+        return [self.groups(action, wave) for wave in waves(units, group.maximum_size)]
 
     def running(self, action: Action) -> set[str]:
         """The units of an action whose jobs run now."""

@@ -60,8 +60,10 @@ class LostAnswer(SchedulerError):
     """Whether the scheduler has the job is not known."""
 
 
-def sbatch(script: Path, folder: Path, has_account: bool) -> str:
+def sbatch(script: Path, folder: Path, has_account: bool, after: Sequence[str] = ()) -> str:
     """Submit a script from a folder; the number of the job. ``has_account``: whether the script says who pays.
+
+    ``after``: numbers of jobs that have to end first, however that may be.
 
     The process is out of reach of Ctrl-C. It is ended when an exception ends the wait.
 
@@ -75,7 +77,8 @@ def sbatch(script: Path, folder: Path, has_account: bool) -> str:
         if not name.startswith("SBATCH_")
         or (name in _KEPT_VARIABLES and not (has_account and name == "SBATCH_ACCOUNT"))
     }
-    done = _answer(["sbatch", "--parsable", str(script)], folder, environ)
+    order = [f"--dependency=afterany:{':'.join(after)}"] if after else []
+    done = _answer(["sbatch", "--parsable", *order, str(script)], folder, environ)
     if done.returncode == 0:
         number = done.stdout.strip().splitlines()[-1:] or [""]
         if re.fullmatch(r"\d+(;.*)?", number[0]):

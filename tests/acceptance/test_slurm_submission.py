@@ -76,7 +76,7 @@ def test_what_is_submitted_is_not_submitted_again_and_can_be_cancelled(jobs: Sub
     assert record["exit_status"] == "infrastructure_failed"
     assert record["failure"]["message"] == "interrupted: SIGTERM"
     (jobs.stage.path / "hang").unlink()
-    jobs.submit().stdout.fnmatch_lines(["matrix: 1 job (2 trials) on slurm*2 submitted already"])
+    jobs.submit().stdout.fnmatch_lines(["matrix: 1 job (2 trials) on slurm*2 *"])
     jobs.wait_for_end()
     assert jobs.status()["matrix"]["completed"] == 4
     assert [job["state"] for job in jobs.jobs().values()] == ["CANCELLED", "COMPLETED", "COMPLETED"]
@@ -110,3 +110,38 @@ def test_a_trial_that_dies_with_its_job_has_a_file_that_says_why(jobs: Submittin
     jobs.submit().stdout.fnmatch_lines(["matrix: 1 job (2 trials) on slurm*"])
     jobs.wait_for_end()
     assert jobs.status()["matrix"]["completed"] == 2
+
+
+UNTIL_DECIDED = """
+[default.action.resources]
+walltime.per_submission = "00:05:00"
+threads_per_process = 4
+
+[[action]]
+name = "matrix"
+workload = "short"
+trials = 100
+mitigations = ["none", "fix"]
+config = {unless = "FIXED"}
+until_decided = true
+group.maximum_size = 4
+"""
+
+
+@pytest.mark.slow
+def test_a_submission_ends_with_the_trials_that_decide_it(jobs: SubmittingStage) -> None:
+    """200 trials were submitted; a run on one machine needs 16 of them."""
+    jobs.stage.write_file("aorta.toml", UNTIL_DECIDED)
+    registry = jobs.stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
+    jobs.env["PYTEST_AORTA_REGISTRY_FILE"] = str(registry)
+    jobs.submit().stdout.fnmatch_lines(
+        ["matrix: 50 jobs (200 trials) on slurm*, in 5 waves until all cells are decided"]
+    )
+    jobs.wait_for_end()
+    assert {job["state"] for job in jobs.jobs().values()} == {"COMPLETED"}
+    number = len(jobs.stage.trials("workspace"))
+    assert number <= 32  # two nodes may have an odd number of trials of a cell each, which are not all paired
+    status = jobs.status()["matrix"]
+    assert (status["submitted"], status["eligible"]) == (0, 0)
+    assert status["completed"] + status["failed"] == number
+    jobs.submit().stdout.fnmatch_lines(["matrix: no job,*"])

@@ -18,7 +18,7 @@ import os, time
 from pathlib import Path
 
 class Short:
-    default_config = {"sec": 0.1, "bad": 0, "hang": ""}
+    default_config = {"sec": 0.1, "bad": 0, "hang": "", "unless": ""}
     def __init__(self, config):
         self.config = config
     def setup(self):
@@ -31,7 +31,8 @@ class Short:
         time.sleep(float(self.config["sec"]))
         while hang and (here / hang).exists():
             time.sleep(0.1)
-        return {"passed": not self.config["bad"]}
+        unless = self.config["unless"]
+        return {"passed": not self.config["bad"] and (not unless or unless in os.environ)}
 """
 
 

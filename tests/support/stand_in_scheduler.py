@@ -11,6 +11,7 @@ SBATCH = """\
 #!/bin/bash
 cd -- "$(dirname "$0")" || exit
 script=${@: -1}
+echo "${@:1:$#-1}" >> sbatch-asked
 how=$(cat sbatch-does)
 if [ "$how" = slow ]; then touch sbatch-began; while [ ! -e go ]; do sleep 0.02; done; fi
 if [ "$how" = refuse ]; then echo "sbatch: error: Batch job submission failed: Invalid account" >&2; exit 1; fi
@@ -74,6 +75,11 @@ class StandInScheduler:
     def jobs(self) -> list[list[str]]:
         """Number, name, state, reason of each job that it has."""
         return [line.split("|") for line in (self.folder / "jobs").read_text().splitlines()]
+
+    @property
+    def options(self) -> list[str]:
+        """What sbatch was given before each script."""
+        return (self.folder / "sbatch-asked").read_text().splitlines()
 
     def set_jobs(self, *jobs: list[str]) -> None:
         (self.folder / "jobs").write_text("".join("|".join(job) + "\n" for job in jobs))

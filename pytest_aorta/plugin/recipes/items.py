@@ -34,6 +34,7 @@ from pytest_aorta.workflow.recipe import Action
 from pytest_aorta.workflow.requests import recorded_digest, request_digest
 
 if TYPE_CHECKING:
+    from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workflow.states import Progress
 
@@ -208,8 +209,11 @@ class RecipeTrialItem(TrialItem):
             obstacle = self.recipe.started.has_too_many(self.action.name, unit)
         if obstacle is not None:
             raise NotNeeded(printable(obstacle))
-        self.recipe.started.note(unit)
         super().setup()
+
+    def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
+        self.recipe.started.note(unit_of(self.spec))
+        return super().launch(run, extra_env)
 
     def runtest(self) -> None:
         """Wait for the end of ``run()``, and hold it against what is expected."""

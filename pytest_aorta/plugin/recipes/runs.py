@@ -23,16 +23,20 @@ import pytest
 
 from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError
+from pytest_aorta.plugin.recipes.other_jobs import other_trials
 from pytest_aorta.plugin.roles import is_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
+from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.settings import margin as read_margin
 from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage.decisions import BASELINE_DECIDED
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.jobs import forbid_decided
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
@@ -42,6 +46,7 @@ from pytest_aorta.workflow.states import Progress, blocked_for, containing, wait
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
+    from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.spec import TrialSpec
 
 #: The cluster that is this host, by Row's name.
@@ -422,8 +427,12 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
             recipe.known.add(Known(decided={action.name: new}))
             with contextlib.suppress(OSError):  # what cannot be written is found out again
                 recipe.journal.append(Known(decided={action.name: new}))
+                forbid_decided(recipe.recipe.index, action.name, recipe.known.decided[action.name].cells)
 
     run.on_record, run.on_decided = on_record, on_decided
+    if until_decided:
+        run.stopping.decided_before = cache(partial(_decided_before, recipe, action, run))
+        run.others = other_trials(run, recipe.project.workspace)
     if table.baseline is None and not table.gate and not given.gates:
         return run
     cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]
@@ -435,6 +444,17 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
     others = [gate for gate in given.gates if gate.cell is None or any(is_named(gate.cell, *cell) for cell in cells)]
     run.selection = replace(selection, gates=(*gates, *others))
     return run
+
+
+def _decided_before(recipe: RecipeRun, action: Action, run: Run) -> Mapping[CellKey, str]:
+    """What earlier runs and jobs have found of cells that are compared with a baseline, as the status has it."""
+    project = Project(recipe.recipe, recipe.project.registry_files)
+    found = project.workspace.known.decided.get(action.name)
+    if found is None or found.asked != asked_of_plan(action, run.plan):
+        return {}
+    left = {unit.rpartition("/")[0] for unit, each in project.progress[action.name].items() if each == "not_needed"}
+    reasons = ((cell_of(spec), found.cells[spec.cell]) for spec in _first_of_cells(run.plan) if spec.cell in left)
+    return {key: reason for key, reason in reasons if reason.startswith("decided: ") and reason != BASELINE_DECIDED}
 
 
 def asked_of_plan(action: Action, plan: Plan) -> str:

@@ -1,0 +1,128 @@
+"""Jobs of a recipe that end as soon as all of them together have decided."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from typing import Any
+
+import pytest
+from support.projects import short_status
+from support.stage import Stage, counts
+from support.workloads import SHAKY
+
+from pytest_aorta.workflow.jobs import Job, Task
+from pytest_aorta.workflow.recipe import read_recipe
+
+RECIPE = """
+[[action]]
+name = "matrix"
+workload = "shaky"
+trials = 20
+until_decided = true
+mitigations = ["none", "fix"]
+"""
+
+CELLS = ("local-none", "local-fix")
+
+
+@pytest.fixture(autouse=True)
+def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.write(work=SHAKY)
+    stage.register(shaky="work:Shaky")
+    stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
+    monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", str(stage.path / "registry.json"))
+    monkeypatch.chdir(stage.path)
+    monkeypatch.syspath_prepend(stage.path)
+    stage.write_file("aorta.toml", RECIPE)
+
+
+def submitted(stage: Stage, *rounds: range, after: tuple[str, ...] = ()) -> Job:
+    """A job with a task for some rounds each, as ``submit`` leaves it."""
+    tasks = [Task(units=tuple(f"{cell}/{index}" for index in each for cell in CELLS)) for each in rounds]
+    job = Job(
+        name=f"matrix-{rounds[0].start}.{time.time_ns()}",
+        cluster="slurm",
+        scheduler="slurm",
+        action="matrix",
+        recipe=str(read_recipe(stage.path / "aorta.toml").file),
+        tasks=tasks,
+        after=after,
+        number=str(100 + rounds[0].start),
+    )
+    job.folder.mkdir(parents=True)
+    job.save()
+    return job
+
+
+def run(stage: Stage, job: Job, task: int = 0, *options: str) -> dict[str, int]:
+    """What becomes of the trials of a task: what its script runs, as SLURM would."""
+    items = [unit.rpartition("/") for unit in job.tasks[task].units]
+    names = [f"aorta.toml::matrix[{cell}-{index}]" for cell, _, index in items]
+    return counts(stage.run(*names, *options, env={"AORTA_JOB": str(job.folder), "AORTA_JOB_TASK": str(task)}))
+
+
+def records(stage: Stage) -> int:
+    return len(list(stage.path.glob("workspace/matrix/shaky/*/trial_*.json")))
+
+
+def matrix(stage: Stage) -> dict[str, Any]:
+    content = json.loads((stage.path / "workspace/matrix/matrix.json").read_text())
+    return {cell["cell"]: cell for cell in content["cells"]}
+
+
+def forget_decisions(stage: Stage) -> None:
+    """As if the job that has decided had been killed: the records alone say it."""
+    shutil.rmtree(stage.path / ".aorta/staged")
+    for path in stage.path.glob(".aorta/jobs/*/over-*"):
+        path.unlink()
+
+
+def test_a_job_decides_with_the_trials_of_all(stage: Stage) -> None:
+    first = submitted(stage, range(4), range(4, 8))
+    later = submitted(stage, range(8, 14), range(14, 20), after=("100",))
+    assert run(stage, first, 0) == {"failed": 4, "passed": 4}
+    assert run(stage, first, 1) == {"failed": 4, "passed": 4}
+    # What the two have decided, neither could have by itself.
+    assert matrix(stage)["local-fix"]["verdict"]["kind"] == "fixes"
+    # A later task runs nothing, and its script would not even start pytest.
+    assert run(stage, later, 0) == {"skipped": 12}
+    assert [(later.folder / f"over-{task}").exists() for task in range(2)] == [True, True]
+    assert records(stage) == 16
+    # Nor is what was not started taken for lost.
+    assert later.lines("started", 0) == []
+    assert len(first.lines("started", 0)) == 8
+    for job in (first, later):
+        (job.folder / "over").touch()
+    assert counts(stage.run("aorta.toml")) == {"failed": 8, "passed": 8, "skipped": 24}
+    assert short_status() == {"matrix": [8, 8, 0, 0, 0, 0]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+def test_a_job_that_finds_all_decided_runs_nothing(stage: Stage, side_by_side: tuple[str, ...]) -> None:
+    run(stage, submitted(stage, range(8)))
+    forget_decisions(stage)
+    assert run(stage, submitted(stage, range(8, 12)), 0, *side_by_side) == {"skipped": 8}
+    assert records(stage) == 16
+
+
+def test_results_of_other_code_decide_nothing(stage: Stage) -> None:
+    run(stage, submitted(stage, range(8)))
+    stage.write(work=SHAKY.replace('"FIXED" in', '"FIXED" not in'))
+    found = run(stage, submitted(stage, range(8, 12)))
+    assert found == {"failed": 4, "passed": 4}
+    assert [matrix(stage)[cell]["trials"]["ok"] for cell in CELLS] == [[8, 9, 10, 11], []]
+
+
+def test_a_trial_that_runs_elsewhere_holds_those_after_it_back(stage: Stage) -> None:
+    """How long a trial takes depends on how it ends: what is over first is no fair sample."""
+    first = submitted(stage, range(10), range(12, 14))
+    run(stage, first, 0)
+    forget_decisions(stage)
+    for cell in CELLS:
+        (stage.path / f"workspace/matrix/shaky/{cell}/trial_0.json").unlink()
+    assert run(stage, first, 1) == {"failed": 2, "passed": 2}
+    # What a job of an earlier wave has left running is lost, and holds nothing back.
+    assert run(stage, submitted(stage, range(14, 18), after=("100",))) == {"skipped": 8}
