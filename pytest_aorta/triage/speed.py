@@ -55,8 +55,11 @@ class Speed:
             return f"{self.ratio - 1:+.0%} ({self.reason})"
         is_small = abs(self.ratio - 1) < 0.1 and self.interval.high - self.interval.low < 0.015
         decimals = 1 if is_small else 0
-        low, high = (f"{100 * (end - 1):.{decimals}f}" for end in (self.interval.low, self.interval.high))
-        return f"{self.ratio - 1:+.{decimals}%} ({low} to {high}%)"
+        # Adding 0 makes a negative zero a positive one.
+        change, low, high = (
+            round(100 * (each - 1), decimals) + 0.0 for each in (self.ratio, self.interval.low, self.interval.high)
+        )
+        return f"{change:+.{decimals}f}% ({low:.{decimals}f} to {high:.{decimals}f}%)"
 
     @property
     def text(self) -> str:

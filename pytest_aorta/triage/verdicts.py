@@ -32,7 +32,7 @@ from pytest_aorta.triage.sequential import (
 )
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import Measured, Speed, compare_speeds, measured
-from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations
+from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations, dependence
 
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
@@ -431,7 +431,7 @@ class Triage:
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
         differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
-        runs = associations(self.cells).dependent if differ else None
+        runs = dependence(self.cells) if differ else None
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
             doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
             if runs is not None and verdict.kind in _DIFFERENT:

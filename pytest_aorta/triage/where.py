@@ -38,6 +38,9 @@ _SLOWER = 0.05
 #: Cells ran by turns if the share of each one's trials in the first half of the run is so close to one half.
 _BY_TURNS = 0.2
 
+#: Failures, and passes, below which nothing is said of their order.
+_FEWEST = 6
+
 #: Permutations in all, and in one step. A test that is clearly not significant ends after a step.
 _PERMUTATIONS, _STEP, _CLEARLY_NOT = 1999, 200, 20
 
@@ -138,17 +141,6 @@ class Associations:
         return min(held, key=lambda test: test.p, default=None)
 
     @property
-    def dependent(self) -> Association | None:
-        """The trial before in its cell, where it leaves a doubt (p < 0.05): no difference between cells is sure then.
-
-        Simulated cells with failures in runs of five differ "significantly" in half of all tables; this test misses
-        none of these, and at 1 % one in fifteen.
-        """
-        found = {test.factor: test for test in self.tests}
-        test = found.get("trial before in its cell", found.get("trial before"))
-        return test if test is not None and test.p < _SUSPICION else None
-
-    @property
     def sentences(self) -> tuple[str, ...]:
         """Of what holds; of several forms of runs the clearest."""
         runs = self.runs
@@ -173,17 +165,32 @@ def associations(cells: Sequence[CellTrials]) -> Associations:
 
     Trials that do not count, and what is not known of one, are left out.
     """
-    trials = sorted(
-        (facts for cell in cells for facts in cell.finished if facts.is_counted),
-        key=lambda facts: (facts.started_at, facts.index, facts.file),
-    )
+    trials = _in_order(cells)
     places = [test for factor in PLACES if (test := _place(factor, trials)) is not None]
-    unequal = tuple(test.factor for test in places if test.p < _SUSPICION)
-    tests = [*places, *_ranks(trials)]
-    if trials and all(facts.started_at for facts in trials):
-        tests += _in_time(trials, unequal)
+    tests = [*places, *_ranks(trials), *_in_time(trials, _unequal(places)), *_step_times(trials)]
     adjusted = holm([test.p for test in tests])
     return Associations(tuple(replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)))
+
+
+def dependence(cells: Sequence[CellTrials]) -> Association | None:
+    """The test of the trial before in its cell alone, where it leaves a doubt (p < 0.05).
+
+    No difference between cells is sure then. Where failures come in runs of five, cells "differ" in half of all tables,
+    and this test misses none of these; at 1 % it would miss one in fifteen.
+    """
+    trials = _in_order(cells)
+    places = [test for factor in PLACES if (test := _place(factor, trials)) is not None]
+    found = next(_in_time(trials, _unequal(places), RUNS[:1]), None)
+    return found if found is not None and found.p < _SUSPICION else None
+
+
+def _in_order(cells: Sequence[CellTrials]) -> list[TrialFacts]:
+    counted = [facts for cell in cells for facts in cell.finished if facts.is_counted]
+    return sorted(counted, key=lambda facts: (facts.started_at, facts.index, facts.file))
+
+
+def _unequal(places: Sequence[Association]) -> tuple[Factor, ...]:
+    return tuple(test.factor for test in places if test.p < _SUSPICION)
 
 
 # Places.
@@ -351,28 +358,27 @@ class _Statistic:
         return products
 
 
-def _in_time(trials: Sequence[TrialFacts], unequal: Sequence[Factor]) -> Iterator[Association]:
+def _in_time(
+    trials: Sequence[TrialFacts], unequal: Sequence[Factor], factors: Collection[Factor] = ("order", *RUNS)
+) -> Iterator[Association]:
     """``trials`` in run order; places in ``unequal`` differ, so that only trials at the same one are exchanged."""
+    failures = sum(facts.is_failure for facts in trials)
+    if min(failures, len(trials) - failures) < _FEWEST or not all(facts.started_at for facts in trials):
+        return
     import numpy as np
 
-    strata = [(facts.key, *(_values(factor, facts) for factor in unequal)) for facts in trials]
     failed = np.array([facts.is_failure for facts in trials], dtype=float)
-    order = np.arange(len(trials)) / max(1, len(trials) - 1)
-    if 0 < failed.sum() < len(failed):
-        chains = _chains(trials)
-        statistics = [_Statistic("order", linear=order)]
-        statistics += [_Statistic(factor, pairs=pairs) for factor, pairs in chains.items()]
-        for statistic, p in zip(statistics, _permuted(failed, strata, statistics), strict=True):
-            if statistic.pairs is None:
-                yield _order(trials, failed, p)
-            else:
-                yield _run(statistic.factor, failed, strata, statistic.pairs, p)
-    timed = [facts for facts in trials if facts.steps is not None]
-    if len(timed) > 2:
-        times = np.array([log(facts.steps.median_ms) for facts in timed if facts.steps is not None])
-        cells = [facts.key for facts in timed]
-        (p,) = _permuted(times, cells, [_Statistic("step times", linear=np.arange(len(timed)) / (len(timed) - 1))])
-        yield _step_times(timed, _centred(times, cells), p)
+    strata = [(facts.key, *(_values(factor, facts) for factor in unequal)) for facts in trials]
+    statistics = [
+        _Statistic("order", linear=np.arange(len(trials)) / (len(trials) - 1)),
+        *(_Statistic(factor, pairs=pairs) for factor, pairs in _chains(trials).items()),
+    ]
+    statistics = [each for each in statistics if each.factor in factors]
+    for statistic, p in zip(statistics, _permuted(failed, strata, statistics) if statistics else (), strict=True):
+        if statistic.pairs is None:
+            yield _order(trials, failed, p)
+        else:
+            yield _run(statistic.factor, failed, strata, statistic.pairs, p)
 
 
 def _chains(trials: Sequence[TrialFacts]) -> dict[Factor, tuple[_Numbers, _Numbers]]:
@@ -383,8 +389,8 @@ def _chains(trials: Sequence[TrialFacts]) -> dict[Factor, tuple[_Numbers, _Numbe
         return facts.place.host, facts.place.devices, facts.place.slot
 
     senses: dict[Factor, list[Hashable]] = {
-        "trial before": [None] * len(trials),
         "trial before in its cell": [facts.key for facts in trials],
+        "trial before": [None] * len(trials),
         "trial before at its place": [where(facts) for facts in trials],
     }
     found: dict[Factor, tuple[_Numbers, _Numbers]] = {}
@@ -468,14 +474,23 @@ def _meaning(trials: Sequence[TrialFacts]) -> str:
     return "cells ran at different times, so that a difference between them may be this change"
 
 
-def _step_times(timed: Sequence[TrialFacts], residuals: _Numbers, p: float) -> Association:
+def _step_times(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     """A change that is too small to matter has a p value of 1."""
-    count, third = len(timed), len(timed) // 3 or 1
+    timed = [facts for facts in trials if facts.steps is not None]
+    if len(timed) < _FEWEST or not all(facts.started_at for facts in timed):
+        return
+    import numpy as np
+
+    times = np.array([log(facts.steps.median_ms) for facts in timed if facts.steps is not None])
+    cells, count, third = [facts.key for facts in timed], len(timed), len(timed) // 3
+    residuals = _centred(times, cells)
     change = expm1(float(residuals[-third:].mean() - residuals[:third].mean()))
-    matters = abs(change) >= _SLOWER
-    test = Association("step times", "", 0, count, 0, count, p if matters else 1.0)
+    p = 1.0
+    if abs(change) >= _SLOWER:
+        (p,) = _permuted(times, cells, [_Statistic("step times", linear=np.arange(count) / (count - 1))])
+    test = Association("step times", "", 0, count, 0, count, p)
     text = f"step times change over the run: {change:+.0%} from its first third to its last ({_p(test)})"
-    return replace(test, sentence=f"{text}; {_meaning(timed)}")
+    yield replace(test, sentence=f"{text}; {_meaning(timed)}")
 
 
 def _run(

@@ -19,16 +19,13 @@ from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import PositiveNumber, PositiveWhole, Table
 from pytest_aorta.workflow.toml_errors import Location, describe, line_of
 
-#: AORTA's threshold of the ratio of step times, which is not asked for here.
-_THRESHOLD = 1.15
-
 _ISOLATION = {"process": "spawn", "in_process": "none"}
 
 
 class Confound(Table):
     """When a cell is slower than its baseline, and which that is."""
 
-    threshold: PositiveNumber = _THRESHOLD
+    threshold: PositiveNumber | None = None
     baseline_cell: str | None = None
 
 
@@ -197,6 +194,8 @@ def _common(sweep: Sweep, cell: SweepCell) -> dict[str, Any]:
 def _table(sweep: Sweep, action: _Action) -> dict[str, Any]:
     keys = {"workload": sweep.workload, "environments": action.environments, "mitigations": action.mitigations}
     keys |= {name: value for name, value in action.keys.items() if value}
+    if sweep.confound.threshold is not None:
+        keys["speed_margin"] = round(max(0.0, sweep.confound.threshold - 1), 6)
     if sweep.trial_isolation in _ISOLATION:
         keys["isolation"] = _ISOLATION[sweep.trial_isolation]
     baseline = next((cell for cell in action.cells if cell is _baseline(sweep)), None)
@@ -215,8 +214,6 @@ def _baseline(sweep: Sweep) -> SweepCell | None:
 
 
 def _notes(sweep: Sweep) -> Iterator[str]:
-    if sweep.confound.threshold != _THRESHOLD:
-        yield f"confound.threshold = {sweep.confound.threshold}: the table has the ratio of step times with an interval"
     if sweep.stop_after is not None:
         yield "stop_after: until_decided = true ends the trials of cells that are decided"
     collects = [sweep.collect, *(cell.collect for cell in sweep.cells)]

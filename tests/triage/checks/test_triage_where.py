@@ -13,7 +13,7 @@ from scipy.stats import fisher_exact
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey, Outcome, Place, TrialFacts, facts_of, steady_steps
 from pytest_aorta.triage.rates import stratified_tails
-from pytest_aorta.triage.where import Association, Associations, associations
+from pytest_aorta.triage.where import Association, Associations, associations, dependence
 
 GPUS = tuple(Place("node1", (number,), number) for number in range(2))
 
@@ -262,8 +262,10 @@ def test_failures_in_runs_are_found_within_a_cell_and_over_the_run(per_cell: boo
         def failing(trial: Trial, series: Sequence[Iterator[bool]] = series) -> bool:
             return next(series[trial.cell if per_cell else 0])
 
-        made = associations(run(4, 20, fails(failing)))
+        cells = run(4, 20, fails(failing))
+        made = associations(cells)
         found += made.runs is not None
+        assert (dependence(cells) is not None) or not per_cell
         if made.runs is not None:
             assert made.runs.independent is not None
             assert made.runs.independent < 50
@@ -309,6 +311,19 @@ def test_nothing_is_asked_of_few_or_equal_trials_and_of_records_without_times() 
             TrialFacts(cell.key, "local", ("0",), "t", facts.index, facts.file, "failed" if facts.index > 9 else "ok")
         )
     assert associations([cell]).tests == ()
+
+
+def test_nothing_is_said_of_the_order_of_few_failures() -> None:
+    for few in (2, 4):
+        cells = run(2, 400, fails(lambda trial, few=few: 100 <= trial.number < 100 + few))  # type: ignore[misc]
+        assert associations(cells).sentences == ()
+        assert dependence(cells) is None
+
+
+def test_independent_trials_rarely_leave_a_doubt() -> None:
+    generator = random.Random(5)
+    doubts = [dependence(run(2, 20, fails(lambda trial: generator.random() < 0.4))) for _ in range(200)]
+    assert sum(doubt is not None for doubt in doubts) <= 20  # 10 are expected; more than 20 have a chance of 0.1 %
 
 
 def test_trials_that_do_not_count_are_left_out() -> None:
