@@ -99,7 +99,7 @@ class Stopping:
         self._decided: dict[CellKey, str] = {}
         #: Gives the cells that were decided before this run, and why.
         self.decided_before: Callable[[], Mapping[CellKey, str]] = dict
-        #: Whether no trial is skipped in this run: other nodes of a job run the same trials, and would wait for this one.
+        #: Whether no trial is skipped: other nodes of a job run the same trials, and would wait for this one.
         self.skips_nothing = False
         #: Number and time of the file that they were read from.
         self._seen: tuple[int, int] | None = None
