@@ -435,7 +435,8 @@ class Triage:
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
             doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
             if runs is not None and verdict.kind in _DIFFERENT:
-                doubt = f"failures come in runs: {runs.all_trials} trials say as much as about {runs.independent}"
+                come = "come" if runs.is_significant else "may come"
+                doubt = f"failures {come} in runs: {runs.all_trials} trials say as much as about {runs.independent}"
             found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
         return found
 
@@ -473,9 +474,10 @@ class Triage:
                 rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
-        found = NO_ASSOCIATIONS if running else associations(self.cells)
+        differ = any(row.verdict.kind in _DIFFERENT for row in rows.values())
+        found = NO_ASSOCIATIONS if running else associations(self.cells, differ=differ)
         contradictions = filter(None, map(_contradiction, rows.values()))
-        return Table(tuple(rows.values()), self.settings, (*found.sentences, *contradictions), found)
+        return Table(tuple(rows.values()), self.settings, (*found.warnings, *contradictions), found)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
@@ -508,7 +510,15 @@ class Triage:
 
         base = times(baseline)
         sides = [(times(key), base) for key in compared]
-        return compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
+        found = compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
+        # Clocks change in a night as failure rates do.
+        apart = [not _overlap(self._cells[key], self._cells[baseline]) for key in compared]
+        return [
+            replace(speed, kind="undecided", reason="its trials ran at another time")
+            if elsewhen and speed.kind != "n/a"
+            else speed
+            for speed, elsewhen in zip(found, apart, strict=True)
+        ]
 
     def _ways(
         self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool
