@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import exp, inf, log
 from typing import TYPE_CHECKING
 
-from pytest_aorta.settings import Margin
+from pytest_aorta.triage import Margin
 from pytest_aorta.triage.rates import Interval
 
 if TYPE_CHECKING:

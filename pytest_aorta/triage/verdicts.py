@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_aorta.settings import Margin, RequestError
-from pytest_aorta.triage import TriageSettings
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import Margin, TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
@@ -470,12 +470,16 @@ class Triage:
             speeds = self._speeds(compared, baseline, sequential, len(family if sequential else compared))
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
                 by_way = tuple(ways.get(key, ()))
-                rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, speed, by_way)
+                if verdict.kind != "confounded" and (exchange := _exchanged(by_way)) and not dependence(self.cells):
+                    verdict = exchange
+                rows[key] = Row(cells[key], verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
         found = NO_ASSOCIATIONS if running else associations(self.cells)
         contradictions = filter(None, map(_contradiction, rows.values()))
-        return Table(tuple(rows.values()), self.settings, (*found.sentences, *contradictions), found)
+        # The place that is to be suspected is the first of the conclusions.
+        sentences = [text for text in found.sentences if found.place is None or text != found.place.sentence]
+        return Table(tuple(rows.values()), self.settings, (*sentences, *contradictions), found)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
