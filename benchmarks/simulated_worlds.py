@@ -23,7 +23,7 @@ from scipy.stats import binom
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import conclusions
 from pytest_aorta.triage.decisions import Decisions
-from pytest_aorta.triage.facts import CellKey, Place, TrialFacts, TrialSteps, facts_of
+from pytest_aorta.triage.facts import Place, TrialFacts, TrialSteps, facts_of
 from pytest_aorta.triage.verdicts import Table, Triage
 
 LEVEL = 0.05
@@ -171,10 +171,9 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
         generator = np.random.default_rng([number, *world.name.encode()])
         spots = world.spots(generator)
         fates = world.fates(generator, spots)
-        triage, decided = _judged(world, generator, spots, fates)
-        table = triage.table()
+        table = _judged(world, generator, spots, fates).table()
         sentences = [*conclusions(table), *table.warnings]
-        false = {*_false_verdicts(world.truth, table, decided), *_false_sentences(world.truth, sentences)}
+        false = {*_false_verdicts(world.truth, table), *_false_sentences(world.truth, sentences)}
         seen.triages += 1
         seen.wrong += bool(false)
         seen.what.update(false)
@@ -195,7 +194,7 @@ def simulate(world: World, triages: Sequence[int]) -> Seen:
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 _SUSPECTS = re.compile(r"suspect|is the cause|than elsewhere")
-_RUNS = re.compile(r"in runs")
+_RUNS = re.compile(r"(?<!may )come in runs")
 _TIME = re.compile(r"over the run|drift")
 
 
@@ -209,14 +208,14 @@ def _names_the_cause(truth: Truth, table: Table, sentences: Sequence[str]) -> bo
     return (truth.in_runs or truth.changes) and any(_RUNS.search(each) or _TIME.search(each) for each in sentences)
 
 
-def _false_verdicts(truth: Truth, table: Table, decided: Mapping[CellKey, str]) -> list[str]:
+def _false_verdicts(truth: Truth, table: Table) -> list[str]:
     false = []
     for number, row in enumerate(table.rows):
         acts = truth.acts.get(number, frozenset())
-        for kind in {row.verdict.kind, decided.get(row.cell.key, "").partition(" (")[0]}:
-            false += [f"{kind}: {why}" for why in _false(kind, acts)]
-            if kind == "no cure" and truth.rates[number] < truth.rates[0] / 2:
-                false.append("no cure: it is one")
+        kind = row.verdict.kind
+        false += [f"{kind}: {why}" for why in _false(kind, acts)]
+        if kind == "no cure" and truth.rates[number] < truth.rates[0] / 2:
+            false.append("no cure: it is one")
         bound = row.verdict.rate_below
         if bound is not None and truth.rates[number] >= bound:
             false.append("the bound of `fixes`")
@@ -270,10 +269,8 @@ def _found(world: World, table: Table) -> float:
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def _judged(
-    world: World, generator: np.random.Generator, spots: Sequence[Spot], fates: Sequence[Fate]
-) -> tuple[Triage, Mapping[CellKey, str]]:
-    """The triage of a run, and what was decided while it ran."""
+def _judged(world: World, generator: np.random.Generator, spots: Sequence[Spot], fates: Sequence[Fate]) -> Triage:
+    """The triage of a run at its end."""
     triage = Triage(TriageSettings(sequential=world.until_decided))
     decisions = Decisions(triage) if world.until_decided else None
     cells = len(world.truth.rates)
@@ -293,7 +290,7 @@ def _judged(
         if decisions is None or keys[spot.cell] not in decisions.stopped:
             triage.begin(keys[spot.cell], spot.index)
             triage.add(_facts(spot, fate, float(step_ms)))
-    return triage, {} if decisions is None else dict(decisions.decided)
+    return triage
 
 
 #: Looks at a run, at most every fourth round; the baseline's family is looked at together.

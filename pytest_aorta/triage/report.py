@@ -454,7 +454,8 @@ def _facts(material: Material, typed: str) -> list[tuple[str, str]]:
 def _sentences(table: Table, labels: Mapping[CellKey, str]) -> list[str]:
     """What the table comes to; of cells that are not compared, how often they have failed."""
     found = conclusions(table)
-    for row in () if found else table.rows[:_MOST_NAMES]:
+    compared = any(row.comparison is not None for row in table.rows)
+    for row in () if compared else table.rows[:_MOST_NAMES]:
         cell, what = row.cell, "no trial says anything about the workload."
         if cell.counted:
             rate = rate_with_interval(cell.rate, cell.rate_interval)

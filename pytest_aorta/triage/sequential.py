@@ -98,7 +98,7 @@ class SequentialTest:
 
 
 class Confirmation:
-    """Whether a cell that fails less often than its baseline does so again in fresh pairs of trials.
+    """Whether the second of each pair, which fails less often than the first, does so again in fresh pairs.
 
     The first pairs that show it at ``level`` are not looked at any more; the pairs after them have to show it again, at
     95 %. So what made the first ones look good by chance, or for a while, is not called a cure.

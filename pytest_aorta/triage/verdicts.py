@@ -56,6 +56,9 @@ VerdictKind = Literal[
     "error",
 ]
 
+#: So many trials on either side would show a large difference.
+_ENOUGH = 8
+
 #: Part of the failures that a cure leaves at most.
 _CURE = 0.5
 
@@ -275,7 +278,9 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     failures, trials, base_failures, base_trials = pair.counts
     kind = verdict_of(comparison, failures, margin)
     sequential = comparison.method == "sequential"
-    if pair.apart and kind in (*_DIFFERENT, "no effect"):
+    # Where they have nothing in common, more trials do not decide either.
+    enough = min(trials, base_trials) >= _ENOUGH
+    if pair.apart and (kind in (*_DIFFERENT, "no effect", "no cure") or enough):
         return Verdict(
             "confounded",
             f"no trial of {pair.baseline.cell} ran {'while' if pair.apart == 'time' else 'where'} its trials ran",
@@ -435,7 +440,8 @@ class Triage:
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
             doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
             if runs is not None and verdict.kind in _DIFFERENT:
-                doubt = f"failures come in runs: {runs.all_trials} trials say as much as about {runs.independent}"
+                come = "come" if runs.is_significant else "may come"
+                doubt = f"failures {come} in runs: {runs.all_trials} trials say as much as about {runs.independent}"
             found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
         return found
 
@@ -444,12 +450,13 @@ class Triage:
         if kind not in (*_DIFFERENT, "no effect"):
             return ""
         doubt = loss_doubt(self._cells[key].statistics, self._cells[baseline].statistics, kind, family)
-        if doubt or kind not in ("fixes", "reduces") or not (sequential and self.settings.confirm):
+        if doubt or kind not in _DIFFERENT or not (sequential and self.settings.confirm):
             return doubt
-        pairs = _paired(self._cells[baseline], self._cells[key])
-        seen = self._confirmations.get((key, baseline, family))
+        sides = (baseline, key) if kind != "worse" else (key, baseline)
+        pairs = _paired(*(self._cells[side] for side in sides))
+        seen = self._confirmations.get((*sides, family))
         if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
-            seen = self._confirmations[key, baseline, family] = Confirmation(LEVEL / family)
+            seen = self._confirmations[(*sides, family)] = Confirmation(LEVEL / family)
         seen.extend(pairs[len(seen.pairs) :])
         return "" if seen.is_confirmed else "fresh trials have not confirmed it yet"
 
@@ -475,11 +482,10 @@ class Triage:
                 rows[key] = Row(cells[key], verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
-        found = NO_ASSOCIATIONS if running else associations(self.cells)
+        differ = any(row.verdict.kind in _DIFFERENT for row in rows.values())
+        found = NO_ASSOCIATIONS if running else associations(self.cells, differ=differ)
         contradictions = filter(None, map(_contradiction, rows.values()))
-        # The place that is to be suspected is the first of the conclusions.
-        sentences = [text for text in found.sentences if found.place is None or text != found.place.sentence]
-        return Table(tuple(rows.values()), self.settings, (*sentences, *contradictions), found)
+        return Table(tuple(rows.values()), self.settings, (*found.warnings, *contradictions), found)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
@@ -512,7 +518,15 @@ class Triage:
 
         base = times(baseline)
         sides = [(times(key), base) for key in compared]
-        return compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
+        found = compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
+        # Clocks change in a night as failure rates do.
+        apart = [not _overlap(self._cells[key], self._cells[baseline]) for key in compared]
+        return [
+            replace(speed, kind="undecided", reason="its trials ran at another time")
+            if elsewhen and speed.kind != "n/a"
+            else speed
+            for speed, elsewhen in zip(found, apart, strict=True)
+        ]
 
     def _ways(
         self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool

@@ -32,6 +32,9 @@ _SUSPICION = 0.05
 #: Failures gather at a place if they are so many times as frequent there as elsewhere.
 _GATHERED = 3.0
 
+#: Of the failures, one in so many have to be at a place if variables are not to be suspected at all.
+_MOST = 1.5
+
 #: A change of the step times that matters, from the first third of a run to the last.
 _SLOWER = 0.05
 
@@ -141,18 +144,21 @@ class Associations:
         return min(held, key=lambda test: test.p, default=None)
 
     @property
-    def sentences(self) -> tuple[str, ...]:
-        """Of what holds; of several forms of runs the clearest."""
-        runs = self.runs
-        return tuple(test.sentence for test in self.found if test.factor not in RUNS or test is runs)
+    def warnings(self) -> tuple[str, ...]:
+        """What holds, but for ``place``, which is a conclusion; of several forms of runs the clearest."""
+        place, runs = self.place, self.runs
+        kept = (test for test in self.found if test is not place and (test.factor not in RUNS or test is runs))
+        return tuple(test.sentence for test in kept)
 
 
 #: Of a table that nothing was asked of.
 NO_ASSOCIATIONS = Associations()
 
 
-def associations(cells: Sequence[CellTrials]) -> Associations:
+def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associations:
     """Whether failures have to do with a place, a rank, a time, or the trial before.
+
+    ``differ``: whether a cell differs from its baseline, so that variables matter besides any place.
 
     All tests are conditional on how often each cell has failed. Of tables whose trials are exchangeable within their
     cells, at most the share ``ASSOCIATION_LEVEL`` has any association.
@@ -166,7 +172,7 @@ def associations(cells: Sequence[CellTrials]) -> Associations:
     Trials that do not count, and what is not known of one, are left out.
     """
     trials = _in_order(cells)
-    places = [test for factor in PLACES if (test := _place(factor, trials)) is not None]
+    places = _places(trials, differ)
     tests = [*places, *_ranks(trials), *_in_time(trials, _unequal(places)), *_step_times(trials)]
     adjusted = holm([test.p for test in tests])
     return Associations(tuple(replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)))
@@ -179,7 +185,7 @@ def dependence(cells: Sequence[CellTrials]) -> Association | None:
     and this test misses none of these; at 1 % it would miss one in fifteen.
     """
     trials = _in_order(cells)
-    places = [test for factor in PLACES if (test := _place(factor, trials)) is not None]
+    places = _places(trials)
     found = next(_in_time(trials, _unequal(places), RUNS[:1]), None)
     return found if found is not None and found.p < _SUSPICION else None
 
@@ -216,7 +222,11 @@ def _wider(factor: Factor, facts: TrialFacts) -> Hashable:
     return facts.key, place.host, place.devices if factor == "slot" else ()
 
 
-def _place(factor: Factor, trials: Sequence[TrialFacts]) -> Association | None:
+def _places(trials: Sequence[TrialFacts], differ: bool = False) -> list[Association]:
+    return [test for factor in PLACES if (test := _place(factor, trials, differ)) is not None]
+
+
+def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Association | None:
     known = [(facts, values) for facts in trials if (values := _values(factor, facts))]
     strata: dict[Hashable, list[tuple[TrialFacts, tuple[Hashable, ...]]]] = {}
     for facts, values in known:
@@ -249,7 +259,7 @@ def _place(factor: Factor, trials: Sequence[TrialFacts]) -> Association | None:
     name = _together(factor, held, several)
     failures, all_failures = sum(facts.is_failure for facts in there), sum(facts.is_failure for facts, _ in known)
     test = Association(factor, name, failures, len(there), all_failures, len(known), p, shares=shares)
-    return replace(test, sentence=_place_sentence(test, len(held) > 1))
+    return replace(test, sentence=_place_sentence(test, len(held) > 1, differ))
 
 
 def _shares(
@@ -281,14 +291,16 @@ def _together(factor: Factor, values: Collection[Hashable], several: bool) -> st
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _place_sentence(test: Association, many: bool) -> str:
+def _place_sentence(test: Association, many: bool, differ: bool) -> str:
     where = f"{'in' if test.factor in ('job', 'slot') else 'on'} {test.value}"
     if not test.is_gathered:
         rest = f"{test.all_failures - test.failures} of {test.all_trials - test.trials}"
         return f"more failures {where} than elsewhere: {test.failures} of {test.trials} trials, {rest} ({_p(test)})"
     suspect = PLACES[test.factor] + ("s" if many else "")
+    # The failures elsewhere have another cause.
+    suspect += " as well" if differ or _MOST * test.failures < test.all_failures else ", not the variables"
     return (
-        f"{test.failures} of {test.all_failures} failures {where}: suspect {suspect}, not the variables "
+        f"{test.failures} of {test.all_failures} failures {where}: suspect {suspect} "
         f"({test.value} ran {test.trials} of {test.all_trials} trials; {_p(test)})"
     )
 

@@ -192,7 +192,11 @@ def _common(sweep: Sweep, cell: SweepCell) -> dict[str, Any]:
 
 
 def _table(sweep: Sweep, action: _Action) -> dict[str, Any]:
-    keys = {"workload": sweep.workload, "environments": action.environments, "mitigations": action.mitigations}
+    keys: dict[str, Any] = {
+        "workload": sweep.workload,
+        "environments": action.environments,
+        "mitigations": action.mitigations,
+    }
     keys |= {name: value for name, value in action.keys.items() if value}
     if sweep.confound.threshold is not None:
         keys["speed_margin"] = round(max(0.0, sweep.confound.threshold - 1), 6)

@@ -15,6 +15,12 @@ from pytest_aorta.triage.facts import CellKey, Outcome, Place, TrialFacts, facts
 from pytest_aorta.triage.rates import stratified_tails
 from pytest_aorta.triage.where import Association, Associations, associations, dependence
 
+
+def said(found: Associations) -> list[str]:
+    """What is concluded of places, and warned of."""
+    return [*([] if found.place is None else [found.place.sentence]), *found.warnings]
+
+
 GPUS = tuple(Place("node1", (number,), number) for number in range(2))
 
 
@@ -89,10 +95,10 @@ def test_a_bad_device_is_named_and_its_slot_is_not_suspected_as_well() -> None:
     assert found.place is not None
     assert (found.place.factor, found.place.value) == ("device", "GPU 0")
     failures = found.place.failures
-    assert found.sentences == (
+    assert said(found) == [
         f"{failures} of {failures} failures on GPU 0: suspect the device, not the variables "
         f"(GPU 0 ran 20 of 40 trials; p < 0.0001)",
-    )
+    ]
     assert [(share.name, share.trials) for share in found.place.shares] == [("GPU 0", 20), ("GPU 1", 20)]
     assert {test.factor for test in found.tests} == {"device", "order", "trial before", "trial before in its cell"} | {
         "trial before at its place"
@@ -102,9 +108,7 @@ def test_a_bad_device_is_named_and_its_slot_is_not_suspected_as_well() -> None:
 def test_a_bad_host_is_named_and_its_devices_are_not() -> None:
     nodes = [Place(f"node{host}", (gpu,)) for host in (1, 2, 10) for gpu in (0, 1)]
     found = associations(run(3, 24, places(*nodes), fails(lambda trial: trial.place.host == "node2")))
-    assert found.sentences[0].startswith(
-        "24 of 24 failures on node2: suspect the host, not the variables (node2 ran 24"
-    )
+    assert said(found)[0].startswith("24 of 24 failures on node2: suspect the host, not the variables (node2 ran 24")
     assert [share.name for share in of(found, "host").shares] == ["node1", "node2", "node10"]
     assert not of(found, "device").is_significant
 
@@ -119,7 +123,7 @@ def test_a_bad_device_of_one_host_is_named_with_its_host() -> None:
 def test_two_bad_devices_are_both_named() -> None:
     devices = [Place("node1", (gpu,)) for gpu in range(8)]
     found = associations(run(2, 40, places(*devices), fails(lambda trial: trial.place.devices[0] in (1, 6))))
-    assert found.sentences[0].startswith("20 of 20 failures on GPU 1 and GPU 6: suspect the devices, not the variables")
+    assert said(found)[0].startswith("20 of 20 failures on GPU 1 and GPU 6: suspect the devices, not the variables")
 
 
 def test_devices_that_always_ran_together_are_named_together() -> None:
@@ -136,16 +140,26 @@ def test_a_place_where_failures_are_only_more_frequent_is_not_suspected() -> Non
         run(4, 60, places(*GPUS), fails(lambda trial: trial.index % 3 < 1 + (trial.place.devices == (0,))))
     )
     assert found.place is None
-    assert found.sentences[0].startswith("more failures on GPU 0 than elsewhere: ")
+    assert said(found)[0].startswith("more failures on GPU 0 than elsewhere: ")
+
+
+def test_where_other_things_matter_too_the_place_is_suspected_as_well() -> None:
+    failing = fails(lambda trial: trial.place.devices == (0,))
+    assert "suspect the device as well (" in said(associations(run(2, 20, places(*GPUS), failing), differ=True))[0]
+    nodes = [Place(f"node{number}") for number in range(16)]
+    found = associations(
+        run(2, 160, places(*nodes), fails(lambda trial: trial.place.host == "node7" or trial.index % 9 == 0))
+    )
+    assert "failures on node7: suspect the host as well (" in said(found)[0]
 
 
 def test_a_job_and_a_slot_are_named() -> None:
     jobs = [Place("node1", job=str(number)) for number in (11, 12, 13)]
     found = associations(run(2, 30, places(*jobs), fails(lambda trial: trial.place.job == "12")))
-    assert found.sentences[0].startswith("20 of 20 failures in job 12: suspect the job")
+    assert said(found)[0].startswith("20 of 20 failures in job 12: suspect the job")
     slots = [Place("node1", slot=number) for number in range(4)]
     found = associations(run(2, 30, places(*slots), fails(lambda trial: trial.place.slot == 3)))
-    assert found.sentences[0].startswith("15 of 15 failures in slot 3: suspect the slot")
+    assert said(found)[0].startswith("15 of 15 failures in slot 3: suspect the slot")
 
 
 def test_places_that_are_those_of_one_cell_each_say_nothing() -> None:
@@ -172,7 +186,7 @@ def test_the_rank_that_is_the_cause_is_named() -> None:
             trial.outcome, trial.culprit = "failed", (5 if trial.index != 7 else 2, 8)
 
     found = associations(run(1, 36, cause))
-    assert found.sentences[0].startswith("rank 5 is the cause in 17 of 18 failures: look at its device")
+    assert said(found)[0].startswith("rank 5 is the cause in 17 of 18 failures: look at its device")
     assert found.place is None
     assert [share.failures for share in of(found, "rank").shares] == [0, 0, 1, 0, 0, 17, 0, 0]
 
@@ -229,18 +243,16 @@ def test_a_rank_is_the_culprit_where_all_others_failed_because_of_it(
 
 def test_a_change_in_the_middle_of_the_run_is_named() -> None:
     found = associations(run(3, 20, fails(lambda trial: trial.number >= 30)))
-    assert found.sentences[0].startswith(
+    assert said(found)[0].startswith(
         "the failure rate changes over the run: 0 of 20 in its first third, 20 of 20 in its last ("
     )
-    assert found.sentences[0].endswith("; no number holds for the whole run")
+    assert said(found)[0].endswith("; no number holds for the whole run")
     assert found.place is None
 
 
 def test_a_change_between_cells_that_did_not_run_by_turns_is_said_to_be_one() -> None:
     found = associations(run(3, 20, fails(lambda trial: trial.index >= 10), grouped=True))
-    assert found.sentences[0].endswith(
-        "cells ran at different times, so that a difference between them may be this change"
-    )
+    assert said(found)[0].endswith("cells ran at different times, so that a difference between them may be this change")
 
 
 def in_runs(generator: random.Random, mean: float, rate: float) -> Iterator[bool]:
@@ -269,7 +281,7 @@ def test_failures_in_runs_are_found_within_a_cell_and_over_the_run(per_cell: boo
         if made.runs is not None:
             assert made.runs.independent is not None
             assert made.runs.independent < 50
-            assert any("failures come in runs" in sentence for sentence in made.sentences)
+            assert any("failures come in runs" in sentence for sentence in said(made))
     assert found >= 36
 
 
@@ -296,8 +308,8 @@ def test_step_times_that_rise_are_named_and_small_changes_are_not() -> None:
         return change
 
     found = [associations(run(4, 20, times(0.2, seed))) for seed in range(50)]
-    assert sum(any("step times change over the run: +1" in text for text in each.sentences) for each in found) >= 49
-    assert associations(run(4, 20, times(0.001, 0))).sentences == ()
+    assert sum(any("step times change over the run: +1" in text for text in said(each)) for each in found) >= 49
+    assert associations(run(4, 20, times(0.001, 0))).found == ()
 
 
 def test_nothing_is_asked_of_few_or_equal_trials_and_of_records_without_times() -> None:
@@ -315,8 +327,8 @@ def test_nothing_is_asked_of_few_or_equal_trials_and_of_records_without_times() 
 
 def test_nothing_is_said_of_the_order_of_few_failures() -> None:
     for few in (2, 4):
-        cells = run(2, 400, fails(lambda trial, few=few: 100 <= trial.number < 100 + few))  # type: ignore[misc]
-        assert associations(cells).sentences == ()
+        cells = run(2, 400, fails(lambda trial, last=100 + few: 100 <= trial.number < last))  # type: ignore[misc]
+        assert said(associations(cells)) == []
         assert dependence(cells) is None
 
 

@@ -226,3 +226,17 @@ def test_trials_of_a_table_are_compared_at_their_place() -> None:
     assert same is not None
     assert other is not None
     assert (same.kind, other.kind) == ("similar", "undecided")
+
+
+def test_trials_that_ran_at_another_time_are_undecided() -> None:
+    later = [
+        replace(each, started_at=each.started_at.replace("T00", "T05"))
+        for each in trials("a", "." * 10, step_ms=(13.0, 13.2), timed=True)
+    ]
+    found = table(trials("none", "." * 10, step_ms=(10.0, 10.2, 9.9), timed=True), later)["local-a"].speed
+    assert found is not None
+    assert (found.kind, found.change, found.reason) == (
+        "undecided",
+        "+31% (29 to 32%)",
+        "its trials ran at another time",
+    )
