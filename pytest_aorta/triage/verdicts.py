@@ -452,11 +452,11 @@ class Triage:
         doubt = loss_doubt(self._cells[key].statistics, self._cells[baseline].statistics, kind, family)
         if doubt or kind not in _DIFFERENT or not (sequential and self.settings.confirm):
             return doubt
-        sides = (baseline, key) if kind != "worse" else (key, baseline)
-        pairs = _paired(*(self._cells[side] for side in sides))
-        seen = self._confirmations.get((*sides, family))
+        more, less = (baseline, key) if kind != "worse" else (key, baseline)
+        pairs = _paired(self._cells[more], self._cells[less])
+        seen = self._confirmations.get((more, less, family))
         if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
-            seen = self._confirmations[(*sides, family)] = Confirmation(LEVEL / family)
+            seen = self._confirmations[more, less, family] = Confirmation(LEVEL / family)
         seen.extend(pairs[len(seen.pairs) :])
         return "" if seen.is_confirmed else "fresh trials have not confirmed it yet"
 
