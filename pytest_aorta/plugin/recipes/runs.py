@@ -29,8 +29,8 @@ from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
-from pytest_aorta.settings import margin as read_margin
 from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.decisions import BASELINE_DECIDED
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
