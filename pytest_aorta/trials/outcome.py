@@ -335,7 +335,8 @@ def shared_event(record: Mapping[str, Any]) -> str | None:
     if failure is None:
         return None
     message: str = failure["message"]
-    job = (((record.get("env") or {}).get("env_vars")) or {}).get("SLURM_JOB_ID")
+    variables = (record.get("env") or {}).get("env_vars") or {}
+    job = (record.get("side_by_side") or {}).get("job") or variables.get("SLURM_JOB_ID")
     place = record.get("host") if job is None else f"job {job}"
     if met_full_disk(record):
         return f"no space left on {place}"

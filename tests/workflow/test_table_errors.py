@@ -19,7 +19,10 @@ def message_of(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("actions = 3\n", "1: unknown key 'actions'; did you mean 'action'? valid: action, default, workspace"),
+        (
+            "actions = 3\n",
+            "1: unknown key 'actions'; did you mean 'action'? valid: action, default, signatures, workspace",
+        ),
         ("[default.action]\ntrails = 3\n", "2: default.action: unknown key 'trails'; did you mean 'trials'? valid: "),
         (
             MATRIX + "distributed.nporc = 2\n",
