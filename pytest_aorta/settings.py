@@ -17,7 +17,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,6 @@ _MODULE = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 #: A separator between variables may also be a part of a value; this has to follow it.
 NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
-
-#: Days, hours, minutes, seconds.
-_DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
 
 #: Variables, as they are typed.
 PAIRS = "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores"
@@ -113,7 +109,7 @@ def _at_least(least: int, value: Any) -> int:
     return number
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any) -> float:
     try:
         return math.nan if isinstance(value, bool) or not isinstance(value, str | numbers.Real) else float(value)
     except (ValueError, OverflowError):
@@ -121,7 +117,7 @@ def _number(value: Any) -> float:
 
 
 def _between(low: float, high: float, value: Any, valid: str) -> float:
-    number = _number(value)
+    number = number_of(value)
     if not low < number < high:
         raise ValueError(valid)
     return number
@@ -132,47 +128,12 @@ def seconds(value: Any) -> float:
 
 
 def grace(value: Any) -> float:
-    return 0.0 if _number(value) == 0 else _between(0, math.inf, value, "a number of seconds, 0 for none")
-
-
-@dataclass(frozen=True)
-class Margin:
-    """How much a failure rate may differ from that of the baseline and still be the same.
-
-    Attributes:
-        share: of the baseline's rate; infinite for no such limit.
-        points: difference of the two rates.
-    """
-
-    share: float = 0.5
-    points: float = 0.1
-
-    def of(self, base_rate: float) -> float:
-        """The difference that is allowed at this failure rate of the baseline."""
-        return min(self.points, self.share * base_rate)
-
-    def __str__(self) -> str:
-        share = f"{self.share:.12g}".removesuffix(".0") if math.isinf(self.share) else f"{100 * self.share:.12g}%"
-        return ",".join([*[share] * math.isfinite(self.share), *[f"{self.points:.12g}"] * (self.points < 1)])
-
-
-def margin(value: Any) -> Margin:
-    """``50%``: of the baseline's rate; ``0.1``: a difference of rates; ``50%,0.1``: the smaller of both."""
-    found = {"share": math.inf, "points": 1.0}
-    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
-    for word in words:
-        in_percent = isinstance(word, str) and word.endswith("%")
-        number = _number(word.removesuffix("%")) / 100 if in_percent else _number(word)
-        name = "share" if in_percent else "points"
-        if not 0 < number < 1 or found[name] < 1:
-            raise ValueError("a share of the baseline's rate such as 50%, a difference such as 0.1, or 50%,0.1")
-        found[name] = number
-    return Margin(**found)
+    return 0.0 if number_of(value) == 0 else _between(0, math.inf, value, "a number of seconds, 0 for none")
 
 
 def share(value: Any) -> float:
     text = value.strip() if isinstance(value, str) else ""
-    number = _number(text[:-1]) / 100 if text.endswith("%") else value
+    number = number_of(text[:-1]) / 100 if text.endswith("%") else value
     return _between(0, 1, number, "a share above 0 and below 1, such as 5% or 0.05")
 
 
@@ -236,45 +197,6 @@ def shard(value: str) -> tuple[int, int, str | None]:
     if not slash or found[0] is None or found[1] is None or found[0] > found[1] or not is_file:
         raise ValueError("I/N with I from 1 to N, such as 2/4, or 2/4:FILE with a file of durations")
     return found[0], found[1], file or None
-
-
-@dataclass(frozen=True)
-class Stop:
-    """When a run ends early.
-
-    Attributes:
-        decided: whether the trials of a cell end with its verdict.
-        first_fix: whether all trials end with the first fix.
-        confirm: whether fresh trials have to confirm a fix first.
-        seconds: after which no trial begins; ``None`` for no limit.
-    """
-
-    decided: bool = False
-    first_fix: bool = False
-    confirm: bool = True
-    seconds: float | None = None
-
-
-def stop(value: str) -> Stop:
-    words = [word.strip() for word in value.split(",")]
-    times = [word for word in words if word not in ("decided", "first-fix", "confirm=0")]
-    decides = "decided" in words or "first-fix" in words
-    if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not decides):
-        raise ValueError(_STOP)
-    seconds = _duration(times[0]) if times else None
-    return Stop(decides, "first-fix" in words, "confirm=0" not in words, seconds)
-
-
-_STOP = "decided, first-fix, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 beside the first two"
-
-
-def _duration(text: str) -> float:
-    found, seconds = re.fullmatch(_DURATION, text, re.ASCII), _number(text)
-    if found is not None and any(found.groups()):
-        seconds = sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
-    if not 0 < seconds < math.inf:
-        raise ValueError(_STOP)
-    return seconds
 
 
 def switch(value: Any) -> bool:
@@ -498,7 +420,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
         ),
-        Setting("stop", stop, "WHEN", "end early: decided (each cell), first-fix, 8h (time)"),
+        Setting("stop", "triage:stop", "WHEN", "end early: decided (each cell), first-fix, 8h (time)"),
         Setting(
             "order",
             choice("interleaved", "grouped", "random"),
@@ -513,7 +435,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("history", history, "N", "earlier records kept of each trial: a number, or all", "10", scope="ini"),
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
-        Setting("margin", margin, "P", "no effect: within P of the baseline's rate", "50%,0.1", scope="ini"),
+        Setting("margin", "triage:margin", "P", "no effect: within P of the baseline's rate", "50%,0.1", scope="ini"),
         Setting("speed-margin", share, "P", "changes of step times that are none, such as 0.05", "0.05"),
         Setting(
             "gate",

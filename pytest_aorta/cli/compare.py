@@ -11,8 +11,7 @@ import click
 
 from pytest_aorta.cli.shared import columns, read_margin, speed_margin_option
 from pytest_aorta.common.texts import first_names, one_line
-from pytest_aorta.settings import Margin
-from pytest_aorta.triage import MARGIN, SPEED_MARGIN
+from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.cells import CellStatistics, SignatureCount

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pytest_aorta.cli.shared import read_margin, speed_margin_option
-from pytest_aorta.settings import Margin
+from pytest_aorta.triage import Margin
 
 
 @click.command("report")

@@ -12,8 +12,8 @@ import click
 from rich.cells import cell_len
 
 from pytest_aorta.common.texts import one_line
-from pytest_aorta.settings import Margin, RequestError, margin, share
-from pytest_aorta.triage import SPEED_MARGIN
+from pytest_aorta.settings import RequestError, share
+from pytest_aorta.triage import SPEED_MARGIN, Margin, margin
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import TypedCondition

@@ -143,7 +143,8 @@ def _planned(
         return {f"items-{task}.txt": "".join(f"./{recipe.file.name}::{name}\n" for name in names)}
 
     units, others = project.runnable(action, only)
-    until_decided = action.table.until_decided or any("decided" in re.split("[=,]", each) for each in arguments)
+    words = {word for each in arguments for word in re.split("[=,]", each)}
+    until_decided = action.table.until_decided or bool(words & {"decided", "first-fix"})
     waves = project.waves(action, units, until_decided=action.is_matrix and until_decided)
     groups = [(number, group) for number, wave in enumerate(waves) for group in wave]
     check_whole(action, [group for _, group in groups], project.units(action), value_of)

@@ -99,6 +99,8 @@ class Stopping:
         self._decided: dict[CellKey, str] = {}
         #: Gives the cells that were decided before this run, and why.
         self.decided_before: Callable[[], Mapping[CellKey, str]] = dict
+        #: Whether no trial is skipped: other nodes of a job run the same trials, and would wait for this one.
+        self.skips_nothing = False
         #: Number and time of the file that they were read from.
         self._seen: tuple[int, int] | None = None
 
@@ -130,6 +132,8 @@ class Stopping:
 
     def decided(self, key: CellKey) -> str | None:
         """Why no more trials of a cell are needed; ``None`` where they are."""
+        if self.skips_nothing:
+            return None
         if self.folder is not None and self._selection.until_decided:
             with contextlib.suppress(FileNotFoundError):  # nothing was decided yet
                 status = os.stat(self.folder / _FILE)

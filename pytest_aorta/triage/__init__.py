@@ -8,9 +8,90 @@ terminal's table.
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
+from typing import Any
 
-from pytest_aorta.settings import Margin
+from pytest_aorta.settings import number_of
+
+#: Days, hours, minutes, seconds.
+_DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How much a failure rate may differ from that of the baseline and still be the same.
+
+    Attributes:
+        share: of the baseline's rate; infinite for no such limit.
+        points: difference of the two rates.
+    """
+
+    share: float = 0.5
+    points: float = 0.1
+
+    def of(self, base_rate: float) -> float:
+        """The difference that is allowed at this failure rate of the baseline."""
+        return min(self.points, self.share * base_rate)
+
+    def __str__(self) -> str:
+        share = f"{self.share:.12g}".removesuffix(".0") if math.isinf(self.share) else f"{100 * self.share:.12g}%"
+        return ",".join([*[share] * math.isfinite(self.share), *[f"{self.points:.12g}"] * (self.points < 1)])
+
+
+def margin(value: Any) -> Margin:
+    """``50%``: of the baseline's rate; ``0.1``: a difference of rates; ``50%,0.1``: the smaller of both."""
+    found = {"share": math.inf, "points": 1.0}
+    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
+    for word in words:
+        in_percent = isinstance(word, str) and word.endswith("%")
+        number = number_of(word.removesuffix("%")) / 100 if in_percent else number_of(word)
+        name = "share" if in_percent else "points"
+        if not 0 < number < 1 or found[name] < 1:
+            raise ValueError("a share of the baseline's rate such as 50%, a difference such as 0.1, or 50%,0.1")
+        found[name] = number
+    return Margin(**found)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends early.
+
+    Attributes:
+        decided: whether the trials of a cell end with its verdict.
+        first_fix: whether all trials end with the first fix.
+        confirm: whether fresh trials have to confirm a fix first.
+        seconds: after which no trial begins; ``None`` for no limit.
+    """
+
+    decided: bool = False
+    first_fix: bool = False
+    confirm: bool = True
+    seconds: float | None = None
+
+
+def stop(value: str) -> Stop:
+    words = [word.strip() for word in value.split(",")]
+    times = [word for word in words if word not in ("decided", "first-fix", "confirm=0")]
+    decides = "decided" in words or "first-fix" in words
+    if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not decides):
+        raise ValueError(_STOP)
+    seconds = _duration(times[0]) if times else None
+    return Stop(decides, "first-fix" in words, "confirm=0" not in words, seconds)
+
+
+_STOP = "decided, first-fix, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 beside the first two"
+
+
+def _duration(text: str) -> float:
+    found, seconds = re.fullmatch(_DURATION, text, re.ASCII), number_of(text)
+    if found is not None and any(found.groups()):
+        seconds = sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+    if not 0 < seconds < math.inf:
+        raise ValueError(_STOP)
+    return seconds
+
 
 #: What is no effect, unless a user says so: half of the baseline's failure rate, and at most 0.1.
 MARGIN = Margin()

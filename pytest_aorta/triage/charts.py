@@ -1,4 +1,4 @@
-"""Charts of a report, drawn by matplotlib, as SVG."""
+"""Pictures of a report, as SVG; those with a scale are drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING
 
-from pytest_aorta.triage.facts import Outcome, TrialFacts, TrialSteps
+from pytest_aorta.triage.facts import TrialFacts, TrialSteps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,12 +21,8 @@ COLOURS = {
     "#020202": "var(--muted)",
     "#030303": "var(--line)",
     "#040404": "var(--accent)",
-    "#050505": "var(--out-ok)",
-    "#060606": "var(--out-failed)",
-    "#070707": "var(--out-timeout)",
-    "#080808": "var(--out-other)",
 }
-INK, MUTED, LINE, ACCENT, OK, FAILED, TIMEOUT, OTHER = COLOURS
+INK, MUTED, LINE, ACCENT = COLOURS
 
 #: Width in points, and characters of a label.
 _WIDTH, _LONGEST = 760.0, 100
@@ -50,15 +46,26 @@ def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> str | None:
     return _chart(f"steps {shown[0][0]}", len(shown), 34.0, lambda axes: _draw_steps(axes, shown))
 
 
-def timeline(cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> str | None:
-    """Which trials have failed, in run order; ``None`` where there are none.
+def added_up(trials: Sequence[tuple[float, TrialFacts]], most: int) -> str:
+    """A line that rises by one at each failure, and ends at the last trial that counts.
 
-    ``cells``: labels with positions in the run, from 1.
+    ``trials``: with their positions in the run, from 0 to 1. ``most``: failures at the top of the picture, which is
+    100 wide and has its ground at 44.
     """
-    shown = [(label, trials) for label, trials in cells if trials][:MOST_CELLS]
-    if not shown:
-        return None
-    return _chart("timeline", len(shown), 30.0, lambda axes: _draw_timeline(axes, shown))
+    counted = [(at, facts) for at, facts in trials if facts.is_counted]
+    if not counted:
+        return ""
+    path, failures = "M0 44", 0
+    for at, facts in counted:
+        if facts.is_failure:
+            failures += 1
+            path += f"H{100 * at:.1f}V{44 - 42 * failures / most:.1f}"
+    return f"{path}H{100 * counted[-1][0]:.1f}"
+
+
+def lost(trials: Sequence[tuple[float, TrialFacts]]) -> str:
+    """Marks of trials that say nothing about the workload, below the ground."""
+    return "".join(f"M{100 * at:.1f} 45.5V50" for at, facts in trials if not facts.is_counted)
 
 
 def _chart(name: str, rows: int, row_height: float, draw: Callable[[Axes], None]) -> str:
@@ -119,36 +126,6 @@ def _draw_steps(axes: Axes, cells: Sequence[tuple[str, Sequence[TrialSteps]]]) -
     axes.grid(axis="x", color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_xlabel("ms per step" + (", logarithmic" if is_log else ""))
-
-
-def _draw_timeline(axes: Axes, cells: Sequence[tuple[str, Sequence[tuple[int, Outcome]]]]) -> None:
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-    from matplotlib.ticker import MaxNLocator
-
-    last = max(order for _, trials in cells for order, _ in trials)
-    for row, (label, trials) in enumerate(cells):
-        y = -float(row)
-        _label(axes, y + 0.36, label)
-        for outcomes, low, high, colour, width in _MARKS:
-            segments = [(order, end) for order, outcome in trials if outcome in outcomes for end in (low, high)]
-            if segments:  # one path for all: a mark for each would be ten times as long
-                vertices = [(order, y - 0.12 + end) for order, end in segments]
-                codes = [Path.MOVETO, Path.LINETO] * (len(segments) // 2)
-                axes.add_patch(PathPatch(Path(vertices, codes), edgecolor=colour, linewidth=width, facecolor="none"))
-    axes.set_xlim(0.5 - last * 0.004, last + 0.5)
-    axes.set_ylim(-len(cells) + 0.45, 0.65)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.set_xlabel("trial, in the order in which they began")
-
-
-#: Outcomes, both ends of their marks, colour, width: the heights tell them from each other, not only the colours.
-_MARKS: tuple[tuple[tuple[Outcome, ...], float, float, str, float], ...] = (
-    (("ok",), -0.07, 0.07, OK, 1.0),
-    (("failed",), -0.24, 0.24, FAILED, 1.8),
-    (("timeout",), 0.0, 0.24, TIMEOUT, 1.8),
-    (("infrastructure", "did not run"), -0.24, 0.0, OTHER, 1.8),
-)
 
 
 def _svg(figure: Figure) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Generic, Literal, TypeVar
 
-from pytest_aorta.settings import Margin
+from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
 from pytest_aorta.triage.rates import Interval, upper_bound

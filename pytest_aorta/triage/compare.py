@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_aorta.common.texts import first_names
-from pytest_aorta.settings import Margin, RequestError
-from pytest_aorta.triage import MARGIN, SPEED_MARGIN
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount
 from pytest_aorta.triage.columns import Column, difference_with_interval, p_value, plain
 from pytest_aorta.triage.environments import Difference, Environments, differences

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from pytest_aorta._version import __version__
 from pytest_aorta.probe.snapshot import utc_now
-from pytest_aorta.settings import Margin
-from pytest_aorta.settings import margin as read_margin
-from pytest_aorta.triage import MARGIN, SPEED_MARGIN, TriageSettings
+from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin, TriageSettings
+from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.reading import MATRIX_JSON, Results, recorded_rules, triage_in_order

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
+from string import ascii_uppercase
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings, charts, columns
 from pytest_aorta.triage.columns import COLUMNS, conclusions, counted, rate_with_interval
 from pytest_aorta.triage.environments import Environments, differences
-from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome, StepSummary, TrialFacts
+from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
 from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.signatures import ESCAPES, Signature
@@ -50,6 +51,12 @@ BUDGET = 2_400_000
 
 #: What is shown in one place: entries of a failure, differences, links, names and warnings of the head, places.
 _MOST_ENTRIES, _MOST_DIFFERENCES, _MOST_LINKS, _MOST_NAMES, _MOST_WARNINGS, _MOST_SHARES = 8, 15, 24, 6, 20, 16
+
+#: Ways to fail with a column of their own in the table of cells and signatures.
+_MOST_COLUMNS = 8
+
+#: Ends of the scale of differences.
+_REACHES = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 #: Artifacts of which the end is shown, in this order, and how many further logs, of ranks; all are linked.
 _LOGS = ("stacks", "stderr", "stdout")
@@ -374,6 +381,7 @@ def page_of(material: Material, output: Path) -> dict[str, Any]:
     absolute, here = Path(os.path.abspath(material.folder)), Path.cwd()
     typed = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
     trials = _trials(material, labels, ids, output, typed)
+    ways = _signatures(material, labels, ids)
     return {
         "title": _listed(sorted({row.cell.key.workload for row in table.rows})) or "no trials",
         "facts": _facts(material, typed),
@@ -385,11 +393,13 @@ def page_of(material: Material, output: Path) -> dict[str, Any]:
         "ids": ids,
         "all_outcomes": OUTCOMES,
         "outcomes": list(dict.fromkeys(trial["facts"].outcome for trial in trials)),
-        "signatures": _signatures(material, labels, ids),
+        "reach": _reach(table),
+        "signatures": ways,
+        "heat": _heat(table, labels, ways),
         "trials": trials,
         "where": _gathered(table),
         "steps": _steps(material, labels),
-        "timeline": _timeline(material, labels),
+        "evidence": _evidence(material, table, labels),
         "most_drawn": charts.MOST_CELLS,
         "environments": _between_cells(material, labels),
         "method": next((row.comparison.method for row in table.rows if row.comparison is not None), "fixed"),
@@ -489,24 +499,39 @@ def _signatures(
     for facts in material.trials:
         if facts.signature is not None:
             found.setdefault(facts.signature, {}).setdefault(facts.key, []).append(facts)
-    ways = []
+    ways: list[dict[str, Any]] = []
     for signature, by_cell in found.items():
         kind = f"{signature.kind} in {signature.phase}".replace("_", " ") if signature.phase else signature.kind
         cells = []
         for key in labels:
             if trials := sorted(by_cell.get(key, ()), key=lambda facts: facts.index):
                 links = [(facts.index, anchor_of(facts)) for facts in trials[:_MOST_LINKS]]
-                cells.append({"label": labels[key], "total": len(trials), "links": links})
+                cells.append({"key": key, "label": labels[key], "total": len(trials), "links": links})
         ways.append(
             {
                 "id": ids[signature],
                 "text": one_line(signature.text),
+                "short": one_line(signature.short),
                 "kind": one_line(", ".join(filter(None, (kind, signature.type, signature.role)))),
                 "total": sum(map(len, by_cell.values())),
                 "cells": cells,
             }
         )
-    return sorted(ways, key=lambda way: -way["total"])
+    ways.sort(key=lambda way: -way["total"])
+    return [{**way, "letter": ascii_uppercase[place : place + 1]} for place, way in enumerate(ways)]
+
+
+def _heat(table: Table, labels: Mapping[CellKey, str], ways: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """How often, and in which share of its trials, each cell has each signature; ``None`` for one cell or signature."""
+    if len(ways) < 2 or len(table.rows) < 2:
+        return None
+    rows = []
+    for row in table.rows[: charts.MOST_CELLS]:
+        key, total = row.cell.key, max(1, row.cell.total)
+        numbers = [sum(cell["total"] for cell in way["cells"] if cell["key"] == key) for way in ways]
+        shown = numbers[:_MOST_COLUMNS] + ([sum(numbers[_MOST_COLUMNS:])] if len(ways) > _MOST_COLUMNS else [])
+        rows.append((labels[key], [(number, number / total) for number in shown]))
+    return {"ways": ways[:_MOST_COLUMNS], "others": len(ways) > _MOST_COLUMNS, "rows": rows}
 
 
 def anchor_of(facts: TrialFacts) -> str:
@@ -612,8 +637,37 @@ def _steps(material: Material, labels: Mapping[CellKey, str]) -> list[str]:
     return [chart for cells in groups.values() if (chart := charts.step_times(cells)) is not None]
 
 
-def _timeline(material: Material, labels: Mapping[CellKey, str]) -> str | None:
-    orders: dict[CellKey, list[tuple[int, Outcome]]] = {key: [] for key in labels}
+def _reach(table: Table) -> tuple[float, float] | None:
+    """Both ends of a scale on which all differences lie with their intervals."""
+    intervals = [row.comparison.interval for row in table.rows if row.comparison is not None]
+    if not intervals:
+        return None
+    ends = max(-each.low for each in intervals), max(each.high for each in intervals)
+    low, high = (min((reach for reach in _REACHES if reach >= end), default=1.0) for end in ends)
+    return -low, high
+
+
+def _evidence(material: Material, table: Table, labels: Mapping[CellKey, str]) -> list[dict[str, Any]]:
+    """How failures have added up over the run, for each cell beside its baseline; empty where all trials are ok."""
+    orders: dict[CellKey, list[tuple[float, TrialFacts]]] = {key: [] for key in labels}
     for order, facts in enumerate(material.trials, 1):
-        orders[facts.key].append((order, facts.outcome))
-    return charts.timeline([(labels[key], trials) for key, trials in orders.items()])
+        orders[facts.key].append((order / len(material.trials), facts))
+    if all(facts.outcome == "ok" for facts in material.trials):
+        return []
+    most = max(row.cell.failures for row in table.rows)
+    of = material.triage.baselines().of
+    panels = []
+    for row in [row for row in table.rows if row.cell.key in of or row.cell.key not in of.values()]:
+        base = table.row(of[row.cell.key]).cell if row.cell.key in of else None
+        panels.append(
+            {
+                "label": labels[row.cell.key],
+                "kind": row.verdict.kind,
+                "failed": f"{row.cell.failures} of {row.cell.counted}",
+                "own": charts.added_up(orders[row.cell.key], most),
+                "lost": charts.lost(orders[row.cell.key]),
+                "base_failed": f"{base.failures} of {base.counted}" if base else "",
+                "base": charts.added_up(orders[base.key], most) if base else "",
+            }
+        )
+    return panels[: charts.MOST_CELLS]

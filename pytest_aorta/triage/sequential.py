@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import exp, inf, log
 from typing import TYPE_CHECKING
 
-from pytest_aorta.settings import Margin
+from pytest_aorta.triage import Margin
 from pytest_aorta.triage.rates import Interval
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class SequentialTest:
 
 
 class Confirmation:
-    """Whether a cell that fails less often than its baseline does so again in fresh pairs of trials.
+    """Whether the second of each pair, which fails less often than the first, does so again in fresh pairs.
 
     The first pairs that show it at ``level`` are not looked at any more; the pairs after them have to show it again, at
     95 %. So what made the first ones look good by chance, or for a while, is not called a cure.

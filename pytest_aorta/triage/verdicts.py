@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_aorta.settings import Margin, RequestError
-from pytest_aorta.triage import TriageSettings
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import Margin, TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
@@ -55,6 +55,9 @@ VerdictKind = Literal[
     "did not run",
     "error",
 ]
+
+#: So many trials on either side would show a large difference.
+_ENOUGH = 8
 
 #: Part of the failures that a cure leaves at most.
 _CURE = 0.5
@@ -275,7 +278,9 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     failures, trials, base_failures, base_trials = pair.counts
     kind = verdict_of(comparison, failures, margin)
     sequential = comparison.method == "sequential"
-    if pair.apart and kind in (*_DIFFERENT, "no effect"):
+    # Where they have nothing in common, more trials do not decide either.
+    enough = min(trials, base_trials) >= _ENOUGH
+    if pair.apart and (kind in (*_DIFFERENT, "no effect", "no cure") or enough):
         return Verdict(
             "confounded",
             f"no trial of {pair.baseline.cell} ran {'while' if pair.apart == 'time' else 'where'} its trials ran",
@@ -445,12 +450,13 @@ class Triage:
         if kind not in (*_DIFFERENT, "no effect"):
             return ""
         doubt = loss_doubt(self._cells[key].statistics, self._cells[baseline].statistics, kind, family)
-        if doubt or kind not in ("fixes", "reduces") or not (sequential and self.settings.confirm):
+        if doubt or kind not in _DIFFERENT or not (sequential and self.settings.confirm):
             return doubt
-        pairs = _paired(self._cells[baseline], self._cells[key])
-        seen = self._confirmations.get((key, baseline, family))
+        more, less = (baseline, key) if kind != "worse" else (key, baseline)
+        pairs = _paired(self._cells[more], self._cells[less])
+        seen = self._confirmations.get((more, less, family))
         if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
-            seen = self._confirmations[key, baseline, family] = Confirmation(LEVEL / family)
+            seen = self._confirmations[more, less, family] = Confirmation(LEVEL / family)
         seen.extend(pairs[len(seen.pairs) :])
         return "" if seen.is_confirmed else "fresh trials have not confirmed it yet"
 
@@ -471,7 +477,9 @@ class Triage:
             speeds = self._speeds(compared, baseline, sequential, len(family if sequential else compared))
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
                 by_way = tuple(ways.get(key, ()))
-                rows[key] = Row(cells[key], _exchanged(by_way) or verdict, comparison, speed, by_way)
+                if verdict.kind != "confounded" and (exchange := _exchanged(by_way)) and not dependence(self.cells):
+                    verdict = exchange
+                rows[key] = Row(cells[key], verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
         differ = any(row.verdict.kind in _DIFFERENT for row in rows.values())

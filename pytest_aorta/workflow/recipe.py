@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
-from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, margin
+from pytest_aorta.settings import TRIALS_UNTIL_DECIDED
+from pytest_aorta.triage import margin
 from pytest_aorta.workflow.commands import check_command
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.toml_errors import check_table, describe, key_lines, line_of

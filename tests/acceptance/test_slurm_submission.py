@@ -10,6 +10,7 @@ from support.slurm import Slurm
 from support.slurm_jobs import SubmittingStage
 from support.slurm_steps import slurm, slurm_server  # noqa: F401  (fixtures)
 from support.stage import Stage
+from support.workloads import GLOO
 
 RECIPE = """
 [default.action.resources.walltime]
@@ -145,3 +146,38 @@ def test_a_submission_ends_with_the_trials_that_decide_it(jobs: SubmittingStage)
     assert (status["submitted"], status["eligible"]) == (0, 0)
     assert status["completed"] + status["failed"] == number
     jobs.submit().stdout.fnmatch_lines(["matrix: no job,*"])
+
+
+TWO_NODES = """
+[[action]]
+name = "matrix"
+workload = "together"
+mitigations = ["none", "fix"]
+trials = 10
+timeout = 60
+until_decided = true
+distributed = {nproc = 1, elastic = {nnodes = 2}}
+resources.walltime.per_submission = "00:10:00"
+"""
+
+TOGETHER = """
+class Together(Gloo):
+    def run(self):
+        self.sum_of_ranks()
+        return {"passed": "FIXED" in os.environ}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_no_node_of_a_job_waits_for_trials_that_another_one_skips(jobs: SubmittingStage) -> None:
+    jobs.stage.write(together=GLOO + TOGETHER)
+    jobs.stage.register(together="together:Together")
+    jobs.stage.write_file("aorta.toml", TWO_NODES)
+    registry = jobs.stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
+    jobs.env["PYTEST_AORTA_REGISTRY_FILE"] = str(registry)
+    jobs.submit()
+    jobs.wait_for_end()
+    found = [record["exit_status"] for record in jobs.stage.trials("workspace").values()]
+    assert (found.count("ok"), found.count("workload_failed"), len(found)) == (10, 10, 20)
+    assert jobs.status()["matrix"]["eligible"] == 0

@@ -16,7 +16,8 @@ from support.stage import Stage
 
 from pytest_aorta.plan import Selection
 from pytest_aorta.plugin.options import CommandSettings, is_mentioned, read_selection
-from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError, Setting, Stop, shown_command
+from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError, Setting, shown_command
+from pytest_aorta.triage import Stop
 from pytest_aorta.trials.execution import Execution, Limits, Resources
 
 NO_VARIABLES: Mapping[str, str] = {}

@@ -29,8 +29,8 @@ from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
-from pytest_aorta.settings import margin as read_margin
 from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.decisions import BASELINE_DECIDED
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
@@ -41,7 +41,7 @@ from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Reque
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
 from pytest_aorta.workflow.requests import asked_of, request_digest, selection_of, trial_completion
-from pytest_aorta.workflow.scripts import JOB_VARIABLE, TASK_VARIABLE
+from pytest_aorta.workflow.scripts import JOB_VARIABLE, TASK_VARIABLE, nodes_of
 from pytest_aorta.workflow.states import Progress, blocked_for, containing, waited_for
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
             margin,
             speed_margin,
             sequential=until_decided or given.duration is not None,
-            confirm=until_decided,
+            confirm=until_decided and (given.triage.confirm or not given.until_decided),
             signatures=action.signatures,
         ),
         until_decided=until_decided,
@@ -433,6 +433,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
     if until_decided:
         run.stopping.decided_before = cache(partial(_decided_before, recipe, action, run))
         run.others = other_trials(run, recipe.project.workspace)
+        run.stopping.skips_nothing = run.others is not None and nodes_of(action) > 1
     if table.baseline is None and not table.gate and not given.gates:
         return run
     cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]

@@ -115,6 +115,9 @@ def test_the_page_never_scrolls_sideways(browser: Browser, report: Path, width: 
     beyond = """[...document.querySelectorAll("body *")].filter(e => !e.closest(".scroll, svg, .skip")
         && e.checkVisibility() && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML)"""
     assert browser.js(beyond) == []
+    cut = """[...document.querySelectorAll(".scroll")].filter(e => e.querySelector("table")
+        && e.scrollWidth > e.clientWidth).map(e => e.getAttribute("aria-label"))"""
+    assert browser.js(cut) == []
 
 
 def test_every_row_can_be_read_without_scripts(browser: Browser, report: Path) -> None:

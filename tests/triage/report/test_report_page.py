@@ -59,6 +59,45 @@ def test_every_cell_has_its_verdict_counts_and_interval(page: str) -> None:
     assert "- 4 did not run no trial counts did not run" in cells["local-broken"]
 
 
+def test_differences_lie_on_one_scale(page: str) -> None:
+    section = page.partition('<h2 id="verdicts"')[2].partition("</section>")[0]
+    assert "its scale is from -100 to +5" in words(section)
+    forests = re.findall(r'<svg class="forest ([\w-]+)" viewBox="-1 0 1.05 12".*?M(\S+) 6H(\S+)".*?M(\S+) 6h0', section)
+    assert [kind for kind, *_ in forests] == ["fixes", "fixes"]
+    for _, low, high, difference in forests:
+        assert -1 <= float(low) <= float(difference) <= float(high) <= 0.05
+
+
+def test_failures_add_up_over_the_run(tmp_path: Path) -> None:
+    write_cell(tmp_path / "results", "none", "F.F-")
+    write_cell(tmp_path / "results", "omp_1", "...F", place=1)
+    section = written(tmp_path / "results").partition('<h2 id="evidence"')[2].partition("</section>")[0]
+    assert "local-omp_1 1 of 4 failed , baseline 2 of 3" in words(section)
+    lines = dict(re.findall(r'class="(base|own|lost)" d="(\w[^"]*|)"', section))
+    # Eight trials in turns: the baseline's are the first, third, fifth and seventh, the last of which was lost.
+    assert lines == {"base": "M0 44H12.5V23.0H62.5V2.0H62.5", "own": "M0 44H100.0V23.0H100.0", "lost": ""}
+    write_cell(tmp_path / "one", "none", "F.F-")
+    section = written(tmp_path / "one").partition('<h2 id="evidence"')[2].partition("</section>")[0]
+    assert 'class="lost" d="M100.0 45.5V50"' in section
+    assert ", baseline" not in words(section)
+    write_cell(tmp_path / "fine" / "results", "none", "....")
+    assert 'id="evidence"' not in written(tmp_path / "fine" / "results")
+
+
+def test_cells_and_signatures_are_a_table(page: str, tmp_path: Path) -> None:
+    table = page.partition('<table id="heat">')[2].partition("</table>")[0]
+    rows = [words(row).split() for row in re.findall(r"<tr>(.*?)</tr>", table)]
+    assert rows[1:] == [
+        ["local-none", "13", "·", "2", "1"],
+        ["local-omp_1", "·", "·", "·", "·"],
+        ["local-slow", "·", "·", "·", "·"],
+        ["local-broken", "·", "4", "·", "·"],
+    ]
+    assert "--share: 45%" in table  # all trials of a cell
+    write_cell(tmp_path / "results", "none", "F.F.")
+    assert 'id="heat"' not in written(tmp_path / "results")
+
+
 def test_ways_to_fail_have_verdicts_of_their_own(page: str) -> None:
     cell = re.search(r'<tbody data-cell="local-omp_1">.*?</tbody>', page, re.DOTALL)
     assert cell is not None

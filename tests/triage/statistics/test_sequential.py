@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from pytest_aorta.settings import Margin
+from pytest_aorta.triage import Margin
 from pytest_aorta.triage.e_process import (
     RATIO,
     Bets,
