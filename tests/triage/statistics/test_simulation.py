@@ -17,6 +17,10 @@ WORLDS = {world.name: world for group in worlds().values() for world in group}
 
 #: Of each kind one that takes little time.
 QUICK = (
+    "runs of 5 of each cell, 30%, 20 trials",
+    "one event, 2 cells, 30%",
+    "drift 0 to 90 %, cell after cell",
+    "the baseline dies early",
     "8 cells alike, 30%, 20 trials",
     "90% -> 0%, 20 trials",
     "rare: 3% -> 0%, 150 trials",
