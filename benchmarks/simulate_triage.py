@@ -59,7 +59,7 @@ def main() -> int:
         for group in wanted:
             started = time.perf_counter()
             lines = [
-                f"{options.triages:,} triages of each world:",
+                f"{options.triages:,} triages of each world, {-(-options.triages // _FEWER):,} where it runs until decided:",
                 "",
                 _row(*_COLUMNS),
                 _row(*["---:"] * len(_COLUMNS)),
