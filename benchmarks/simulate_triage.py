@@ -2,7 +2,7 @@
 
 Simulates triages in worlds in which one knows what makes trials fail, judges them as a run does, and writes the tables
 of docs/statistics.md anew, between their markers. Always the same numbers for the same version and --triages; with
-1,000, some 15 minutes on two cores. ``--worlds runs --triages 200`` prints some worlds only, with what was false.
+1,000, about an hour on two cores. ``--worlds runs --triages 200`` prints some worlds only, with what was false.
 """
 
 from __future__ import annotations

@@ -52,6 +52,15 @@ def test_what_is_said_of_any_world_is_true(name: str) -> None:
     assert said_falsely(name, 100) <= 10 / 100
 
 
+def test_the_page_has_all_worlds() -> None:
+    tables = re.findall(r"<!-- simulation: (.+?) -->\n(.*?)<!-- end", PAGE.read_text(), re.DOTALL)
+    assert [name for name, _ in tables] == [*worlds()]
+    for name, table in tables:
+        rows = re.findall(r"^\| (.+?) \| \*\*([\d.]+)%", table, re.MULTILINE)
+        assert [row for row, _ in rows] == [world.name for world in worlds()[name]]
+        assert all(float(wrong) <= 10 for _, wrong in rows)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_tables_are_made_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
