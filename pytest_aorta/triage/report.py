@@ -518,7 +518,7 @@ def _signatures(
             }
         )
     ways.sort(key=lambda way: -way["total"])
-    return [{**way, "letter": ascii_uppercase[place : place + 1]} for place, way in enumerate(ways)]
+    return [{**way, "letter": ascii_uppercase[:_MOST_COLUMNS][place : place + 1]} for place, way in enumerate(ways)]
 
 
 def _heat(table: Table, labels: Mapping[CellKey, str], ways: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
