@@ -58,8 +58,9 @@ def main() -> int:
     with ProcessPoolExecutor(options.processes) as pool:
         for group in wanted:
             started = time.perf_counter()
+            fewer = -(-options.triages // _FEWER)
             lines = [
-                f"{options.triages:,} triages of each world, {-(-options.triages // _FEWER):,} where it runs until decided:",
+                f"{options.triages:,} triages of each world, {fewer:,} where it runs until decided:",
                 "",
                 _row(*_COLUMNS),
                 _row(*["---:"] * len(_COLUMNS)),
