@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Beyond so many on a side, the tables of Boschloo's test take more than a tenth of a second and 10 MB.
 _MOST_TRIALS_OF_BOSCHLOO = 1000
 
+#: Of intervals of a ratio: what is said of it comes on top of what is said of the difference.
+RATIO_LEVEL = 0.99
+
 #: More trials than these are no useful guess.
 MOST_MORE = 500
 

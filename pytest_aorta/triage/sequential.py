@@ -10,7 +10,7 @@ from math import exp, inf, log
 from typing import TYPE_CHECKING
 
 from pytest_aorta.triage import Margin
-from pytest_aorta.triage.rates import Interval
+from pytest_aorta.triage.rates import RATIO_LEVEL, Interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ class SequentialComparison:
     It may be looked at after every pair, and acted upon, without a correction for looking. ``p`` is the two-sided p
     value of "no difference", and never rises as pairs are added. ``interval`` is a confidence sequence: with the stated
     probability it holds d after every pair at once; its ends are multiples of 0.01, or the margin. ``ratio`` is one of
-    the cell's rate divided by the baseline's.
+    the cell's rate divided by the baseline's, at 99 %.
     """
 
     p: float
@@ -67,15 +67,15 @@ class SequentialTest:
             p_lower = exp(-against_at_least[bisect_left(difference.bets.at_least, 0)])
             self._comparison = SequentialComparison(
                 min(1.0, 2 * min(p_lower, p_higher)),
-                self._interval(difference, -1.0, 1.0),
-                self._interval(ratio, 0.0, inf),
+                self._interval(difference, -1.0, 1.0, self._level),
+                self._interval(ratio, 0.0, inf, RATIO_LEVEL),
             )
         return self._comparison
 
-    def _interval(self, process: PairedEProcess, lowest: float, highest: float) -> Interval:
+    def _interval(self, process: PairedEProcess, lowest: float, highest: float, level: float) -> Interval:
         against_at_most, against_at_least = process.peaks
         # Each end errs with half the probability.
-        needed = log(2 / (1 - self._level))
+        needed = log(2 / (1 - level))
         low = (lowest, *process.bets.at_most)[_refuted(against_at_most, needed)]
         high = (highest, *reversed(process.bets.at_least))[_refuted(against_at_least[::-1], needed)]
         # The ends can cross only where the rates have changed meanwhile: then all in between has been plausible.

@@ -13,6 +13,7 @@ from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.rates import (
     MOST_MORE,
+    RATIO_LEVEL,
     Interval,
     arms,
     difference_of,
@@ -73,7 +74,7 @@ Method = Literal["fixed", "sequential"]
 class Comparison:
     """Failure rate of a cell minus that of its baseline, with its 95 % interval.
 
-    ``ratio`` is the interval of the cell's rate divided by the baseline's. ``p`` is two-sided, of this cell alone;
+    ``ratio`` is the 99 % interval of the cell's rate divided by the baseline's. ``p`` is two-sided, of this cell alone;
     ``p_adjusted`` is corrected for the number of cells (Holm). Where trials ran in several places, all compare trials
     of one place with each other.
     """
@@ -102,7 +103,7 @@ class Verdict:
         reason: why there is no more to say; empty where the numbers say it.
         more_trials: of ``undecided``: about how many more trials of the cell would decide; ``None`` for not known.
         rate_below: of a cell that differs and has not failed: the failure rate is below this, 95 %.
-        removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 95 %.
+        removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
         of: of ``exchanges`` what for what, of ``confounded`` with what.
     """
 
@@ -242,11 +243,12 @@ class Pair:
         if self.watched is not None:
             return self.watched.interval, self.watched.ratio, self.watched.p
         cell, base = arms(self.strata)
+        ratio = ratio_of(*arms(self.strata, RATIO_LEVEL))
         if self.same_seeds is not None:
             p = paired_p(*self.same_seeds)
         else:
             p = difference_p(*self.strata[0]) if len(self.strata) == 1 else stratified_p(self.strata)
-        return difference_of(cell, base), ratio_of(cell, base), p
+        return difference_of(cell, base), ratio, p
 
     @property
     def difference(self) -> float:
@@ -297,7 +299,7 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     if kind == "undecided":
         points = margin.of((base_failures + 0.5) / (base_trials + 1))
         # The guess is for trials of one place.
-        several = len(pair.strata) > 1
+        several = pair.strata != (pair.counts,)
         more = None if several else more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
         if more is not None and more > MOST_MORE:
             return Verdict(kind, f"more than {MOST_MORE} more trials would be needed")
