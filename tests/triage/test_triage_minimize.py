@@ -116,7 +116,7 @@ def test_a_fault_that_goes_away_ends_the_search_with_these_words() -> None:
     [
         (
             fixed_by("X"),
-            "nothing to minimize: eight does not fix it, nor makes it much rarer: 7 of 7 trials failed, 7 of 7 without",
+            "nothing to minimize: eight does not fix it, nor makes it much rarer: 9 of 9 trials failed, 9 of 9 without",
         ),
         (lambda variables, index: "ok", "nothing to minimize: no trial of the baseline failed, of 60"),
         (lambda variables, index: "did not run", "nothing to minimize: no trial of eight came to its main work"),

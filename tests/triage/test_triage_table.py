@@ -47,7 +47,9 @@ def test_fewer_failures_reduce_and_more_are_worse() -> None:
 def test_no_effect_has_to_be_shown() -> None:
     few = kinds(trials("none", "F" * 10 + "." * 10), trials("a", "F" * 10 + "." * 10))
     many = kinds(trials("none", "F" * 300 + "." * 300), trials("a", "F" * 300 + "." * 300))
-    assert few["local-a"] == "no cure"
+    some = kinds(trials("none", "F" * 20 + "." * 20), trials("a", "F" * 20 + "." * 20))
+    assert few["local-a"] == "undecided"
+    assert some["local-a"] == "no cure"
     assert many["local-a"] == "no effect"
 
 
