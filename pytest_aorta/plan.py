@@ -16,7 +16,7 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
-from pytest_aorta.triage import Stop, TriageSettings
+from pytest_aorta.triage import DECIDED, Stop, TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import (
@@ -117,7 +117,7 @@ class Selection:
     triage: TriageSettings = field(default_factory=TriageSettings)
     report: Path | None = None
     until_decided: bool = False
-    first_fix: bool = False
+    goal: Stop = DECIDED
     duration: float | None = None
     gates: tuple[Gate, ...] = ()
     minimize: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             confirm=until_decided and stop.confirm,
         ),
         until_decided=until_decided,
-        first_fix=stop.first_fix,
+        goal=stop,
         duration=duration,
         shard=(number, count) if values["shard"] else None,
         durations=None if file is None else here / file if (here / file).exists() else base / file,

@@ -144,7 +144,7 @@ def _planned(
 
     units, others = project.runnable(action, only)
     words = {word for each in arguments for word in re.split("[=,]", each)}
-    until_decided = action.table.until_decided or bool(words & {"decided", "first-fix"})
+    until_decided = action.table.until_decided or bool(words & {"decided", "first-fix", "equivalence"})
     waves = project.waves(action, units, until_decided=action.is_matrix and until_decided)
     groups = [(number, group) for number, wave in enumerate(waves) for group in wave]
     check_whole(action, [group for _, group in groups], project.units(action), value_of)

@@ -255,7 +255,7 @@ class TrialWriter:
         self.decisions = None
         if run.selection.until_decided:
             before = run.stopping.decided_before()
-            self.decisions = Decisions(self.triage, first_fix=run.selection.first_fix, before=before)
+            self.decisions = Decisions(self.triage, run.selection.goal, before)
         self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []

@@ -61,27 +61,36 @@ class Stop:
     Attributes:
         decided: whether the trials of a cell end with its verdict.
         first_fix: whether all trials end with the first fix.
+        equivalence: whether a cell goes on that is no cure, until it is known to be equal or worse.
         confirm: whether fresh trials have to confirm a fix first.
         seconds: after which no trial begins; ``None`` for no limit.
     """
 
     decided: bool = False
     first_fix: bool = False
+    equivalence: bool = False
     confirm: bool = True
     seconds: float | None = None
 
 
+#: Each cell has a verdict.
+DECIDED = Stop(decided=True)
+
+
 def stop(value: str) -> Stop:
     words = [word.strip() for word in value.split(",")]
-    times = [word for word in words if word not in ("decided", "first-fix", "confirm=0")]
-    decides = "decided" in words or "first-fix" in words
-    if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not decides):
+    goals = {"decided", "first-fix", "equivalence"}.intersection(words)
+    times = [word for word in words if word not in (*goals, "confirm=0")]
+    if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not goals):
         raise ValueError(_STOP)
     seconds = _duration(times[0]) if times else None
-    return Stop(decides, "first-fix" in words, "confirm=0" not in words, seconds)
+    return Stop(bool(goals), "first-fix" in words, "equivalence" in words, "confirm=0" not in words, seconds)
 
 
-_STOP = "decided, first-fix, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 beside the first two"
+_STOP = (
+    "decided, first-fix, equivalence, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 beside the "
+    "first three"
+)
 
 
 def _duration(text: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pytest_aorta.triage import DECIDED, Stop
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.checks import effects
 from pytest_aorta.triage.facts import CellKey
@@ -27,9 +28,9 @@ class Decisions:
     baseline from the beginning, so that a decision is never taken back when another cell has its first trials.
     """
 
-    def __init__(self, triage: Triage, *, first_fix: bool = False, before: Mapping[CellKey, str] | None = None) -> None:
+    def __init__(self, triage: Triage, goal: Stop = DECIDED, before: Mapping[CellKey, str] | None = None) -> None:
         self._triage = triage
-        self._first_fix = first_fix
+        self._goal = goal
         #: What was decided of a cell, in words; ``before``: before these trials, as in ``stopped``.
         self.decided = {key: why.removeprefix("decided: ") for key, why in (before or {}).items()}
         #: Cells of which no more trials are needed, and why.
@@ -68,7 +69,8 @@ class Decisions:
         for key, (_, verdict) in zip(begun, self._triage.compare(begun, baseline, len(family)), strict=True):
             cell = cells[key]
             # Of a cell without a failure, a few more trials say whether that is a cure.
-            if verdict.kind != "undecided" and not (verdict.kind == "reduces" and not cell.failures):
+            is_open = verdict.kind == "undecided" or (verdict.kind == "no cure" and self._goal.equivalence)
+            if not is_open and not (verdict.kind == "reduces" and not cell.failures):
                 counts = f"{cell.failures} of {cell.counted} against {base.failures} of {base.counted}"
                 self.decided.setdefault(key, f"{verdict.kind} ({counts})")
 
@@ -78,7 +80,7 @@ class Decisions:
         for key, base in baselines.of.items():
             if key not in self.decided and base in self.decided and cells[base].did_not_run:
                 self.stopped.setdefault(key, f"not to be decided: its baseline {base.cell} did not run")
-        fixed = [key for key, why in self.decided.items() if why.startswith("fixes")] if self._first_fix else []
+        fixed = [key for key, why in self.decided.items() if why.startswith("fixes")] if self._goal.first_fix else []
         for key in fixed[:1] and cells:
             self.stopped.setdefault(key, f"the first fix is found: {fixed[0].cell}")
         self._stop_inert(baselines, cells)

@@ -554,6 +554,8 @@ class Triage:
                     reached = cell.counted - cell.failures + one, base.counted - base.failures + other
                     counts = (one, reached[0], other, reached[1]) if all(reached) else counts
                 watched = self._test(key, baseline, signature).comparison() if sequential else None
+                if watched is not None and counts[1] < cell.counted:
+                    watched = replace(watched, p=max(watched.p, difference_p(*counts)))
                 asked.append((key, signature))
                 pairs.append(Pair(baseline, counts, (counts,), watched))
         found: dict[CellKey, list[SignatureVerdict]] = {}

@@ -253,6 +253,7 @@ def test_a_duration_is_typed_as_people_write_it(text: str, seconds: float) -> No
 def test_cells_end_when_they_are_decided_or_all_with_the_first_fix() -> None:
     assert BY_NAME["stop"].parse("decided,confirm=0") == Stop(decided=True, confirm=False)
     assert BY_NAME["stop"].parse("first-fix") == Stop(decided=True, first_fix=True)
+    assert BY_NAME["stop"].parse("equivalence,8h") == Stop(decided=True, equivalence=True, seconds=28800)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.triage_facts import trials
 
-from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage import DECIDED, Stop, TriageSettings
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, TrialFacts, WatchedVariables
 from pytest_aorta.triage.verdicts import Triage, triage_of
@@ -18,11 +18,11 @@ SEQUENTIAL = TriageSettings(sequential=True)
 class Watched:
     """A run whose cells stop as soon as they are decided."""
 
-    def __init__(self, *cells: list[TrialFacts], baseline: str | None = None) -> None:
+    def __init__(self, *cells: list[TrialFacts], baseline: str | None = None, goal: Stop = DECIDED) -> None:
         self.triage = Triage(TriageSettings(baseline, sequential=True))
         for cell in cells:
             self.triage.declare(cell[0].key, cell[0].environment, cell[0].mitigations)
-        self.decisions = Decisions(self.triage)
+        self.decisions = Decisions(self.triage, goal)
         self.run: list[TrialFacts] = []
         for facts in chain(*zip(*cells, strict=True)):
             if facts.key not in self.decisions.stopped:
@@ -52,6 +52,12 @@ def test_no_cure_and_worse_are_decisions() -> None:
     assert run.reasons()["local-bad"].startswith("decided: worse (")
     assert run.reasons()["local-same"].startswith("decided: no cure (")
     assert run.trials("local-same") < 100
+
+
+def test_a_cell_that_is_no_cure_goes_on_where_equivalence_is_asked_for() -> None:
+    cells = trials("none", "F." * 100), trials("same", "F." * 100)
+    assert Watched(*cells).trials("local-same") < 100
+    assert Watched(*cells, goal=Stop(decided=True, equivalence=True)).trials("local-same") == 200
 
 
 def variables(**overlay: str) -> WatchedVariables:
