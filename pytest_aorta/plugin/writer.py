@@ -263,9 +263,7 @@ class TrialWriter:
         self.skipped = 0
         #: Trials of the plans by name, by what is before it in their node ids.
         self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
-        for plan in self.plans:
-            for spec in plan.trials:
-                self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
+        self._declare(self.plans)
         self.matrix = MatrixWriter(self.triage, self.store, self._folder(), self.plans)
         #: As it is shown at the end.
         self.table: Table | None = None
@@ -273,6 +271,12 @@ class TrialWriter:
         self.alike = AlikeFailures()
         #: What could not be written, and why.
         self.errors: list[str] = []
+
+    def _declare(self, plans: Iterable[Plan]) -> None:
+        """Cells are shown in the order of the plan, whichever has the first trial."""
+        for plan in plans:
+            for spec in plan.trials:
+                self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
 
     def _folder(self) -> Path:
         if not self.run.replays:
@@ -391,7 +395,9 @@ class TrialWriter:
         if base not in self._specs:
             plans = plans_of(self.run, base)
             known = {plan.digest for plan in self.plans}
-            self.plans += [plan for plan in plans if plan.digest not in known]
+            new = [plan for plan in plans if plan.digest not in known]
+            self.plans += new
+            self._declare(new)
             self._specs[base] = {spec.item_name: (spec, plan.paths(spec)) for plan in plans for spec in plan.trials}
         return self._specs[base].get(name)
 

@@ -34,15 +34,15 @@ def per_cell(stage: Stage) -> Counter[str]:
 
 def test_it_runs_until_all_is_decided(stage: Stage) -> None:
     done = stage.run_here(*UNTIL_DECIDED)
-    assert per_cell(stage) == {"local-none": 4, "local-omp_1": 4}
+    assert per_cell(stage) == {"local-none": 8, "local-omp_1": 8}
     for line in SHOWN[0].splitlines():
         assert line in done.outlines
 
 
 @pytest.mark.parametrize("how", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
-def test_side_by_side_less_than_thirty_trials_decide(stage: Stage, how: tuple[str, ...]) -> None:
+def test_side_by_side_less_than_forty_trials_decide(stage: Stage, how: tuple[str, ...]) -> None:
     stage.run(*UNTIL_DECIDED, *how)
-    assert all(4 <= number < 30 for number in per_cell(stage).values())
+    assert all(8 <= number < 40 for number in per_cell(stage).values())
 
 
 def test_it_runs_for_so_long(stage: Stage) -> None:
