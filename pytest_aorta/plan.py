@@ -16,7 +16,7 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
-from pytest_aorta.triage import DECIDED, Stop, TriageSettings
+from pytest_aorta.triage import Stop, TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import (
@@ -117,7 +117,7 @@ class Selection:
     triage: TriageSettings = field(default_factory=TriageSettings)
     report: Path | None = None
     until_decided: bool = False
-    goal: Stop = DECIDED
+    goal: Stop = Stop()
     duration: float | None = None
     gates: tuple[Gate, ...] = ()
     minimize: tuple[str, ...] = ()
