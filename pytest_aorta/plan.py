@@ -117,7 +117,7 @@ class Selection:
     triage: TriageSettings = field(default_factory=TriageSettings)
     report: Path | None = None
     until_decided: bool = False
-    goal: Stop = Stop()
+    goal: Stop = field(default_factory=Stop)
     duration: float | None = None
     gates: tuple[Gate, ...] = ()
     minimize: tuple[str, ...] = ()
