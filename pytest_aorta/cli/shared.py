@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: Where pytest looks for registry files that the command line does not name.
 _REGISTRY_VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
 
+_Read = TypeVar("_Read")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -128,15 +129,10 @@ def where_option(command: _Command) -> _Command:
 
 def speed_margin_option(command: _Command) -> _Command:
     """The option ``--speed-margin``, as ``speed_margin``: a share, or ``None``."""
-
-    def parsed(ctx: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-        try:
-            return None if value is None else share(value)
-        except ValueError as error:
-            raise click.BadParameter(f"expected {error}, not {value!r}") from None
-
     what = f"Changes of the step times that are none, such as 5% or 0.05 (default {SPEED_MARGIN:.0%})."
-    return click.option("--speed-margin", callback=parsed, metavar="P", help=what)(command)
+    return click.option(
+        "--speed-margin", callback=lambda _ctx, _parameter, value: _read(share, value), metavar="P", help=what
+    )(command)
 
 
 def typed_conditions(texts: Sequence[str]) -> list[TypedCondition]:
@@ -193,12 +189,17 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
 
 
 def read_margin(context: click.Context, parameter: click.Parameter, value: str | None) -> Margin | None:
-    """What ``--margin`` says.
+    """What ``--margin`` says."""
+    return _read(margin, value)
+
+
+def _read(reader: Callable[[str], _Read], value: str | None) -> _Read | None:
+    """What an option says, by the reader of its setting.
 
     Raises:
         click.BadParameter: naming what would be valid.
     """
     try:
-        return None if value is None else margin(value)
+        return None if value is None else reader(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r}: expected {error}") from None
