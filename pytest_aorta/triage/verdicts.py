@@ -477,10 +477,13 @@ class Triage:
             judged = self._judged(compared, baseline, len(family if sequential else compared), sequential=sequential)
             ways = self._ways(compared, baseline, sequential)
             speeds = self._speeds(compared, baseline, sequential, len(family if sequential else compared))
+            exchanges = {key: found for key, each in ways.items() if (found := _exchanged(each))}
+            if exchanges and dependence(self.cells):
+                exchanges.clear()
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
                 by_way = tuple(ways.get(key, ()))
-                if verdict.kind != "confounded" and (exchange := _exchanged(by_way)) and not dependence(self.cells):
-                    verdict = exchange
+                if verdict.kind != "confounded":
+                    verdict = exchanges.get(key, verdict)
                 rows[key] = Row(cells[key], verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
