@@ -275,7 +275,7 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "fixes": "fails less often than the baseline, and no failure was seen",
     "reduces": "fails less often than the baseline",
     "exchanges": "one way to fail has taken the place of another",
-    "confounded": "it ran elsewhere than the baseline, so that the place may make the difference",
+    "confounded": "it ran elsewhere, or at another time, than the baseline: that may make the difference",
     "baseline": "the cell that others are compared with",
     "second baseline": "its variables are what they are without it: not a mitigation, but more trials of the baseline",
     "undecided": "too few trials to tell",

@@ -69,11 +69,7 @@ class Speed:
 
 def measured(trials: Iterable[TrialFacts]) -> list[Measured]:
     """Those of the trials that have step times, in their order."""
-    return [
-        ((trial.place.host, trial.place.devices), log(trial.steps.median_ms))
-        for trial in trials
-        if trial.steps is not None
-    ]
+    return [(trial.place.key, log(trial.steps.median_ms)) for trial in trials if trial.steps is not None]
 
 
 def compare_speeds(
