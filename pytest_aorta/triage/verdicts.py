@@ -477,7 +477,7 @@ class Triage:
             judged = self._judged(compared, baseline, len(family if sequential else compared), sequential=sequential)
             ways = self._ways(compared, baseline, sequential)
             speeds = self._speeds(compared, baseline, sequential, len(family if sequential else compared))
-            exchanges = {key: found for key, each in ways.items() if (found := _exchanged(each))}
+            exchanges = {key: exchange for key, each in ways.items() if (exchange := _exchanged(each))}
             if exchanges and dependence(self.cells):
                 exchanges.clear()
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
