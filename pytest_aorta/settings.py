@@ -226,6 +226,25 @@ def names(value: Any) -> tuple[str, ...]:
     return tuple(each.strip() for each in given)
 
 
+def mitigation_set(value: Any) -> tuple[str, ...]:
+    """Names and ``NAME=VALUE``. After a pair, what is neither belongs to its value: ``A=1,2,tf32_off``."""
+    found: list[str] = []
+    for each in names(value):
+        if found and "=" in found[-1] and isinstance(value, str) and not re.match(r"[A-Za-z_][\w.-]*(=|\Z)", each):
+            found[-1] += f",{each}"
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def variations(text: str) -> tuple[tuple[str, ...], ...]:
+    """``NAME=1,2,4``: a mitigation set for each value."""
+    key, equals, values = text.partition("=")
+    if not equals or not is_variable(key, values) or len(found := values.split(",")) < 2:
+        raise ValueError("a variable and at least two values for it, such as OMP_NUM_THREADS=1,2,4")
+    return tuple((f"{key}={value}",) for value in found)
+
+
 def folder(value: Any) -> Path:
     """A directory, which need not exist."""
     return Path(value) if isinstance(value, os.PathLike) else Path(name(value))
@@ -374,7 +393,10 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
         Setting("trials", positive_int, "N", "trials per cell", "1"),
         Setting("environment", name, "NAME", "registered environment; repeat for an axis", "local", separator=";"),
-        Setting("mitigations", names, "A,B", "one mitigation set; repeat for an axis", "none", separator=";"),
+        Setting(
+            "mitigations", mitigation_set, "A,B", "one set of names or K=V; repeat for an axis", "none", separator=";"
+        ),
+        Setting("vary", variations, "K=1,2", "an axis of values of a variable (repeat)", separator=";"),
         Setting("extra-env", pairs, "K=V", "variables on top of all mitigations (repeat)", separator=f";{NEXT_PAIR}"),
         Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
         Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
@@ -446,7 +468,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "commands of trials": (
-        Setting("minimize", names, "A,B", "find the smallest part of this set that still fixes", scope="internal"),
+        Setting(
+            "minimize", mitigation_set, "A,B", "find the smallest part of this set that still fixes", scope="internal"
+        ),
         Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
     ),
 }

@@ -91,6 +91,30 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sets"),
+    [
+        (["--aorta-mitigations", "A=1,B=2"], (("A=1", "B=2"),)),
+        (["--aorta-mitigations", "A=1,2,tf32_off,B=x:1,y:2"], (("A=1,2", "tf32_off", "B=x:1,y:2"),)),
+        (["--aorta-vary", "A=1,2"], (("A=1",), ("A=2",))),
+        (["--aorta-vary", "A=,2", "--aorta-mitigations", "none", "--aorta-mitigations", "xnack"],
+         (("A=",), ("A=2",), ("xnack", "A="), ("xnack", "A=2"))),
+        (["--aorta-vary", "A=1,2", "--aorta-vary", "B=3,4"],
+         (("A=1", "B=3"), ("A=1", "B=4"), ("A=2", "B=3"), ("A=2", "B=4"))),
+    ],
+)  # fmt: skip
+def test_variables_are_mitigations(
+    pytester: pytest.Pytester, arguments: list[str], sets: tuple[tuple[str, ...], ...]
+) -> None:
+    assert read(pytester, *arguments).mitigations == sets
+
+
+def test_a_secret_is_no_name(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--aorta-workload", "gemm", "--aorta-mitigations", "API_TOKEN=hunter2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*mitigation API_TOKEN=... may hold a secret*use --aorta-extra-env*"])
+
+
 #: One of each kind: repeated, with a separator of its own, a single value, an ini key without option.
 GIVEN = {
     "workload": ("fsdp", "gemm", "allreduce"),
