@@ -149,7 +149,7 @@ def _gibibytes(value: float) -> str:
 
 #: Keys of a section that are other ones in every trial: without them, most trials have equal sections.
 _VOLATILE: Mapping[str, frozenset[str]] = {
-    "env_vars": frozenset(("AORTA_TRIAL_DIR", "AORTA_TRIAL_INDEX", "AORTA_TRIAL_SEED", "TMPDIR")),
+    "env_vars": frozenset(("AORTA_TRIAL", "AORTA_TRIAL_DIR", "AORTA_TRIAL_INDEX", "AORTA_TRIAL_SEED", "TMPDIR")),
     "process": frozenset(("pid", "ppid", "cwd", "memory_available_bytes", "load_average", "cpu_clock_mhz")),
     "end.libraries": frozenset(("count",)),
 }
