@@ -78,6 +78,7 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         """Watch no longer, and say why if there is a reason."""
         if not self._over:
             self._over = True
+            self._expected, self._modules = {}, {}
             self._tell({"type": "imports_over", "note": note})
 
     def find_spec(

@@ -12,12 +12,10 @@ import contextlib
 import faulthandler
 import gc
 import importlib.machinery
-import importlib.util
 import io
 import os
 import pickle
 import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,118 +23,25 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
 from pytest_aorta.launch.child import workload_main
 from pytest_aorta.launch.child.bootstrap import sitecustomize
 from pytest_aorta.runtime import process_tree, zygote_main
-from pytest_aorta.trials.command_line import is_python, placeholders_in, words_of
+from pytest_aorta.trials.command_line import PythonLine, line_of, python_line
 from pytest_aorta.trials.seeding import rank_seed
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.child.learned_imports import LearnedImports
 
-#: Programs and modules in whose process torch's agent starts ranks.
-_AGENTS = {"torchrun", "accelerate", "torch.distributed.run", "accelerate.commands.launch"}
-
 #: Seconds between two looks at a program that somebody waits for.
 _LOOK = 0.005
 
 _LONGEST_MESSAGE = 2**20
-
-
-@dataclass(frozen=True)
-class PythonLine:
-    """A command that an interpreter such as this one runs.
-
-    Attributes:
-        python: path of the interpreter.
-        words: all of its words, as ``sys.orig_argv`` has them.
-        name: of the script, or of the module.
-        is_module: whether it is a module.
-        arguments: what follows its name.
-        unbuffered: whether ``-u`` is given.
-    """
-
-    python: str
-    words: tuple[str, ...]
-    name: str
-    is_module: bool
-    arguments: tuple[str, ...]
-    unbuffered: bool
-
-    @property
-    def is_agent(self) -> bool:
-        """Whether it may start ranks from its own process."""
-        return (self.name if self.is_module else Path(self.name).name) in _AGENTS
-
-    def first_folder(self) -> str:
-        """Where its imports are looked for first."""
-        return os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name))
-
-
-def python_line(words: Sequence[str], path: str) -> PythonLine | None:
-    """Read a command: ``python [-u] FILE``, ``python [-u] -m MODULE``, or a script that begins with ``#!python``.
-
-    Args:
-        words: of the command.
-        path: folders that its program is looked for in.
-
-    Returns:
-        ``None`` where it is another command, or one of another interpreter.
-    """
-    program = shutil.which(words[0], path=path)
-    if program is None:
-        return None
-    if not is_python(program):
-        interpreter = _interpreter_of(program)
-        if interpreter is None:
-            return None
-        words, program = [interpreter, program, *words[1:]], interpreter
-    if not _is_this_interpreter(program):
-        return None
-    rest = list(words[1:])
-    unbuffered = rest[:1] == ["-u"]
-    rest = rest[1:] if unbuffered else rest
-    is_module = rest[:1] == ["-m"]
-    rest = rest[1:] if is_module else rest
-    if not rest or rest[0].startswith("-") or not (is_module or _is_source(rest[0])):
-        return None
-    return PythonLine(program, tuple(words), rest[0], is_module, tuple(rest[1:]), unbuffered)
-
-
-def _interpreter_of(program: str) -> str | None:
-    try:
-        with open(program, "rb") as file:
-            first = file.readline(300)
-    except OSError:
-        return None
-    words = os.fsdecode(first[2:]).split() if first[:2] == b"#!" else []
-    return words[0] if len(words) == 1 and is_python(words[0]) else None
-
-
-def _is_this_interpreter(program: str) -> bool:
-    same_folder = os.path.dirname(os.path.abspath(program)) == os.path.dirname(sys.executable)
-    return same_folder and os.path.realpath(program) == os.path.realpath(sys.executable)
-
-
-def _is_source(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return b"\0" not in file.read(2**12)
-    except OSError:
-        return False
-
-
-def line_of(command: str, path: str) -> PythonLine | None:
-    """The line of a command that every trial has in common; ``None`` as ``python_line``."""
-    words = words_of(command)
-    line = python_line(words, path)
-    return None if line is None or placeholders_in([line.name]) else line
 
 
 def hidden_modules(folder: str) -> list[str]:
@@ -195,7 +100,7 @@ def _become(line: PythonLine) -> None:
     sys.argv = [line.name, *line.arguments]
     sys.orig_argv = list(line.words)
     sys.executable = os.path.abspath(line.python)
-    sys.path[:] = [*([] if sys.flags.safe_path else [line.first_folder()]), *_fresh.path]
+    sys.path[:] = [*([] if getattr(sys.flags, "safe_path", False) else [line.first_folder()]), *_fresh.path]
 
 
 # In the process of a trial
@@ -310,7 +215,10 @@ def _run(line: PythonLine, environ: Mapping[str, str], watch: LearnedImports | N
     except BaseException as error:
         code, interrupted = 1, isinstance(error, KeyboardInterrupt)
         _print(error)
-    _finish(code, main, known, interrupted=interrupted)
+    if watch is not None:
+        watch.end()
+    del main
+    _finish(code, known, interrupted=interrupted)
 
 
 def _run_script(name: str, main: ModuleType) -> None:
@@ -328,7 +236,7 @@ def _open_streams(unbuffered: bool) -> None:
     for target, name in enumerate(("stdin", "stdout", "stderr")):
         writes = target > 0
         raw = io.FileIO(target, "wb" if writes else "rb", closefd=False)
-        raw.name = f"<{name}>"  # type: ignore[misc]
+        raw.name = f"<{name}>"
         direct = unbuffered and writes
         binary: Any = raw if direct else io.BufferedWriter(raw) if writes else io.BufferedReader(raw)
         stream = io.TextIOWrapper(
@@ -336,8 +244,8 @@ def _open_streams(unbuffered: bool) -> None:
             encoding=_fresh.encoding,
             errors="backslashreplace" if target == 2 else _fresh.errors,
             newline="\n" if writes else None,
-            line_buffering=target == 2 or raw.isatty(),
-            write_through=direct,
+            line_buffering=not unbuffered and (target == 2 or raw.isatty()),
+            write_through=unbuffered,
         )
         stream.mode = "w" if writes else "r"  # type: ignore[misc]
         setattr(sys, name, stream)
@@ -381,7 +289,7 @@ def _print(error: BaseException) -> None:
         sys.__excepthook__(type(error), error, trace)
 
 
-def _finish(code: int, main: ModuleType, known: set[str], *, interrupted: bool) -> NoReturn:
+def _finish(code: int, known: set[str], *, interrupted: bool) -> NoReturn:
     """End as an interpreter does, but for clearing the modules of libraries: that takes longer than all else."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     atexit._run_exitfuncs()
@@ -393,7 +301,7 @@ def _finish(code: int, main: ModuleType, known: set[str], *, interrupted: bool) 
         pass
     except BaseException:
         code = 120
-    _forget([main, *(module for name, module in sys.modules.items() if name not in known and _is_own(module))])
+    _forget(["__main__", *(name for name, module in sys.modules.items() if name not in known and _is_own(module))])
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
     if interrupted:
@@ -407,16 +315,16 @@ def _is_own(module: object) -> bool:
     return isinstance(file, str) and not any(part in file for part in ("site-packages", "dist-packages", "lib/python"))
 
 
-def _forget(modules: Sequence[ModuleType]) -> None:
-    """Let go of what modules have, so that files are written and ``__del__`` is called."""
-    for underscore in (True, False):
-        for module in modules:
-            names = [name for name in module.__dict__ if name[:1] == "_" and name[:2] != "__"]
-            if not underscore:
-                names = [name for name in module.__dict__ if name != "__builtins__"]
-            for name in names:
-                module.__dict__[name] = None
+def _forget(names: Sequence[str]) -> None:
+    """Let go of modules as the end of Python does, so that files are written and ``__del__`` is called."""
+    modules = [weakref.ref(sys.modules.pop(name)) for name in names]
+    sys.last_type = sys.last_value = sys.last_traceback = None
     gc.collect()
+    for is_private in (True, False):
+        for module in filter(None, (each() for each in modules)):
+            for name in list(module.__dict__):
+                if name != "__builtins__" and (not is_private or (name[:1] == "_" and name[:2] != "__")):
+                    module.__dict__[name] = None
 
 
 # Ranks. torch's agent has threads, so it does not fork them itself: a process does that which was forked before.

@@ -35,7 +35,8 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
     if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
         return torchrun.prepare_program(argument)
     description = workload_main.prepare(argument)
-    if argument["target"] == COMMAND_TARGET and argument["seed"] is None and argument["launcher"] != AS_TYPED:
+    may_fork = argument["seed"] is None and argument["launcher"] != AS_TYPED and description["config_error"] is None
+    if argument["target"] == COMMAND_TARGET and may_fork:
         script.prepare(argument["overrides"]["command"])
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
