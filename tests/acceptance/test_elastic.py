@@ -18,6 +18,7 @@ from pytest_aorta.trials.records import GroupState
 
 #: Real torchrun takes seconds for each trial.
 LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
+LAUNCHERS_OF_FAILURES = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
 WORKLOAD = """
 import os
@@ -184,7 +185,7 @@ def test_every_rank_has_its_own_result(plain: Callable[[str], dict[str, Any]], l
     assert trial["result"]["metrics"]["rank"] == 0
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS_OF_FAILURES)
 def test_a_rank_that_fails_once_is_started_again(sums: Stage, launcher: str) -> None:
     name = {"auto": "FailsOnce", "torchrun": "FailsOnceAlone"}[launcher]
     trial = run(sums, name, "--aorta-launcher", launcher, "--aorta-elastic", "max_restarts=1")
@@ -233,7 +234,7 @@ def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS_OF_FAILURES)
 def test_no_rank_outlives_its_agent(sums: Stage, launcher: str) -> None:
     trial = run(sums, "KillsItsAgent", "--aorta-launcher", launcher, "-o", "aorta_grace=0")
     assert trial["exit_status"] == "workload_failed"
@@ -284,7 +285,7 @@ def test_the_options_reach_the_ranks(sums: Stage) -> None:
     assert trial["elastic"]["options"].items() >= {"monitor_interval": 0.05, "exit_barrier_timeout": 7.0}.items()
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_fresh_interpreters(sums: Stage, method: str) -> None:
     trial = run(sums, "Sums", "--aorta-elastic", f"start_method={method}")
@@ -317,6 +318,8 @@ def test_variables_of_the_launcher_are_recorded(
     assert found.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
     assert found.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
     assert not [name for name in found if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
+    if launcher == "torchrun":
+        return
     # What the trial itself is given wins.
     trial = run(sums, "Sums", "--aorta-launcher", launcher, "--aorta-extra-env", "OMP_NUM_THREADS=3")
     assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "3"

@@ -110,7 +110,6 @@ def check(stage: Stage, *results: pytest.RunResult) -> None:
 WAYS = {
     "fork": (),
     "spawn": ("--aorta-isolation", "spawn"),
-    "slots": ("--aorta-slots", "2"),
     "xdist": ("-n", "2"),
 }
 
@@ -134,7 +133,7 @@ def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
+@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Stage, launcher: str) -> None:
     holder.write(ranks=RANKS)
     result = holder.run(
