@@ -36,7 +36,7 @@ os.environ.pop("GITHUB_STEP_SUMMARY", None)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Each run of pytest in this process collects garbage five times, and would walk all that the tests have imported."""
+    """Each run of pytest in this process collects garbage five times: let it not walk all that the tests import."""
     gc.collect()
     gc.freeze()
 
