@@ -12,7 +12,9 @@ from support.workloads import GLOO
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("-n", "2"), ("--aorta-workload", "threaded")], ids=["file", "xdist", "name"]
+    "arguments",
+    [(), pytest.param(("-n", "2"), marks=pytest.mark.slow), ("--aorta-workload", "threaded")],
+    ids=["file", "xdist", "name"],
 )
 def test_module_that_starts_a_thread_falls_back_to_fresh_interpreters(stage: Stage, arguments: tuple[str, ...]) -> None:
     stage.write(

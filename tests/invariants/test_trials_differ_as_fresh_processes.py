@@ -27,7 +27,7 @@ Differing = dict[str, bool]
 def fresh() -> Differing:
     """Which draws differ between fresh interpreters."""
     command = [sys.executable, str(HERE / "generator_workload.py")]
-    return differing([json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(3)])
+    return differing([json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(2)])
 
 
 def differing(draws: list[dict[str, str]]) -> Differing:
