@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 import pytest
-from support.stage import Stage
+from support.stage import PYTEST, Stage
 
 #: A letter in front, so that none of them is a number that happens to be somewhere.
 CANARIES = {
@@ -232,7 +232,7 @@ def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrong
             run_trials(RunRequest("gemm", 1, extra_env=dict(bundles[1])))
         """
     )
-    result = holder.run("test_wrong.py", "-vv", "--showlocals", "--junitxml", "out.xml")
+    result = holder.command(*PYTEST, "test_wrong.py", "-vv", "--showlocals", "--junitxml", "out.xml")
     result.assert_outcomes(failed=6)
     result.stdout.fnmatch_lines_random(["*unknown workload 'no_such_thing'*", "*RANK is set by the launcher*"])
     check(holder, result)
