@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
+from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
@@ -156,6 +157,11 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
     values = dict.fromkeys(BY_NAME) | dict(values)
     stop = values["stop"] or Stop()
     _check_search(values)
+    for axis in values["vary"] or ():
+        given_sets = values["mitigations"] or (("none",),)
+        values["mitigations"] = tuple(
+            (*(name for name in names if name != "none"), *value) for names in given_sets for value in axis
+        )
     _check_order(values, stop.seconds)
     number, count, file = values["shard"] or (1, 1, None)
     slots, own_cores = values["slots"] or (None, None)
@@ -323,7 +329,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     environments = [registry.environment(name) for name in selection.environments]
-    sets = [[registry.mitigation(name) for name in names] for names in selection.mitigations]
+    sets = [[_mitigation(name, registry) for name in names] for names in selection.mitigations]
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
     collectors = tuple(registry.collector(name) for name in selection.collect)
@@ -357,6 +363,13 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     cells = [[replace(first, trial_index=index, order=how) for index in range(selection.trials)] for first in firsts]
     _check_labels(cells)
     return cells
+
+
+def _mitigation(name: str, registry: Registry) -> Mitigation:
+    key, equals, value = name.partition("=")
+    if equals and (is_secret_name(key) or has_secret(value)):
+        raise PlanError(f"mitigation {key}=... may hold a secret, and names of trials show it; use --aorta-extra-env")
+    return registry.mitigation(name)
 
 
 def check_axes(environments: Sequence[str], mitigations: Sequence[Sequence[str]], more: str = "--aorta-trials") -> None:
