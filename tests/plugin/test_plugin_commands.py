@@ -231,7 +231,7 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         ({"command": "python 'x"}, "no closing quotation"),
         ({"command": "true", "metric": ["loss"]}, "named groups"),
         ({"command": "true", "fail_on": ["("]}, "unterminated subpattern"),
-        ({"command": "true", "steps": 4}, "Command has no option 'steps'; valid: command, fail_on, fa"),
+        ({"command": "true", "steps": 4}, "Command has no option 'steps'; valid: command, depends, fa"),
     ],
 )
 def test_what_it_cannot_take_is_refused_before_a_trial(tmp_path: Path, config: dict[str, object], said: str) -> None:
