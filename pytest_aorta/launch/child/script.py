@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -194,7 +193,9 @@ def _run(line: PythonLine, environ: Mapping[str, str], watch: LearnedImports | N
     _become(line)
     _open_streams(line.unbuffered or bool(os.environ.get("PYTHONUNBUFFERED")))
     _adjust_libraries()
+    sys.path.insert(0, os.path.dirname(sitecustomize.__file__))
     sitecustomize._arm()
+    del sys.path[0]
     if line.is_agent and "torch.distributed.run" in sys.modules:
         _fork_ranks()
     main = sys.modules["__main__"] = ModuleType("__main__")
@@ -317,14 +318,15 @@ def _is_own(module: object) -> bool:
 
 def _forget(names: Sequence[str]) -> None:
     """Let go of modules as the end of Python does, so that files are written and ``__del__`` is called."""
-    modules = [weakref.ref(sys.modules.pop(name)) for name in names]
+    namespaces = {id(sys.modules.pop(name).__dict__) for name in names}
     sys.last_type = sys.last_value = sys.last_traceback = None
     gc.collect()
+    left = [it for it in gc.get_objects() if id(it) in namespaces and type(it) is dict and "__builtins__" in it]
     for is_private in (True, False):
-        for module in filter(None, (each() for each in modules)):
-            for name in list(module.__dict__):
+        for namespace in left:
+            for name in list(namespace):
                 if name != "__builtins__" and (not is_private or (name[:1] == "_" and name[:2] != "__")):
-                    module.__dict__[name] = None
+                    namespace[name] = None
 
 
 # Ranks. torch's agent has threads, so it does not fork them itself: a process does that which was forked before.
