@@ -320,6 +320,13 @@ def _forget(names: Sequence[str]) -> None:
     """Let go of modules as the end of Python does, so that files are written and ``__del__`` is called."""
     namespaces = {id(sys.modules.pop(name).__dict__) for name in names}
     sys.last_type = sys.last_value = sys.last_traceback = None
+    for kind in (
+        io.TextIOWrapper,
+        io.BufferedWriter,
+    ):  # of those that it finds together, the collector closes one first
+        for stream in [it for it in gc.get_objects() if issubclass(type(it), kind)]:
+            with contextlib.suppress(Exception):
+                stream.flush()
     gc.collect()
     left = [it for it in gc.get_objects() if id(it) in namespaces and type(it) is dict and "__builtins__" in it]
     for is_private in (True, False):
