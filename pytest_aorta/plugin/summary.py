@@ -248,7 +248,9 @@ def header(run: Run) -> str:
 
 def command_lines(run: Run) -> list[str]:
     """How commands are started; a trial may find out that its process cannot be forked."""
-    path, forked, typed = os.environ.get("PATH", os.defpath), [], []
+    path = os.environ.get("PATH", os.defpath)
+    forked: list[str] = []
+    typed: list[str] = []
     for spec in {spec.workload.name: spec for spec in run.plan.trials}.values():
         if spec.workload.target != COMMAND_TARGET:
             continue

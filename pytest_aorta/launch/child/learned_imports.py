@@ -78,7 +78,8 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         """Watch no longer, and say why if there is a reason."""
         if not self._over:
             self._over = True
-            self._expected, self._modules = {}, {}
+            self._expected.clear()
+            self._modules.clear()
             self._tell({"type": "imports_over", "note": note})
 
     def find_spec(
