@@ -123,12 +123,25 @@ def _between(low: float, high: float, value: Any, valid: str) -> float:
     return number
 
 
+#: Days, hours, minutes, seconds.
+_DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
+
+
+def duration(value: Any) -> float:
+    """Seconds; not a number where it is none."""
+    found = re.fullmatch(_DURATION, value.strip(), re.ASCII) if isinstance(value, str) else None
+    if found is None or not any(found.groups()):
+        return number_of(value)
+    return sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+
+
 def seconds(value: Any) -> float:
-    return _between(0, math.inf, value, "a number of seconds above 0")
+    return _between(0, math.inf, duration(value), "a number of seconds above 0, or a time such as 5m or 1h30m")
 
 
 def grace(value: Any) -> float:
-    return 0.0 if number_of(value) == 0 else _between(0, math.inf, value, "a number of seconds, 0 for none")
+    number = duration(value)
+    return 0.0 if number == 0 else _between(0, math.inf, number, "a number of seconds from 0, or a time such as 1m")
 
 
 def share(value: Any) -> float:
