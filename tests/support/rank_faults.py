@@ -65,7 +65,9 @@ class RankFaults:
             time.sleep(FOREVER)
         if self.part == "no_group":
             return
-        patience = 3 if self.part.startswith("gives_up") else 10 if self.part == "leaves_before_init" else 60
+        patience = (
+            3 if self.part.startswith(("gives_up", "enters")) else 10 if self.part == "leaves_before_init" else 60
+        )
         dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
         self.pids = [None] * dist.get_world_size()
         dist.all_gather_object(self.pids, os.getpid())
@@ -85,7 +87,13 @@ class RankFaults:
             return {"passed": True}
         if self.part != "cleanup_raises":
             self.play()
+        if self.part == "shares_a_nan":
+            total *= float("nan") if self.at_fault else 1.0
         dist.all_reduce(total)
+        if self.plays("enters_one_more"):
+            dist.all_reduce(total)
+        if self.part == "shares_a_nan":
+            return {"passed": not bool(total.isnan().any())}
         if self.part == "second_node_lingers" and self.second_node:
             open("lingers", "w").close()
             time.sleep(FOREVER)
@@ -131,6 +139,14 @@ class RankFaults:
             os.kill(os.getpid(), signal.SIGSTOP)
         if part == "gives_up_on_a_rank_that_returned" and self.at_fault:
             os.environ["LEFT"] = "1"
+        if part == "enters_another_size":
+            dist.all_reduce(torch.ones(8 if self.at_fault else 4))
+        if part == "enters_in_another_order":
+            pair, both = dist.new_group([0, 1]), [lambda: dist.all_reduce(torch.ones(4))]
+            if self.rank in (0, 1):
+                both.append(lambda: dist.all_reduce(torch.ones(4), group=pair))
+            for enter in reversed(both) if self.at_fault else both:
+                enter()
         if part == "gives_up_in_a_barrier" and not self.at_fault:
             dist.monitored_barrier(timeout=timedelta(seconds=2))
         if self.at_fault:
@@ -145,6 +161,8 @@ class RankFaults:
             os.abort()
         elif part == "leaves":
             os._exit(0)
+        elif part == "enters_another_kind":
+            dist.broadcast(torch.ones(4), 0)
         elif part == "exits_3":
             os._exit(3)
         elif part == "sys_exit_0":
