@@ -149,6 +149,13 @@ RANK_FAULTS = (
             "exit code 0 in setup() of a rank",
             phase="setup",
         ),
+        {
+            "script": Outcome(
+                *("workload_failed", "exception", "DistStoreError", "rank 1 is missing: exited 0; rank "),
+                "DistStoreError: rank # is missing: exited #",
+                why="a script has no phases; its peers give up on the rank",
+            )
+        },
     ),
     RankFault(
         "raises_late",
@@ -169,6 +176,11 @@ RANK_FAULTS = (
             "external": Outcome(
                 *("timeout", "timeout", None, "play_alone() at rank_faults.py", "timeout (rank_faults.py in play"),
                 why="each rank has a deadline of its own",
+            ),
+            "script": Outcome(
+                *("workload_failed", "exception", "RuntimeError", "Timed out"),
+                rank=None,
+                why="nobody asks the ranks of a script for their stacks before the deadline",
             ),
         },
     ),

@@ -115,7 +115,10 @@ def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) ->
 @pytest.mark.parametrize(
     "launcher", ["auto", *(pytest.param(name, marks=pytest.mark.long) for name in [*LAUNCHERS][1:])]
 )
-def test_a_fault_of_a_rank_is_recorded_alike_under_every_launcher(stage: Stage, launcher: Launcher) -> None:
+def test_a_fault_of_a_rank_is_recorded_alike_under_every_launcher(
+    stage: Stage, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("support.stage.PATIENCE", 900)  # for all faults in one run
     if launcher == "accelerate line" and shutil.which("accelerate") is None:
         pytest.skip("accelerate is not installed")
     stage.copy(FAULTS)

@@ -112,6 +112,7 @@ def assert_named(stage: Stage, lines: tuple[Line, ...], *python: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_went_wrong_in_scripts_of_torch_is_named(stage: Stage) -> None:
     assert_named(stage, OF_TORCH)
 
