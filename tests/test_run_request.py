@@ -109,7 +109,7 @@ OF_PYTEST = {
 }
 
 #: Options of the workload ``command``, which a request has among ``config_overrides``.
-OF_COMMANDS = {"command", "fail-on", "pass-on", "metric", "fail-on-nonfinite"}
+OF_COMMANDS = {"command", "fail-on", "pass-on", "skip-on", "metric", "metrics-from", "fail-on-nonfinite"}
 
 
 def fields() -> list[tuple[type, str, str]]:
