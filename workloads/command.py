@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -20,8 +20,11 @@ from pytest_aorta.trials.command_line import (
     files_in,
     fill_in,
     is_python,
+    located,
+    module_path,
     placeholders_in,
     program_not_found,
+    runnable,
     script_of,
     words_of,
 )
@@ -72,6 +75,7 @@ class Command(Workload):
             metrics_from: hf, lightning, nanogpt, tqdm, jsonl:PATH or tensorboard:DIR.
             fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial; without metrics, a line that
                 says such a value.
+            depends: files and folders whose change makes a result stale, besides those that can be found.
             unbuffered: whether Python programs write their output at once (``PYTHONUNBUFFERED``), unless that variable
                 is set.
         """
@@ -85,6 +89,7 @@ class Command(Workload):
         metric: Metrics = ()
         metrics_from: Sources = ()
         fail_on_nonfinite: bool = False
+        depends: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
         unbuffered: bool = True
 
     config: Config
@@ -97,17 +102,17 @@ class Command(Workload):
             OSError: it cannot be started.
         """
         words = words_of(self.config.command)
-        start = fill_in(words, os.environ)
+        start = located(fill_in(words, os.environ))
         problem = program_not_found(start, os.environ.get("PATH", os.defpath))
         if problem is not None:
             raise CommandNotFound(problem)
         self._findings = OutputFindings(OutputRules.of(self.config))
         self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
-        self._process = CommandProcess(start, self._variables())
+        self._process = CommandProcess(runnable(start, os.environ.get("PATH", os.defpath)), self._variables(start))
 
-    def _variables(self) -> dict[str, str]:
-        variables = dict(os.environ)
+    def _variables(self, words: Sequence[str]) -> dict[str, str]:
+        variables = {**os.environ, **module_path(words, os.environ)}
         if self.config.unbuffered:
             variables.setdefault("PYTHONUNBUFFERED", "1")
         if gives_stacks():
@@ -142,8 +147,8 @@ class Command(Workload):
 
     @classmethod
     def data_files(cls, config: Config) -> list[str]:
-        """The scripts and configurations that it names."""
-        return files_in(words_of(config.command))
+        """The scripts and configurations that it names, and what ``depends`` does."""
+        return [*files_in(words_of(config.command)), *config.depends]
 
     @classmethod
     def aorta_description(cls, config: Config) -> dict[str, Any]:

@@ -24,8 +24,11 @@ from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
 from pytest_aorta.trials.command_line import (
     COMMAND_TARGET,
     fill_in,
+    located,
+    module_path,
     placeholders_in,
     program_not_found,
+    runnable,
     words_of,
 )
 from pytest_aorta.trials.config import resolve_config
@@ -241,7 +244,7 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
     send_environment(payload, send)
     config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
     words = words_of(config.command)
-    start = fill_in(words, os.environ)
+    start = located(fill_in(words, os.environ))
     problem = program_not_found(start, os.environ.get("PATH", os.defpath))
     if problem is not None:
         failure = Failure("setup", "exception", problem, "CommandNotFound")
@@ -249,11 +252,13 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
         send({"type": "end", "phase": "setup", "sec": 0.0, "failure": failure})
         send({"type": "lived", "at": time.time()})
         return
+    start = runnable(start, os.environ.get("PATH", os.defpath))
     unbuffered = {"PYTHONUNBUFFERED": "1"} if config.unbuffered else {}
     rules = OutputRules.of(config)
     seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
     output = CommandOutput(payload, send, rules, seed)
-    run_program(payload, send, ["--no-python", *start], output, environ={**unbuffered, **os.environ})
+    variables = {**unbuffered, **os.environ, **module_path(start, os.environ)}
+    run_program(payload, send, ["--no-python", *start], output, environ=variables)
 
 
 class CommandOutput:
