@@ -270,7 +270,7 @@ class _Case:
         if rank.exit is not None and self._was_ended(end):
             weight = ENDED
             if end.exitcode < 0 and self.trial.launcher == "script":
-                message = f"ended by {name}, which torchrun sent because of another rank"
+                message = f"ended by {name}, which its launcher sent because of another rank"
         elif end.exitcode == -signal.SIGTERM and end.stopped is not None:
             message += ", which its agent had not sent"
         elif rank.complaint is not None and weight in (GAVE_UP, PEER_LOST):
@@ -316,15 +316,15 @@ class _Case:
         late = [] if lost else [number for number in missing if number in found]
         missing = late or done
         texts = {number: self._where(number, unseen=number in unseen) for number in ranks}
-        parts = [f"rank {number} is missing: {texts[number]}" for number in missing]
-        parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in missing]
+        named = late or (done if len(done) == 1 else [])
+        parts = [f"rank {number} is missing: {texts[number]}" for number in named]
+        parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in named]
         present = ((waiting or entered.keys()) | newest) - set(missing) if missing else set()
         grounds, seen = f"{rank_names(present)} waited for it", [ranks[number].location for number in missing]
         confidence: Confidence = "certain" if late and waiting and None not in seen else "likely"
         # Ranks of which nothing is heard are lost together.
-        blamed = (
-            missing[:1] if all(number in found and found[number].weight == UNHEARD for number in missing) else missing
-        )
+        unheard = late and all(found[number].weight == UNHEARD for number in late)
+        blamed = late[:1] if unheard else missing
         several = f"{rank_names(present)} waited for {rank_names(blamed)}" if len(blamed) > 1 and present else ""
         if mismatch is not None:
             blamed = [] if mismatch.odd is None else [mismatch.odd]
@@ -374,11 +374,11 @@ class _Case:
         rank, own = self.ranks[number], self.found.get(number)
         if unseen:
             return "where it was is not known"
-        if rank.location is not None and (own is None or own.follows or own.hung):
+        if own is None and (rank.location is None or rank.location.collective is None):
+            text = "exited 0" if rank.exit is not None and rank.exit.exitcode == 0 else "it was done"
+        elif rank.location is not None and (own is None or own.follows or own.hung):
             text = rank.location.text
-        elif own is None:
-            text = "exited 0"
-        elif own.hung or (own.follows and rank.stacks is None and rank.exit is not None):
+        elif own is None or own.hung or (own.follows and rank.stacks is None and rank.exit is not None):
             text = "it gave no stack"
         elif own.failure.kind == "exception":
             text = f"raised {own.failure.type or 'an exception'}"
@@ -469,10 +469,10 @@ class _Case:
             message += f"; of {size} ranks, there is no word of {listed}: their node may be lost"
         if rank.running and rank.location is not None:
             message += f"; {rank.location.text}"
+        message = f"{rank_names(self.tied if self.root is None else [first])}: {message}"
         if self.root is None and self.wait is not None and self.wait.waited is not None and self.wait.several:
             message = f"{self.wait.several}; {message}"
-        names = rank_names(self.tied if self.root is None else [first])
-        return replace(own.failure, rank=first, message=f"{names}: {message}")
+        return replace(own.failure, rank=first, message=message)
 
     def _counts_more(self, agent: Failure) -> bool:
         if agent.kind == "signal":
