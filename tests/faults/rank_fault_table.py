@@ -149,13 +149,14 @@ RANK_FAULTS = (
             "exit code 0 in setup() of a rank",
             phase="setup",
         ),
-        {
-            "script": Outcome(
-                *("workload_failed", "exception", "DistStoreError", "rank 1 is missing: exited 0; rank "),
-                "DistStoreError: rank # is missing: exited #",
-                why="a script has no phases; its peers give up on the rank",
-            )
-        },
+        dict.fromkeys(
+            SCRIPTS,
+            Outcome(
+                *("workload_failed", "exit_code", 0, "ended itself with exit code 0 in run()"),
+                "exit code 0 in run() of a rank",
+                why="a script has no phases",
+            ),
+        ),
     ),
     RankFault(
         "raises_late",
@@ -176,11 +177,6 @@ RANK_FAULTS = (
             "external": Outcome(
                 *("timeout", "timeout", None, "play_alone() at rank_faults.py", "timeout (rank_faults.py in play"),
                 why="each rank has a deadline of its own",
-            ),
-            "script": Outcome(
-                *("workload_failed", "exception", "RuntimeError", "Timed out"),
-                rank=None,
-                why="nobody asks the ranks of a script for their stacks before the deadline",
             ),
         },
     ),
