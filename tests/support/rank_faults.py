@@ -1,7 +1,8 @@
 """A workload of ranks in which something goes wrong between them; copied to where pytest runs.
 
 ``config["script"]`` names the part of each trial, separated by dots; ``config["at"]`` is the rank at fault, or
-``second_node`` for the second one of that node. As a script, it takes the part as its argument.
+``second_node`` for the second one of that node. As a script, it takes the parts as its argument; with ``--spawn`` it
+starts its ranks itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -26,7 +28,9 @@ STACK_SIGNAL = signal.SIGRTMAX - 3
 
 
 def trial_index() -> int:
-    """Of the trial that this process belongs to, by the place of its log."""
+    """Of the trial that this process belongs to, by its variable (of a command) or the place of its log."""
+    if "AORTA_TRIAL_INDEX" in os.environ:
+        return int(os.environ["AORTA_TRIAL_INDEX"])
     found = re.search(r"/trial_(\d+)[/._]", os.readlink("/proc/self/fd/1"))
     assert found is not None
     return int(found[1])
@@ -45,7 +49,7 @@ class RankFaults:
         self.at_fault = str(self.rank) == str(config.get("at", 1))
         if config.get("at") == "second_node":
             self.at_fault = self.second_node and os.environ["LOCAL_RANK"] == "1"
-        self.attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
     def plays(self, part: str) -> bool:
         return self.part == part and self.at_fault
@@ -165,6 +169,8 @@ class RankFaults:
             sys.exit(0)
         elif part == "raises" or (part == "raises_once" and self.attempt == 0):
             raise ValueError("rank 1 has a bug")
+        elif part == "raises_its_own_timeout":
+            raise TimeoutError("Timed out waiting for shard server")
         elif part == "terminated_once" and self.attempt == 0:
             os.kill(os.getpid(), signal.SIGTERM)
         elif part == "leaves_once" and self.attempt == 0:
@@ -189,8 +195,20 @@ class RankFaults:
             dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def play_as_script(local_rank: int | None = None) -> None:
+    if local_rank is not None:
+        os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
     faults = RankFaults({"script": sys.argv[1]})
     faults.setup()
     faults.run()
     faults.cleanup()
+
+
+if __name__ == "__main__":
+    if "--spawn" in sys.argv:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]), WORLD_SIZE="3")
+        torch.multiprocessing.spawn(play_as_script, nprocs=3)
+    else:
+        play_as_script()
