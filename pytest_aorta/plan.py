@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
+from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
@@ -116,9 +117,7 @@ class Selection:
     replays: tuple[Path, ...] = ()
     triage: TriageSettings = field(default_factory=TriageSettings)
     report: Path | None = None
-    until_decided: bool = False
-    goal: Stop = field(default_factory=Stop)
-    duration: float | None = None
+    stop: Stop = field(default_factory=Stop)
     gates: tuple[Gate, ...] = ()
     minimize: tuple[str, ...] = ()
     max_trials: int = 2000
@@ -126,7 +125,7 @@ class Selection:
     @property
     def may_end_early(self) -> bool:
         """Whether not all trials of the plan may be run."""
-        return self.until_decided or self.duration is not None
+        return self.stop.decided or self.stop.seconds is not None
 
     @property
     def turns(self) -> int | None:
@@ -135,9 +134,9 @@ class Selection:
         One by one where the time may be over at any moment. Until cells are decided, the last ones must not wait for
         the end of the first, whose baseline is theirs; but a cell that is not kept warm costs an import.
         """
-        if self.duration is not None:
+        if self.stop.seconds is not None:
             return 1
-        return WARM_CELLS if self.until_decided else None
+        return WARM_CELLS if self.stop.decided else None
 
 
 def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0, workers: int = 1) -> Selection:
@@ -150,9 +149,13 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
     """
     values = dict.fromkeys(BY_NAME) | dict(values)
     stop = values["stop"] or Stop()
-    until_decided, duration = stop.decided, stop.seconds
     _check_search(values)
-    _check_order(values, duration)
+    for axis in values["vary"] or ():
+        given_sets = values["mitigations"] or (("none",),)
+        values["mitigations"] = tuple(
+            (*(name for name in names if name != "none"), *value) for names in given_sets for value in axis
+        )
+    _check_order(values, stop.seconds)
     number, count, file = values["shard"] or (1, 1, None)
     slots, own_cores = values["slots"] or (None, None)
     if slots == 0:
@@ -166,7 +169,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
     return Selection(
         **given("mitigations", "steps", "collect", "resume", "history", "order", "where", "minimize", "max_trials"),
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
-        **given(trials=_most_trials(values, until_decided, duration), gates=values["gate"]),
+        **given(trials=_most_trials(values, stop), gates=values["gate"]),
         **given(results_dir=_optional_path(values["results-dir"]), report=_optional_path(values["report"])),
         output=OutputRules(**given("fail_on", "pass_on", "metric", "fail_on_nonfinite")),
         extra_env={name: value for pairs in values["extra-env"] or () for name, value in pairs.items()},
@@ -186,12 +189,10 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         ),
         triage=TriageSettings(
             **given("baseline", "margin", "speed_margin"),
-            sequential=bool(until_decided or duration or values["minimize"]),
-            confirm=until_decided and stop.confirm,
+            sequential=bool(stop.decided or stop.seconds or values["minimize"]),
+            confirm=stop.decided and stop.confirm,
         ),
-        until_decided=until_decided,
-        goal=stop,
-        duration=duration,
+        stop=stop,
         shard=(number, count) if values["shard"] else None,
         durations=None if file is None else here / file if (here / file).exists() else base / file,
     )
@@ -223,12 +224,12 @@ def _check_search(values: dict[str, Any]) -> None:
     values["baseline"] = values["baseline"] or ",".join(baseline[0])
 
 
-def _most_trials(values: Mapping[str, Any], until_decided: bool, duration: float | None) -> int | None:
-    if values["trials"] is None and duration is not None:
+def _most_trials(values: Mapping[str, Any], stop: Stop) -> int | None:
+    if values["trials"] is None and stop.seconds is not None:
         workloads = (*(values["workload"] or ()), *(values["command"] or ()))
         cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
         return max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
-    if values["trials"] is None and (until_decided or values["minimize"]):
+    if values["trials"] is None and (stop.decided or values["minimize"]):
         return TRIALS_UNTIL_DECIDED
     trials: int | None = values["trials"]
     return trials
@@ -320,7 +321,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     environments = [registry.environment(name) for name in selection.environments]
-    sets = [[registry.mitigation(name) for name in names] for names in selection.mitigations]
+    sets = [[_mitigation(name, registry) for name in names] for names in selection.mitigations]
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
     collectors = tuple(registry.collector(name) for name in selection.collect)
@@ -354,6 +355,13 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     cells = [[replace(first, trial_index=index, order=how) for index in range(selection.trials)] for first in firsts]
     _check_labels(cells)
     return cells
+
+
+def _mitigation(name: str, registry: Registry) -> Mitigation:
+    key, equals, value = name.partition("=")
+    if equals and (is_secret_name(key) or has_secret(value)):
+        raise PlanError(f"mitigation {key}=... may hold a secret, and names of trials show it; use --aorta-extra-env")
+    return registry.mitigation(name)
 
 
 def check_axes(environments: Sequence[str], mitigations: Sequence[Sequence[str]], more: str = "--aorta-trials") -> None:

@@ -123,12 +123,25 @@ def _between(low: float, high: float, value: Any, valid: str) -> float:
     return number
 
 
+#: Days, hours, minutes, seconds.
+_DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
+
+
+def duration(value: Any) -> float:
+    """Seconds; not a number where it is none."""
+    found = re.fullmatch(_DURATION, value.strip(), re.ASCII) if isinstance(value, str) else None
+    if found is None or not any(found.groups()):
+        return number_of(value)
+    return sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+
+
 def seconds(value: Any) -> float:
-    return _between(0, math.inf, value, "a number of seconds above 0")
+    return _between(0, math.inf, duration(value), "a number of seconds above 0, or a time such as 5m or 1h30m")
 
 
 def grace(value: Any) -> float:
-    return 0.0 if number_of(value) == 0 else _between(0, math.inf, value, "a number of seconds, 0 for none")
+    number = duration(value)
+    return 0.0 if number == 0 else _between(0, math.inf, number, "a number of seconds from 0, or a time such as 1m")
 
 
 def share(value: Any) -> float:
@@ -224,6 +237,25 @@ def names(value: Any) -> tuple[str, ...]:
     ):
         raise ValueError("names separated by commas")
     return tuple(each.strip() for each in given)
+
+
+def mitigation_set(value: Any) -> tuple[str, ...]:
+    """Names and ``NAME=VALUE``. After a pair, what is neither belongs to its value: ``A=1,2,tf32_off``."""
+    found: list[str] = []
+    for each in names(value):
+        if found and "=" in found[-1] and isinstance(value, str) and not re.match(r"[A-Za-z_][\w.-]*(=|\Z)", each):
+            found[-1] += f",{each}"
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def variations(text: str) -> tuple[tuple[str, ...], ...]:
+    """``NAME=1,2,4``: a mitigation set for each value."""
+    key, equals, values = text.partition("=")
+    if not equals or not is_variable(key, values) or len(found := values.split(",")) < 2:
+        raise ValueError("a variable and at least two values for it, such as OMP_NUM_THREADS=1,2,4")
+    return tuple((f"{key}={value}",) for value in found)
 
 
 def folder(value: Any) -> Path:
@@ -374,7 +406,10 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
         Setting("trials", positive_int, "N", "trials per cell", "1"),
         Setting("environment", name, "NAME", "registered environment; repeat for an axis", "local", separator=";"),
-        Setting("mitigations", names, "A,B", "one mitigation set; repeat for an axis", "none", separator=";"),
+        Setting(
+            "mitigations", mitigation_set, "A,B", "one set of names or K=V; repeat for an axis", "none", separator=";"
+        ),
+        Setting("vary", variations, "K=1,2", "an axis of values of a variable (repeat)", separator=";"),
         Setting("extra-env", pairs, "K=V", "variables on top of all mitigations (repeat)", separator=f";{NEXT_PAIR}"),
         Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
         Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
@@ -446,7 +481,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "commands of trials": (
-        Setting("minimize", names, "A,B", "find the smallest part of this set that still fixes", scope="internal"),
+        Setting(
+            "minimize", mitigation_set, "A,B", "find the smallest part of this set that still fixes", scope="internal"
+        ),
         Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
     ),
 }

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.plans import grid, grids
 
 from pytest_aorta.plan import WARM_CELLS, Order, Plan, Selection, ordered, turns_of_round
+from pytest_aorta.triage import Stop
 from pytest_aorta.trials.spec import TrialSpec
 
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -82,7 +83,7 @@ def test_beyond_the_bound_of_warm_cells_blocks_of_cells_are_interleaved() -> Non
 
 def test_where_a_run_may_end_early_blocks_of_cells_take_turns() -> None:
     cells = grid(1, 1, WARM_CELLS + 1, 2 * WARM_CELLS)
-    for selection, turns in ((Selection(until_decided=True), WARM_CELLS), (Selection(duration=1.0), 1)):
+    for selection, turns in ((Selection(stop=Stop(decided=True)), WARM_CELLS), (Selection(stop=Stop(seconds=1.0)), 1)):
         found = [(spec.mitigation_index, spec.trial_index) for spec in ordered(cells, "interleaved", selection.turns)]
         expected = [
             [(cell, index) for cell in block]

@@ -27,6 +27,7 @@ from pytest_aorta.trials.command_line import (
     is_python,
     placeholders_in,
     program_not_found,
+    runnable,
     script_of,
     words_of,
 )
@@ -104,7 +105,7 @@ class Command(Workload):
         )
         self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
-        self._process = CommandProcess(start, self._variables())
+        self._process = CommandProcess(runnable(start, os.environ.get("PATH", os.defpath)), self._variables())
 
     def _variables(self) -> dict[str, str]:
         variables = dict(os.environ)

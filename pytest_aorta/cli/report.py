@@ -13,7 +13,9 @@ from pytest_aorta.triage import Margin
 
 @click.command("report")
 @click.argument("results", type=click.Path(path_type=Path), default="results", metavar="[DIR]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The HTML file.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default="report.html", metavar="FILE", help="The HTML file."
+)
 @click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
 @click.option(
     "--margin",

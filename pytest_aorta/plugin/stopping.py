@@ -121,7 +121,7 @@ class Stopping:
     @cached_property
     def rounds(self) -> Rounds | None:
         """``None`` without a time in ``--aorta-stop``."""
-        duration = self._selection.duration
+        duration = self._selection.stop.seconds
         return None if duration is None else Rounds(duration, self.folder)
 
     def publish(self, reasons: Mapping[CellKey, str]) -> None:
@@ -134,7 +134,7 @@ class Stopping:
         """Why no more trials of a cell are needed; ``None`` where they are."""
         if self.skips_nothing:
             return None
-        if self.folder is not None and self._selection.until_decided:
+        if self.folder is not None and self._selection.stop.decided:
             with contextlib.suppress(FileNotFoundError):  # nothing was decided yet
                 status = os.stat(self.folder / _FILE)
                 if (seen := (status.st_ino, status.st_mtime_ns)) != self._seen:

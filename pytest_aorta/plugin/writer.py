@@ -253,9 +253,9 @@ class TrialWriter:
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
         self.decisions = None
-        if run.selection.until_decided:
+        if run.selection.stop.decided:
             before = run.stopping.decided_before()
-            self.decisions = Decisions(self.triage, run.selection.goal, before)
+            self.decisions = Decisions(self.triage, run.selection.stop, before)
         self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
@@ -439,9 +439,9 @@ class TrialWriter:
             compared = set(self.triage.baselines().of)
             found = f"{len(compared & set(self.decisions.decided))} of {counted(len(compared), 'cell')} decided"
             yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-stop=decided)"
-        if selection.duration is not None:
+        if selection.stop.seconds is not None:
             rounds = max((trials.statistics.total for trials in self.triage.cells), default=0)
-            line = f"{of}{counted(rounds, 'round')} in {duration_text(selection.duration)} (--aorta-stop)"
+            line = f"{of}{counted(rounds, 'round')} in {duration_text(selection.stop.seconds)} (--aorta-stop)"
             if rounds >= selection.trials:
                 line += "; there were no more: --aorta-trials gives more"
             yield line

@@ -400,7 +400,9 @@ def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
 
 def _evidence(row: Row, base: CellStatistics) -> str:
     cell, p = row.cell, p_value(_p(row))
-    numbers = f"{cell.failures} of {cell.counted} failed, {base.failures} of {base.counted} without it"
+    added = {*base.mitigations, "none"} <= {*cell.mitigations, "none"}
+    without = "without it" if added else f"with {','.join(base.mitigations)}"
+    numbers = f"{cell.failures} of {cell.counted} failed, {base.failures} of {base.counted} {without}"
     return f"{numbers} (p {p.replace('<', '< ') if p.startswith('<') else f'= {p}'})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import math
@@ -10,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +58,23 @@ _CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf")
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 
+_SHELL = re.compile(r"(ba|da|k|z)?sh")
+
+#: What quotes and backslashes keep a shell from looking at.
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+
+#: What only a shell does: pipes, lists, redirections, substitutions.
+_SHELL_SYNTAX = re.compile(r"[|&;<>`]+|\$(\w+|[{(])|(?<!\S)~(?=/|\s|$)")
+
+#: Ends of the names of scripts that no shell reads.
+_NO_SHELL_SCRIPTS = tuple(end for end in _SCRIPTS if end not in (".sh", ".bash"))
+
+#: Characters of a shell script that are looked at.
+_LONGEST_SCRIPT = 2**20
+
+#: The first line of a script that a shell reads.
+_SHELL_LINE = re.compile(r"#!.*\b(ba|da|k|z)?sh\b")
+
 
 #: Options of Python without a value, after which its script may stand.
 _FLAGS = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -85,7 +103,34 @@ def words_of(command: object) -> list[str]:
         raise ValueError(
             f"{expected}; for variables, --aorta-extra-env NAME=VALUE, or env NAME=VALUE before the program"
         )
+    if found := _of_a_shell(command):
+        raise ValueError(
+            f"no {found!r} outside of quotes, because no shell runs the command: for a shell, {_by_shell(command)}; "
+            f"for the character itself, quotes around the word"
+        )
     return words
+
+
+def _of_a_shell(command: str) -> str | None:
+    """What a shell would replace or act on."""
+    bare = _QUOTED.sub("\0", command)
+    if found := _SHELL_SYNTAX.search(bare):
+        return found[0]
+    patterns = (word for word in bare.split() if "\0" not in word and re.search(r"[*?]", word))
+    return next((word for word in patterns if glob.glob(word)), None)
+
+
+def _by_shell(command: str) -> str:
+    """The option with which a shell runs a command; a pipe fails as its first program does."""
+    shell = f"bash {'-o pipefail ' if '|' in command else ''}-c"
+    shown = re.sub(r"(?<![\w-])([A-Za-z_]\w*=)\S+", r"\1...", command)  # the values of variables may be secrets
+    if not set(shown) & set("'\"$`\\!"):
+        return f"--aorta-command \"{shell} '{shown}'\""
+    return (
+        f"--aorta-command '{shell} \"{shown}\"'"
+        if not set(shown) & set("'\"")
+        else f"--aorta-command \"{shell} '...'\""
+    )
 
 
 def checked_command(command: object) -> str:
@@ -132,20 +177,73 @@ def _is_text(path: str) -> bool:
 
 
 def files_in(words: Sequence[str]) -> list[str]:
-    """Files that a command names and that decide what it does: scripts and configurations, as they are written there.
+    """Files that a command names and that decide what it does: programs, scripts and configurations, as written there.
 
-    And the files of its own that a Python script imports. Neither data nor folders: what a command writes, it names as
-    well.
+    And the files of its own that a Python script imports, and what the words of a shell's ``-c`` and of shell scripts
+    name. Neither data nor folders: what a command writes, it names as well.
     """
+    found: dict[str, None] = {}
+    commands, read = [list(words)], set()
+    while commands:
+        words = commands.pop(0)
+        files = _files_named(words)
+        texts = [*_shell_arguments(words), *(_shell_script(file) for file in files if file not in read)]
+        read.update(files)
+        found |= files
+        commands += [command for text in texts for command in _commands_in(text)]
+    return list(found)
+
+
+def _files_named(words: Sequence[str]) -> dict[str, None]:
     script = script_of(words)
     found = dict.fromkeys([script] if script is not None else [])
     if script is not None and script.endswith(".py"):
         found |= dict.fromkeys(imported_files(script, search_path(script, is_module=script not in words)))
+    if words and os.sep in words[0] and not is_python(words[0]) and os.path.isfile(words[0]):
+        found |= dict.fromkeys([words[0]] if Path(words[0]).absolute().is_relative_to(Path.cwd()) else [])
     for word in words:
         for name in (word, word.partition("=")[2]):
             if name.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) and os.path.isfile(name):
                 found[name] = None
-    return list(found)
+    return found
+
+
+def _shell_arguments(words: Sequence[str]) -> Iterator[str]:
+    """What follows the ``-c`` of a shell."""
+    shells = (number for number, word in enumerate(words) if _SHELL.fullmatch(Path(word).name))
+    for option, text in itertools.pairwise(words[next(shells, len(words)) :]):
+        if re.fullmatch(r"-[a-z]*c", option):
+            yield text
+            return
+
+
+def _shell_script(file: str) -> str:
+    """The text of a file that a shell reads; empty for any other."""
+    if file.lower().endswith((*_NO_SHELL_SCRIPTS, *_CONFIGURATIONS)):
+        return ""
+    with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as opened:
+        text = opened.read(_LONGEST_SCRIPT)
+        if "\0" not in text and (text[:2] != "#!" or _SHELL_LINE.match(text)):
+            return text
+    return ""
+
+
+def _commands_in(text: str) -> list[list[str]]:
+    """Simple commands of a shell's text, as far as they can be told without running it."""
+    found: list[list[str]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        found.append([])
+        try:
+            for word in lexer:
+                if set(word) <= set("|&;()<>"):
+                    found.append([])
+                else:
+                    found[-1].append(word)
+        except ValueError:  # quotes that end in another line
+            found.append(line.split())
+    return list(filter(None, found))
 
 
 def label_of(words: Sequence[str]) -> str:
@@ -218,6 +316,16 @@ def program_not_found(words: Sequence[str], path: str) -> str | None:
     if os.path.exists(program):
         return f"{program!r} is not executable; make it so, or name its interpreter before it"
     return f"there is no program {program!r} in {os.getcwd()}"
+
+
+def runnable(words: Sequence[str], path: str) -> list[str]:
+    """The words with which a program is started: a script that does not begin with ``#!`` runs in ``sh``."""
+    program = shutil.which(words[0], path=path)
+    with contextlib.suppress(OSError, TypeError), open(program, "rb") as file:  # type: ignore[arg-type]
+        head = file.read(80)
+        if head[:2] != b"#!" and not set(head) & {0, 0x7F}:
+            return ["/bin/sh", program, *words[1:]]  # type: ignore[list-item]
+    return list(words)
 
 
 def _python_script(words: Sequence[str]) -> str | None:

@@ -246,8 +246,8 @@ class Limits:
     log_limit: int = LOG_LIMIT
 
 
-#: The trial's index in its cell.
-TRIAL_INDEX = "AORTA_TRIAL_INDEX"
+#: The trial's index in its cell, by two names.
+TRIAL_INDEX, TRIAL = "AORTA_TRIAL_INDEX", "AORTA_TRIAL"
 
 #: A folder for files that belong to the trial's record.
 TRIAL_DIR = "AORTA_TRIAL_DIR"
@@ -262,7 +262,7 @@ FILES = "files"
 KEPT_DAYS = 3
 
 #: All that a trial finds.
-NAMES = (TRIAL_INDEX, TRIAL_DIR, "TMPDIR")
+NAMES = (TRIAL_INDEX, TRIAL, TRIAL_DIR, "TMPDIR")
 
 #: Before the import of a workload: TMPDIR, and the folder that ``tempfile`` remembers once it is asked for it.
 _before: tuple[str | None, str | None] = (None, None)

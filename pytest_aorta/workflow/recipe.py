@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
-from pytest_aorta.settings import TRIALS_UNTIL_DECIDED
+from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, share
 from pytest_aorta.triage import margin
 from pytest_aorta.workflow.commands import check_command
 from pytest_aorta.workflow.finding import RecipeError
@@ -41,6 +41,13 @@ def _no_boolean(value: object) -> object:
     return value
 
 
+def _share(value: object) -> float:
+    try:
+        return share(value)
+    except ValueError as error:
+        raise ValueError(f"expected {error}") from None
+
+
 def _margin_text(value: object) -> object:
     try:
         margin(value)
@@ -55,8 +62,8 @@ PositiveWhole = Annotated[int, Field(strict=True, gt=0)]
 NonNegativeWhole = Annotated[int, Field(strict=True, ge=0)]
 Number = Annotated[float, Field(strict=True)]
 PositiveNumber = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-NonNegativeNumber = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Duration = Annotated[timedelta, BeforeValidator(_no_boolean)]
+Share = Annotated[float, BeforeValidator(_share)]
 MarginText = Annotated[float | str, BeforeValidator(_margin_text)]
 Pointer = Annotated[str, AfterValidator(check_pointer)]
 
@@ -255,7 +262,7 @@ class MatrixTable(Table):
     expect: Literal["pass", "fail"] = "pass"
     baseline: str | None = None
     margin: MarginText | None = None
-    speed_margin: NonNegativeNumber | None = None
+    speed_margin: Share | None = None
     until_decided: bool = False
     gate: tuple[str, ...] = ()
 

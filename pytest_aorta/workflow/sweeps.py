@@ -198,8 +198,8 @@ def _table(sweep: Sweep, action: _Action) -> dict[str, Any]:
         "mitigations": action.mitigations,
     }
     keys |= {name: value for name, value in action.keys.items() if value}
-    if sweep.confound.threshold is not None:
-        keys["speed_margin"] = round(max(0.0, sweep.confound.threshold - 1), 6)
+    if sweep.confound.threshold is not None and 1 < sweep.confound.threshold < 2:
+        keys["speed_margin"] = round(sweep.confound.threshold - 1, 6)
     if sweep.trial_isolation in _ISOLATION:
         keys["isolation"] = _ISOLATION[sweep.trial_isolation]
     baseline = next((cell for cell in action.cells if cell is _baseline(sweep)), None)
@@ -220,6 +220,9 @@ def _baseline(sweep: Sweep) -> SweepCell | None:
 def _notes(sweep: Sweep) -> Iterator[str]:
     if sweep.stop_after is not None:
         yield "stop_after: until_decided = true ends the trials of cells that are decided"
+    threshold = sweep.confound.threshold
+    if threshold is not None and not 1 < threshold < 2:
+        yield f"confound.threshold {threshold}: speed_margin is a share above 0 and below 1"
     collects = [sweep.collect, *(cell.collect for cell in sweep.cells)]
     if any(isinstance(collect, Mapping) and any(collect.values()) for collect in collects):
         yield "collect: options of collectors"

@@ -91,6 +91,30 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sets"),
+    [
+        (["--aorta-mitigations", "A=1,B=2"], (("A=1", "B=2"),)),
+        (["--aorta-mitigations", "A=1,2,tf32_off,B=x:1,y:2"], (("A=1,2", "tf32_off", "B=x:1,y:2"),)),
+        (["--aorta-vary", "A=1,2"], (("A=1",), ("A=2",))),
+        (["--aorta-vary", "A=,2", "--aorta-mitigations", "none", "--aorta-mitigations", "xnack"],
+         (("A=",), ("A=2",), ("xnack", "A="), ("xnack", "A=2"))),
+        (["--aorta-vary", "A=1,2", "--aorta-vary", "B=3,4"],
+         (("A=1", "B=3"), ("A=1", "B=4"), ("A=2", "B=3"), ("A=2", "B=4"))),
+    ],
+)  # fmt: skip
+def test_variables_are_mitigations(
+    pytester: pytest.Pytester, arguments: list[str], sets: tuple[tuple[str, ...], ...]
+) -> None:
+    assert read(pytester, *arguments).mitigations == sets
+
+
+def test_a_secret_is_no_name(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--aorta-workload", "gemm", "--aorta-mitigations", "API_TOKEN=hunter2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*mitigation API_TOKEN=... may hold a secret*use --aorta-extra-env*"])
+
+
 #: One of each kind: repeated, with a separator of its own, a single value, an ini key without option.
 GIVEN = {
     "workload": ("fsdp", "gemm", "allreduce"),
@@ -385,6 +409,8 @@ def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value
         (["--aorta-own-cores"], "--aorta-own-cores: there is no such option; use --aorta-slots=N,own-cores"),
         (["--aorta-duration=8h"], "use --aorta-stop=8h"),
         (["--aorta-grace", "5"], "use -o aorta_grace=VALUE, or the ini file"),
+        (["--aorta-trial=3"], "--aorta-trial: there is no such option; did you mean --aorta-trials[?]"),
+        (["--aorta-nonsense"], "pytest --help lists those of pytest-aorta"),
     ],
 )
 def test_an_option_that_is_called_otherwise_is_refused_with_its_name(
@@ -425,3 +451,14 @@ def test_the_help_of_all_options_fits_two_screens(pytester: pytest.Pytester, mon
     groups = [list(group) for _, group in itertools.groupby(lines, key=bool)]
     ours = [line for group in groups if group[0].startswith("aorta: ") for line in group]
     assert 30 < len(ours) <= 60
+
+
+def test_an_option_of_a_conftest_may_begin_like_ours(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--aorta-trial')")
+    assert pytester.runpytest_inprocess("--aorta-trial=3").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5m", 300), ("1h30m", 5400), ("90s", 90), ("2.5", 2.5)])
+def test_times_have_units(pytester: pytest.Pytester, text: str, seconds: float) -> None:
+    found = read(pytester, "--aorta-timeout", text, "-o", f"aorta_grace={text}")
+    assert (found.limits.timeout, found.limits.grace) == (seconds, seconds)

@@ -84,6 +84,13 @@ def test_its_exit_status_is_the_outcome_of_the_trial(stage: Stage) -> None:
         assert "to stderr\n" in (stage.results / "command-ends" / trial["artifacts"]["stderr"]).read_text()
 
 
+def test_a_script_without_a_first_line_runs_in_sh_as_in_a_shell(stage: Stage) -> None:
+    script = stage.write_file("go", 'test "$1" = "a b" && test "$AORTA_TRIAL" = "$AORTA_TRIAL_INDEX" && exit 3')
+    script.chmod(0o755)
+    stage.run_here("--aorta-command", "./go 'a b'").assert_outcomes(failed=1)
+    assert stage.trial("command-go/trial_0.json")["failure"]["exit_code"] == 3
+
+
 def test_its_output_may_say_otherwise(stage: Stage) -> None:
     stage.write(says=SAYS)
     given = ("--aorta-fail-on", "nan", "--aorta-fail-on", "in{2}f", "--aorta-pass-on", "^ *fine$")
@@ -137,7 +144,7 @@ def test_the_variables_of_a_cell_are_there_and_nothing_else_has_changed(
     assert argv[1:] == [str(folder), '{"a": 0}', f"x{trial['result']['metrics']['seed']}"]
     assert (path[0], cwd) == (str(stage.path), str(stage.path))
     assert not any("bootstrap" in each for each in path)
-    added = {"AORTA_TRIAL_INDEX", "AORTA_TRIAL_DIR", "AORTA_TRIAL_SEED", "TMPDIR", "PYTHONUNBUFFERED"}
+    added = {"AORTA_TRIAL_INDEX", "AORTA_TRIAL", "AORTA_TRIAL_DIR", "AORTA_TRIAL_SEED", "TMPDIR", "PYTHONUNBUFFERED"}
     added |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
     changed = {name for name in variables.keys() | os.environ.keys() if variables.get(name) != os.environ.get(name)}
     own = {"PYTEST_AORTA_ZYGOTE", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "PYTEST_AORTA_GRACE"}
@@ -240,6 +247,7 @@ TWO_RANKS = ("--aorta-command", "true", "--aorta-nproc", "2")
     ("options", "said"),
     [
         (("--aorta-command", "python 'x"), '--aorta-command: "python \'x" is not valid; expected a program'),
+        (("--aorta-command", "python x | tee y"), "expected no '|' outside of quotes, because no shell runs the com"),
         (("--aorta-command", "HF_TOKEN=hidden python x"), "--aorta-command: 'HF_TOKEN=... python x' is not valid"),
         (("--aorta-command", "true", "--aorta-metric", "x"), "--aorta-metric: 'x' is not valid; expected a reg"),
         (("--aorta-command", "true", "--aorta-fail-on", "("), "--aorta-fail-on: '(' is not valid; expected a reg"),

@@ -114,6 +114,14 @@ def test_another_request_runs(counts: Stage, other: tuple[str, str]) -> None:
     assert runs(counts) == 8
 
 
+def test_trials_of_a_cell_with_different_numbers_of_slots_are_noted(counts: Stage) -> None:
+    run(counts, trials=1)
+    again = run(counts, "--aorta-resume", "--aorta-slots", "2", trials=3)
+    again.stdout.fnmatch_lines(
+        ["trials of counts local-none ran with different numbers of slots: 1 with 1 and 2 with 2"]
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", SOME_WAYS[:3])
 def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage, way: str) -> None:

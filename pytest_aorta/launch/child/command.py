@@ -30,6 +30,7 @@ from pytest_aorta.trials.command_line import (
     fill_in,
     placeholders_in,
     program_not_found,
+    runnable,
     words_of,
 )
 from pytest_aorta.trials.config import resolve_config
@@ -249,6 +250,7 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
         send({"type": "end", "phase": "setup", "sec": 0.0, "failure": failure})
         send({"type": "lived", "at": time.time()})
         return
+    start = runnable(start, os.environ.get("PATH", os.defpath))
     unbuffered = {"PYTHONUNBUFFERED": "1"} if config.unbuffered else {}
     rules = OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
     seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None

@@ -385,7 +385,7 @@ def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
 def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     table, base = action.table, run_of(config)
     given = base.selection
-    until_decided = table.until_decided or given.until_decided
+    until_decided = table.until_decided or given.stop.decided
     margin = given.triage.margin if table.margin is None else read_margin(table.margin)
     speed_margin = given.triage.speed_margin if table.speed_margin is None else table.speed_margin
     selection = replace(
@@ -395,12 +395,11 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
             table.baseline,
             margin,
             speed_margin,
-            sequential=until_decided or given.duration is not None,
-            confirm=until_decided and (given.triage.confirm or not given.until_decided),
+            sequential=until_decided or given.stop.seconds is not None,
+            confirm=until_decided and (given.triage.confirm or not given.stop.decided),
             signatures=action.signatures,
         ),
-        until_decided=until_decided,
-        duration=None,  # the time is that of the whole run
+        stop=replace(given.stop, decided=until_decided, seconds=None),  # the time is that of the whole run
         gates=(),
         minimize=(),
         replays=(),
