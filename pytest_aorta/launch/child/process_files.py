@@ -114,13 +114,14 @@ def save_process_collectives(folder: Path, sockets: Path) -> None:
                 (folder / PROCESSES / name).write_text(to_json(recorded))
 
 
-def adopt_ranks(folder: Path, processes: list[Process], said: str) -> list[int]:
+def adopt_ranks(folder: Path, processes: list[Process], said: str, code: int = 0) -> list[int]:
     """Write what is known of ranks into the files of their attempts; the attempts, in order.
 
-    ``said``: what the command has printed, for launchers that are no Python program.
+    ``said``: what the command has printed, and ``code`` that it has exited with, for launchers that are no Python
+    program.
     """
     ranks = [process for process in processes if process.place is not None]
-    _complete(ranks, said)
+    _complete(ranks, said, code)
     attempts: dict[int, dict[int, Process]] = {}
     for process in ranks:
         assert process.place is not None
@@ -219,26 +220,37 @@ _SAID = (
 )
 
 
-def _complete(ranks: list[Process], said: str) -> None:
-    """Add ends that nobody has waited for in Python."""
-    names: dict[str | None, int] = {
-        (signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()
-    }
+#: Of MPICH, which does not say which rank it was.
+_ENDED_BY = re.compile(r"TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
+
+
+def _complete(ranks: list[Process], said: str, code: int) -> None:
+    """Add ends that nobody has waited for in Python; of a single rank without a word, that of the command."""
+    words = {int(number): signal.strsignal(number) or "" for number in signal.valid_signals()}
+    names = {word.lower(): number for number, word in words.items()}
     told: dict[int, int] = {}
     for pattern in _SAID:
         for found in pattern.finditer(said):
             groups = found.groupdict("")
             number = groups.get("signal") or names.get(groups.get("name", "").lower(), 0)
-            if code := int(groups.get("code") or -int(number)):
-                told.setdefault(int(groups["rank"]), code)
+            if end := int(groups.get("code") or -int(number)):
+                told.setdefault(int(groups["rank"]), end)
     for process in ranks:
         if process.end is None and process.place is not None:
-            end = told.get(process.place["rank"])
-            if end is None and (process.raised is not None or process.lived is not None):
-                end = 0 if process.raised is None else 1
+            raised = None if process.raised is None else process.raised["raised"]
+            end = told.get(
+                process.place["rank"], None if raised is None and process.lived is None else int(bool(raised))
+            )
             if end is not None:
-                at = process.lived if process.raised is None else process.raised["raised"]
-                process.end = RankExit(end, process.pid, at, max(0.0, (at or process.started) - process.started))
+                process.end = _seen_end(process, end, raised or process.lived)
+    silent = [process for process in ranks if process.end is None]
+    if len(silent) == 1 and len(ranks) > 1 and code > 0:
+        by = next((int(found[1]) for found in _ENDED_BY.finditer(said)), code - 128 if 128 < code < 160 else 0)
+        silent[0].end = _seen_end(silent[0], -by or code, None)
+
+
+def _seen_end(process: Process, code: int, at: float | None) -> RankExit:
+    return RankExit(code, process.pid, at, max(0.0, (at or process.started) - process.started))
 
 
 def clear(folder: Path) -> None:

@@ -39,7 +39,7 @@ from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, is_command, own_rank
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.trials.command_line import COMMAND_TARGET
+from pytest_aorta.trials.command_line import COMMAND_TARGET, RETURNCODE
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
@@ -264,7 +264,8 @@ class TrialFiles:
         """Ranks that the command has started itself say why it has failed; one that has passed needs no reason."""
         folder, seen, said = self._folder, self._seen, read_tail(self._folder / "stderr.log", _SAID)
         processes = read_processes(folder)
-        attempts = adopt_ranks(folder, processes, said)
+        code = 0 if seen.result is None else seen.result.metrics.get(RETURNCODE, 0)
+        attempts = adopt_ranks(folder, processes, said, code)
         clear(folder)
         if seen.result is not None and seen.result.passed:
             return
