@@ -94,6 +94,7 @@ class Hook:
         try:
             import faulthandler
 
+            faulthandler.enable(file=2)
             path = stacks or self.path(self.pid, "stacks.log")
             self.stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             faulthandler.register(self.number, file=self.stacks, all_threads=True)
@@ -146,9 +147,9 @@ class Hook:
             message=message[:_LIMIT],
             traceback=text if len(text) <= _LIMIT else text[: _LIMIT // 2] + "\n[...]\n" + text[-_LIMIT // 2 :],
         )
-        if any("/torch/distributed/" in frame.filename for frame in frames):
-            self.keep_collectives([self.pid])
-            if "timed out" in message.lower() or "timeout" in message.lower():
+        self.keep_collectives([self.pid])
+        if "timed out" in message.lower() or "timeout" in message.lower():
+            if any("/torch/distributed/" in frame.filename for frame in frames):
                 self.mark_wait()
 
     def mark_wait(self) -> None:

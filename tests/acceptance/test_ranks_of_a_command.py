@@ -1,0 +1,64 @@
+"""A command that starts its own ranks: which rank is the cause, and how it failed, is known as under ``auto``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stage import Stage
+
+FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
+
+#: Ranks that a script starts itself.
+OWN = """
+import os, sys
+import torch.multiprocessing as mp
+
+def work(rank, part, port):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
+    from rank_faults import RankFaults
+
+    faults = RankFaults({"script": part})
+    faults.setup()
+    faults.run()
+    faults.cleanup()
+
+if __name__ == "__main__":
+    import socket
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    mp.spawn(work, (sys.argv[1], port), nprocs=3)
+"""
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "raises": {"kind": "exception", "type": "ValueError", "message": "rank 1: rank 1 has a bug"},
+    "segfaults": {"kind": "signal", "signal": "SIGSEGV"},
+    "gives_up": {"kind": "exception", "type": "RuntimeError"},
+    "sleeps": {"kind": "timeout"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun --nproc-per-node 3 rank_faults.py", "python own.py"])
+def test_the_rank_that_is_the_cause_is_named(stage: Stage, launcher: str) -> None:
+    stage.copy(FAULTS)
+    stage.write(own=OWN)
+    commands = [word for part in EXPECTED for word in ("--aorta-command", f"{launcher} {part}")]
+    stage.run_here(*commands, "--aorta-trials", "1", "--aorta-timeout", "60")
+    records = {str(trial["config"]["command"]).split()[-1]: trial for trial in stage.trials().values()}
+    for part, said in EXPECTED.items():
+        trial = records[part]
+        assert {name: trial["failure"][name] for name in said} == said
+        assert [rank["blame"] for rank in trial["ranks"]] == ["collateral", "cause", "collateral"], part
+        assert trial["failure"]["rank"] == 1
+    for part in ("gives_up", "sleeps"):
+        assert "rank 1 is missing: play_alone() at rank_faults.py" in records[part]["failure"]["message"]
+        assert "ALLREDUCE" in (records[part]["ranks"][0]["collective"] or "").upper().replace("_", "")
+    assert all(rank["stacks"] for rank in records["sleeps"]["ranks"])
+    assert "in string_at" in (records["segfaults"]["failure"]["traceback"] or "")
+    assert not os.path.exists(stage.results / "processes")
+    assert stage.left_running() == []
