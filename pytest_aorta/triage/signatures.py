@@ -336,6 +336,9 @@ _ABORTED = [
     )
 ]
 
+#: What the judge puts before a failure.
+_OF_RANKS = re.compile(r"^ranks? \d[\d,-]*: ")
+
 #: Keys of ``failure_details`` whose values come first, without the key; and those whose values are left out.
 _WHAT = ("kind", "type", "error", "message", "reason")
 _NOT_WHAT = ("note", "traceback", "at", "rank", "phase")
@@ -427,8 +430,8 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
             kind, phase, message=_details(record["result"], record.get("host") or "") if kind == "result" else ""
         )
     kind, phase = failure["kind"], failure["phase"]
-    role = "rank" if failure.get("rank") is not None else ""
-    message = (failure.get("message") or "").removeprefix(f"rank {failure.get('rank')}: ")
+    role = "" if failure.get("rank") is None and failure.get("confidence") is None else "rank"
+    message = _OF_RANKS.sub("", failure.get("message") or "", count=1) if role else failure.get("message") or ""
     text = failure.get("traceback") or ""
     host = record.get("host") or ""
     target = ((record.get("request") or {}).get("workload") or {}).get("target") or ""

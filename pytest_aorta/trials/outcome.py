@@ -396,6 +396,8 @@ def _failed_ranks(ranks: list[RankRecord], cause: Failure) -> list[Failure]:
         for rank in ranks
         if rank.failure is not None and not rank.collateral and rank.failure.phase != "cleanup"
     ]
+    if cause.confidence == "unknown" and failures:
+        return failures
     return [cause, *(failure for failure in failures if failure.rank != cause.rank)]
 
 

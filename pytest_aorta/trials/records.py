@@ -25,6 +25,8 @@ GroupStateName = Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED",
 AttemptReason = Literal["failure", "membership"]
 #: Whether a rank that failed is what the trial's failure comes from, or has only followed.
 Blame = Literal["cause", "collateral", "unknown"]
+#: Of the rank that is named as the cause. ``likely``: by its time, by a majority, or while others were ended unheard.
+Confidence = Literal["certain", "likely", "unknown"]
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -135,6 +137,8 @@ class Failure:
     """Why a trial or a rank is not ``ok``, or what went wrong in its cleanup.
 
     ``at``: when it was noticed, in seconds of ``time.time()``; ``None`` where only the end of a process shows it.
+    ``confidence``: of a trial with ranks, how sure it is that it comes from ``rank``; ``unknown`` where no rank is
+    named. ``evidence``: what that is concluded from.
     """
 
     phase: Phase
@@ -147,6 +151,8 @@ class Failure:
     rank: int | None = None
     stacks: str | None = None
     at: Time | None = None
+    confidence: Confidence | None = None
+    evidence: str | None = None
 
     @property
     def is_late(self) -> bool:

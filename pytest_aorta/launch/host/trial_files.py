@@ -92,18 +92,26 @@ def _files_of(folder: Path) -> list[Path]:
     return found
 
 
+def _rank_to_read(seen: Observation) -> int | None:
+    """That is the cause; of several that may be, the first."""
+    failure = seen.rank_failure
+    if failure is None or failure.rank is not None:
+        return seen.hung_rank if failure is None else failure.rank
+    return next((rank.rank for rank in seen.ranks if rank.blame == "unknown" and failure.confidence), None)
+
+
 def stacks_to_read(seen: Observation, artifacts: dict[str, str]) -> str | None:
     """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
-    rank = seen.hung_rank if seen.rank_failure is None else seen.rank_failure.rank
+    rank = _rank_to_read(seen)
     of_rank = (record.stacks for record in seen.ranks if record.rank == rank and record.stacks is not None)
     return next(of_rank, artifacts.get("stacks"))
 
 
 def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
     """The log of the process that has failed, in a trial's ``folder``: of the rank that is the cause, if one is."""
-    if seen.rank_failure is None or seen.rank_failure.rank is None:
+    if seen.rank_failure is None or (rank := _rank_to_read(seen)) is None:
         return folder / "stderr.log"
-    logs = (record.stderr for record in seen.ranks if record.rank == seen.rank_failure.rank)
+    logs = (record.stderr for record in seen.ranks if record.rank == rank)
     return next((folder.parent / log for log in logs if log is not None), folder / "stderr.log")
 
 

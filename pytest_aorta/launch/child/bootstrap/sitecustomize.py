@@ -148,9 +148,9 @@ class Hook:
             traceback=text if len(text) <= _LIMIT else text[: _LIMIT // 2] + "\n[...]\n" + text[-_LIMIT // 2 :],
         )
         self.keep_collectives([self.pid])
-        if "timed out" in message.lower() or "timeout" in message.lower():
-            if any("/torch/distributed/" in frame.filename for frame in frames):
-                self.mark_wait()
+        late = "timed out" in message.lower() or "timeout" in message.lower()
+        if late and any("/torch/distributed/" in frame.filename for frame in frames):
+            self.mark_wait()
 
     def mark_wait(self) -> None:
         """Let the launcher ask the other ranks where they are before it ends them."""
