@@ -105,7 +105,7 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def save_process_collectives(folder: Path, sockets: Path) -> None:
-    """Ask the flight recorders of running ranks."""
+    """Ask the flight recorders of running ranks, which serve them at sockets that have the numbers of processes."""
     with contextlib.suppress(OSError):
         for path in sockets.iterdir():
             recorded = request_trace(path) if path.name.isdigit() else None
@@ -156,12 +156,23 @@ def _write(folder: Path, attempt: int, members: dict[int, Process], stops: list[
                 log.send(event)
         if process.end is not None:
             write_exit(own, rank, process.end)
-        for name, target in (
-            ("stacks.log", own / f"rank_{rank}.stacks.log"),
-            ("collectives.json", collectives_file(own, rank)),
-        ):
-            with contextlib.suppress(OSError):
-                (folder / PROCESSES / f"{process.name}.{name}").rename(target)
+        _move_files(folder, process)
+
+
+def _move_files(folder: Path, process: Process) -> None:
+    assert process.place is not None
+    own, rank = attempt_folder(folder, process.place["attempt"]), process.place["rank"]
+    stacks, collectives = own / f"rank_{rank}.stacks.log", collectives_file(own, rank)
+    for name, target in (("stacks.log", stacks), ("collectives.json", collectives)):
+        with contextlib.suppress(OSError):
+            (folder / PROCESSES / f"{process.name}.{name}").rename(target)
+
+
+def move_files(folder: Path) -> None:
+    """Where an agent has written down how the ranks ended, add what else their processes have left."""
+    for process in read_processes(folder):
+        if process.place is not None:
+            _move_files(folder, process)
 
 
 def _events(process: Process) -> Iterator[Event]:
@@ -171,6 +182,8 @@ def _events(process: Process) -> Iterator[Event]:
     at = process.lived if end is None else end.at
     done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
     if failure is not None and (process.raised is not None or (end is not None and not end.stopped)):
+        if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is not None:
+            failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
         yield {**done, "failure": failure}
     elif failure is None and (process.lived is not None or (end is not None and not process.left)):
         yield {**done, "result": ResultRecord(True)}
@@ -238,11 +251,10 @@ def _complete(ranks: list[Process], said: str, code: int) -> None:
     for process in ranks:
         if process.end is None and process.place is not None:
             raised = None if process.raised is None else process.raised["raised"]
-            end = told.get(
-                process.place["rank"], None if raised is None and process.lived is None else int(bool(raised))
-            )
-            if end is not None:
-                process.end = _seen_end(process, end, raised or process.lived)
+            own = None if raised is None and process.lived is None else int(bool(raised))
+            code_of_rank = told.get(process.place["rank"], own)
+            if code_of_rank is not None:
+                process.end = _seen_end(process, code_of_rank, raised or process.lived)
     silent = [process for process in ranks if process.end is None]
     if len(silent) == 1 and len(ranks) > 1 and code > 0:
         by = next((int(found[1]) for found in _ENDED_BY.finditer(said)), code - 128 if 128 < code < 160 else 0)

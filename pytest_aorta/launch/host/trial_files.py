@@ -29,6 +29,7 @@ from pytest_aorta.launch.child.process_files import (
     adopt_ranks,
     clear,
     failure_below,
+    move_files,
     read_processes,
     root_cause,
     save_process_collectives,
@@ -324,6 +325,8 @@ class TrialFiles:
         launcher: Launcher = "torchrun" if self._cell.plan.mode == "torchrun" else "elastic"
         if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET, COMMAND_TARGET):
             launcher = "script"
+            move_files(self._folder)
+            clear(self._folder)
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
         return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, overdue=overdue, stalled=stalled)
 
