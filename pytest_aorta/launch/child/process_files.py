@@ -22,7 +22,7 @@ from pytest_aorta.launch.child.attempt_files import (
     write_start,
     write_stop,
 )
-from pytest_aorta.launch.diagnosis.evidence import RankExit
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason, request_trace
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, to_json
 
@@ -46,9 +46,6 @@ class Process:
     #: When it began to end its children.
     stops: float | None = None
 
-    #: Whether it has called ``os._exit(0)`` while others were not done.
-    left: bool = False
-
     @property
     def failure(self) -> Failure | None:
         """Why it has ended, where it has failed."""
@@ -63,10 +60,11 @@ class Process:
             return None
         return replace(infer_exit_reason(code, None, None), at=None if self.end is None else self.end.at)
 
-    @property
-    def is_about_others(self) -> bool:
-        """Whether it has raised within a collective, or while it met the others."""
-        return self.raised is not None and "/torch/distributed/" in self.raised["traceback"]
+
+def has_lived(folder: Path, pid: int) -> bool | None:
+    """Whether a process of this host has ended in order; ``None`` of one that tells nothing."""
+    path = folder / PROCESSES / f"{os.uname().nodename}.{pid}.events"
+    return any("lived" in entry for entry in _entries(path)) if path.exists() else None
 
 
 def read_processes(folder: Path) -> list[Process]:
@@ -143,10 +141,6 @@ def _write(folder: Path, attempt: int, members: dict[int, Process], stops: list[
     if len(local) < len(members):  # of several hosts
         local = dict(zip(members, members, strict=True))
     write_start(own, local, size, group)
-    failed = [process for process in members.values() if process.failure is not None]
-    if failed and all(process.is_about_others or (process.end and process.end.stopped) for process in failed):
-        for process in members.values():
-            process.left = process.end is not None and process.end.exitcode == 0 and process.lived is None
     begun = min(process.started for process in members.values())
     if after := [at for at in stops if at >= begun]:
         write_stop(own, min(after))
@@ -175,6 +169,31 @@ def move_files(folder: Path) -> None:
             _move_files(folder, process)
 
 
+def settle(trial: TrialEvidence) -> TrialEvidence:
+    """Take ranks of a script for done that have called ``os._exit(0)``, unless the others waited for them."""
+    if trial.launcher != "script":
+        return trial
+    silent = [rank for rank in trial.ranks if rank.exit is not None and rank.exit.exitcode == 0 and _says_nothing(rank)]
+    others = [rank for rank in trial.ranks if rank not in silent and not rank.seen().finished]
+    if not others or not all(map(_waits, others)):
+        for rank in silent:
+            assert rank.exit is not None
+            done: Event = {"type": "end", "phase": "run", "sec": rank.exit.sec, "at": rank.exit.at}
+            rank.events = [*(rank.events or ()), {**done, "result": ResultRecord(True)}, {"type": "lived", "at": None}]
+    return trial
+
+
+def _says_nothing(rank: RankEvidence) -> bool:
+    seen = rank.seen()
+    return not seen.finished and not seen.failures
+
+
+def _waits(rank: RankEvidence) -> bool:
+    in_group = ["/torch/distributed/" in (failure.traceback or "") for failure in rank.seen().failures.values()]
+    in_collective = rank.location is not None and rank.location.collective is not None
+    return any(in_group) or in_collective or bool(rank.exit is not None and rank.exit.stopped)
+
+
 def _events(process: Process) -> Iterator[Event]:
     yield {"type": "env", "env": {"process": {"pid": process.pid}}}
     yield {"type": "begin", "phase": "run"}
@@ -185,7 +204,7 @@ def _events(process: Process) -> Iterator[Event]:
         if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is not None:
             failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
         yield {**done, "failure": failure}
-    elif failure is None and (process.lived is not None or (end is not None and not process.left)):
+    elif failure is None and process.lived is not None:
         yield {**done, "result": ResultRecord(True)}
         yield {"type": "lived", "at": at}
 

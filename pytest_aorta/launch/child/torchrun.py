@@ -22,7 +22,7 @@ from pytest_aorta.launch.child.attempt_files import (
     keep_evidence,
     last_attempt,
 )
-from pytest_aorta.launch.child.process_files import clear, move_files
+from pytest_aorta.launch.child.process_files import clear, move_files, settle
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT, PrepareArgument, TrialPayload
@@ -217,7 +217,7 @@ def _evidence(payload: TrialPayload, launcher: Launcher, attempt: int, code: int
     move_files(folder)
     with contextlib.suppress(OSError, ValueError):
         agent.error = json.loads((folder / ERROR).read_text())
-    return attempt_evidence(folder, attempt, launcher, payload["source"], agent=agent)
+    return settle(attempt_evidence(folder, attempt, launcher, payload["source"], agent=agent))
 
 
 def _report(folder: Path, trial: TrialEvidence, send: Send) -> None:

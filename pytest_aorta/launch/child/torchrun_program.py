@@ -26,7 +26,7 @@ from pytest_aorta.launch.child.attempt_files import (
 )
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.elastic import WorkloadRecorder, run_rank
-from pytest_aorta.launch.child.process_files import save_process_collectives
+from pytest_aorta.launch.child.process_files import has_lived, save_process_collectives
 from pytest_aorta.launch.child.torch_compat import use_agent_in_torchrun, use_recorder
 from pytest_aorta.launch.child.torchrun import ERROR, STATES
 from pytest_aorta.launch.diagnosis.evidence import RankExit
@@ -55,9 +55,9 @@ class ScriptRecorder(AttemptRecorder):
     def ended(self, rank: int, end: RankExit) -> None:
         at = end.at or time.time()
         event: Event = {"type": "end", "phase": "run", "sec": end.sec, "at": at}
-        if end.exitcode == 0:
+        if end.exitcode == 0 and has_lived(self.folder, end.pid or 0) is not False:
             self._append(rank, {**event, "result": ResultRecord(True)}, {"type": "lived", "at": at})
-        elif not end.stopped:
+        elif end.exitcode != 0 and not end.stopped:
             error_file, stderr = (find_file(self.folder, self.attempt, rank, it) for it in ("error.json", "stderr.log"))
             failure = infer_exit_reason(end.exitcode, read_error_file(error_file), stderr)
             if end.exitcode == -signal.SIGTERM:

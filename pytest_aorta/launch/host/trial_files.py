@@ -33,6 +33,7 @@ from pytest_aorta.launch.child.process_files import (
     read_processes,
     root_cause,
     save_process_collectives,
+    settle,
 )
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
@@ -284,7 +285,7 @@ class TrialFiles:
                 seen.failures["run"] = replace(failure, at=None)
             return
         for attempt in attempts[:-1]:
-            trial = attempt_evidence(folder, attempt, "script", self._cell.info.source)
+            trial = settle(attempt_evidence(folder, attempt, "script", self._cell.info.source))
             keep_evidence(folder, trial)
             seen.attempts.append(attempt_event(trial)["attempt"])
         self._judge(self._evidence(overdue=overdue))
@@ -328,7 +329,8 @@ class TrialFiles:
             move_files(self._folder)
             clear(self._folder)
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
-        return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, overdue=overdue, stalled=stalled)
+        limits = {"overdue": overdue, "stalled": stalled}
+        return settle(attempt_evidence(self._folder, attempt, launcher, source, agent=agent, **limits))
 
     def _judge(self, trial: TrialEvidence) -> None:
         found, seen = judge(trial), self._seen
