@@ -50,8 +50,12 @@ def command_entries(commands: Sequence[str]) -> list[WorkloadEntry]:
     ]
 
 
-def completed(entry: WorkloadEntry, rules: OutputRules, execution: Execution) -> WorkloadEntry:
+def completed(
+    entry: WorkloadEntry, rules: OutputRules, execution: Execution, depends: Sequence[str] = ()
+) -> WorkloadEntry:
     """The entry of a command with what is looked for in its output, and with ranks where they are asked for.
+
+    ``depends``: files and folders that its result depends on.
 
     Raises:
         PlanError: an option that its ranks cannot have.
@@ -61,7 +65,8 @@ def completed(entry: WorkloadEntry, rules: OutputRules, execution: Execution) ->
     if execution.nproc is not None:
         _check_ranks(entry.name, execution)
     target = COMMAND_TARGET if execution.nproc is None else COMMAND_RANKS_TARGET
-    return replace(entry, target=target, options={**entry.options, **rules.options()})
+    more = {"depends": list(depends)} if depends else {}
+    return replace(entry, target=target, options={**entry.options, **rules.options(), **more})
 
 
 def _check_ranks(name: str, execution: Execution) -> None:
@@ -88,7 +93,8 @@ _TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
 class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
-    ``commands`` are workloads as well, and ``output`` says what to look for in what these print.
+    ``commands`` are workloads as well, and ``output`` says what to look for in what these print;
+    ``depends`` are files and folders that their results depend on.
     ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
     a tuple of mitigation sets; ``replays`` are trial files, and folders of them, to take all else from.
     """
@@ -96,6 +102,7 @@ class Selection:
     workloads: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     output: OutputRules = field(default_factory=OutputRules)
+    depends: tuple[str, ...] = ()
     trials: int = 1
     environments: tuple[str, ...] = ("local",)
     mitigations: tuple[tuple[str, ...], ...] = (("none",),)
@@ -171,13 +178,14 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
         **given(trials=_most_trials(values, stop), gates=values["gate"]),
         **given(results_dir=_optional_path(values["results-dir"]), report=_optional_path(values["report"])),
+        **given("depends"),
         output=OutputRules(**given("fail_on", "pass_on", "metric", "fail_on_nonfinite")),
         extra_env={name: value for pairs in values["extra-env"] or () for name, value in pairs.items()},
         config=dict(values["config"] or ()),
         replays=tuple(here / text for text in values["replay"] or ()),
         registry_files=tuple(_path(text, base) for text in values["registry-file"] or ()),
         execution=Execution(
-            **given("isolation", "launcher", "nproc", "seed", "preload"),
+            **given("isolation", "launcher", "nproc", "seed", "preload", "cwd"),
             elastic=elastic_options(dict(values["elastic"] or ())),
         ),
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
@@ -317,7 +325,7 @@ def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Re
 
 def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
     """The trials of every cell: workloads x environments x mitigation sets, each a list over trial indices."""
-    entries = [completed(entry, selection.output, selection.execution) for entry in entries]
+    entries = [completed(entry, selection.output, selection.execution, selection.depends) for entry in entries]
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     environments = [registry.environment(name) for name in selection.environments]

@@ -404,6 +404,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             separator="\n",
         ),
         Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
+        Setting("depends", name, "PATH", "a command's result depends on this file (repeat)", separator=";"),
         Setting("trials", positive_int, "N", "trials per cell", "1"),
         Setting("environment", name, "NAME", "registered environment; repeat for an axis", "local", separator=";"),
         Setting(
@@ -421,6 +422,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "processes of trials": (
         Setting("isolation", choice("fork", "spawn", "none"), "HOW", "fork, spawn, or none: in pytest itself", "fork"),
         Setting("preload", preload, "HOW", "imported once per cell: auto, none, or torch,numpy", "auto"),
+        Setting("cwd", choice("here", "fresh", "copy"), "HOW", "working directory: here, fresh or copy", "here"),
         Setting("timeout", seconds, "SEC", "deadline of a trial, and of its import"),
         Setting("stall-timeout", seconds, "SEC", "longest time without progress() in setup() or run()", scope="ini"),
         Setting("grace", grace, "SEC", "from SIGTERM to SIGKILL for a trial that has to end", "5", scope="ini"),

@@ -48,6 +48,7 @@ REFUSED = {
     "memory": (["0", "8X"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "log-limit": (["-1", "x"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "preload": (["", "torch,", "1x"], "auto, none, or names of modules separated by commas, such as torch,numpy"),
+    "cwd": (["there"], "one of here, fresh, copy"),
     "slots": (
         ["0", "many", ",own-cores"],
         "a whole number of at least 1, or auto; with cores of their own: 4,own-cores, or own-cores",
@@ -87,6 +88,7 @@ ODD: dict[str, list[Any]] = {
     "memory": [True, 0, 1.5e9, 2**63],
     "log-limit": [None, 0],
     "preload": [None, (), 3, ("torch", "")],
+    "cwd": [None],
     "slots": [None, 0, 1.5, True],
     "devices": [(0, 0), (-1,), ("gpu",), 3, (True,), (1.0,)],
 }
@@ -109,7 +111,7 @@ OF_PYTEST = {
 }
 
 #: Options of the workload ``command``, which a request has among ``config_overrides``.
-OF_COMMANDS = {"command", "fail-on", "pass-on", "metric", "fail-on-nonfinite"}
+OF_COMMANDS = {"command", "fail-on", "pass-on", "metric", "fail-on-nonfinite", "depends"}
 
 
 def fields() -> list[tuple[type, str, str]]:

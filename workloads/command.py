@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -25,6 +25,8 @@ from pytest_aorta.trials.command_line import (
     files_in,
     fill_in,
     is_python,
+    located,
+    module_path,
     placeholders_in,
     program_not_found,
     runnable,
@@ -72,6 +74,7 @@ class Command(Workload):
             pass_on: regular expressions; if there are any, the trial passes when a line matches one.
             metric: regular expressions with named groups.
             fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial.
+            depends: files and folders whose change makes a result stale, besides those that can be found.
             unbuffered: whether Python programs write their output at once (``PYTHONUNBUFFERED``), unless that variable
                 is set.
         """
@@ -83,6 +86,7 @@ class Command(Workload):
         pass_on: Regexes = ()
         metric: Metrics = ()
         fail_on_nonfinite: bool = False
+        depends: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
         unbuffered: bool = True
 
     config: Config
@@ -95,7 +99,7 @@ class Command(Workload):
             OSError: it cannot be started.
         """
         words = words_of(self.config.command)
-        start = fill_in(words, os.environ)
+        start = located(fill_in(words, os.environ))
         problem = program_not_found(start, os.environ.get("PATH", os.defpath))
         if problem is not None:
             raise CommandNotFound(problem)
@@ -105,10 +109,10 @@ class Command(Workload):
         )
         self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
-        self._process = CommandProcess(runnable(start, os.environ.get("PATH", os.defpath)), self._variables())
+        self._process = CommandProcess(runnable(start, os.environ.get("PATH", os.defpath)), self._variables(start))
 
-    def _variables(self) -> dict[str, str]:
-        variables = dict(os.environ)
+    def _variables(self, words: Sequence[str]) -> dict[str, str]:
+        variables = {**os.environ, **module_path(words, os.environ)}
         if self.config.unbuffered:
             variables.setdefault("PYTHONUNBUFFERED", "1")
         if gives_stacks():
@@ -144,8 +148,8 @@ class Command(Workload):
 
     @classmethod
     def data_files(cls, config: Config) -> list[str]:
-        """The scripts and configurations that it names."""
-        return files_in(words_of(config.command))
+        """The scripts and configurations that it names, and what ``depends`` does."""
+        return [*files_in(words_of(config.command)), *config.depends]
 
     @classmethod
     def aorta_description(cls, config: Config) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED, start_folder
 from pytest_aorta.trials.steps import StepClock
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -71,6 +71,9 @@ _NO_SHELL_SCRIPTS = tuple(end for end in _SCRIPTS if end not in (".sh", ".bash")
 
 #: Characters of a shell script that are looked at.
 _LONGEST_SCRIPT = 2**20
+
+#: Characters of the first line of a script.
+_LONGEST_LINE = 256
 
 #: The first line of a script that a shell reads.
 _SHELL_LINE = re.compile(r"#!.*\b(ba|da|k|z)?sh\b")
@@ -183,7 +186,8 @@ def files_in(words: Sequence[str]) -> list[str]:
     name. Neither data nor folders: what a command writes, it names as well.
     """
     found: dict[str, None] = {}
-    commands, read = [list(words)], set()
+    commands: list[list[str]] = [list(words)]
+    read: set[str] = set()
     while commands:
         words = commands.pop(0)
         files = _files_named(words)
@@ -299,6 +303,37 @@ def fill_in(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [_PLACEHOLDER.sub(lambda found: environ[_PLACEHOLDERS[found[1]]], word) for word in words]
 
 
+def located(words: Sequence[str]) -> list[str]:
+    """The words of a command for a trial in a working directory of its own.
+
+    Programs, scripts and configurations that are not there are those of the directory that pytest was started in.
+    """
+    here, start = Path.cwd(), Path(start_folder())
+    if here == start:
+        return list(words)
+    found, script = [], _python_script(words)
+    for number, word in enumerate(words):
+        option, equals, value = word.rpartition("=")
+        is_named = (
+            word == script or value.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) or (number == 0 and os.sep in word)
+        )
+        away = is_named and not (here / value).exists() and (start / value).is_file()
+        found.append(f"{option}{equals}{start / value}" if away else word)
+    return found
+
+
+def module_path(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """``PYTHONPATH`` with which ``python -m`` finds a module of the directory that pytest was started in."""
+    start, module = start_folder(), module_of(words)
+    if (
+        module is None
+        or Path.cwd() == Path(start)
+        or not glob.glob(os.path.join(start, module.partition(".")[0]) + "*")
+    ):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [start, environ.get("PYTHONPATH")]))}
+
+
 def program_not_found(words: Sequence[str], path: str) -> str | None:
     """Why a command cannot be started; ``None`` where it can. ``path``: the folders that its program is looked for in.
 
@@ -326,6 +361,14 @@ def runnable(words: Sequence[str], path: str) -> list[str]:
         if head[:2] != b"#!" and not set(head) & {0, 0x7F}:
             return ["/bin/sh", program, *words[1:]]  # type: ignore[list-item]
     return list(words)
+
+
+def tells_what_it_reads(words: Sequence[str]) -> bool:
+    """Whether a program is Python, or a script of Python."""
+    program = shutil.which(words[0])
+    with contextlib.suppress(OSError, TypeError), open(program, "rb") as file:  # type: ignore[arg-type]
+        return is_python(words[0]) or re.match(rb"#!.*\b(python|pypy)", file.readline(_LONGEST_LINE)) is not None
+    return False
 
 
 def _python_script(words: Sequence[str]) -> str | None:

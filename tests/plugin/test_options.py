@@ -67,7 +67,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         *("--aorta-resume", "-o", "aorta_history=3", "--aorta-replay", "/results/trial_0.json"),
         *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
         *("--aorta-preload", "torch,numpy.linalg", "-o", "aorta_order=random", "--aorta-registry-file", "/a.json"),
-        *("--aorta-slots", "3,own-cores", "--aorta-devices", "0,2-3"),
+        *("--aorta-cwd", "fresh", "--aorta-slots", "3,own-cores", "--aorta-devices", "0,2-3"),
         *("--aorta-host", "2*popen", "--aorta-host", "ssh=gpu7"),
     )
     assert selection == Selection(
@@ -84,7 +84,9 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         history=3,
         order="random",
         registry_files=(Path("/a.json"),),
-        execution=Execution(isolation="spawn", launcher="torchrun", nproc=2, preload=("torch", "numpy.linalg")),
+        execution=Execution(
+            isolation="spawn", launcher="torchrun", nproc=2, preload=("torch", "numpy.linalg"), cwd="fresh"
+        ),
         limits=Limits(timeout=1.5, stall_timeout=0.5, grace=0.0, memory=3 * 2**29, log_limit=4096),
         replays=(Path("/results/trial_0.json"),),
         resources=Resources(slots=3, devices=(0, 2, 3), hosts=("popen", "popen", "ssh=gpu7"), own_cores=True),

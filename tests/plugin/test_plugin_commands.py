@@ -216,7 +216,7 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         "fail_on_nonfinite": True,
     }
     (record,) = run_trials(RunRequest("command", 1, config_overrides=given, results_dir=stage.results))
-    assert record.config == {**given, "unbuffered": True}
+    assert record.config == {**given, "depends": [], "unbuffered": True}
     assert (record.result.failure_count, record.result.metrics["returncode"]) == (2, 0)
 
     texts = {"command": f"{PYTHON} says.py 0 x", "fail_on": "[xy]", "pass_on": '["a", "b"]'}
@@ -231,7 +231,7 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         ({"command": "python 'x"}, "no closing quotation"),
         ({"command": "true", "metric": ["loss"]}, "named groups"),
         ({"command": "true", "fail_on": ["("]}, "unterminated subpattern"),
-        ({"command": "true", "steps": 4}, "Command has no option 'steps'; valid: command, fail_on, fa"),
+        ({"command": "true", "steps": 4}, "Command has no option 'steps'; valid: command, depends, fa"),
     ],
 )
 def test_what_it_cannot_take_is_refused_before_a_trial(tmp_path: Path, config: dict[str, object], said: str) -> None:
@@ -282,6 +282,56 @@ def test_resume_runs_only_what_has_changed(stage: Stage) -> None:
         before, last = last, started()
         assert last != before, name
     assert started("--aorta-fail-on", "never") != last
+
+
+def test_resume_knows_what_the_processes_of_a_trial_have_read(stage: Stage) -> None:
+    """Through shells, and of files that no word names; what a trial itself writes is no input."""
+    stage.write(
+        a="""
+        import importlib, os, subprocess, sys
+        importlib.import_module("plug" + "in")
+        print(open("data/" + "values").read())
+        open("log", "a").write("a run")
+        open("log").read()
+        subprocess.run([sys.executable, "b.py"], check=True)
+        os._exit(0)  # without an orderly end
+        """,
+        b="print(open('table').read())",
+        plugin="x = 1",
+    )
+    stage.write_file("data/values", "1")
+    stage.write_file("table", "2")
+    stage.write_file("go", f"where=.\n{PYTHON} $where/a.py && true\n").chmod(0o755)
+    given = ("--aorta-command", f"bash -c '{PYTHON} a.py && true'", "--aorta-command", "./go", "--aorta-resume")
+
+    def starts(cwd: str) -> list[object]:
+        stage.run_here(*given, "--aorta-cwd", cwd).assert_outcomes(passed=2)
+        return [trial["started_at"] for trial in stage.trials().values()]
+
+    for cwd in ("here", "copy"):
+        last = starts(cwd)
+        assert starts(cwd) == last
+        for name in ("a.py", "plugin.py", "data/values"):
+            path = stage.path / name
+            path.write_text(path.read_text() + "\n# changed")
+            before, last = last, starts(cwd)
+            assert not {*before} & {*last}, name
+        assert starts(cwd) == last
+
+
+def test_a_command_of_which_that_cannot_be_known_is_kept_only_with_depends(stage: Stage) -> None:
+    stage.write_file("Makefile", "all:\n\tcat input")
+    stage.write_file("input", "1")
+    given = ("--aorta-command", "sh -c 'cat input'", "--aorta-resume")
+    stage.run_here(*given)
+    again = stage.run_here(*given)
+    again.stdout.fnmatch_lines(["1 earlier result not kept: what 'sh' reads is not known; --aorta-depends PATH says *"])
+    kept = "1 of 1 trial had a result already*"
+    stage.run_here(*given, "--aorta-depends", "input", "--aorta-depends", "Makefile")
+    stage.run_here(*given, "--aorta-depends", "input", "--aorta-depends", "Makefile").stdout.fnmatch_lines([kept])
+    stage.write_file("input", "2")
+    again = stage.run_here(*given, "--aorta-depends", "input", "--aorta-depends", "Makefile")
+    again.stdout.fnmatch_lines(["1 earlier result not kept: input changed"])
 
 
 def test_a_replay_runs_the_same_command_with_the_same_seed(stage: Stage) -> None:

@@ -161,13 +161,17 @@ class Ranks:
 @pytest.mark.parametrize(
     "launcher",
     [("--aorta-launcher", "torchrun"), pytest.param(("--aorta-elastic", "start_method=spawn"), marks=pytest.mark.long)],
+    ids=" ".join,
 )
+@pytest.mark.slow
 def test_the_deadline_of_ranks_begins_after_their_imports(stage: Stage, launcher: tuple[str, str]) -> None:
     stage.write(ranks=RANKS.replace("{sleep}", "11"))
     result = stage.run("ranks.py", "--aorta-nproc", "2", "--aorta-timeout", "10", *launcher)
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_hang_in_their_imports_did_not_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_trial, "start_limits", lambda order: StartLimits(total=15))
     stage.write(ranks=RANKS.replace("{sleep}", "1000"))

@@ -28,6 +28,8 @@ from pytest_aorta.trials.command_line import (
     OutputFindings,
     OutputRules,
     fill_in,
+    located,
+    module_path,
     placeholders_in,
     program_not_found,
     runnable,
@@ -242,7 +244,7 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
     send_environment(payload, send)
     config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
     words = words_of(config.command)
-    start = fill_in(words, os.environ)
+    start = located(fill_in(words, os.environ))
     problem = program_not_found(start, os.environ.get("PATH", os.defpath))
     if problem is not None:
         failure = Failure("setup", "exception", problem, "CommandNotFound")
@@ -255,7 +257,8 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
     rules = OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
     seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
     output = CommandOutput(payload, send, rules, seed)
-    run_program(payload, send, ["--no-python", *start], output, environ={**unbuffered, **os.environ})
+    variables = {**unbuffered, **os.environ, **module_path(start, os.environ)}
+    run_program(payload, send, ["--no-python", *start], output, environ=variables)
 
 
 class CommandOutput:

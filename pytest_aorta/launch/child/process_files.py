@@ -201,7 +201,7 @@ def _events(process: Process) -> Iterator[Event]:
     at = process.lived if end is None else end.at
     done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
     if failure is not None and (process.raised is not None or (end is not None and not end.stopped)):
-        if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is not None:
+        if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is False:
             failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
         yield {**done, "failure": failure}
     elif failure is None and process.lived is not None:

@@ -25,6 +25,7 @@ from pytest_aorta.launch.child.attempt_files import (
     save_collectives,
     write_exit,
 )
+from pytest_aorta.launch.child.bootstrap import READS
 from pytest_aorta.launch.child.process_files import (
     adopt_ranks,
     clear,
@@ -43,6 +44,7 @@ from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, networ
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.command_line import COMMAND_TARGET, RETURNCODE
 from pytest_aorta.trials.execution import FILES, ElasticOptions
+from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.spec import TrialSpec
@@ -83,6 +85,35 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
                 path.unlink()
     relative = [path.relative_to(folder.parent) for path in sorted(kept)]
     return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
+
+
+def files_read(folder: Path, files: Path, project: Path, results: Path | None) -> dict[str, str]:
+    """Digests of the files of a ``project`` that the Python processes of a command have read, and not written.
+
+    ``folder`` of the trial; ``files``: its own, which may be a copy of the project. Empty where nothing was told. What
+    is installed below the project is known by name and version.
+    """
+    noted = folder / READS
+    try:
+        lines = noted.read_bytes().splitlines()
+        noted.unlink()
+    except OSError:
+        return {}
+    read: dict[bytes, set[Path]] = {b"r": set(), b"w": set()}
+    for line in lines:
+        path = Path(os.fsdecode(line[1:]))
+        if path.suffix == ".pyc" and path.parent.name == "__pycache__":
+            path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+        if path.is_relative_to(files):
+            path = project / path.relative_to(files)
+        read.setdefault(line[:1], set()).add(path)
+    inside = (
+        path
+        for path in sorted(read[b"r"] - read[b"w"])
+        if path.is_relative_to(project) and not (results is not None and path.is_relative_to(results))
+    )
+    own = (path for path in inside if {"site-packages", "dist-packages", ".git"}.isdisjoint(path.parts))
+    return {str(path): digest for path in own if path.is_file() and (digest := file_digest(path)) is not None}
 
 
 def _files_of(folder: Path) -> list[Path]:

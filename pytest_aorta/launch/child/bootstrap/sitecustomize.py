@@ -78,6 +78,7 @@ class Hook:
         self.has_place = self.has_raised = False
         self.ended: dict[int, float] = {}  # pids that this process has asked to end: when
         sys.path.extend(path for path in sys_path if path not in sys.path)
+        _watch_reads(os.path.join(folder, "reads.events"))
         self.begin(stacks)
 
     def begin(self, stacks: str = "") -> None:
@@ -243,6 +244,15 @@ class Hook:
             self.take_place(dist.get_rank(), str(dist.get_world_size()), os.environ.get("LOCAL_RANK", ""), 0, "")
         if self.has_place and self.sockets:
             _serve(os.path.join(self.sockets, str(self.pid)))
+
+
+def _watch_reads(file: str) -> None:
+    if __name__ == "sitecustomize":
+        reads = __import__("aorta_reads")
+        del sys.modules["aorta_reads"]
+    else:
+        from pytest_aorta.launch.child.bootstrap import aorta_reads as reads
+    reads.watch(file)
 
 
 _kill, _killpg, _waitpid, _fork_exec = os.kill, os.killpg, os.waitpid, _posixsubprocess.fork_exec
