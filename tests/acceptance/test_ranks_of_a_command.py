@@ -11,29 +11,6 @@ from support.stage import Stage
 
 FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 
-#: Ranks that a script starts itself.
-OWN = """
-import os, sys
-import torch.multiprocessing as mp
-
-def work(rank, part, port):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
-    from rank_faults import RankFaults
-
-    faults = RankFaults({"script": part})
-    faults.setup()
-    faults.run()
-    faults.cleanup()
-
-if __name__ == "__main__":
-    import socket
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    mp.spawn(work, (sys.argv[1], port), nprocs=3)
-"""
-
 EXPECTED: dict[str, dict[str, Any]] = {
     "raises": {"kind": "exception", "type": "ValueError", "message": "rank 1: rank 1 has a bug"},
     "segfaults": {"kind": "signal", "signal": "SIGSEGV"},
@@ -43,10 +20,9 @@ EXPECTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun --nproc-per-node 3 rank_faults.py", "python own.py"])
+@pytest.mark.parametrize("launcher", ["torchrun --nproc-per-node 3 rank_faults.py", "python rank_faults.py --spawn"])
 def test_the_rank_that_is_the_cause_is_named(stage: Stage, launcher: str) -> None:
     stage.copy(FAULTS)
-    stage.write(own=OWN)
     commands = [word for part in EXPECTED for word in ("--aorta-command", f"{launcher} {part}")]
     stage.run_here(*commands, "--aorta-trials", "1", "--aorta-timeout", "60")
     records = {str(trial["config"]["command"]).split()[-1]: trial for trial in stage.trials().values()}
