@@ -42,10 +42,11 @@ from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, is_command, own_rank
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.trials.command_line import COMMAND_TARGET, RETURNCODE
+from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
+from pytest_aorta.trials.output import RETURNCODE
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
