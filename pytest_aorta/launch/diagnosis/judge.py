@@ -169,6 +169,8 @@ class _Case:
         self.first = self._likeliest()
         if blamed is not None and blamed in found and found[blamed].failure.phase != "cleanup":
             self.first = blamed
+        if self.first is not None and found[self.first].weight == RETURNED and self.named is not None:
+            self.first = self.named
         if self.first is not None:
             self.tied = self._tied(self.first)
             self.root = self.first if self._is_known(self.first) else None
@@ -225,7 +227,8 @@ class _Case:
     def _weigh_results(self) -> None:
         """Which result was the first not to pass: after an exchange between ranks, all of them are.
 
-        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it.
+        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it;
+        or the results name the one rank whose own values were wrong first.
         """
         of_others = [number for number, own in self.found.items() if own.weight == RETURNED]
         zero = self.ranks[0].seen(self._limit_of(self.ranks[0])).result if 0 in self.ranks else None
@@ -237,6 +240,13 @@ class _Case:
         for number, iteration in first.items():
             if iteration is not None and None not in first.values():
                 self.found[number] = replace(self.found[number], at=float(iteration))
+        details = [each for result in results.values() if result is not None for each in result.failure_details]
+        ranks: dict[float, set[int]] = {}
+        for each in details:
+            if type(each.get("rank")) is int:
+                ranks.setdefault(each.get("iteration") or 0, set()).add(each["rank"])
+        named = ranks[min(ranks)] & self.found.keys() if ranks else set()
+        self.named = named.pop() if len(of_others) > 1 and len(named) == 1 == len(ranks[min(ranks)]) else None
 
     def _unfinished(self, seen: Observation, rank: RankEvidence) -> _OwnFailure:
         where = f"{place(seen.phase)}{after_step(seen)}"
@@ -401,7 +411,7 @@ class _Case:
     def _tied(self, first: int) -> list[int]:
         """The ranks whose failures are as likely as that of the ``first`` to be the one that the others follow from."""
         own = self.found[first]
-        if own.weight == UNHEARD:  # all of them
+        if own.weight == UNHEARD or first == self.named:  # all of them, or said to be the one
             return [first]
         if own.weight >= GAVE_UP or own.hung:
             return sorted(number for number, each in self.found.items() if each.weight == own.weight)
@@ -442,6 +452,8 @@ class _Case:
         own, found = self.found[first], self.found
         if own.weight == UNHEARD:
             return "likely", "nothing is known of its end"
+        if first == self.named:
+            return "likely", "the failure_details of the results name it first"
         if self.root is None and own.weight < GAVE_UP and not own.hung:
             alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
             return "unknown", f"{rank_names(self.tied)} failed {'alike' if alike else f'within {_APART:g} s'}"
