@@ -17,6 +17,7 @@ def watch(file: str) -> None:
     """Append to ``file`` a line per opened file from now on, also in forks: ``r`` or ``w``, and its path."""
     prefixes = (prefix + os.sep for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
     installed = tuple(prefix for prefix in (*_SYSTEM, *prefixes) if not os.getcwd().startswith(prefix))
+    told = os.path.join(os.path.dirname(file), "processes", "")
     noted: set[object] = set()
 
     def note(event: str, arguments: tuple[object, ...]) -> None:
@@ -36,7 +37,7 @@ def watch(file: str) -> None:
             path = os.path.abspath(path)
         except OSError:  # there is no working directory any more
             return
-        if "\n" in path or path.startswith(installed):
+        if "\n" in path or path.startswith((*installed, told)):
             return
         try:  # anew each time: programs close descriptors that they do not know
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
