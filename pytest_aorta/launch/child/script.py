@@ -193,9 +193,10 @@ def _run(line: PythonLine, environ: Mapping[str, str], watch: LearnedImports | N
     _become(line)
     _open_streams(line.unbuffered or bool(os.environ.get("PYTHONUNBUFFERED")))
     _adjust_libraries()
-    sys.path.insert(0, os.path.dirname(sitecustomize.__file__))
-    sitecustomize._arm()
-    del sys.path[0]
+    if sitecustomize.VARIABLE in os.environ:
+        sitecustomize.arm()
+    else:  # a rank, whose agent is armed
+        sitecustomize.rearm()
     if line.is_agent and "torch.distributed.run" in sys.modules:
         _fork_ranks()
     main = sys.modules["__main__"] = ModuleType("__main__")
