@@ -347,7 +347,10 @@ def _in_short(event: Event) -> Event:
     if event["type"] == "env":
         return {"type": "env", "env": event["env"]}
     if (result := event.get("result")) is not None:
-        return {**event, "result": type(result)(result.passed, first_failure_iteration=result.first_failure_iteration)}
+        named: list[dict[str, Any]] = [
+            {key: each[key] for key in ("rank", "iteration") if key in each} for each in result.failure_details[:8]
+        ]
+        return {**event, "result": type(result)(result.passed, None, result.first_failure_iteration, named)}
     return event
 
 

@@ -113,5 +113,7 @@ def positions(entered: Mapping[int, Sequence[Collective]]) -> tuple[set[int], se
     for numbers in shared:
         for rank, number in numbers.items():
             waits[rank] |= {other for other, theirs in numbers.items() if theirs < number}
-    behind = set[int]().union(*waits.values()) - {rank for rank, those in waits.items() if those}
+    # The last one of a rank may be the first of its group: then it waits for others, of whom nothing is known.
+    alone = {rank for rank, those in entered.items() if those and len(last[those[-1].group]) == 1 != those[-1].size}
+    behind = set[int]().union(*waits.values()) - {rank for rank, those in waits.items() if those} - alone
     return behind, waits.keys() - behind

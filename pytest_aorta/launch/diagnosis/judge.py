@@ -169,6 +169,8 @@ class _Case:
         self.first = self._likeliest()
         if blamed is not None and blamed in found and found[blamed].failure.phase != "cleanup":
             self.first = blamed
+        if self.first is not None and found[self.first].weight == RETURNED and self.named is not None:
+            self.first = self.named
         if self.first is not None:
             self.tied = self._tied(self.first)
             self.root = self.first if self._is_known(self.first) else None
@@ -225,7 +227,8 @@ class _Case:
     def _weigh_results(self) -> None:
         """Which result was the first not to pass: after an exchange between ranks, all of them are.
 
-        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it.
+        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it;
+        or the results name the one rank whose own values were wrong first.
         """
         of_others = [number for number, own in self.found.items() if own.weight == RETURNED]
         zero = self.ranks[0].seen(self._limit_of(self.ranks[0])).result if 0 in self.ranks else None
@@ -237,6 +240,13 @@ class _Case:
         for number, iteration in first.items():
             if iteration is not None and None not in first.values():
                 self.found[number] = replace(self.found[number], at=float(iteration))
+        details = [each for result in results.values() if result is not None for each in result.failure_details]
+        ranks: dict[float, set[int]] = {}
+        for each in details:
+            if type(each.get("rank")) is int:
+                ranks.setdefault(each.get("iteration") or 0, set()).add(each["rank"])
+        named = ranks[min(ranks)] & self.found.keys() if ranks else set()
+        self.named = named.pop() if len(of_others) > 1 and len(named) == 1 == len(ranks[min(ranks)]) else None
 
     def _unfinished(self, seen: Observation, rank: RankEvidence) -> _OwnFailure:
         where = f"{place(seen.phase)}{after_step(seen)}"
@@ -270,7 +280,7 @@ class _Case:
         if rank.exit is not None and self._was_ended(end):
             weight = ENDED
             if end.exitcode < 0 and self.trial.launcher == "script":
-                message = f"ended by {name}, which torchrun sent because of another rank"
+                message = f"ended by {name}, which its launcher sent because of another rank"
         elif end.exitcode == -signal.SIGTERM and end.stopped is not None:
             message += ", which its agent had not sent"
         elif rank.complaint is not None and weight in (GAVE_UP, PEER_LOST):
@@ -316,15 +326,15 @@ class _Case:
         late = [] if lost else [number for number in missing if number in found]
         missing = late or done
         texts = {number: self._where(number, unseen=number in unseen) for number in ranks}
-        parts = [f"rank {number} is missing: {texts[number]}" for number in missing]
-        parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in missing]
+        named = late or (done if len(done) == 1 else [])
+        parts = [f"rank {number} is missing: {texts[number]}" for number in named]
+        parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in named]
         present = ((waiting or entered.keys()) | newest) - set(missing) if missing else set()
         grounds, seen = f"{rank_names(present)} waited for it", [ranks[number].location for number in missing]
         confidence: Confidence = "certain" if late and waiting and None not in seen else "likely"
         # Ranks of which nothing is heard are lost together.
-        blamed = (
-            missing[:1] if all(number in found and found[number].weight == UNHEARD for number in missing) else missing
-        )
+        unheard = late and all(found[number].weight == UNHEARD for number in late)
+        blamed = late[:1] if unheard else missing
         several = f"{rank_names(present)} waited for {rank_names(blamed)}" if len(blamed) > 1 and present else ""
         if mismatch is not None:
             blamed = [] if mismatch.odd is None else [mismatch.odd]
@@ -374,11 +384,11 @@ class _Case:
         rank, own = self.ranks[number], self.found.get(number)
         if unseen:
             return "where it was is not known"
-        if rank.location is not None and (own is None or own.follows or own.hung):
+        if own is None and (rank.location is None or rank.location.collective is None):
+            text = "exited 0" if rank.exit is not None and rank.exit.exitcode == 0 else "it was done"
+        elif rank.location is not None and (own is None or own.follows or own.hung):
             text = rank.location.text
-        elif own is None:
-            text = "exited 0"
-        elif own.hung or (own.follows and rank.stacks is None and rank.exit is not None):
+        elif own is None or own.hung or (own.follows and rank.stacks is None and rank.exit is not None):
             text = "it gave no stack"
         elif own.failure.kind == "exception":
             text = f"raised {own.failure.type or 'an exception'}"
@@ -401,7 +411,7 @@ class _Case:
     def _tied(self, first: int) -> list[int]:
         """The ranks whose failures are as likely as that of the ``first`` to be the one that the others follow from."""
         own = self.found[first]
-        if own.weight == UNHEARD:  # all of them
+        if own.weight == UNHEARD or first == self.named:  # all of them, or said to be the one
             return [first]
         if own.weight >= GAVE_UP or own.hung:
             return sorted(number for number, each in self.found.items() if each.weight == own.weight)
@@ -442,6 +452,8 @@ class _Case:
         own, found = self.found[first], self.found
         if own.weight == UNHEARD:
             return "likely", "nothing is known of its end"
+        if first == self.named:
+            return "likely", "the failure_details of the results name it first"
         if self.root is None and own.weight < GAVE_UP and not own.hung:
             alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
             return "unknown", f"{rank_names(self.tied)} failed {'alike' if alike else f'within {_APART:g} s'}"
@@ -469,10 +481,10 @@ class _Case:
             message += f"; of {size} ranks, there is no word of {listed}: their node may be lost"
         if rank.running and rank.location is not None:
             message += f"; {rank.location.text}"
+        message = f"{rank_names(self.tied if self.root is None else [first])}: {message}"
         if self.root is None and self.wait is not None and self.wait.waited is not None and self.wait.several:
             message = f"{self.wait.several}; {message}"
-        names = rank_names(self.tied if self.root is None else [first])
-        return replace(own.failure, rank=first, message=f"{names}: {message}")
+        return replace(own.failure, rank=first, message=message)
 
     def _counts_more(self, agent: Failure) -> bool:
         if agent.kind == "signal":

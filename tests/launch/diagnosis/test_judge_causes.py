@@ -105,6 +105,8 @@ CAUSES: list[tuple[str, list[list[Event]], dict[int, int], int | None]] = [
     ("nor where rank 0 has the same", [returned(False), returned(False)], {}, None),
     ("the result that went wrong first", [returned(False, 7), returned(False, 3), returned(False, 7)], {}, 1),
     ("neither of two that went wrong first", [returned(False, 7), returned(False, 3), returned(False, 3)], {}, None),
+    ("the rank that the results name", [returned(False, 3, names=2)] * 3, {}, 2),
+    ("neither of two that they name", [returned(False, 3, names=2), returned(False, 3, names=1)], {}, None),
     ("neither where one does not say when", [PASSED, returned(False, 3), returned(False)], {}, None),
     ("setup counts as run does", [UNDONE, raised("boom", phase="setup")], {1: 1}, 1),
     ("the result of rank 0 is that of the trial", [returned(False), PASSED], {}, None),
