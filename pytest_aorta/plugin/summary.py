@@ -245,7 +245,7 @@ def understood(result: Mapping[str, Any]) -> str:
     parts = [f"{launcher}, {counted(ranks, 'rank')}" if launcher and ranks else launcher or "no launcher"]
     parts += [f"{pattern} matched {counted(lines, 'line')}" for pattern, lines in (found.get("matched") or {}).items()]
     steps = result["result"].get("executed_iterations")
-    parts.append("no step was said" if steps is None else counted(steps, "step"))
+    parts += [counted(steps, "step")] if steps is not None else []
     if "written" in found:  # else no process of Python has told
         parts.append(f"wrote {', '.join(found['written']) or 'no files here'}")
     if devices := (found.get("devices") or result["imposed"].get("devices")):
