@@ -252,7 +252,8 @@ class ProcessTrial:
         if cell.plan.mode == "external":
             place = share_place(*given)
         else:
-            place = make_place(*given, ranks=cell.plan.mode != "single")
+            ranks = cell.plan.mode != "single" or is_command(self.spec.workload.target)
+            place = make_place(*given, ranks=ranks)
         if place.problem is not None:
             self._note([place.problem])
         if self.spec.execution.cwd == "copy" and own_rank() == 0:

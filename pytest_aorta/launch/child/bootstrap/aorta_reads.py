@@ -21,6 +21,7 @@ def watch(file: str) -> None:
     """
     prefixes = (prefix + os.sep for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
     installed = tuple(prefix for prefix in (*_SYSTEM, *prefixes) if not os.getcwd().startswith(prefix))
+    told = os.path.join(os.path.dirname(file), "processes", "")
     noted: set[object] = set()
 
     def write(line: str) -> None:
@@ -50,7 +51,7 @@ def watch(file: str) -> None:
             path = os.path.abspath(path)
         except OSError:  # there is no working directory any more
             return
-        if "\n" in path or path.startswith(installed):
+        if "\n" in path or path.startswith((*installed, told)):
             return
         write(how + path)
 
