@@ -8,6 +8,7 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_aorta.common.texts import first_names, read_tail
 from pytest_aorta.launch.child.attempt_files import (
@@ -55,6 +56,9 @@ from pytest_aorta.trials.steps import read_steps, step_file
 _KEPT = (".log", "error.json", "collectives.json", "evidence.json")
 _EXCHANGED = (".events", ".steps")
 
+#: Folders below a project that are not looked at.
+_NOT_OWN = {"site-packages", "dist-packages", ".git", "__pycache__"}
+
 #: Seconds that rank 0 waits for the exits of the other ranks after its own.
 _PATIENCE = 30.0
 
@@ -88,33 +92,45 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
 
 
-def files_read(folder: Path, files: Path, project: Path, results: Path | None) -> dict[str, str]:
-    """Digests of the files of a ``project`` that the Python processes of a command have read, and not written.
+class OpenedFiles(NamedTuple):
+    """What the Python processes of a command have opened: digests of what they have read, names of what was written."""
 
-    ``folder`` of the trial; ``files``: its own, which may be a copy of the project. Empty where nothing was told. What
-    is installed below the project is known by name and version.
+    read: dict[str, str]
+    written: list[str]
+    devices: list[str]
+
+
+def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
+    """Files of a ``project``; what was written is not among those that were read. ``None`` where no process has told.
+
+    ``folder`` of the trial; ``copy``: its own working directory, which stands for the project. What is installed below
+    the project is known by name and version.
     """
     noted = folder / READS
     try:
         lines = noted.read_bytes().splitlines()
         noted.unlink()
     except OSError:
-        return {}
-    read: dict[bytes, set[Path]] = {b"r": set(), b"w": set()}
+        return None
+    found: dict[bytes, set[Path]] = {b"r": set(), b"w": set(), b"d": set()}
     for line in lines:
         path = Path(os.fsdecode(line[1:]))
         if path.suffix == ".pyc" and path.parent.name == "__pycache__":
             path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
-        if path.is_relative_to(files):
-            path = project / path.relative_to(files)
-        read.setdefault(line[:1], set()).add(path)
-    inside = (
-        path
-        for path in sorted(read[b"r"] - read[b"w"])
-        if path.is_relative_to(project) and not (results is not None and path.is_relative_to(results))
-    )
-    own = (path for path in inside if {"site-packages", "dist-packages", ".git"}.isdisjoint(path.parts))
-    return {str(path): digest for path in own if path.is_file() and (digest := file_digest(path)) is not None}
+        if copy is not None and path.is_relative_to(copy):
+            path = project / path.relative_to(copy)
+        found.setdefault(line[:1], set()).add(path)
+
+    def inside(paths: set[Path]) -> list[Path]:
+        of_project = (
+            path for path in sorted(paths) if path.is_relative_to(project) and _NOT_OWN.isdisjoint(path.parts)
+        )
+        return [path for path in of_project if results is None or not path.is_relative_to(results)]
+
+    own = (path for path in inside(found[b"r"] - found[b"w"]) if path.is_file())
+    read = {str(path): digest for path in own if (digest := file_digest(path)) is not None}
+    written = [str(path.relative_to(project)) for path in inside(found[b"w"])]
+    return OpenedFiles(read, written, sorted(path.name for path in found[b"d"]))
 
 
 def _files_of(folder: Path) -> list[Path]:
