@@ -132,7 +132,7 @@ way = int(sys.argv[1])
 if way == 1: sys.exit(300)
 if way == 2: sys.exit("words")
 if way == 3: os.kill(os.getpid(), signal.SIGTERM)
-if way == 4: raise KeyboardInterrupt
+if way == 4: raise SystemExit("several", 2)
 if way == 5: os.abort()
 if way == 6: exec("a b")
 if way == 7:
