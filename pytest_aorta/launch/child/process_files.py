@@ -161,7 +161,9 @@ def _move_files(folder: Path, process: Process) -> None:
     stacks, collectives = own / f"rank_{rank}.stacks.log", collectives_file(own, rank)
     for name, target in (("stacks.log", stacks), ("collectives.json", collectives)):
         with contextlib.suppress(OSError):
-            (folder / PROCESSES / f"{process.name}.{name}").rename(target)
+            left = folder / PROCESSES / f"{process.name}.{name}"
+            if left.stat().st_size > 0:  # else a fork has opened it before it became a rank
+                left.rename(target)
 
 
 def move_files(folder: Path) -> None:
