@@ -283,8 +283,12 @@ class TrialItem(GeneratedFunction):
             raise
         if record is not None:
             self.stash[PAYLOAD].exit_status = record.exit_status
-            failure = self._failure(record)
-            raise TrialBroken(failure) if record.exit_status == "infrastructure_failed" else failure
+            raise self.outcome_of(record)
+
+    def outcome_of(self, record: TrialResult) -> BaseException:
+        """What the item ends with, where its trial has not passed."""
+        failure = self._failure(record)
+        return TrialBroken(failure) if record.exit_status == "infrastructure_failed" else failure
 
     def _finish(self) -> None:
         running, self.running = self.running, None

@@ -176,7 +176,8 @@ def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
             # Also where rank 0 has passed.
             return _status_of(seen.rank_failure), _with_location(seen.rank_failure, seen.location)
         if not seen.result.passed:
-            return "workload_failed", seen.failures.get("run") or unpassed_failure(seen.result)
+            found = seen.failures.get("run") or unpassed_failure(seen.result)
+            return "infrastructure_failed" if found.phase == "import" else "workload_failed", found
         return "ok", failure
     if failure is None:
         failure = _ended_early(seen)
