@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
+from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
 from pytest_aorta.triage import Stop, TriageSettings
-from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
+from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import (
     LAUNCHER_OWNED,
@@ -27,6 +28,7 @@ from pytest_aorta.trials.execution import (
     automatic_slots,
     elastic_options,
 )
+from pytest_aorta.trials.output import OUTPUT_OPTIONS, OutputRules
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workspace.history import KEPT_RECORDS
@@ -49,8 +51,12 @@ def command_entries(commands: Sequence[str]) -> list[WorkloadEntry]:
     ]
 
 
-def completed(entry: WorkloadEntry, rules: OutputRules, execution: Execution) -> WorkloadEntry:
+def completed(
+    entry: WorkloadEntry, rules: OutputRules, execution: Execution, depends: Sequence[str] = ()
+) -> WorkloadEntry:
     """The entry of a command with what is looked for in its output, and with ranks where they are asked for.
+
+    ``depends``: files and folders that its result depends on.
 
     Raises:
         PlanError: an option that its ranks cannot have.
@@ -60,7 +66,8 @@ def completed(entry: WorkloadEntry, rules: OutputRules, execution: Execution) ->
     if execution.nproc is not None:
         _check_ranks(entry.name, execution)
     target = COMMAND_TARGET if execution.nproc is None else COMMAND_RANKS_TARGET
-    return replace(entry, target=target, options={**entry.options, **rules.options()})
+    more = {"depends": list(depends)} if depends else {}
+    return replace(entry, target=target, options={**entry.options, **rules.options(), **more})
 
 
 def _check_ranks(name: str, execution: Execution) -> None:
@@ -87,7 +94,8 @@ _TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
 class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
-    ``commands`` are workloads as well, and ``output`` says what to look for in what these print.
+    ``commands`` are workloads as well, and ``output`` says what to look for in what these print;
+    ``depends`` are files and folders that their results depend on.
     ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
     a tuple of mitigation sets; ``replays`` are trial files, and folders of them, to take all else from.
     """
@@ -95,6 +103,7 @@ class Selection:
     workloads: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     output: OutputRules = field(default_factory=OutputRules)
+    depends: tuple[str, ...] = ()
     trials: int = 1
     environments: tuple[str, ...] = ("local",)
     mitigations: tuple[tuple[str, ...], ...] = (("none",),)
@@ -149,6 +158,11 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
     values = dict.fromkeys(BY_NAME) | dict(values)
     stop = values["stop"] or Stop()
     _check_search(values)
+    for axis in values["vary"] or ():
+        given_sets = values["mitigations"] or (("none",),)
+        values["mitigations"] = tuple(
+            (*(name for name in names if name != "none"), *value) for names in given_sets for value in axis
+        )
     _check_order(values, stop.seconds)
     number, count, file = values["shard"] or (1, 1, None)
     slots, own_cores = values["slots"] or (None, None)
@@ -165,13 +179,14 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
         **given(trials=_most_trials(values, stop), gates=values["gate"]),
         **given(results_dir=_optional_path(values["results-dir"]), report=_optional_path(values["report"])),
-        output=OutputRules(**given("fail_on", "pass_on", "metric", "fail_on_nonfinite")),
+        **given("depends"),
+        output=OutputRules(**given(*OUTPUT_OPTIONS)),
         extra_env={name: value for pairs in values["extra-env"] or () for name, value in pairs.items()},
         config=dict(values["config"] or ()),
         replays=tuple(here / text for text in values["replay"] or ()),
         registry_files=tuple(_path(text, base) for text in values["registry-file"] or ()),
         execution=Execution(
-            **given("isolation", "launcher", "nproc", "seed", "preload"),
+            **given("isolation", "launcher", "nproc", "seed", "preload", "cwd"),
             elastic=elastic_options(dict(values["elastic"] or ())),
         ),
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
@@ -311,11 +326,11 @@ def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Re
 
 def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
     """The trials of every cell: workloads x environments x mitigation sets, each a list over trial indices."""
-    entries = [completed(entry, selection.output, selection.execution) for entry in entries]
+    entries = [completed(entry, selection.output, selection.execution, selection.depends) for entry in entries]
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
     environments = [registry.environment(name) for name in selection.environments]
-    sets = [[registry.mitigation(name) for name in names] for names in selection.mitigations]
+    sets = [[_mitigation(name, registry) for name in names] for names in selection.mitigations]
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
     collectors = tuple(registry.collector(name) for name in selection.collect)
@@ -349,6 +364,13 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     cells = [[replace(first, trial_index=index, order=how) for index in range(selection.trials)] for first in firsts]
     _check_labels(cells)
     return cells
+
+
+def _mitigation(name: str, registry: Registry) -> Mitigation:
+    key, equals, value = name.partition("=")
+    if equals and (is_secret_name(key) or has_secret(value)):
+        raise PlanError(f"mitigation {key}=... may hold a secret, and names of trials show it; use --aorta-extra-env")
+    return registry.mitigation(name)
 
 
 def check_axes(environments: Sequence[str], mitigations: Sequence[Sequence[str]], more: str = "--aorta-trials") -> None:

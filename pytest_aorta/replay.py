@@ -37,7 +37,7 @@ _SECTIONS = {
 }
 
 #: Parts of the fingerprint that records have nowhere else.
-_PARTS = ("config", "imposed", "cpus", "nproc", "preload")
+_PARTS = ("config", "imposed", "cpus", "nproc", "preload", "cwd")
 
 #: Variables that a launcher sets anew for every trial.
 _OF_A_LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
@@ -281,6 +281,7 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
             nproc=request.nproc,
             elastic=elastic,
             seed=request.run_seed,
+            cwd=request.cwd_of_trial,
             preload=tuple(parts_of(record).get("preload", ())) or "auto",
         ),
         limits=request.limits,

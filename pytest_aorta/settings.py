@@ -123,12 +123,25 @@ def _between(low: float, high: float, value: Any, valid: str) -> float:
     return number
 
 
+#: Days, hours, minutes, seconds.
+_DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
+
+
+def duration(value: Any) -> float:
+    """Seconds; not a number where it is none."""
+    found = re.fullmatch(_DURATION, value.strip(), re.ASCII) if isinstance(value, str) else None
+    if found is None or not any(found.groups()):
+        return number_of(value)
+    return sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
+
+
 def seconds(value: Any) -> float:
-    return _between(0, math.inf, value, "a number of seconds above 0")
+    return _between(0, math.inf, duration(value), "a number of seconds above 0, or a time such as 5m or 1h30m")
 
 
 def grace(value: Any) -> float:
-    return 0.0 if number_of(value) == 0 else _between(0, math.inf, value, "a number of seconds, 0 for none")
+    number = duration(value)
+    return 0.0 if number == 0 else _between(0, math.inf, number, "a number of seconds from 0, or a time such as 1m")
 
 
 def share(value: Any) -> float:
@@ -224,6 +237,25 @@ def names(value: Any) -> tuple[str, ...]:
     ):
         raise ValueError("names separated by commas")
     return tuple(each.strip() for each in given)
+
+
+def mitigation_set(value: Any) -> tuple[str, ...]:
+    """Names and ``NAME=VALUE``. After a pair, what is neither belongs to its value: ``A=1,2,tf32_off``."""
+    found: list[str] = []
+    for each in names(value):
+        if found and "=" in found[-1] and isinstance(value, str) and not re.match(r"[A-Za-z_][\w.-]*(=|\Z)", each):
+            found[-1] += f",{each}"
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def variations(text: str) -> tuple[tuple[str, ...], ...]:
+    """``NAME=1,2,4``: a mitigation set for each value."""
+    key, equals, values = text.partition("=")
+    if not equals or not is_variable(key, values) or len(found := values.split(",")) < 2:
+        raise ValueError("a variable and at least two values for it, such as OMP_NUM_THREADS=1,2,4")
+    return tuple((f"{key}={value}",) for value in found)
 
 
 def folder(value: Any) -> Path:
@@ -355,7 +387,7 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         return found
 
 
-_REGEX = "trials.command_line:checked_regex"
+_REGEX = "trials.output:checked_regex"
 
 #: Groups of ``pytest --help``, and the settings in each.
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
@@ -364,17 +396,29 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("command", "trials.command_line:checked_command", "CMD", "run this command (repeat)", separator="\n"),
         Setting("fail-on", _REGEX, "RE", "a line that matches fails a command (repeat)", separator="\n"),
         Setting("pass-on", _REGEX, "RE", "a command passes only if a line matches (repeat)", separator="\n"),
+        Setting("skip-on", _REGEX, "RE", "a line that matches: this command cannot judge (repeat)", separator="\n"),
         Setting(
             "metric",
-            "trials.command_line:checked_metric",
+            "trials.output:checked_metric",
             "RE",
             "named groups are metrics of a command (repeat)",
             separator="\n",
         ),
+        Setting(
+            "metrics-from",
+            "trials.metric_sources:checked_source",
+            "FROM",
+            "hf, lightning, nanogpt, tqdm, jsonl:PATH or tensorboard:DIR (repeat)",
+            separator="\n",
+        ),
         Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
+        Setting("depends", name, "PATH", "a command's result depends on this file (repeat)", separator=";"),
         Setting("trials", positive_int, "N", "trials per cell", "1"),
         Setting("environment", name, "NAME", "registered environment; repeat for an axis", "local", separator=";"),
-        Setting("mitigations", names, "A,B", "one mitigation set; repeat for an axis", "none", separator=";"),
+        Setting(
+            "mitigations", mitigation_set, "A,B", "one set of names or K=V; repeat for an axis", "none", separator=";"
+        ),
+        Setting("vary", variations, "K=1,2", "an axis of values of a variable (repeat)", separator=";"),
         Setting("extra-env", pairs, "K=V", "variables on top of all mitigations (repeat)", separator=f";{NEXT_PAIR}"),
         Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
         Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
@@ -386,6 +430,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "processes of trials": (
         Setting("isolation", choice("fork", "spawn", "none"), "HOW", "fork, spawn, or none: in pytest itself", "fork"),
         Setting("preload", preload, "HOW", "imported once per cell: auto, none, or torch,numpy", "auto"),
+        Setting("cwd", choice("here", "fresh", "copy"), "HOW", "working directory: here, fresh or copy", "here"),
         Setting("timeout", seconds, "SEC", "deadline of a trial, and of its import"),
         Setting("stall-timeout", seconds, "SEC", "longest time without progress() in setup() or run()", scope="ini"),
         Setting("grace", grace, "SEC", "from SIGTERM to SIGKILL for a trial that has to end", "5", scope="ini"),
@@ -446,7 +491,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
     ),
     "commands of trials": (
-        Setting("minimize", names, "A,B", "find the smallest part of this set that still fixes", scope="internal"),
+        Setting(
+            "minimize", mitigation_set, "A,B", "find the smallest part of this set that still fixes", scope="internal"
+        ),
         Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
     ),
 }

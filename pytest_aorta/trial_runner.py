@@ -6,10 +6,12 @@ import importlib.util
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.launch.nodes import is_multi_node, process_rank
 from pytest_aorta.plan import Plan, PlanError, Selection
+from pytest_aorta.trials.command_line import tells_what_it_reads, words_of
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.trial_store import TrialStore
@@ -132,6 +134,8 @@ class TrialRunner:
             return ["its cell cannot be prepared now"]
         request, earlier = cell.request(spec), parts_of(record)
         if fingerprint(request) == record.request_fingerprint:
+            if unknown := _cannot_be_known(spec, cell.info.config, earlier):
+                return [unknown]
             return changed_files(later := earlier.get(IMPORTED_LATER, {}), cell.info.digests_now(later))
 
         def installed(digest: str) -> Mapping[str, str] | None:
@@ -191,6 +195,16 @@ class TrialRunner:
             self._folders.close()
         if self._engine is not None:
             self._engine.close()
+
+
+def _cannot_be_known(spec: TrialSpec, config: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
+    """Why it is not known what the result of a command depends on; empty where it is."""
+    if not is_command(spec.workload.target) or config.get("depends") or earlier.get(IMPORTED_LATER):
+        return ""
+    words = words_of(config["command"])
+    if tells_what_it_reads(words):
+        return ""
+    return f"what {words[0]!r} reads is not known; --aorta-depends PATH says which files its result depends on"
 
 
 def _code_identity(plans: list[Plan]) -> Mapping[str, str]:

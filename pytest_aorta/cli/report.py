@@ -13,7 +13,9 @@ from pytest_aorta.triage import Margin
 
 @click.command("report")
 @click.argument("results", type=click.Path(path_type=Path), default="results", metavar="[DIR]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The HTML file.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default="report.html", metavar="FILE", help="The HTML file."
+)
 @click.option("--baseline", metavar="CELL", help="What the others are compared with, as pytest's --aorta-baseline.")
 @click.option(
     "--margin",
@@ -22,8 +24,14 @@ from pytest_aorta.triage import Margin
     help="What is no effect: 50% of the baseline's failure rate, a difference of 0.1, or 50%,0.1 for both.",
 )
 @speed_margin_option
+@click.option("--markdown", is_flag=True, help="Print what a bug report needs, in Markdown, instead.")
 def report(
-    results: Path, output: Path, baseline: str | None, margin: Margin | None, speed_margin: float | None
+    results: Path,
+    output: Path,
+    baseline: str | None,
+    margin: Margin | None,
+    speed_margin: float | None,
+    markdown: bool,
 ) -> None:
     """Write a results directory (default: results) as one HTML file that needs nothing else.
 
@@ -31,7 +39,7 @@ def report(
     """
     from pytest_aorta.triage import TriageSettings
     from pytest_aorta.triage.matrix import EarlierMatrix
-    from pytest_aorta.triage.report import write_report
+    from pytest_aorta.triage.report import read_material, to_paste, write_report
 
     settings = EarlierMatrix(results).settings or TriageSettings()
     if baseline is not None:
@@ -40,5 +48,8 @@ def report(
         settings = replace(settings, margin=margin)
     if speed_margin is not None:
         settings = replace(settings, speed_margin=speed_margin)
+    if markdown:
+        click.echo(to_paste(read_material(results, settings)), nl=False)
+        return
     write_report(results, output, settings)
     click.echo(f"report: {output}")

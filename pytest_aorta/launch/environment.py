@@ -20,7 +20,7 @@ from pytest_aorta.registry import Environment
 from pytest_aorta.registry.payloads import ENGINES
 from pytest_aorta.registry.types import Engine
 from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
-from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.spec import Origin, TrialSpec
 
 #: Where the packages of this distribution are mounted; what they depend on has to be in the image.
@@ -169,7 +169,7 @@ def _csv(field: str) -> str:
 #: Variables that change from item to item.
 _NOT_INHERITED = (
     *("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"),
-    *(TRIAL_INDEX, TRIAL_DIR, TRIAL_SEED),  # of a trial that runs pytest
+    *(TRIAL_INDEX, TRIAL, TRIAL_DIR, TRIAL_SEED),  # of a trial that runs pytest
 )
 
 

@@ -22,7 +22,7 @@ from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.resources.cores import threads_of
 from pytest_aorta.trials.config import ConfigError, added_options, resolve_config, with_added
-from pytest_aorta.trials.execution import NAMES, note_tmp, take_place
+from pytest_aorta.trials.execution import NAMES, enter, leave, note_tmp, take_place
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import describe, imported_later, load_class, own_arguments
 from pytest_aorta.trials.outcome import Observation, conclude, interruption
@@ -54,6 +54,11 @@ def check_here(spec: TrialSpec) -> PreparedCell:
                 f"environment {environment.name!r} ({environment.source_package}) {what}, but with "
                 "--aorta-isolation none a trial runs in this process; use fork or spawn"
             )
+    if spec.execution.cwd == "copy":
+        raise LaunchModeError(
+            "--aorta-cwd copy: with --aorta-isolation none a trial runs in this process, whose modules are not "
+            "those of a copy; use fork or spawn"
+        )
     with own_arguments(spec.workload.target):
         cell = _prepare(spec)
     if cell.info.requires_process:
@@ -190,6 +195,9 @@ class InProcessTrial:
             seed = random_seed() if self.spec.given_seed is None else self.spec.given_seed
             command = is_command(self.spec.workload.target)
             take_place(self._place.variables(self.spec.overlay, seed if command else None))
+            if self.spec.execution.cwd == "fresh":
+                undo.callback(leave)
+                enter(str(self._place.files))
         os.environ.update(self.spec.overlay)
         undo.enter_context(own_arguments(self.spec.workload.target))
 

@@ -175,7 +175,8 @@ class TrialPayload(WorkloadArgument):
     ``rank_seed`` takes the place of a seed that derives from ``seed``; ``launcher_pid`` is the process of an outer
     launcher. ``base_pid`` is added in the trial's process: the process with the variables that the launcher of the
     ranks starts from, if there is one.
-    ``watch_imports``: report what the workload imports that its zygote could have imported before.
+    ``watch_imports``: report what the workload imports that its zygote could have imported before. ``cwd``: the trial's
+    own working directory, ``None`` for that of its zygote.
     ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by; ``source`` is the workload's
     file.
     """
@@ -185,6 +186,7 @@ class TrialPayload(WorkloadArgument):
     environment: dict[str, Any]
     collect: list[str]
     place: dict[str, str]
+    cwd: str | None
     sockets: str
     mode: Mode
     nproc: int

@@ -67,6 +67,7 @@ def request_of(
         collect=list(spec.collect),
         interpreter=interpreter(environment),
         cwd=inherited.cwd,
+        cwd_of_trial=execution.cwd,
         sys_path=[] if environment.venv is not None and not environment.enter else _added(inherited.sys_path),
     )
 

@@ -20,7 +20,7 @@ from _pytest._code.code import (
 from _pytest._io import TerminalWriter
 from _pytest._io.wcwidth import wcswidth
 from _pytest.fixtures import FuncFixtureInfo
-from _pytest.outcomes import Skipped as Skipped
+from _pytest.outcomes import Skipped
 from pluggy import HookRelay
 
 

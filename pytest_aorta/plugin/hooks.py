@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plugin import MARKER, ONE_TEST, TRIALS, may_have_workloads
-from pytest_aorta.plugin.options import add_options, is_mentioned
+from pytest_aorta.plugin.options import add_options, is_mentioned, refuse_mistyped
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
+    """Suggest an option for one that nobody has, a conftest.py included."""
+    refuse_mistyped(parser, args)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,6 +15,7 @@ import pytest
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.plugin import ONE_TEST
 from pytest_aorta.trials.conversion import CommandResult
+from pytest_aorta.trials.outcome import CANNOT_JUDGE
 from pytest_aorta.trials.records import Failure
 
 #: Options that do not apply inside, wherever they come from, and what they are there: which tests are chosen has been
@@ -129,11 +130,11 @@ class _Inside:
             outcome = "xfailed"
         elif skipped is not None:
             reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else skipped.longreprtext
-            failure, outcome = Failure("run", "result", reason.removeprefix("Skipped: "), SKIPPED), "skipped"
+            failure, outcome = Failure("run", "result", reason.removeprefix("Skipped: "), CANNOT_JUDGE), "skipped"
         elif "call" not in durations:
             said = "\n".join(self._not_collected) or f"pytest has ended with exit status {status} before its end"
             last = said.rstrip().rpartition("\n")[2].removeprefix("E").strip()
-            failure, outcome = Failure("import", "exception", last, NOT_COLLECTED, said), "not collected"
+            failure, outcome = Failure("launch", "exception", last, NOT_COLLECTED, said), "not collected"
         elif any(hasattr(report, "wasxfail") for report in self._reports):
             outcome = "xpassed"
         metrics = {"outcome": outcome, **{f"{when}_sec": seconds for when, seconds in durations.items()}}
@@ -154,8 +155,8 @@ class _Inside:
         return Failure(phase, "exception", message, error.get("type"), error["traceback"])
 
 
-#: Types of failures that say nothing about the test.
-SKIPPED, NOT_COLLECTED = "Skipped", "NotCollected"
+#: Type of a failure that says nothing about the test.
+NOT_COLLECTED = "NotCollected"
 
 
 class _Marker:

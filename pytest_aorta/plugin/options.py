@@ -56,6 +56,19 @@ class _Renamed(argparse.Action):
         raise pytest.UsageError(f"{option_string}: there is no such option; use {RENAMED[option_string or '']}")
 
 
+def refuse_mistyped(parser: pytest.Parser, arguments: Sequence[str]) -> None:
+    known = {setting.flag for setting in SETTINGS}
+    typed = (argument.partition("=")[0] for argument in arguments)
+    wrong = [flag for flag in typed if flag.startswith("--aorta-") and flag not in known and flag not in RENAMED]
+    if wrong and any(each.startswith(wrong[0]) for each in parser.parse_known_and_unknown_args(arguments)[1]):
+        import difflib
+
+        names = {setting.name: setting.flag for setting in SETTINGS if setting.scope == "option"}
+        likely = difflib.get_close_matches(wrong[0].removeprefix("--aorta-"), names, 1)
+        hint = f"did you mean {names[likely[0]]}?" if likely else "pytest --help lists those of pytest-aorta"
+        raise pytest.UsageError(f"{wrong[0]}: there is no such option; {hint}")
+
+
 class CommandSettings:
     """A plugin for ``pytest.main``, which gives the run settings that have no option, as texts: ``minimize="a,b"``.
 

@@ -124,6 +124,8 @@ class CellSummary:
     #: How many trials did not run in their environment, and what the first of them has found.
     elsewhere: int = 0
     found_there: str = ""
+    #: How many trials could run at a time, of how many trials.
+    at_a_time: Counter[int] = field(default_factory=Counter)
     #: How many trials have each.
     warnings: Counter[str] = field(default_factory=Counter)
 
@@ -164,6 +166,8 @@ class Summary:
             wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
             cell.found_there = cell.found_there or "; ".join(wrong)
         cell.warnings.update(set(result.get("warnings", ())))
+        if beside := result.get("side_by_side"):
+            cell.at_a_time[beside["slots"] * beside["workers"] * beside["hosts"]] += 1
 
     def print(self, terminal: pytest.TerminalReporter, table: Table, errors: Iterable[str]) -> None:
         """Print the cells with their verdicts, what went wrong in writing, and where the results are."""
@@ -185,6 +189,9 @@ class Summary:
             if found.restarted:
                 what = f"{counted(found.restarted, 'trial')} of {name}"
                 terminal.write_line(f"{what} ok only after a restart of the ranks")
+            if len(found.at_a_time) > 1:
+                counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(found.at_a_time.items()))
+                terminal.write_line(f"trials of {name} ran with different numbers of slots: {counts}", yellow=True)
             if found.elsewhere:
                 what = f"{counted(found.elsewhere, 'trial')} of {name} did not run in that environment"
                 terminal.write_line(f"{what}: {found.found_there}", yellow=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plan import Plan, planned
-from pytest_aorta.plugin.compat import GeneratedFunction, Skipped, option_actions
-from pytest_aorta.plugin.one_test import NOT_INSIDE, SKIPPED
+from pytest_aorta.plugin.compat import GeneratedFunction, option_actions
+from pytest_aorta.plugin.one_test import NOT_INSIDE
 from pytest_aorta.plugin.options import read_option
 from pytest_aorta.plugin.ordinary_tests import marked_selection
 from pytest_aorta.plugin.run import TEST_TARGET, run_of, warn
@@ -21,7 +21,6 @@ from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run
-    from pytest_aorta.trials.result import TrialResult
 
 #: Fixtures of a test that starts its trials itself.
 _OWN_FIXTURES = frozenset({"aorta_run", "aorta_trial", "aorta_torchrun"})
@@ -159,12 +158,6 @@ class TestTrialItem(TrialItem):
     def iter_markers_with_node(self, name: str | None = None) -> Iterator[tuple[Any, pytest.Mark]]:
         """Without those that count inside."""
         return ((node, mark) for node, mark in super().iter_markers_with_node(name) if mark.name not in _INSIDE)
-
-    def outcome_of(self, record: TrialResult) -> BaseException:
-        failure = record.failure
-        if failure is not None and failure.type == SKIPPED:
-            return Skipped(failure.message, _use_item_location=True)
-        return super().outcome_of(record)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """As of the test."""

@@ -24,7 +24,7 @@ from pytest_aorta.probe.packages import Installed, installed_distributions, pack
 from pytest_aorta.probe.process import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
 from pytest_aorta.probe.torch_facts import torch_build, torch_state
-from pytest_aorta.probe.variables import recorded_variables, settings
+from pytest_aorta.probe.variables import other_variables, recorded_variables, settings
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,12 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         static = static if static is not None else collect_static()
         guard = Guard()
         clock, nothing = static.clock, Facts()
+        variables = guard.fact("env_vars", lambda: recorded_variables(os.environ, overlay), nothing)
         sections = {
             **static.sections,
             "process": guard.fact("process", lambda: process(guard, clock), nothing),
-            "env_vars": guard.fact("env_vars", lambda: recorded_variables(os.environ, overlay), nothing),
+            "env_vars": variables,
+            "other_variables": guard.fact("other_variables", lambda: other_variables(os.environ, variables), nothing),
         }
         reasons = [*static.reasons, *guard.reasons]
         return EnvSnapshot(utc_now(), partial=bool(reasons), partial_reasons=reasons, **sections)

@@ -116,6 +116,7 @@ RULES = (
     Rule(r"git\.changed_files", "files changed since the git commit"),
     Rule(r"git\..*", ""),
     Rule(r"host\.hostname", "host"),
+    Rule(r"other_variables \w+\.(.+)", r"\1", nothing="unset"),
     # Keys that have no better name, and those of later versions.
     Rule(r"[^.]+\.(.+)", r"\1"),
 )
@@ -123,7 +124,7 @@ RULES = (
 #: Sections of a snapshot that are compared.
 SECTIONS = (
     *("accelerator", "torch", "packages", "python", "env_vars", "end.torch", "end.libraries", "host", "process"),
-    *("runtime_context", "compilers", "git"),
+    *("runtime_context", "compilers", "git", "other_variables"),
 )
 
 
@@ -149,10 +150,18 @@ def _gibibytes(value: float) -> str:
 
 #: Keys of a section that are other ones in every trial: without them, most trials have equal sections.
 _VOLATILE: Mapping[str, frozenset[str]] = {
-    "env_vars": frozenset(("AORTA_TRIAL_DIR", "AORTA_TRIAL_INDEX", "AORTA_TRIAL_SEED", "TMPDIR")),
+    "env_vars": frozenset(("AORTA_TRIAL", "AORTA_TRIAL_DIR", "AORTA_TRIAL_INDEX", "AORTA_TRIAL_SEED", "TMPDIR")),
     "process": frozenset(("pid", "ppid", "cwd", "memory_available_bytes", "load_average", "cpu_clock_mhz")),
     "end.libraries": frozenset(("count",)),
 }
+
+_OTHERS = "other_variables"
+
+#: Variables that say who is logged in where, and what starts processes says to them.
+_OF_A_SESSION = re.compile(
+    r"_|SHLVL|(OLD)?PWD|TMPDIR|TMP|TEMP|COLUMNS|LINES|LS_COLORS|WINDOWID|DISPLAY|MAIL|HIST\w+|TERM(_\w+)?|COLORTERM|STY"
+    r"|TMUX(_\w+)?|(SSH|XDG|DBUS|PYTEST|AORTA|COV|SUDO|SYSTEMD|VSCODE|GIT)_\w+|INVOCATION_ID|JOURNAL_STREAM|WINDOW"
+)
 
 #: What is compared of each GPU, besides its name.
 _OF_A_GPU = (
@@ -183,7 +192,11 @@ def sections(env: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
             content = content.get(key) if isinstance(content, Mapping) else None
         if name == "git" and content is None and name in env:
             content = {}  # the workload lies in no repository
-        if isinstance(content, Mapping) and (content or name in ("env_vars", "git")):
+        if name == _OTHERS and isinstance(content, Mapping) and isinstance(content.get("digests"), Mapping):
+            digests = content["digests"].items()
+            hidden = {each: f"{DIGEST}{digest}" for each, digest in digests if not _OF_A_SESSION.fullmatch(each)}
+            yield f"{name} {content.get('of')}", hidden
+        elif isinstance(content, Mapping) and (content or name in ("env_vars", "git")):
             volatile = _VOLATILE.get(name)
             kept = content if volatile is None else {key: content[key] for key in content if key not in volatile}
             if name == "env_vars":
@@ -219,7 +232,7 @@ def _fact(section: str, path: str) -> Fact | None:
         match = re.fullmatch(rule.path, path, re.DOTALL)
         if match is not None:
             name = match.expand(rule.name)
-            if section != "env_vars" and not path.startswith("packages."):
+            if not _is_variable(section) and not path.startswith("packages."):
                 name = name.replace("_", " ").replace(".", " ")
             return Fact(rank, name, section, rule.nothing, rule.implied_by) if name else None
     return None
@@ -275,8 +288,12 @@ def clause(fact: Fact, before: Values, after: Values) -> str:
     if fact.section == FILES and (_is_absent(before) or _is_absent(after)):
         return f"{name} is {'new' if _is_absent(before) else 'gone'}"
     if is_hidden(one) and is_hidden(two):
-        return f"{name} changed{', value not recorded' if fact.section == 'env_vars' else ''}"
+        return f"{name} changed{', value not recorded' if _is_variable(fact.section) else ''}"
     return f"{name} {_side(fact, before)} -> {_side(fact, after)}".strip()
+
+
+def _is_variable(section: str) -> bool:
+    return section == "env_vars" or section.startswith(_OTHERS)
 
 
 def is_hidden(value: Value | None) -> bool:
@@ -296,7 +313,7 @@ def _shown(fact: Fact, value: Value | None) -> str:
     if value is None:
         return fact.nothing
     if is_hidden(value):
-        return "(value not recorded)" if fact.section == "env_vars" else f"({str(value)[len(DIGEST) :][:8]})"
+        return "(value not recorded)" if _is_variable(fact.section) else f"({str(value)[len(DIGEST) :][:8]})"
     return _cut(", ".join(value) if isinstance(value, tuple) else value) or "(empty)"
 
 

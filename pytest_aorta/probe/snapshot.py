@@ -61,6 +61,7 @@ class EnvSnapshot:
     git: dict[str, Any] | None = None
     process: dict[str, Any] = field(default_factory=dict)
     env_vars: dict[str, str] = field(default_factory=dict)
+    other_variables: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:

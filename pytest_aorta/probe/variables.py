@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.probe.guard import printable, words
 
@@ -145,6 +150,31 @@ def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()
         if name in named or ((name in NAMES or name.partition("_")[0] in FAMILIES) and not is_secret_name(name)):
             found[printable(name)] = shown_value(name, environ[name])
     return dict(sorted(found.items()))
+
+
+def other_variables(environ: Mapping[str, str], recorded: Collection[str]) -> dict[str, Any]:
+    """The variables whose values are not ``recorded``: a digest of each, so that ``compare`` sees which has changed.
+
+    ``of`` stands for machine and user: digests of others say nothing. They are keyed by the id of the machine, as
+    machine-id(5) asks for, and cut to 16 bits, so that nobody else learns a value from its digest.
+    """
+    key = _key()
+
+    def digest(name: str) -> str:
+        text = f"{name}={environ[name]}".encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(text, digest_size=2, key=key).hexdigest()
+
+    return {
+        "of": hashlib.blake2b(key, digest_size=4).hexdigest(),
+        "digests": {printable(name): digest(name) for name in sorted(environ) if name not in recorded},
+    }
+
+
+@cache
+def _key() -> bytes:
+    with suppress(OSError):
+        return hashlib.blake2b(Path("/etc/machine-id").read_bytes(), salt=b"%d" % os.getuid()).digest()
+    return os.urandom(64)
 
 
 def shown_value(name: str, value: str) -> str:

@@ -36,6 +36,13 @@ def mitigation_from(payload: object, *, name: str, source_package: str, where: s
     return Mitigation(name, _variables(payload, where), source_package)
 
 
+def variable_from(text: str) -> Mitigation | None:
+    """The mitigation that ``NAME=VALUE`` is, called so; ``None`` where it is none."""
+    name, _, value = text.partition("=")
+    is_one = _VARIABLE.match(name) and _fits_environ(value) and text.isprintable()
+    return Mitigation(text, {name: value}, "the command line") if is_one else None
+
+
 def environment_from(
     payload: object, *, name: str, source_package: str, where: str, base: Path | None = None
 ) -> Environment:

@@ -15,6 +15,7 @@ from pytest_aorta.registry.payloads import (
     mitigation_from,
     plugin_entries,
     read_sidecars,
+    variable_from,
 )
 from pytest_aorta.registry.types import (
     BUILTIN_SOURCE,
@@ -53,6 +54,8 @@ class Offer:
     source: str
     source_package: str
     load: Callable[[], Any]
+    #: Whether to load it imports nothing.
+    is_read: bool = True
 
 
 class Registry:
@@ -72,6 +75,8 @@ class Registry:
         for offer in offers:
             own = self._offers[offer.kind]
             other = own.setdefault(offer.name, offer)
+            if offer.is_read and other.is_read and other is not offer and _same(offer, other):
+                continue
             error = _unusable(offer) if other is offer else _collision(offer, other)
             if error is not None and not tolerant:
                 raise error
@@ -94,7 +99,9 @@ class Registry:
         return found
 
     def mitigation(self, name: str) -> Mitigation:
-        """The mitigation; of the plugins, at most the one that offers it is imported."""
+        """The mitigation, or the variable ``NAME=VALUE``; at most the plugin that offers it is imported."""
+        if "=" in name and name not in self._offers["mitigations"] and (inline := variable_from(name)) is not None:
+            return inline
         found: Mitigation = self._get("mitigations", name)
         return found
 
@@ -162,6 +169,14 @@ def _load(offer: Offer) -> Any:
         raise RegistryError(message) from error
 
 
+def _same(offer: Offer, other: Offer) -> bool:
+    try:
+        one, two = offer.load(), other.load()
+    except RegistryError:
+        return False
+    return bool(one == two if isinstance(one, str) else replace(one, source_package=two.source_package) == two)
+
+
 def _unusable(offer: Offer) -> RegistryError | None:
     name = offer.name
     # "a,b" is a set of two mitigations on the command line, and "a+b" is the same set in the name of an item.
@@ -226,4 +241,4 @@ def _of_plugin(entry: PluginEntry) -> Offer:
         return read(entry.payload(), name=entry.name, source_package=entry.distribution, where=where)
 
     kind: Kind = entry.kind  # type: ignore[assignment]  # one of those that were asked for
-    return Offer(kind, entry.name, entry.source, entry.distribution, load)
+    return Offer(kind, entry.name, entry.source, entry.distribution, load, is_read=False)

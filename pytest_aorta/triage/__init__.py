@@ -9,14 +9,10 @@ terminal's table.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_aorta.settings import number_of
-
-#: Days, hours, minutes, seconds.
-_DURATION = "".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in "dhms")
+from pytest_aorta.settings import duration, number_of
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,9 @@ def stop(value: str) -> Stop:
     times = [word for word in words if word not in (*goals, "confirm=0")]
     if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not goals):
         raise ValueError(_STOP)
-    seconds = _duration(times[0]) if times else None
+    seconds = duration(times[0]) if times else None
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(_STOP)
     return Stop(bool(goals), "first-fix" in words, "equivalence" in words, "confirm=0" not in words, seconds)
 
 
@@ -91,15 +89,6 @@ _STOP = (
     "decided, first-fix, equivalence, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 beside the "
     "first three"
 )
-
-
-def _duration(text: str) -> float:
-    found, seconds = re.fullmatch(_DURATION, text, re.ASCII), number_of(text)
-    if found is not None and any(found.groups()):
-        seconds = sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
-    if not 0 < seconds < math.inf:
-        raise ValueError(_STOP)
-    return seconds
 
 
 #: What is no effect, unless a user says so: half of the baseline's failure rate, and at most 0.1.

@@ -251,6 +251,10 @@ COLUMNS: tuple[Column[Row], ...] = (
            lambda row: row.speed.text if row.speed else "", formats=_EVERYWHERE, left=True),
     Column("signatures", lambda row: row.cell.signatures, "Top failure", _top_failure,
            formats=("markdown",), left=True),
+    Column("detected", lambda row: row.cell.detected, "Output says",
+           lambda row: ", ".join(f"{name} {number}" for name, number in row.cell.detected.items()),
+           formats=_EVERYWHERE, left=True),
+    Column("losses", lambda row: row.cell.losses),
     Column("warnings", lambda row: row.cell.warnings, "Top warning", _top_warning,
            formats=("markdown",), left=True),
     Column("first_failure_iterations", lambda row: row.cell.first_failure_iterations, "First failure",
@@ -400,7 +404,9 @@ def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
 
 def _evidence(row: Row, base: CellStatistics) -> str:
     cell, p = row.cell, p_value(_p(row))
-    numbers = f"{cell.failures} of {cell.counted} failed, {base.failures} of {base.counted} without it"
+    added = {*base.mitigations, "none"} <= {*cell.mitigations, "none"}
+    without = "without it" if added else f"with {','.join(base.mitigations)}"
+    numbers = f"{cell.failures} of {cell.counted} failed, {base.failures} of {base.counted} {without}"
     return f"{numbers} (p {p.replace('<', '< ') if p.startswith('<') else f'= {p}'})"
 
 

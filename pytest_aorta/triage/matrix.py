@@ -97,7 +97,7 @@ def markdown(table: Table, state: RunState) -> str:
         f"## Trials of {text_of(workloads, _LONGEST)}",
         *(f"**{text_of(sentence)}**" for sentence in conclusions(table)),
         _run(rows, state),
-        _lines([column.title for column in shown], rules, [[column.text_of(row) for column in shown] for row in rows]),
+        pipe_table((each.title for each in shown), rules, [[each.text_of(row) for each in shown] for row in rows]),
     ]
     if ways := [(row, way) for row in rows for way in row.by_signature]:
         lines = [
@@ -112,7 +112,7 @@ def markdown(table: Table, state: RunState) -> str:
             for row, way in ways
         ]
         titles = ("Cell", "Failure", "Failed", "Of the baseline", "p", "Verdict")
-        parts += ["Verdicts on each way to fail:", _lines(titles, ("---",) * len(titles), lines)]
+        parts += ["Verdicts on each way to fail:", pipe_table(titles, ("---",) * len(titles), lines)]
     if idle := list(dict.fromkeys(text for row in rows if row.effect for text in row.effect.sentences)):
         parts += ["Variables that may have done nothing:", _items(idle)]
     if legend := list(_legend(rows, has_verdicts)):
@@ -150,7 +150,7 @@ def _run(rows: Sequence[Row], state: RunState) -> str:
     return f"{text_of('; '.join(texts))}. {text_of(state.written_at)}".rstrip()
 
 
-def _lines(titles: Iterable[str], rules: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def pipe_table(titles: Iterable[str], rules: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     texts = [f"| {' | '.join(text_of(text, _LONGEST) for text in line)} |" for line in (titles, *rows)]
     return "\n".join([texts[0], f"| {' | '.join(rules)} |", *texts[1:]])
 

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
@@ -19,16 +19,17 @@ from typing import Any
 from urllib.parse import quote
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.texts import first_names, own_frames, read_tail, without_runner
+from pytest_aorta.common.texts import ESCAPES, first_names, own_frames, read_tail, without_runner
+from pytest_aorta.probe.environment_facts import GPUS
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings, charts, columns
 from pytest_aorta.triage.columns import COLUMNS, conclusions, counted, rate_with_interval
 from pytest_aorta.triage.environments import Environments, differences
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
-from pytest_aorta.triage.matrix import EarlierMatrix
+from pytest_aorta.triage.matrix import EarlierMatrix, pipe_table, text_of
 from pytest_aorta.triage.reading import Results, triage_in_order
-from pytest_aorta.triage.signatures import ESCAPES, Signature
-from pytest_aorta.triage.verdicts import Table, Triage, check_baseline
+from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.verdicts import Row, Table, Triage, check_baseline
 from pytest_aorta.triage.where import Factor
 from pytest_aorta.workspace.atomic import write_text
 
@@ -305,6 +306,7 @@ class Material:
         failed: those that are not ok, by file.
         environments: of each cell.
         hosts: how many trials each has run.
+        commands: what was run, and how often.
         left_out: what was not read, in words.
     """
 
@@ -314,6 +316,7 @@ class Material:
     failed: dict[str, FailedTrial]
     environments: dict[CellKey, Environments]
     hosts: Counter[str]
+    commands: Counter[str]
     left_out: tuple[str, ...]
 
 
@@ -328,10 +331,12 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
     failed: dict[str, FailedTrial] = {}
     environments: dict[CellKey, Environments] = {}
     hosts: Counter[str] = Counter()
+    commands: Counter[str] = Counter()
     for trial in results:
         trials.append(trial.facts)
         environments.setdefault(trial.facts.key, Environments(results.installed)).add(trial.record)
         hosts[one_line(str(trial.record.get("host") or "an unknown host"))] += 1
+        commands[_command(trial.record)] += 1
         if trial.facts.outcome != "ok":
             failed[trial.file] = failed_trial(trial.record, trial.file)
     if not trials:
@@ -350,8 +355,17 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
         failed=failed,
         environments=environments,
         hosts=hosts,
+        commands=commands,
         left_out=tuple(left_out),
     )
+
+
+def _command(record: Mapping[str, Any]) -> str:
+    """What a trial runs, as it is typed in a shell."""
+    config = record.get("config")
+    command = config.get("command") if isinstance(config, Mapping) else None
+    name = str(record.get("workload"))
+    return one_line(str(command), 1_000) if command else one_line(f"pytest --aorta-workload {shlex.quote(name)}")
 
 
 def labels_of(keys: Iterable[CellKey]) -> dict[CellKey, str]:
@@ -386,6 +400,7 @@ def page_of(material: Material, output: Path) -> dict[str, Any]:
         "title": _listed(sorted({row.cell.key.workload for row in table.rows})) or "no trials",
         "facts": _facts(material, typed),
         "sentences": _sentences(table, labels),
+        "to_paste": to_paste(material),
         "warnings": _warnings(table, material, labels),
         "columns": [column for column in COLUMNS if "html" in column.formats and column.says_something(table.rows)],
         "rows": table.rows,
@@ -405,6 +420,48 @@ def page_of(material: Material, output: Path) -> dict[str, Any]:
         "method": next((row.comparison.method for row in table.rows if row.comparison is not None), "fixed"),
         "version": __version__,
     }
+
+
+#: Rows of the table that is pasted; what tells one installation from another.
+_MOST_ROWS = 3
+_VERSIONS = (GPUS, "NVIDIA driver", "AMD driver", "ROCm", "torch", "CUDA of torch", "NCCL", "RCCL", "Python", "kernel")
+
+
+def to_paste(material: Material) -> str:
+    """For a bug report, in Markdown: what was found, the rows that show it, the command, the versions."""
+    table = material.triage.table()
+    labels = labels_of(row.cell.key for row in table.rows)
+    shown = sorted(table.rows, key=lambda row: (row.comparison is not None, _p(row)))[:_MOST_ROWS]
+    found = [column for column in COLUMNS if "terminal" in column.formats and column.says_something(shown)]
+    kept = [column for column in found if column.title not in ("Workload", "Environment", "Cell")]
+    rows = [[labels[row.cell.key], *(column.text_of(row) for column in kept)] for row in shown]
+    rules = ["---", *("---" if column.left else "---:" for column in kept)]
+    parts = [f"**{text_of(sentence)}**" for sentence in _sentences(table, labels)]
+    parts.append(pipe_table(["Cell", *(column.title for column in kept)], rules, rows))
+    more = len(table.rows) - len(shown)
+    items = [f"and {counted(more, 'other cell')}"] if more else []
+    ways = Counter(facts.signature.text for facts in material.trials if facts.signature is not None)
+    items += [f"{number} x {one_line(text)}" for text, number in ways.most_common(_MOST_ROWS)]
+    items += [f"command: {text}" for text, _ in material.commands.most_common(_MOST_ROWS)]
+    items += [f"{name}: {text}" for name, text in _versions(material)]
+    items += [f"{name}: {text}" for name, text in _facts(material, "") if name in ("trials", "started")]
+    parts.append("\n".join(f"- {text_of(item)}" for item in [*items, f"pytest-aorta {__version__}"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _p(row: Row) -> float:
+    return 1.0 if row.comparison is None else row.comparison.p_adjusted
+
+
+def _versions(material: Material) -> Iterator[tuple[str, str]]:
+    everywhere = Environments()
+    for environments in material.environments.values():
+        everywhere.update(environments)
+    by_name = {fact.name: counts for fact, counts in everywhere.facts().items()}
+    for name in _VERSIONS:
+        values = [str(value) for value, _ in by_name.get(name, Counter()).most_common() if isinstance(value, str)]
+        if values:
+            yield name, _listed(values)
 
 
 #: What each test of where failures gather asks.

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import itertools
-import math
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
-from pytest_aorta.trials.steps import StepClock
+from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED, start_folder
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -57,6 +53,26 @@ _CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf")
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 
+_SHELL = re.compile(r"(ba|da|k|z)?sh")
+
+#: What quotes and backslashes keep a shell from looking at.
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+
+#: What only a shell does: pipes, lists, redirections, substitutions.
+_SHELL_SYNTAX = re.compile(r"[|&;<>`]+|\$(\w+|[{(])|(?<!\S)~(?=/|\s|$)")
+
+#: Ends of the names of scripts that no shell reads.
+_NO_SHELL_SCRIPTS = tuple(end for end in _SCRIPTS if end not in (".sh", ".bash"))
+
+#: Characters of a shell script that are looked at.
+_LONGEST_SCRIPT = 2**20
+
+#: Characters of the first line of a script.
+_LONGEST_LINE = 256
+
+#: The first line of a script that a shell reads.
+_SHELL_LINE = re.compile(r"#!.*\b(ba|da|k|z)?sh\b")
+
 
 #: Options of Python without a value, after which its script may stand.
 _FLAGS = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -85,7 +101,34 @@ def words_of(command: object) -> list[str]:
         raise ValueError(
             f"{expected}; for variables, --aorta-extra-env NAME=VALUE, or env NAME=VALUE before the program"
         )
+    if found := _of_a_shell(command):
+        raise ValueError(
+            f"no {found!r} outside of quotes, because no shell runs the command: for a shell, {_by_shell(command)}; "
+            f"for the character itself, quotes around the word"
+        )
     return words
+
+
+def _of_a_shell(command: str) -> str | None:
+    """What a shell would replace or act on."""
+    bare = _QUOTED.sub("\0", command)
+    if found := _SHELL_SYNTAX.search(bare):
+        return found[0]
+    patterns = (word for word in bare.split() if "\0" not in word and re.search(r"[*?]", word))
+    return next((word for word in patterns if glob.glob(word)), None)
+
+
+def _by_shell(command: str) -> str:
+    """The option with which a shell runs a command; a pipe fails as its first program does."""
+    shell = f"bash {'-o pipefail ' if '|' in command else ''}-c"
+    shown = re.sub(r"(?<![\w-])([A-Za-z_]\w*=)\S+", r"\1...", command)  # the values of variables may be secrets
+    if not set(shown) & set("'\"$`\\!"):
+        return f"--aorta-command \"{shell} '{shown}'\""
+    return (
+        f"--aorta-command '{shell} \"{shown}\"'"
+        if not set(shown) & set("'\"")
+        else f"--aorta-command \"{shell} '...'\""
+    )
 
 
 def checked_command(command: object) -> str:
@@ -132,20 +175,74 @@ def _is_text(path: str) -> bool:
 
 
 def files_in(words: Sequence[str]) -> list[str]:
-    """Files that a command names and that decide what it does: scripts and configurations, as they are written there.
+    """Files that a command names and that decide what it does: programs, scripts and configurations, as written there.
 
-    And the files of its own that a Python script imports. Neither data nor folders: what a command writes, it names as
-    well.
+    And the files of its own that a Python script imports, and what the words of a shell's ``-c`` and of shell scripts
+    name. Neither data nor folders: what a command writes, it names as well.
     """
+    found: dict[str, None] = {}
+    commands: list[list[str]] = [list(words)]
+    read: set[str] = set()
+    while commands:
+        words = commands.pop(0)
+        files = _files_named(words)
+        texts = [*_shell_arguments(words), *(_shell_script(file) for file in files if file not in read)]
+        read.update(files)
+        found |= files
+        commands += [command for text in texts for command in _commands_in(text)]
+    return list(found)
+
+
+def _files_named(words: Sequence[str]) -> dict[str, None]:
     script = script_of(words)
     found = dict.fromkeys([script] if script is not None else [])
     if script is not None and script.endswith(".py"):
         found |= dict.fromkeys(imported_files(script, search_path(script, is_module=script not in words)))
+    if words and os.sep in words[0] and not is_python(words[0]) and os.path.isfile(words[0]):
+        found |= dict.fromkeys([words[0]] if Path(words[0]).absolute().is_relative_to(Path.cwd()) else [])
     for word in words:
         for name in (word, word.partition("=")[2]):
             if name.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) and os.path.isfile(name):
                 found[name] = None
-    return list(found)
+    return found
+
+
+def _shell_arguments(words: Sequence[str]) -> Iterator[str]:
+    """What follows the ``-c`` of a shell."""
+    shells = (number for number, word in enumerate(words) if _SHELL.fullmatch(Path(word).name))
+    for option, text in itertools.pairwise(words[next(shells, len(words)) :]):
+        if re.fullmatch(r"-[a-z]*c", option):
+            yield text
+            return
+
+
+def _shell_script(file: str) -> str:
+    """The text of a file that a shell reads; empty for any other."""
+    if file.lower().endswith((*_NO_SHELL_SCRIPTS, *_CONFIGURATIONS)):
+        return ""
+    with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as opened:
+        text = opened.read(_LONGEST_SCRIPT)
+        if "\0" not in text and (text[:2] != "#!" or _SHELL_LINE.match(text)):
+            return text
+    return ""
+
+
+def _commands_in(text: str) -> list[list[str]]:
+    """Simple commands of a shell's text, as far as they can be told without running it."""
+    found: list[list[str]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        found.append([])
+        try:
+            for word in lexer:
+                if set(word) <= set("|&;()<>"):
+                    found.append([])
+                else:
+                    found[-1].append(word)
+        except ValueError:  # quotes that end in another line
+            found.append(line.split())
+    return list(filter(None, found))
 
 
 def label_of(words: Sequence[str]) -> str:
@@ -201,6 +298,37 @@ def fill_in(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [_PLACEHOLDER.sub(lambda found: environ[_PLACEHOLDERS[found[1]]], word) for word in words]
 
 
+def located(words: Sequence[str]) -> list[str]:
+    """The words of a command for a trial in a working directory of its own.
+
+    Programs, scripts and configurations that are not there are those of the directory that pytest was started in.
+    """
+    here, start = Path.cwd(), Path(start_folder())
+    if here == start:
+        return list(words)
+    found, script = [], _python_script(words)
+    for number, word in enumerate(words):
+        option, equals, value = word.rpartition("=")
+        is_named = (
+            word == script or value.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) or (number == 0 and os.sep in word)
+        )
+        away = is_named and not (here / value).exists() and (start / value).is_file()
+        found.append(f"{option}{equals}{start / value}" if away else word)
+    return found
+
+
+def module_path(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """``PYTHONPATH`` with which ``python -m`` finds a module of the directory that pytest was started in."""
+    start, module = start_folder(), module_of(words)
+    if (
+        module is None
+        or Path.cwd() == Path(start)
+        or not glob.glob(os.path.join(start, module.partition(".")[0]) + "*")
+    ):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [start, environ.get("PYTHONPATH")]))}
+
+
 def program_not_found(words: Sequence[str], path: str) -> str | None:
     """Why a command cannot be started; ``None`` where it can. ``path``: the folders that its program is looked for in.
 
@@ -220,6 +348,24 @@ def program_not_found(words: Sequence[str], path: str) -> str | None:
     return f"there is no program {program!r} in {os.getcwd()}"
 
 
+def runnable(words: Sequence[str], path: str) -> list[str]:
+    """The words with which a program is started: a script that does not begin with ``#!`` runs in ``sh``."""
+    program = shutil.which(words[0], path=path)
+    with contextlib.suppress(OSError, TypeError), open(program, "rb") as file:  # type: ignore[arg-type]
+        head = file.read(80)
+        if head[:2] != b"#!" and not set(head) & {0, 0x7F}:
+            return ["/bin/sh", program, *words[1:]]  # type: ignore[list-item]
+    return list(words)
+
+
+def tells_what_it_reads(words: Sequence[str]) -> bool:
+    """Whether a program is Python, or a script of Python."""
+    program = shutil.which(words[0])
+    with contextlib.suppress(OSError, TypeError), open(program, "rb") as file:  # type: ignore[arg-type]
+        return is_python(words[0]) or re.match(rb"#!.*\b(python|pypy)", file.readline(_LONGEST_LINE)) is not None
+    return False
+
+
 def _python_script(words: Sequence[str]) -> str | None:
     rest = itertools.dropwhile(_FLAGS.fullmatch, words[1:]) if is_python(words[0]) else iter(())
     word = next(rest, "-")
@@ -229,175 +375,3 @@ def _python_script(words: Sequence[str]) -> str | None:
 def is_python(program: str) -> bool:
     """Whether a program is called as an interpreter of Python."""
     return _PYTHON.fullmatch(Path(program).name) is not None
-
-
-#: Groups of a metric's pattern that are no metrics: a step's number, their total, and the duration of a step.
-STEP, TOTAL, STEP_MS, STEP_SEC = "step", "total", "step_ms", "step_sec"
-_NO_METRICS = (STEP, TOTAL, STEP_MS, STEP_SEC)
-
-#: Metrics that every command has.
-RETURNCODE, SEED = "returncode", "seed"
-
-#: Failures that are listed; all are counted.
-_LISTED = 20
-
-#: Characters that are kept of a line, and of a metric that is no number.
-_SHOWN = 300
-
-#: What a sentence may put around a number.
-_AROUND = " \t,;:()[]{}'\"%"
-
-
-@dataclass(frozen=True)
-class OutputRules:
-    """Regular expressions, each searched for in every line of a command's output.
-
-    Attributes:
-        fail_on: a match fails the trial.
-        pass_on: if there are any, the trial passes when one of them has matched, whatever the exit code, and fails
-            when none has.
-        metric: with named groups; the last value of each is a metric, but for ``step``, ``total``, ``step_ms`` and
-            ``step_sec``.
-        fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial.
-    """
-
-    fail_on: tuple[str, ...] = ()
-    pass_on: tuple[str, ...] = ()
-    metric: tuple[str, ...] = ()
-    fail_on_nonfinite: bool = False
-
-    def options(self) -> dict[str, Any]:
-        """Those that are set, as options of a workload."""
-        found: dict[str, Any] = {
-            name: list(getattr(self, name)) for name in ("fail_on", "pass_on", "metric") if getattr(self, name)
-        }
-        return {**found, **({"fail_on_nonfinite": True} if self.fail_on_nonfinite else {})}
-
-    @cached_property
-    def compiled(self) -> dict[str, list[re.Pattern[str]]]:
-        """The expressions, by the name of their attribute."""
-        return {name: [re.compile(text) for text in getattr(self, name)] for name in ("fail_on", "pass_on", "metric")}
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether lines say which step is done."""
-        return any(STEP in pattern.groupindex for pattern in self.compiled["metric"])
-
-
-def checked_regex(text: object) -> str:
-    """A regular expression.
-
-    Raises:
-        ValueError: what would be valid.
-    """
-    if not isinstance(text, str) or not text:
-        raise ValueError("a regular expression of Python")
-    try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"a regular expression of Python ({error})") from None
-    return text
-
-
-def checked_metric(text: object) -> str:
-    """A regular expression with named groups.
-
-    Raises:
-        ValueError: what would be valid.
-    """
-    checked = checked_regex(text)
-    names = set(re.compile(checked).groupindex)
-    if not names:
-        raise ValueError(r"a regular expression with named groups, such as 'step (?P<step>\d+) loss (?P<loss>\S+)'")
-    if RETURNCODE in names or SEED in names:
-        raise ValueError(f"a regular expression without groups called {RETURNCODE} or {SEED}: these are there")
-    return checked
-
-
-def number(text: str) -> int | float | None:
-    """The number that a text is, perhaps with punctuation around it; ``None`` where it is none."""
-    text = text.strip(_AROUND)
-    if re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        return int(text)
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-class OutputFindings:
-    """What the lines of one command have said so far.
-
-    Attributes:
-        step: the last one; ``None`` before the first.
-        total: number of steps, where a line has said it.
-        metrics: last value of each.
-        failures: the first of them, as entries of ``failure_details``.
-        reason: the first of them, in a sentence.
-        failure_count: number of matches and values that fail the trial.
-        first_failure: the step in which the first of them came.
-        passed: whether a ``pass_on`` has matched.
-    """
-
-    def __init__(self, rules: OutputRules) -> None:
-        self.rules = rules
-        self.step: int | None = None
-        self.total: int | None = None
-        self.metrics: dict[str, int | float | str] = {}
-        self.failures: list[dict[str, Any]] = []
-        self.failure_count = 0
-        self.reason = ""
-        self.first_failure: int | None = None
-        self.passed = False
-        self._said_ms: list[float] = []
-        self._clock = StepClock()
-        self._clock.start()
-        self._patterns = rules.compiled
-
-    @property
-    def step_times_ms(self) -> list[float]:
-        """Durations that lines have said; without any, the times between steps, per step."""
-        return self._said_ms or self._clock.times_ms()
-
-    def take(self, line: str, at: float) -> bool:
-        """One line, which came ``at`` a time in seconds; whether it has said a step."""
-        steps = [
-            self._take_match(found, line, at)
-            for pattern in self._patterns["metric"]
-            for found in pattern.finditer(line)
-        ]
-        for text, pattern in zip(self.rules.fail_on, self._patterns["fail_on"], strict=True):
-            if pattern.search(line):
-                self._fail(line.strip()[:_SHOWN], f"its output matches {text!r}", line)
-        self.passed = self.passed or any(pattern.search(line) for pattern in self._patterns["pass_on"])
-        return any(steps)
-
-    def _take_match(self, found: re.Match[str], line: str, at: float) -> bool:
-        groups = {name: text for name, text in found.groupdict().items() if text is not None}
-        step = number(groups.get(STEP, ""))
-        total = number(groups.get(TOTAL, ""))
-        is_step = isinstance(step, int)
-        if isinstance(total, int):
-            self.total = total
-        if isinstance(step, int):
-            self.step = step
-            self._clock.report(step, at)
-        for name, factor in ((STEP_MS, 1.0), (STEP_SEC, 1000.0)):
-            duration = number(groups.get(name, ""))
-            if duration is not None and 0 <= duration < math.inf:
-                self._said_ms.append(duration * factor)
-        for name in (name for name in groups if name not in _NO_METRICS):
-            value = number(groups[name])
-            self.metrics[name] = groups[name][:_SHOWN] if value is None else value
-            if self.rules.fail_on_nonfinite and value is not None and not math.isfinite(value):
-                self._fail(f"{name} is {value}")
-        return is_step
-
-    def _fail(self, what: str, why: str = "", line: str = "") -> None:
-        if self.failure_count == 0:
-            self.first_failure = self.step if self.step is not None and self.step >= 0 else None
-            step = "" if self.step is None else f" at step {self.step}"
-            self.reason = f"{why or what}{step}" + (f": {line.strip()[:_SHOWN]}" if line else "")
-        self.failure_count += 1
-        if len(self.failures) < _LISTED:
-            self.failures.append({"message": what, **({} if self.step is None else {"step": self.step})})

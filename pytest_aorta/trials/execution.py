@@ -154,6 +154,9 @@ LAUNCHER_OWNED = re.compile(
 Isolation = Literal["fork", "spawn", "none"]
 Launcher = Literal["auto", "elastic", "torchrun", "external"]
 
+#: Working directory of a trial: that of pytest, an empty one, or a copy of that of pytest.
+Cwd = Literal["here", "fresh", "copy"]
+
 #: ``auto``: what the first trial of a cell imports; ``none``: nothing; or names of modules.
 Preload = Literal["auto", "none"] | tuple[str, ...]
 
@@ -169,6 +172,8 @@ class Execution:
         elastic: options of the agent that starts the ranks.
         seed: of the random generators: trial i of every cell gets the same ones. ``None`` for other ones each time.
         preload: modules that are imported once for all trials of a cell, instead of once per trial; with ``fork`` only.
+        cwd: working directory: ``here`` for that of this process, ``fresh`` for an empty one of the trial, ``copy`` for
+            a copy. The latter two are the trial's folder for files, in which stays what it has made or changed.
     """
 
     isolation: Isolation = "fork"
@@ -177,6 +182,7 @@ class Execution:
     elastic: ElasticOptions = DEFAULTS
     seed: int | None = None
     preload: Preload = "auto"
+    cwd: Cwd = "here"
 
     @property
     def preloaded(self) -> tuple[str, ...]:
@@ -246,8 +252,8 @@ class Limits:
     log_limit: int = LOG_LIMIT
 
 
-#: The trial's index in its cell.
-TRIAL_INDEX = "AORTA_TRIAL_INDEX"
+#: The trial's index in its cell, by two names.
+TRIAL_INDEX, TRIAL = "AORTA_TRIAL_INDEX", "AORTA_TRIAL"
 
 #: A folder for files that belong to the trial's record.
 TRIAL_DIR = "AORTA_TRIAL_DIR"
@@ -262,7 +268,36 @@ FILES = "files"
 KEPT_DAYS = 3
 
 #: All that a trial finds.
-NAMES = (TRIAL_INDEX, TRIAL_DIR, "TMPDIR")
+NAMES = (TRIAL_INDEX, TRIAL, TRIAL_DIR, "TMPDIR")
+
+#: The working directory before ``enter``.
+_start_folder: str | None = None
+
+
+def enter(folder: str) -> None:
+    """Make a folder, which may be missing here, the working directory.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    global _start_folder
+    _start_folder = os.getcwd()
+    os.makedirs(folder, exist_ok=True)
+    os.chdir(folder)
+
+
+def leave() -> None:
+    """Undo ``enter``."""
+    global _start_folder
+    if _start_folder is not None:
+        os.chdir(_start_folder)
+        _start_folder = None
+
+
+def start_folder() -> str:
+    """The working directory that trials with ``here`` have."""
+    return _start_folder or os.getcwd()
+
 
 #: Before the import of a workload: TMPDIR, and the folder that ``tempfile`` remembers once it is asked for it.
 _before: tuple[str | None, str | None] = (None, None)

@@ -30,7 +30,7 @@ _ELSEWHERE = ("config", "mitigations", "trial")
 IMPORTED_LATER = "imported_later"
 
 #: Parts that the request alone decides. A record of a trial whose cell was not prepared has no others.
-REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "memory", "elastic")
+REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "cwd", "memory", "elastic")
 
 #: Of an environment: its variables are in the overlay, and where it is registered decides nothing.
 _NOT_COMPARED = ("env", "source_package")
@@ -117,6 +117,7 @@ def fingerprint_parts(
         "nproc": nproc,
         "isolation": execution.isolation,
         "preload": list(execution.preloaded),  # what the first trial imports changes nothing that the others see
+        "cwd": None if execution.cwd == "here" else execution.cwd,
         "trial": spec.trial_index,
         "memory": spec.limits.memory,
         "seed": spec.seed,
@@ -206,7 +207,8 @@ def differences(
         elif name in _BUILDS:
             found.append(_build(_BUILDS[name], str(before), str(after)))
         else:
-            found.append(f"{_NAMES.get(name, name)} {_shown(before)} -> {_shown(after)}")
+            missing = _DEFAULTS.get(name, "none")
+            found.append(f"{_NAMES.get(name, name)} {_shown(before, missing)} -> {_shown(after, missing)}")
     if earlier.get("packages") != now.get("packages"):
         known = {line.partition(" ")[0] for line in found}
         lines = _packages(earlier.get("packages"), now.get("packages"), installed)
@@ -215,7 +217,15 @@ def differences(
 
 
 #: Parts whose names say too little.
-_NAMES = {"cpus": "number of CPUs", "nproc": "number of ranks", "trial": "trial index"}
+_NAMES = {
+    "cpus": "number of CPUs",
+    "cwd": "working directory",
+    "nproc": "number of ranks",
+    "trial": "trial index",
+}
+
+#: Values that are left out.
+_DEFAULTS = {"cwd": "here"}
 
 #: Parts that begin with a version, which is all that is shown when it is another one.
 _BUILDS = {"python": "Python", "torch": "torch"}

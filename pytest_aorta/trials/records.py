@@ -25,6 +25,8 @@ GroupStateName = Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED",
 AttemptReason = Literal["failure", "membership"]
 #: Whether a rank that failed is what the trial's failure comes from, or has only followed.
 Blame = Literal["cause", "collateral", "unknown"]
+#: Of the rank that is named as the cause. ``likely``: by its time, by a majority, or while others were ended unheard.
+Confidence = Literal["certain", "likely", "unknown"]
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -110,7 +112,8 @@ class ResultRecord:
     """What the workload returned; of a distributed workload, what rank 0 returned. Times in ms and seconds.
 
     What was not measured, or not returned, is ``None``. In the record of a trial, ``passed`` is true only if the trial
-    is ``ok``: not where another rank has failed.
+    is ``ok``: not where another rank has failed. ``output`` is what the lines of a command say: ``matched`` has the
+    number of lines of each expression, ``detected`` what is known to be a fault, ``warnings`` what is to be doubted.
     """
 
     passed: Annotated[bool, _Strict()]
@@ -124,6 +127,7 @@ class ResultRecord:
     main_work_started: bool | None = None
     executed_iterations: int | None = None
     configured_iterations: int | None = None
+    output: Free = field(default_factory=dict)
 
     def __repr__(self) -> str:
         known = [(it.name, value) for it in fields(self) if (value := getattr(self, it.name)) not in (None, [], {})]
@@ -135,6 +139,8 @@ class Failure:
     """Why a trial or a rank is not ``ok``, or what went wrong in its cleanup.
 
     ``at``: when it was noticed, in seconds of ``time.time()``; ``None`` where only the end of a process shows it.
+    ``confidence``: of a trial with ranks, how sure it is that it comes from ``rank``; ``unknown`` where no rank is
+    named. ``evidence``: what that is concluded from.
     """
 
     phase: Phase
@@ -147,6 +153,8 @@ class Failure:
     rank: int | None = None
     stacks: str | None = None
     at: Time | None = None
+    confidence: Confidence | None = None
+    evidence: str | None = None
 
     @property
     def is_late(self) -> bool:

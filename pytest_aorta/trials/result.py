@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from pytest_aorta.registry.types import Engine
-from pytest_aorta.trials.execution import Isolation, Launcher, Limits, Resources
+from pytest_aorta.trials.execution import Cwd, Isolation, Launcher, Limits, Resources
 from pytest_aorta.trials.records import (
     ENCODED,
     Attempt,
@@ -157,7 +157,8 @@ class Request(_Record):
     this trial, from which those of its generators derive, ``None`` where it was given none. ``limits``: ``timeout`` is
     the deadline that the request sets; the workload's own counts where there is none. ``resources`` are those of the
     run. ``order``: in which the trials of the plan ran, and the seed of it. ``interpreter``, ``cwd`` and ``sys_path``:
-    of the trial's process; the latter beyond the interpreter's own.
+    of the process that the trial was forked from or started by; the latter beyond the interpreter's own.
+    ``cwd_of_trial``: whether the trial itself ran there, in an empty folder, or in a copy.
     """
 
     workload: RequestedWorkload
@@ -180,6 +181,7 @@ class Request(_Record):
     collect: list[str] = Field(default_factory=list)
     interpreter: str
     cwd: str
+    cwd_of_trial: Cwd = "here"
     sys_path: list[str] = Field(default_factory=list)
 
 

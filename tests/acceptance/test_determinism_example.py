@@ -10,9 +10,12 @@ from support.stage import Stage
 
 OPTIONS = ("--aorta-trials", "3", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
 
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="on one core there is one thread, and nothing that could differ"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        len(os.sched_getaffinity(0)) < 2, reason="on one core there is one thread, and nothing that could differ"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ from pytest_aorta.trials.records import GroupState
 
 #: Real torchrun takes seconds for each trial.
 LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
+LAUNCHERS_OF_FAILURES = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
 WORKLOAD = """
 import os
@@ -143,30 +145,73 @@ def run(stage: Stage, name: str, *options: str) -> dict[str, Any]:
     return stage.trial(f"{name}/trial_0.json")
 
 
+def elastic(*options: str) -> tuple[str, ...]:
+    return tuple(text for each in options for text in ("--aorta-elastic", each))
+
+
+@dataclass(frozen=True)
+class Played:
+    stage: Stage
+    result: pytest.RunResult
+
+    def trial(self, name: str) -> dict[str, Any]:
+        return self.stage.trial(f"{name}/trial_0.json")
+
+
+Play = Callable[..., Played]
+
+#: Arguments of runs that several tests look at.
+WITH_A_RESTART = (
+    *("FailsOnce", "FailsAlways", "KillsItsAgent", "Sums"),
+    *("-o", "aorta_grace=0", *elastic("max_restarts=1")),
+)
+OPTIONS = {
+    "role": "trainer",
+    "rdzv_id": "mine",
+    "max_restarts": "3",
+    "monitor_interval": "0.05",
+    "exit_barrier_timeout": "7",
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": "localhost:0",
+}
+OF_THREE = ("Sums", "Judges", "--aorta-nproc", "3", *elastic(*(f"{key}={value}" for key, value in OPTIONS.items())))
+WITH_LOGS = ("Sums", *elastic("redirects=1:3", "tee=1:1"), "--aorta-extra-env", "OMP_NUM_THREADS=3")
+UNDER_TORCHRUN = ("Sums", "--aorta-launcher", "torchrun")
+
+
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The record of a trial of ``Sums``, which is run once per launcher."""
+def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
+    """Runs workloads of ``sums.py`` with options, once for each such arguments."""
 
     @cache
-    def play(launcher: str) -> dict[str, Any]:
-        stage = Stage(tmp_path_factory.mktemp(launcher))
+    def run_once(*arguments: str) -> Played:
+        stage = Stage(tmp_path_factory.mktemp("sums"))
         stage.write(sums=WORKLOAD)
-        return run(stage, "Sums", "--aorta-launcher", launcher)
+        words = [f"sums.py::{word}" if word[0].isupper() and word.isalpha() else word for word in arguments]
+        result = stage.run(*words, "--aorta-timeout", "50")
+        assert stage.left_running() == []
+        return Played(stage, result)
 
-    return play
+    return run_once
+
+
+@pytest.fixture
+def plain(play: Play, launcher: str) -> dict[str, Any]:
+    """The record of a trial of ``Sums``."""
+    return play(*(WITH_A_RESTART if launcher == "auto" else UNDER_TORCHRUN)).trial("Sums")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_life_of_the_worker_group_is_recorded(plain: Callable[[str], dict[str, Any]], launcher: str) -> None:
-    trial = plain(launcher)
+def test_the_life_of_the_worker_group_is_recorded(plain: dict[str, Any], launcher: str) -> None:
+    trial = plain
     assert trial["exit_status"] == "ok"
-    elastic = trial["elastic"]
-    assert elastic["launcher"] == {"auto": "elastic"}.get(launcher, launcher)
-    states = elastic["states"]
+    group = trial["elastic"]
+    assert group["launcher"] == {"auto": "elastic"}.get(launcher, launcher)
+    states = group["states"]
     assert [state["state"] for state in states] == ["INIT", "HEALTHY", "SUCCEEDED"]
     assert [state["world_size"] for state in states] == [None, 2, 2]
     assert [state["at"] for state in states] == sorted(state["at"] for state in states)
-    assert (elastic["restarts"], elastic["attempts"]) == (0, [])
+    assert (group["restarts"], group["attempts"]) == (0, [])
     first, second = trial["ranks"]
     assert [(rank["rank"], rank["local_rank"]) for rank in (first, second)] == [(0, 0), (1, 1)]
     assert first["host"] == second["host"] == trial["host"]
@@ -177,50 +222,50 @@ def test_the_life_of_the_worker_group_is_recorded(plain: Callable[[str], dict[st
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_rank_has_its_own_result(plain: Callable[[str], dict[str, Any]], launcher: str) -> None:
-    trial = plain(launcher)
+def test_every_rank_has_its_own_result(plain: dict[str, Any]) -> None:
+    trial = plain
     assert [rank["result"]["metrics"]["rank"] for rank in trial["ranks"]] == [0, 1]
     assert [rank["result"]["metrics"]["total"] for rank in trial["ranks"]] == [3.0, 3.0]
     assert trial["result"]["metrics"]["rank"] == 0
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_rank_that_fails_once_is_started_again(sums: Stage, launcher: str) -> None:
-    name = {"auto": "FailsOnce", "torchrun": "FailsOnceAlone"}[launcher]
-    trial = run(sums, name, "--aorta-launcher", launcher, "--aorta-elastic", "max_restarts=1")
+@pytest.mark.parametrize("launcher", LAUNCHERS_OF_FAILURES)
+def test_a_rank_that_fails_once_is_started_again(play: Play, launcher: str) -> None:
+    if launcher == "auto":
+        name, played = "FailsOnce", play(*WITH_A_RESTART)
+    else:
+        name = "FailsOnceAlone"
+        played = play(name, "--aorta-launcher", launcher, *elastic("max_restarts=1"))
+    trial = played.trial(name)
     assert (trial["exit_status"], trial["failure"]) == ("ok", None)
     assert trial["result"]["metrics"]["total"] == 3.0
-    elastic = trial["elastic"]
-    assert elastic["restarts"] == 1
+    group = trial["elastic"]
+    assert group["restarts"] == 1
     expected = ["INIT", "HEALTHY", "FAILED", "STOPPED", "HEALTHY", "SUCCEEDED"]
-    assert [state["state"] for state in elastic["states"]] == expected
-    [attempt] = elastic["attempts"]
+    assert [state["state"] for state in group["states"]] == expected
+    [attempt] = group["attempts"]
     assert (attempt["attempt"], attempt["failure"]["rank"]) == (0, 1)
     assert attempt["failure"]["message"] == "rank 1: the first time"
     # The first to end has the other one ended, if that has not done so itself by then.
     assert {rank["exit_code"] or rank["signal"] for rank in attempt["ranks"]} <= {1, "SIGTERM", None}
     assert "the first time" in str(attempt["ranks"][1]["error_file"])
     kept = [artifact for artifact in trial["artifacts"] if "stdout" in artifact]
-    logs = {(sums.results / name / trial["artifacts"][artifact]).read_text() for artifact in kept}
+    logs = {(played.stage.results / name / trial["artifacts"][artifact]).read_text() for artifact in kept}
     assert {"rank 0 prints\n", "rank 1 prints\n"} <= logs
     for number in (0, 1):
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
 
 
-@pytest.mark.slow
-def test_the_summary_counts_them_apart(sums: Stage) -> None:
-    result = sums.run("sums.py::FailsOnce", "sums.py::Sums", "--aorta-elastic", "max_restarts=1")
-    result.assert_outcomes(passed=2)
+def test_the_summary_counts_them_apart(play: Play) -> None:
+    result = play(*WITH_A_RESTART).result
+    result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["1 trial of FailsOnce local-none ok only after a restart of the ranks"])
 
 
-def test_the_last_attempt_is_the_trials(sums: Stage) -> None:
-    trial = run(sums, "FailsAlways", "--aorta-elastic", "max_restarts=2")
-    assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", "rank 1: attempt 2")
-    assert [attempt["failure"]["message"] for attempt in trial["elastic"]["attempts"]] == [
-        "rank 1: attempt 0",
-        "rank 1: attempt 1",
-    ]
+def test_the_last_attempt_is_the_trials(play: Play) -> None:
+    trial = play(*WITH_A_RESTART).trial("FailsAlways")
+    assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", "rank 1: attempt 1")
+    assert [attempt["failure"]["message"] for attempt in trial["elastic"]["attempts"]] == ["rank 1: attempt 0"]
     assert trial["elastic"]["states"][-1]["state"] == "FAILED"
 
 
@@ -233,9 +278,10 @@ def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_no_rank_outlives_its_agent(sums: Stage, launcher: str) -> None:
-    trial = run(sums, "KillsItsAgent", "--aorta-launcher", launcher, "-o", "aorta_grace=0")
+@pytest.mark.parametrize("launcher", LAUNCHERS_OF_FAILURES)
+def test_no_rank_outlives_its_agent(play: Play, launcher: str) -> None:
+    under_torchrun = ("KillsItsAgent", "--aorta-launcher", launcher, "-o", "aorta_grace=0")
+    trial = play(*(WITH_A_RESTART if launcher == "auto" else under_torchrun)).trial("KillsItsAgent")
     assert trial["exit_status"] == "workload_failed"
     assert (trial["failure"]["phase"], trial["failure"]["kind"]) == ("run", "signal")
     assert trial["failure"]["signal"] == "SIGKILL"
@@ -267,16 +313,8 @@ def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stag
     assert "WorkerServer" not in (sums.results / "waits" / trial["ranks"][0]["stderr"]).read_text()
 
 
-def test_the_options_reach_the_ranks(sums: Stage) -> None:
-    given = {
-        "role": "trainer",
-        "rdzv_id": "mine",
-        "max_restarts": "3",
-        "monitor_interval": "0.05",
-        "exit_barrier_timeout": "7",
-    }
-    options = [text for key, value in given.items() for text in ("--aorta-elastic", f"{key}={value}")]
-    trial = run(sums, "Sums", "--aorta-nproc", "3", *options)
+def test_the_options_reach_the_ranks(play: Play) -> None:
+    trial = play(*OF_THREE).trial("Sums")
     variables = trial["result"]["metrics"]["variables"]
     assert (variables["ROLE_NAME"], variables["TORCHELASTIC_RUN_ID"]) == ("trainer", "mine")
     assert variables["TORCHELASTIC_MAX_RESTARTS"] == "3"
@@ -284,7 +322,7 @@ def test_the_options_reach_the_ranks(sums: Stage) -> None:
     assert trial["elastic"]["options"].items() >= {"monitor_interval": 0.05, "exit_barrier_timeout": 7.0}.items()
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_fresh_interpreters(sums: Stage, method: str) -> None:
     trial = run(sums, "Sums", "--aorta-elastic", f"start_method={method}")
@@ -293,38 +331,37 @@ def test_fresh_interpreters(sums: Stage, method: str) -> None:
     assert trial["phases_sec"].keys() >= {"setup", "run", "cleanup"}
 
 
-def test_redirects_and_tee_of_single_ranks(sums: Stage) -> None:
-    options = ("--aorta-elastic", "redirects=1:3", "--aorta-elastic", "tee=1:1")
-    trial = run(sums, "Sums", *options)
+def test_redirects_and_tee_of_single_ranks(play: Play) -> None:
+    played = play(*WITH_LOGS)
+    trial = played.trial("Sums")
     logs = sorted(name for name in trial["artifacts"] if "rank" in name)
     assert logs == ["attempt_0/rank_1.stderr", "attempt_0/rank_1.stdout"]
-    own = (sums.results / "Sums" / "trial_0" / "stdout.log").read_text()
+    own = (played.stage.results / "Sums" / "trial_0" / "stdout.log").read_text()
     assert "rank 0 prints" in own
     assert re.search(r"^\[default1\]:rank 1 prints", own, re.MULTILINE)
 
 
-def test_torchs_own_rendezvous(sums: Stage) -> None:
-    trial = run(sums, "Sums", "--aorta-elastic", "rdzv_backend=c10d", "--aorta-elastic", "rdzv_endpoint=localhost:0")
-    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
+def test_torchs_own_rendezvous(play: Play) -> None:
+    trial = play(*OF_THREE).trial("Sums")
+    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 6.0)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_variables_of_the_launcher_are_recorded(
-    sums: Stage, plain: Callable[[str], dict[str, Any]], launcher: str
-) -> None:
-    trial = plain(launcher)
-    found = trial["elastic"]["launcher_variables"]
+def test_variables_of_the_launcher_are_recorded(play: Play, plain: dict[str, Any], launcher: str) -> None:
+    found = plain["elastic"]["launcher_variables"]
     assert found.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
     assert found.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
     assert not [name for name in found if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
+    if launcher == "torchrun":
+        return
     # What the trial itself is given wins.
-    trial = run(sums, "Sums", "--aorta-launcher", launcher, "--aorta-extra-env", "OMP_NUM_THREADS=3")
+    trial = play(*WITH_LOGS).trial("Sums")
     assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in trial["elastic"]["launcher_variables"]
 
 
-def test_ranks_with_local_results(sums: Stage) -> None:
-    trial = run(sums, "Judges", "--aorta-nproc", "3")
+def test_ranks_with_local_results(play: Play) -> None:
+    trial = play(*OF_THREE).trial("Judges")
     assert trial["exit_status"] == "workload_failed"
     result = trial["result"]
     assert (result["passed"], result["failure_count"], result["first_failure_iteration"]) == (False, 3, 5)
@@ -334,7 +371,8 @@ def test_ranks_with_local_results(sums: Stage) -> None:
         {"rank": 2, "step": 1},
     ]
     assert result["metrics"] == {"rank": 0}
-    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("result", 1)
+    # Its first failure was at iteration 5, that of rank 1 at 6.
+    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("result", 2)
 
 
 def test_every_state_can_be_recorded() -> None:

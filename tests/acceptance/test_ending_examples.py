@@ -39,7 +39,9 @@ def test_it_runs_until_all_is_decided(stage: Stage) -> None:
         assert line in done.outlines
 
 
-@pytest.mark.parametrize("how", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+@pytest.mark.parametrize(
+    "how", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.long)], ids=["slots", "xdist"]
+)
 def test_side_by_side_less_than_forty_trials_decide(stage: Stage, how: tuple[str, ...]) -> None:
     stage.run(*UNTIL_DECIDED, *how)
     assert all(8 <= number < 40 for number in per_cell(stage).values())

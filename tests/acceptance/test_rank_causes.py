@@ -51,6 +51,26 @@ def test_causes_before_the_deadline(stage: Stage, launcher: str) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_that_disagree_do_not_blame_the_one_that_notices(stage: Stage) -> None:
+    parts = ["enters_another_size", "enters_another_kind", "enters_in_another_order", "enters_one_more", "shares_a_nan"]
+    found = play(stage, parts, "--aorta-timeout", "60")
+
+    causes = {part: (trial["failure"]["rank"], trial["failure"]["confidence"]) for part, trial in found.items()}
+    assert causes == {
+        # The rank that gets too much is ended by gloo, and what it has entered is not known.
+        "enters_another_size": (None, "unknown"),
+        "enters_another_kind": (1, "likely"),
+        "enters_in_another_order": (None, "unknown"),
+        "enters_one_more": (1, "likely"),
+        "shares_a_nan": (None, "unknown"),
+    }
+    for part in ("enters_another_size", "enters_another_kind"):
+        assert "collective 6 differs: rank 1: gloo:" in found[part]["failure"]["message"]
+    assert found["enters_another_kind"]["failure"]["evidence"].endswith("ranks 0,2: gloo:all_reduce of Float[4]")
+    assert found["shares_a_nan"]["failure"]["evidence"] == "ranks 0-2 failed alike"
+
+
+@pytest.mark.slow
 @pytest.mark.long
 def test_causes_under_an_outer_launcher(stage: Stage) -> None:
     stage.copy(FAULTS)

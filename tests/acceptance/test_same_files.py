@@ -115,7 +115,6 @@ def plain(theatre: Stage) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("name", "options", "may_differ"),
     [
-        ("again", (), MAY_DIFFER),
         ("xdist", ("-n", "2"), MAY_DIFFER + MAY_DIFFER_UNDER_XDIST),
         ("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
     ],
@@ -134,6 +133,7 @@ def test_the_files_are_the_same(
         assert comparable(trial, may_differ) == comparable(plain[1][path], may_differ), path
 
 
+@pytest.mark.long
 def test_the_files_of_ranks_are_the_same(theatre: Stage) -> None:
     found = {}
     for isolation in ("fork", "spawn"):

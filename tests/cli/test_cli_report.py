@@ -24,11 +24,21 @@ def run(*arguments: str) -> Result:
 
 
 def test_the_results_of_the_default_folder_become_one_file(results: Path) -> None:
-    result = run("-o", "report.html", "--baseline", "omp_1")
+    result = run("--baseline", "omp_1")
     assert (result.exit_code, result.output) == (0, "report: report.html\n")
     text = Path("report.html").read_text()
     assert text.lower().startswith("<!doctype html>")
     assert "local-omp_1" in text
+
+
+def test_a_bug_report_is_printed_as_markdown(results: Path) -> None:
+    text = run("--markdown").output
+    assert text.startswith("**")
+    cells = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("|")]
+    assert cells[:3] == ["| Cell", "| ---", "| local-none"]
+    assert len(cells) <= 5
+    assert "- torch: " in text
+    assert not Path("report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +48,6 @@ def test_the_results_of_the_default_folder_become_one_file(results: Path) -> Non
         (("results", "-o", "no/where/r.html"), "no/where does not exist"),
         (("results", "-o", "results"), "results is a folder"),
         (("results", "-o", "r.html", "--baseline", "none+omp_1"), "--baseline: there is no cell 'none+omp_1'"),
-        (("results",), "Missing option '-o'"),
     ],
 )
 def test_bad_input_is_one_clear_message_and_exit_code_2(

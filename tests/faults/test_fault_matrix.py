@@ -114,7 +114,14 @@ def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "phase"), [each for each in UNDER if each[0] != "torchrun" or ASKED is not None])
+@pytest.mark.parametrize(
+    ("launcher", "phase"),
+    [
+        pytest.param(*each, marks=BY_HAND if each != ("elastic", "run") else ())
+        for each in UNDER
+        if each[0] != "torchrun" or ASKED is not None
+    ],
+)
 def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, launcher: str, phase: str) -> None:
     rows = [row for row in OTHERS if row.fault.ranks and row.phase == phase]
     options = ("--aorta-launcher", launcher, "--aorta-timeout", "50", "--aorta-memory", "4G")

@@ -2,48 +2,86 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_fault_table import LAUNCHERS, RANK_FAULTS, Launcher, Outcome, RankFault, as_markdown
+from rank_fault_table import LAUNCHERS, RANK_FAULTS, SCRIPTS, Launcher, Outcome, RankFault, as_markdown
 from support.stage import Stage, torchrun_command
+
+from pytest_aorta.triage.signatures import signature_of
 
 ROOT = Path(__file__).parents[2]
 FAULTS = ROOT / "tests" / "support" / "rank_faults.py"
 
 #: Seconds in which all ranks are where one of them hangs.
-TO_HANG: dict[Launcher, int] = {"auto": 20, "torchrun": 25, "script": 25, "external": 20}
+TO_HANG = 40
 
 #: Deadline of the others. Under an outer launcher, a rank that sleeps has one of its own.
-TO_END = {**dict.fromkeys(LAUNCHERS, 100), "external": 25}
+TO_END = 150
+EXTERNAL = 25
 
-SCRIPT = """
-def test_script(aorta_torchrun):
-    aorta_torchrun("rank_faults.py", "{part}", nproc=3, max_restarts={restarts}, timeout={deadline})
+FIXTURE = """
+import pytest
+
+@pytest.mark.parametrize("part", {parts})
+def test_script(aorta_torchrun, part):
+    aorta_torchrun("rank_faults.py", part, nproc=3, max_restarts={restarts}, timeout={deadline})
 """
 
+COMMANDS: dict[str, str] = {
+    "nproc": "python rank_faults.py {parts}",
+    "torchrun line": "torchrun --standalone --nproc-per-node 3 --max-restarts {restarts} rank_faults.py {parts}",
+    "accelerate line": (
+        "accelerate launch --multi_gpu --num_processes 3 --num_machines 1 --mixed_precision no --dynamo_backend no "
+        "--main_process_port 0 --max_restarts {restarts} rank_faults.py {parts}"
+    ),
+    "spawn": "python rank_faults.py {parts} --spawn",
+}
 
-def record_of(stage: Stage, launcher: Launcher, fault: RankFault) -> dict[str, Any]:
-    """Run a trial with the fault; its record."""
-    stage.copy(FAULTS)
-    deadline = (TO_HANG if fault.hangs else TO_END)[launcher]
+
+def records_of(stage: Stage, launcher: Launcher, faults: Sequence[RankFault], name: str) -> list[dict[str, Any]]:
+    """Run a trial with each fault, all in one run; their records. ``name`` is that of the results directory."""
+    parts, restarts = ".".join(fault.part for fault in faults), faults[0].restarts
+    arguments: list[str] = ["--aorta-results-dir", name]
     if launcher == "script":
-        stage.write_file("test_script.py", SCRIPT.format(part=fault.part, restarts=fault.restarts, deadline=deadline))
-        stage.run("test_script.py")
+        text = FIXTURE.format(parts=[fault.part for fault in faults], restarts=restarts, deadline=deadline(faults[0]))
+        stage.write_file(f"test_{name}.py", text)
+        stage.run(f"test_{name}.py", *arguments)
+        trials = stage.trials(name)
+        return [next(trial for path, trial in trials.items() if fault.part in path.split("[")[1]) for fault in faults]
+    arguments += ["--aorta-trials", str(len(faults)), "--aorta-timeout", str(deadline(faults[0]))]
+    if faults[0].hangs:
+        arguments += ["--aorta-slots", str(len(faults))]
+    if launcher in COMMANDS:
+        arguments += ["--aorta-command", COMMANDS[launcher].format(parts=parts, restarts=restarts)]
+        if launcher == "nproc":
+            arguments += ["--aorta-nproc", "3", "--aorta-elastic", f"max_restarts={restarts}"]
     else:
-        arguments = [
-            *("rank_faults.py::RankFaults", "--aorta-config", f"script={fault.part}", "--aorta-trials", "1"),
-            *("--aorta-timeout", str(deadline), "--aorta-launcher", launcher),
-        ]
-        if launcher == "external":  # there, a restart is one of pytest
-            torchrun = torchrun_command(3)
-            torchrun.insert(torchrun.index("--standalone"), f"--max-restarts={fault.restarts}")
-            stage.command(*torchrun, *arguments)
-        else:
-            stage.run(*arguments, "--aorta-elastic", f"max_restarts={fault.restarts}")
-    [record] = stage.trials().values()
+        arguments += ["rank_faults.py::RankFaults", "--aorta-config", f"script={parts}", "--aorta-launcher", launcher]
+        arguments += ["--aorta-elastic", f"max_restarts={restarts}"]
+    stage.run(*arguments)
+    return [trial for _, trial in sorted(stage.trials(name).items(), key=lambda each: int(each[1]["trial_index"]))]
+
+
+def record_under_torchrun(stage: Stage, fault: RankFault) -> dict[str, Any]:
+    """Of a trial in whose ranks pytest runs; there, a restart is one of pytest."""
+    name = f"results-{fault.name}"
+    torchrun = torchrun_command(3)
+    torchrun.insert(torchrun.index("--standalone"), f"--max-restarts={fault.restarts}")
+    stage.command(
+        *(*torchrun, "rank_faults.py::RankFaults", "--aorta-config", f"script={fault.part}", "--aorta-trials", "1"),
+        *("--aorta-timeout", str(EXTERNAL), "--aorta-launcher", "external", "--aorta-results-dir", name),
+    )
+    [record] = stage.trials(name).values()
     return record
+
+
+def deadline(fault: RankFault) -> int:
+    return TO_HANG if fault.hangs else TO_END
 
 
 def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) -> list[str]:
@@ -55,29 +93,52 @@ def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) ->
         "status": (trial["exit_status"], expected.status),
         "kind": (failure.get("kind"), expected.kind),
     }
+    signature = signature_of(trial)
+    text = "" if signature is None else re.sub(r"(\.py):\d+| line #.*", r"\1", signature.text)
     if expected.kind is not None:
         blamed = [rank["rank"] for rank in trial["ranks"] if rank["blame"] == "cause"]
         found["detail"] = (detail, expected.detail)
         found["blame"] = (blamed, [] if expected.rank is None else [expected.rank])
         if expected.rank is not None:
             found["rank"] = (failure.get("rank"), expected.rank)
-        if launcher != "script":
+        if launcher not in SCRIPTS:
             found["phase"] = (failure.get("phase"), expected.phase)
     wrong = [f"{name} {got!r} instead of {wanted!r}" for name, (got, wanted) in found.items() if got != wanted]
     if expected.says not in message:
         wrong.append(f"does not say {expected.says!r}")
+    if not text.startswith(expected.signature):
+        wrong.append(f"is called {text!r} instead of {expected.signature!r}")
     return [*wrong, message] if wrong else []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", RANK_FAULTS, ids=lambda fault: fault.part + ("-again" if fault.restarts else ""))
-@pytest.mark.parametrize("launcher", ["auto", *(pytest.param(name, marks=pytest.mark.long) for name in LAUNCHERS[1:])])
+@pytest.mark.parametrize(
+    "launcher", ["auto", *(pytest.param(name, marks=pytest.mark.long) for name in [*LAUNCHERS][1:])]
+)
 def test_a_fault_of_a_rank_is_recorded_alike_under_every_launcher(
-    stage: Stage, launcher: Launcher, fault: RankFault
+    stage: Stage, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = record_of(stage, launcher, fault)
+    monkeypatch.setattr("support.stage.PATIENCE", 900)  # for all faults in one run
+    if launcher == "accelerate line" and shutil.which("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    stage.copy(FAULTS)
+    faults = [fault for fault in RANK_FAULTS if not (launcher == "spawn" and fault.restarts)]
+    if launcher == "external":
+        records = {fault.name: record_under_torchrun(stage, fault) for fault in faults}
+    else:
+        records = {}
+        for name in ("ends", "hangs", "restarts"):
+            alike = [
+                fault
+                for fault in faults
+                if name == ("hangs" if fault.hangs else "restarts" if fault.restarts else "ends")
+            ]
+            if alike:
+                found = records_of(stage, launcher, alike, f"results-{name}")
+                records.update({fault.name: record for fault, record in zip(alike, found, strict=True)})
 
-    assert differences(trial, fault.under(launcher), launcher) == []
+    wrong = {fault.name: differences(records[fault.name], fault.under(launcher), launcher) for fault in faults}
+    assert {name: said for name, said in wrong.items() if said} == {}
     assert stage.left_running() == []
 
 

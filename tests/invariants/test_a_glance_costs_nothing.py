@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stage import Stage
+from support.stage import PYTEST, Stage
 
 #: Slow to import, and of no use before a trial's result is there.
 HEAVY = {"torch", "pydantic", "numpy"}
@@ -18,12 +18,9 @@ GEMM = ("--aorta-workload", "gemm")
     "arguments",
     [
         ("--version",),
-        ("-VV",),
         ("--help", *GEMM),
-        ("--markers",),
         ("--fixtures", "test_other.py"),
         ("test_other.py",),
-        ("test_other.py", "--collect-only"),
         ("--collect-only", "-q", "simple.py"),
         ("--collect-only", "-q", *GEMM, "--aorta-trials", "10000"),
         ("--collect-only", "-q", *GEMM, "--aorta-workload", "fsdp", "--aorta-mitigations", "tf32_off", "test_other.py"),
@@ -65,7 +62,7 @@ def test_very_many_trials_are_collected_without_a_full_pass_of_the_garbage_colle
             terminalreporter.write_line(f"full passes: {passes.count(('start', 2))}")
         """
     )
-    result = stage.run("--collect-only", "-q", *GEMM, "--aorta-trials", "4000")
+    result = stage.command(*PYTEST, "--collect-only", "-q", *GEMM, "--aorta-trials", "4000")
     result.stdout.fnmatch_lines(["full passes: 0"])
 
 

@@ -12,7 +12,9 @@ from support.workloads import GLOO
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("-n", "2"), ("--aorta-workload", "threaded")], ids=["file", "xdist", "name"]
+    "arguments",
+    [(), pytest.param(("-n", "2"), marks=pytest.mark.slow), ("--aorta-workload", "threaded")],
+    ids=["file", "xdist", "name"],
 )
 def test_module_that_starts_a_thread_falls_back_to_fresh_interpreters(stage: Stage, arguments: tuple[str, ...]) -> None:
     stage.write(
@@ -80,8 +82,8 @@ def forks_of_agents(stage: Stage) -> list[list[int]]:
     "options",
     [
         (),
-        pytest.param(("rdzv_backend=c10d",), marks=pytest.mark.slow),
-        pytest.param(("rdzv_backend=static",), marks=pytest.mark.slow),
+        pytest.param(("rdzv_backend=c10d",), marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(("rdzv_backend=static",), marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(("tee=3",), marks=pytest.mark.slow),
     ],
     ids=" ".join,
@@ -135,8 +137,14 @@ class WaitsForFour(Meets):
     ("starts", "launcher"),
     [
         ("threading.Thread(target=threading.Event().wait, daemon=True, name='prefetcher').start()", "auto"),
-        ("STORE = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)", "auto"),
-        ("STORE = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)", "torchrun"),
+        *(
+            pytest.param(
+                "STORE = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)",
+                launcher,
+                marks=pytest.mark.long,
+            )
+            for launcher in ("auto", "torchrun")
+        ),
     ],
     ids=["Python's", "a library's", "a library's, torchrun"],
 )

@@ -8,7 +8,9 @@ import pytest
 from support.stage import Stage
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_nothing_survives_the_end_of_pytest(waits: Stage, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setenv("WAIT_IN", "run")
     process = waits.start("waits.py", "--aorta-trials", "5")

@@ -27,7 +27,7 @@ Differing = dict[str, bool]
 def fresh() -> Differing:
     """Which draws differ between fresh interpreters."""
     command = [sys.executable, str(HERE / "generator_workload.py")]
-    return differing([json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(3)])
+    return differing([json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(2)])
 
 
 def differing(draws: list[dict[str, str]]) -> Differing:
@@ -61,8 +61,8 @@ def test_the_reference_tells_generators_from_constants(fresh: Differing) -> None
     "options",
     [
         pytest.param((), id="fork"),
-        pytest.param(("--aorta-isolation", "spawn"), id="spawn", marks=pytest.mark.slow),
-        pytest.param(("--aorta-slots", "2"), id="slots", marks=pytest.mark.slow),
+        pytest.param(("--aorta-isolation", "spawn"), id="spawn", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(("--aorta-slots", "2"), id="slots", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
     ],
 )
@@ -88,7 +88,15 @@ def test_slots_differ_as_fresh_processes_do(fresh: Differing, monkeypatch: pytes
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "launcher", [("auto",), ("auto", "--aorta-elastic", "start_method=spawn"), ("torchrun",)], ids=" ".join
+    "launcher",
+    [
+        ("auto",),
+        *(
+            pytest.param(launcher, marks=pytest.mark.long)
+            for launcher in [("auto", "--aorta-elastic", "start_method=spawn"), ("torchrun",)]
+        ),
+    ],
+    ids=" ".join,
 )
 def test_ranks_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, launcher: tuple[str, ...]) -> None:
     arguments = ["--aorta-launcher", *launcher, "--aorta-trials", "2", "--aorta-timeout", "100"]
@@ -99,7 +107,7 @@ def test_ranks_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, laun
     assert len({rank["seeds"]["seed"] for rank in ranks}) == 4
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_what_a_workload_seeds_at_import_stays(stage: Stage, isolation: str) -> None:
     found = records(stage, "seeded_workload.py", "--aorta-isolation", isolation)
     for name in ("random.random", "numpy.random.rand", "torch.rand"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support import call_counter
-from support.stage import Stage
+from support.stage import PYTEST, Stage
 
 from pytest_aorta.settings import SETTINGS
 
@@ -95,7 +95,7 @@ def test_few_objects_are_left_for_the_garbage_collector_to_walk(stage: Stage) ->
     write_tests(stage, files=1, tests=1)
 
     def objects(*options: str) -> int:
-        result = stage.run("-s", *options, env={"PYTEST_AORTA_GRACE": ""})
+        result = stage.command(*PYTEST, "-s", *options, env={"PYTEST_AORTA_GRACE": ""})
         (line,) = (line for line in result.outlines if line.startswith("objects:"))
         return int(line.split()[1])
 

@@ -67,7 +67,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         *("--aorta-resume", "-o", "aorta_history=3", "--aorta-replay", "/results/trial_0.json"),
         *("--aorta-isolation", "spawn", "--aorta-nproc", "2", "--aorta-launcher", "torchrun"),
         *("--aorta-preload", "torch,numpy.linalg", "-o", "aorta_order=random", "--aorta-registry-file", "/a.json"),
-        *("--aorta-slots", "3,own-cores", "--aorta-devices", "0,2-3"),
+        *("--aorta-cwd", "fresh", "--aorta-slots", "3,own-cores", "--aorta-devices", "0,2-3"),
         *("--aorta-host", "2*popen", "--aorta-host", "ssh=gpu7"),
     )
     assert selection == Selection(
@@ -84,11 +84,37 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         history=3,
         order="random",
         registry_files=(Path("/a.json"),),
-        execution=Execution(isolation="spawn", launcher="torchrun", nproc=2, preload=("torch", "numpy.linalg")),
+        execution=Execution(
+            isolation="spawn", launcher="torchrun", nproc=2, preload=("torch", "numpy.linalg"), cwd="fresh"
+        ),
         limits=Limits(timeout=1.5, stall_timeout=0.5, grace=0.0, memory=3 * 2**29, log_limit=4096),
         replays=(Path("/results/trial_0.json"),),
         resources=Resources(slots=3, devices=(0, 2, 3), hosts=("popen", "popen", "ssh=gpu7"), own_cores=True),
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sets"),
+    [
+        (["--aorta-mitigations", "A=1,B=2"], (("A=1", "B=2"),)),
+        (["--aorta-mitigations", "A=1,2,tf32_off,B=x:1,y:2"], (("A=1,2", "tf32_off", "B=x:1,y:2"),)),
+        (["--aorta-vary", "A=1,2"], (("A=1",), ("A=2",))),
+        (["--aorta-vary", "A=,2", "--aorta-mitigations", "none", "--aorta-mitigations", "xnack"],
+         (("A=",), ("A=2",), ("xnack", "A="), ("xnack", "A=2"))),
+        (["--aorta-vary", "A=1,2", "--aorta-vary", "B=3,4"],
+         (("A=1", "B=3"), ("A=1", "B=4"), ("A=2", "B=3"), ("A=2", "B=4"))),
+    ],
+)  # fmt: skip
+def test_variables_are_mitigations(
+    pytester: pytest.Pytester, arguments: list[str], sets: tuple[tuple[str, ...], ...]
+) -> None:
+    assert read(pytester, *arguments).mitigations == sets
+
+
+def test_a_secret_is_no_name(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--aorta-workload", "gemm", "--aorta-mitigations", "API_TOKEN=hunter2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*mitigation API_TOKEN=... may hold a secret*use --aorta-extra-env*"])
 
 
 #: One of each kind: repeated, with a separator of its own, a single value, an ini key without option.
@@ -385,6 +411,8 @@ def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value
         (["--aorta-own-cores"], "--aorta-own-cores: there is no such option; use --aorta-slots=N,own-cores"),
         (["--aorta-duration=8h"], "use --aorta-stop=8h"),
         (["--aorta-grace", "5"], "use -o aorta_grace=VALUE, or the ini file"),
+        (["--aorta-trial=3"], "--aorta-trial: there is no such option; did you mean --aorta-trials[?]"),
+        (["--aorta-nonsense"], "pytest --help lists those of pytest-aorta"),
     ],
 )
 def test_an_option_that_is_called_otherwise_is_refused_with_its_name(
@@ -425,3 +453,14 @@ def test_the_help_of_all_options_fits_two_screens(pytester: pytest.Pytester, mon
     groups = [list(group) for _, group in itertools.groupby(lines, key=bool)]
     ours = [line for group in groups if group[0].startswith("aorta: ") for line in group]
     assert 30 < len(ours) <= 60
+
+
+def test_an_option_of_a_conftest_may_begin_like_ours(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--aorta-trial')")
+    assert pytester.runpytest_inprocess("--aorta-trial=3").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5m", 300), ("1h30m", 5400), ("90s", 90), ("2.5", 2.5)])
+def test_times_have_units(pytester: pytest.Pytester, text: str, seconds: float) -> None:
+    found = read(pytester, "--aorta-timeout", text, "-o", f"aorta_grace={text}")
+    assert (found.limits.timeout, found.limits.grace) == (seconds, seconds)

@@ -84,6 +84,13 @@ def test_its_exit_status_is_the_outcome_of_the_trial(stage: Stage) -> None:
         assert "to stderr\n" in (stage.results / "command-ends" / trial["artifacts"]["stderr"]).read_text()
 
 
+def test_a_script_without_a_first_line_runs_in_sh_as_in_a_shell(stage: Stage) -> None:
+    script = stage.write_file("go", 'test "$1" = "a b" && test "$AORTA_TRIAL" = "$AORTA_TRIAL_INDEX" && exit 3')
+    script.chmod(0o755)
+    stage.run_here("--aorta-command", "./go 'a b'").assert_outcomes(failed=1)
+    assert stage.trial("command-go/trial_0.json")["failure"]["exit_code"] == 3
+
+
 def test_its_output_may_say_otherwise(stage: Stage) -> None:
     stage.write(says=SAYS)
     given = ("--aorta-fail-on", "nan", "--aorta-fail-on", "in{2}f", "--aorta-pass-on", "^ *fine$")
@@ -137,7 +144,7 @@ def test_the_variables_of_a_cell_are_there_and_nothing_else_has_changed(
     assert argv[1:] == [str(folder), '{"a": 0}', f"x{trial['result']['metrics']['seed']}"]
     assert (path[0], cwd) == (str(stage.path), str(stage.path))
     assert not any("bootstrap" in each for each in path)
-    added = {"AORTA_TRIAL_INDEX", "AORTA_TRIAL_DIR", "AORTA_TRIAL_SEED", "TMPDIR", "PYTHONUNBUFFERED"}
+    added = {"AORTA_TRIAL_INDEX", "AORTA_TRIAL", "AORTA_TRIAL_DIR", "AORTA_TRIAL_SEED", "TMPDIR", "PYTHONUNBUFFERED"}
     added |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
     changed = {name for name in variables.keys() | os.environ.keys() if variables.get(name) != os.environ.get(name)}
     own = {"PYTEST_AORTA_ZYGOTE", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "PYTEST_AORTA_GRACE"}
@@ -153,6 +160,61 @@ def test_a_program_that_is_not_there_has_not_run(stage: Stage) -> None:
     )
     assert "Traceback" not in text(result)
     assert set(stage.statuses().values()) == {"infrastructure_failed"}
+
+
+#: Does one step, or what its argument says before it.
+LACKS = """
+import sys
+way = sys.argv[1]
+if way == "driver": raise RuntimeError("Found no NVIDIA driver on your system.")
+if way == "module": import nowhere
+if way == "file": open("nowhere.bin")
+if way == "says": print("Unable to locate sufficient 2 gpus")
+if way == "nothing": sys.exit(0)
+if way.isdigit(): sys.exit(int(way))
+print("step 1/1 loss", 1 if way != "nan" else "\x1b[31mtensor(nan, device='cuda:0')\x1b[0m")
+print("CUDA out of memory." if way == "oom" else "")
+if way == "late": open("nowhere.bin")
+if way == "oom": sys.exit(3)
+"""
+
+
+def test_what_says_nothing_about_the_workload_is_not_counted(stage: Stage) -> None:
+    stage.write(lacks=LACKS)
+    ways = ("driver", "module", "file", "127", "nothing", "says", "77", "125", "late", "oom", "nan", "fine")
+    commands = [option for way in ways for option in command(f"lacks.py {way}")]
+    commands[7] = "bash -c './nowhere {trial}'"
+    given = ("--aorta-skip-on", "Unable to locate", *STEPS, "--aorta-metric", "never (?P<said>x)", "-rs")
+    result = stage.run_here(*commands, *given)
+    assert counts(result) == {"errors": 5, "skipped": 3, "failed": 2, "passed": 2}
+    trials = {path.split("/")[0].removeprefix("command-lacks-"): trial for path, trial in stage.trials().items()}
+    assert [trials[way]["failure"]["type"] for way in ("driver", "module", "file")] == [
+        *("RuntimeError", "ModuleNotFoundError", "FileNotFoundError"),
+    ]
+    lost = [way for way in trials if way not in ("late", "oom", "nan", "fine")]
+    assert len(lost) == 8
+    assert {trials[way]["exit_status"] for way in lost} == {"infrastructure_failed"}
+    assert [trials[way]["exit_status"] for way in ("late", "oom", "nan", "fine")] == [
+        *("workload_failed", "workload_failed", "ok", "ok"),
+    ]
+    assert trials["nan"]["warnings"] == ["passed=True, but loss is nan"]
+    assert trials["oom"]["result"]["output"]["detected"]["oom"] == {
+        "lines": 1,
+        "first": "CUDA out of memory.",
+        "step": 1,
+    }
+    assert trials["fine"]["result"]["output"]["matched"][f"metric '{STEPS[1]}'"] == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*not counted: 1 did not run: cannot judge: exit code 77",
+            "*oom 1",
+            "*1x exit code 3 (oom)*",
+            "warning: --aorta-metric 'never (?P<said>x)' matched in 0 of 4 trials",
+            "SKIPPED*: cannot judge: Unable to locate sufficient 2 gpus",
+        ]
+    )
+    matrix = json.loads((stage.results / "matrix.json").read_text())
+    assert {cell["workload"]: cell["counted"] for cell in matrix["cells"]}["command-lacks-77"] == 0
 
 
 @pytest.mark.parametrize("ranks", [(), ("--aorta-nproc", "2")], ids=["alone", "ranks"])
@@ -209,7 +271,7 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         "fail_on_nonfinite": True,
     }
     (record,) = run_trials(RunRequest("command", 1, config_overrides=given, results_dir=stage.results))
-    assert record.config == {**given, "unbuffered": True}
+    assert record.config == {**given, "skip_on": [], "metrics_from": [], "depends": [], "unbuffered": True}
     assert (record.result.failure_count, record.result.metrics["returncode"]) == (2, 0)
 
     texts = {"command": f"{PYTHON} says.py 0 x", "fail_on": "[xy]", "pass_on": '["a", "b"]'}
@@ -224,7 +286,7 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         ({"command": "python 'x"}, "no closing quotation"),
         ({"command": "true", "metric": ["loss"]}, "named groups"),
         ({"command": "true", "fail_on": ["("]}, "unterminated subpattern"),
-        ({"command": "true", "steps": 4}, "Command has no option 'steps'; valid: command, fail_on, fa"),
+        ({"command": "true", "steps": 4}, "Command has no option 'steps'; valid: command, depends, fa"),
     ],
 )
 def test_what_it_cannot_take_is_refused_before_a_trial(tmp_path: Path, config: dict[str, object], said: str) -> None:
@@ -240,6 +302,7 @@ TWO_RANKS = ("--aorta-command", "true", "--aorta-nproc", "2")
     ("options", "said"),
     [
         (("--aorta-command", "python 'x"), '--aorta-command: "python \'x" is not valid; expected a program'),
+        (("--aorta-command", "python x | tee y"), "expected no '|' outside of quotes, because no shell runs the com"),
         (("--aorta-command", "HF_TOKEN=hidden python x"), "--aorta-command: 'HF_TOKEN=... python x' is not valid"),
         (("--aorta-command", "true", "--aorta-metric", "x"), "--aorta-metric: 'x' is not valid; expected a reg"),
         (("--aorta-command", "true", "--aorta-fail-on", "("), "--aorta-fail-on: '(' is not valid; expected a reg"),
@@ -274,6 +337,56 @@ def test_resume_runs_only_what_has_changed(stage: Stage) -> None:
         before, last = last, started()
         assert last != before, name
     assert started("--aorta-fail-on", "never") != last
+
+
+def test_resume_knows_what_the_processes_of_a_trial_have_read(stage: Stage) -> None:
+    """Through shells, and of files that no word names; what a trial itself writes is no input."""
+    stage.write(
+        a="""
+        import importlib, os, subprocess, sys
+        importlib.import_module("plug" + "in")
+        print(open("data/" + "values").read())
+        open("log", "a").write("a run")
+        open("log").read()
+        subprocess.run([sys.executable, "b.py"], check=True)
+        os._exit(0)  # without an orderly end
+        """,
+        b="print(open('table').read())",
+        plugin="x = 1",
+    )
+    stage.write_file("data/values", "1")
+    stage.write_file("table", "2")
+    stage.write_file("go", f"where=.\n{PYTHON} $where/a.py && true\n").chmod(0o755)
+    given = ("--aorta-command", f"bash -c '{PYTHON} a.py && true'", "--aorta-command", "./go", "--aorta-resume")
+
+    def starts(cwd: str) -> list[object]:
+        stage.run_here(*given, "--aorta-cwd", cwd).assert_outcomes(passed=2)
+        return [trial["started_at"] for trial in stage.trials().values()]
+
+    for cwd in ("here", "copy"):
+        last = starts(cwd)
+        assert starts(cwd) == last
+        for name in ("a.py", "plugin.py", "data/values"):
+            path = stage.path / name
+            path.write_text(path.read_text() + "\n# changed")
+            before, last = last, starts(cwd)
+            assert not {*before} & {*last}, name
+        assert starts(cwd) == last
+
+
+def test_a_command_of_which_that_cannot_be_known_is_kept_only_with_depends(stage: Stage) -> None:
+    stage.write_file("Makefile", "all:\n\tcat input")
+    stage.write_file("input", "1")
+    given = ("--aorta-command", "sh -c 'cat input'", "--aorta-resume")
+    stage.run_here(*given)
+    again = stage.run_here(*given)
+    again.stdout.fnmatch_lines(["1 earlier result not kept: what 'sh' reads is not known; --aorta-depends PATH says *"])
+    kept = "1 of 1 trial had a result already*"
+    stage.run_here(*given, "--aorta-depends", "input", "--aorta-depends", "Makefile")
+    stage.run_here(*given, "--aorta-depends", "input", "--aorta-depends", "Makefile").stdout.fnmatch_lines([kept])
+    stage.write_file("input", "2")
+    again = stage.run_here(*given, "--aorta-depends", "input", "--aorta-depends", "Makefile")
+    again.stdout.fnmatch_lines(["1 earlier result not kept: input changed"])
 
 
 def test_a_replay_runs_the_same_command_with_the_same_seed(stage: Stage) -> None:

@@ -27,7 +27,11 @@ class Counts:
 #: Ways to run pytest.
 WAYS = {"plain": (), "xdist": ("-n", "2"), "slots": ("--aorta-slots", "2"), "host": ("--aorta-host", "popen")}
 #: What is shown at length is the same in all of them.
-SOME_WAYS = [pytest.param(way, marks=() if way == "plain" else pytest.mark.slow) for way in WAYS]
+SOME_WAYS = [
+    "plain",
+    pytest.param("xdist", marks=pytest.mark.slow),
+    *(pytest.param(way, marks=[pytest.mark.slow, pytest.mark.long]) for way in ("slots", "host")),
+]
 
 
 @pytest.fixture
@@ -112,6 +116,14 @@ def test_another_request_runs(counts: Stage, other: tuple[str, str]) -> None:
     assert (runs(counts), len(counts.earlier())) == (8, 4)
     run(counts, "--aorta-resume", *other).assert_outcomes(passed=4)
     assert runs(counts) == 8
+
+
+def test_trials_of_a_cell_with_different_numbers_of_slots_are_noted(counts: Stage) -> None:
+    run(counts, trials=1)
+    again = run(counts, "--aorta-resume", "--aorta-slots", "2", trials=3)
+    again.stdout.fnmatch_lines(
+        ["trials of counts local-none ran with different numbers of slots: 1 with 1 and 2 with 2"]
+    )
 
 
 @pytest.mark.slow

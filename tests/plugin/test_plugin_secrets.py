@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 import pytest
-from support.stage import Stage
+from support.stage import PYTEST, Stage
 
 #: A letter in front, so that none of them is a number that happens to be somewhere.
 CANARIES = {
@@ -110,7 +110,6 @@ def check(stage: Stage, *results: pytest.RunResult) -> None:
 WAYS = {
     "fork": (),
     "spawn": ("--aorta-isolation", "spawn"),
-    "slots": ("--aorta-slots", "2"),
     "xdist": ("-n", "2"),
 }
 
@@ -134,7 +133,7 @@ def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
+@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_nor_do_the_ranks_of_a_distributed_trial_leave_any(holder: Stage, launcher: str) -> None:
     holder.write(ranks=RANKS)
     result = holder.run(
@@ -233,7 +232,7 @@ def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrong
             run_trials(RunRequest("gemm", 1, extra_env=dict(bundles[1])))
         """
     )
-    result = holder.run("test_wrong.py", "-vv", "--showlocals", "--junitxml", "out.xml")
+    result = holder.command(*PYTEST, "test_wrong.py", "-vv", "--showlocals", "--junitxml", "out.xml")
     result.assert_outcomes(failed=6)
     result.stdout.fnmatch_lines_random(["*unknown workload 'no_such_thing'*", "*RANK is set by the launcher*"])
     check(holder, result)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pytest_aorta.probe.collect import collect_env, collect_static
-from pytest_aorta.probe.variables import REDACTED, recorded_variables, redacted_command_line
+from pytest_aorta.probe.variables import REDACTED, other_variables, recorded_variables, redacted_command_line
 
 CANARY = "canary-9f3b"
 
@@ -178,3 +178,15 @@ def test_the_rule_can_be_had_without_pydantic_or_torch() -> None:
         "print([m for m in ('pydantic', 'torch', 'psutil') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_of_other_variables_a_change_is_seen_and_no_value() -> None:
+    before = other_variables({"A": CANARY, "B": "1", "C": "1"}, ["C"])
+    after = other_variables({"A": f"{CANARY}2", "B": "1"}, [])
+    assert before["of"] == after["of"]
+    assert {name: digest == after["digests"][name] for name, digest in before["digests"].items()} == {
+        "A": False,
+        "B": True,
+    }
+    assert CANARY not in str(before)
+    assert before["digests"]["B"] != other_variables({"D": "1"}, [])["digests"]["D"]  # equal values show in no way

@@ -48,6 +48,15 @@ def test_the_values_of_variables_do_not_show_in_representations() -> None:
     assert "hunter2" not in repr(Environment("e", env=secret, source_package="here"))
 
 
+def test_a_variable_is_a_mitigation_of_its_own_name() -> None:
+    registry = Registry.load()
+    assert dict(registry.mitigation("OMP_NUM_THREADS=1").env) == {"OMP_NUM_THREADS": "1"}
+    assert dict(registry.mitigation("A=").env) == {"A": ""}
+    for wrong in ("1A=2", "=2", "A=\0", "A=\n"):
+        with pytest.raises(UnknownMitigationError):
+            registry.mitigation(wrong)
+
+
 def test_an_unknown_name_is_answered_with_what_exists() -> None:
     registry = Registry.load()
 

@@ -133,7 +133,8 @@ def test_a_key_that_is_there_twice_has_no_winner(tmp_path: Path, text: str) -> N
 
 
 def test_two_sidecars_cannot_offer_the_same_name(tmp_path: Path) -> None:
-    paths = [write(tmp_path / name, version=1, environments={"x": {}}) for name in ("one.json", "two.json")]
+    names = ("one.json", "two.json")
+    paths = [write(tmp_path / name, version=1, environments={"x": {"rocm": name}}) for name in names]
 
     with pytest.raises(RegistryCollisionError, match=r"environment name 'x'.*one\.json.*two\.json"):
         Registry.load(paths)
@@ -178,3 +179,13 @@ def test_an_environment_may_ask_to_be_entered(tmp_path: Path) -> None:
 def test_what_cannot_be_entered_is_refused(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(RegistryError, match=reason):
         Registry.load([write(tmp_path / "lab.json", version=1, environments={"x": fields})])
+
+
+def test_the_same_definition_in_two_files_is_one(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.json").write_text(
+            '{"version": 1, "mitigations": {"m": {"A": "1"}, "xnack": {"HSA_XNACK": "1"}}}'
+        )
+    registry = Registry.load([tmp_path / "one.json", tmp_path / "two.json"])
+    assert registry.mitigation("m").source_package == "sidecar:one.json"
+    assert registry.mitigation("xnack").source_package == "pytest-aorta"

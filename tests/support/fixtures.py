@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pkgutil
@@ -18,7 +19,7 @@ from support.stage import Stage
 @pytest.fixture(scope="session")
 def imported() -> None:
     """What runs of pytest in this process would import anew each time: pytester forgets modules after a run."""
-    import scipy.stats  # noqa: F401
+    import scipy.special  # noqa: F401
 
     import pytest_aorta.launch.engine
     import pytest_aorta.launch.inprocess
@@ -26,6 +27,8 @@ def imported() -> None:
 
     for module in pkgutil.iter_modules(pytest_aorta.plugin.__path__, "pytest_aorta.plugin."):
         importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

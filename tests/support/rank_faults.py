@@ -1,7 +1,8 @@
 """A workload of ranks in which something goes wrong between them; copied to where pytest runs.
 
 ``config["script"]`` names the part of each trial, separated by dots; ``config["at"]`` is the rank at fault, or
-``second_node`` for the second one of that node. As a script, it takes the part as its argument.
+``second_node`` for the second one of that node. As a script, it takes the parts as its argument; with ``--spawn`` it
+starts its ranks itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -26,7 +28,9 @@ STACK_SIGNAL = signal.SIGRTMAX - 3
 
 
 def trial_index() -> int:
-    """Of the trial that this process belongs to, by the place of its log."""
+    """Of the trial that this process belongs to, by its variable (of a command) or the place of its log."""
+    if "AORTA_TRIAL_INDEX" in os.environ:
+        return int(os.environ["AORTA_TRIAL_INDEX"])
     found = re.search(r"/trial_(\d+)[/._]", os.readlink("/proc/self/fd/1"))
     assert found is not None
     return int(found[1])
@@ -45,7 +49,7 @@ class RankFaults:
         self.at_fault = str(self.rank) == str(config.get("at", 1))
         if config.get("at") == "second_node":
             self.at_fault = self.second_node and os.environ["LOCAL_RANK"] == "1"
-        self.attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
     def plays(self, part: str) -> bool:
         return self.part == part and self.at_fault
@@ -61,7 +65,9 @@ class RankFaults:
             time.sleep(FOREVER)
         if self.part == "no_group":
             return
-        patience = 3 if self.part.startswith("gives_up") else 10 if self.part == "leaves_before_init" else 60
+        patience = (
+            3 if self.part.startswith(("gives_up", "enters")) else 10 if self.part == "leaves_before_init" else 60
+        )
         dist.init_process_group("gloo", timeout=timedelta(seconds=patience))
         self.pids = [None] * dist.get_world_size()
         dist.all_gather_object(self.pids, os.getpid())
@@ -81,7 +87,13 @@ class RankFaults:
             return {"passed": True}
         if self.part != "cleanup_raises":
             self.play()
+        if self.part == "shares_a_nan":
+            total *= float("nan") if self.at_fault else 1.0
         dist.all_reduce(total)
+        if self.plays("enters_one_more"):
+            dist.all_reduce(total)
+        if self.part == "shares_a_nan":
+            return {"passed": not bool(total.isnan().any())}
         if self.part == "second_node_lingers" and self.second_node:
             open("lingers", "w").close()
             time.sleep(FOREVER)
@@ -127,6 +139,14 @@ class RankFaults:
             os.kill(os.getpid(), signal.SIGSTOP)
         if part == "gives_up_on_a_rank_that_returned" and self.at_fault:
             os.environ["LEFT"] = "1"
+        if part == "enters_another_size":
+            dist.all_reduce(torch.ones(8 if self.at_fault else 4))
+        if part == "enters_in_another_order":
+            pair, both = dist.new_group([0, 1]), [lambda: dist.all_reduce(torch.ones(4))]
+            if self.rank in (0, 1):
+                both.append(lambda: dist.all_reduce(torch.ones(4), group=pair))
+            for enter in reversed(both) if self.at_fault else both:
+                enter()
         if part == "gives_up_in_a_barrier" and not self.at_fault:
             dist.monitored_barrier(timeout=timedelta(seconds=2))
         if self.at_fault:
@@ -141,12 +161,16 @@ class RankFaults:
             os.abort()
         elif part == "leaves":
             os._exit(0)
+        elif part == "enters_another_kind":
+            dist.broadcast(torch.ones(4), 0)
         elif part == "exits_3":
             os._exit(3)
         elif part == "sys_exit_0":
             sys.exit(0)
         elif part == "raises" or (part == "raises_once" and self.attempt == 0):
             raise ValueError("rank 1 has a bug")
+        elif part == "raises_its_own_timeout":
+            raise TimeoutError("Timed out waiting for shard server")
         elif part == "terminated_once" and self.attempt == 0:
             os.kill(os.getpid(), signal.SIGTERM)
         elif part == "leaves_once" and self.attempt == 0:
@@ -171,8 +195,20 @@ class RankFaults:
             dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def play_as_script(local_rank: int | None = None) -> None:
+    if local_rank is not None:
+        os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
     faults = RankFaults({"script": sys.argv[1]})
     faults.setup()
     faults.run()
     faults.cleanup()
+
+
+if __name__ == "__main__":
+    if "--spawn" in sys.argv:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]), WORLD_SIZE="3")
+        torch.multiprocessing.spawn(play_as_script, nprocs=3)
+    else:
+        play_as_script()

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from support.processes import MARK, PATIENCE, describe, kill_all, marked, reset_signals, wait_until
+from support.warm_pytest import WarmPytest
 
 Argument = str | os.PathLike[str]
 
@@ -44,6 +45,8 @@ _EXPORTED = {
     if re.fullmatch(r"PYTEST_.*|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*", name)
     or name in ("OMP_NUM_THREADS", "CI", "BUILD_NUMBER")
 }
+
+_WARM = WarmPytest()
 
 
 class Stage:
@@ -126,7 +129,19 @@ class Stage:
         return result
 
     def run(self, *arguments: Argument, env: Mapping[str, str] | None = None) -> pytest.RunResult:
-        """Run pytest."""
+        """Run pytest, in a process of its own."""
+        words = [os.fspath(word) for word in (*PYTEST[3:], *arguments)]
+        begun = time.monotonic()
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            try:
+                ret = _WARM.run(words, self.path, self.environ(env), (stdout, stderr), PATIENCE)
+            except subprocess.TimeoutExpired:
+                kill_all(self.processes())
+                raise AssertionError("hangs") from None
+            if ret is not None:
+                stdout.seek(0)
+                stderr.seek(0)
+                return _result(ret, stdout.read(), stderr.read(), time.monotonic() - begun)
         return self.command(*PYTEST, *arguments, env=env)
 
     def run_here(self, *arguments: Argument) -> pytest.RunResult:

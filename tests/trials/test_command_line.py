@@ -28,6 +28,36 @@ def test_what_is_no_command_is_refused_without_the_values_of_variables(wrong: st
     assert "abc" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("command", "character", "form"),
+    [
+        ("python x.py | tee y", "|", "\"bash -o pipefail -c 'python x.py | tee y'\""),
+        ("make && ./x", "&&", "\"bash -c 'make && ./x'\""),
+        ("python x.py --data $HOME/data", "$HOME", "'bash -c \"python x.py --data $HOME/data\"'"),
+        ("python x.py > 'my log'", ">", "\"bash -c '...'\""),
+        ("env HF_TOKEN=abc x --lr=1 ; y", ";", "\"bash -c 'env HF_TOKEN=... x --lr=1 ; y'\""),
+        ("ls *.none-such *.txt", "*.txt", "\"bash -c 'ls *.none-such *.txt'\""),
+        ("x ~/data", "~", "\"bash -c 'x ~/data'\""),
+    ],
+)
+def test_what_only_a_shell_would_do_is_refused_with_the_form_that_works(
+    command: str, character: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(ValueError) as refused:
+        words_of(command)
+    assert str(refused.value).startswith(f"no {character!r} outside of quotes")
+    assert f"--aorta-command {form}; " in str(refused.value)
+    assert "abc" not in str(refused.value)
+    if "..." not in form:
+        assert words_of(shlex.split(form)[0])[0] == "bash"
+
+
+def test_quotes_keep_such_characters() -> None:
+    assert words_of("a 'x|y' \"$HOME\" \\; ^x$ b~ --re=^a$")[1:] == ["x|y", "$HOME", ";", "^x$", "b~", "--re=^a$"]
+
+
 @given(st.lists(st.text()))
 def test_only_the_names_of_the_placeholders_are_replaced(words: list[str]) -> None:
     assert fill_in(words, VALUES) == [
@@ -61,6 +91,27 @@ def test_scripts_and_configurations_decide_what_a_command_does_data_do_not(
     assert script_of(["python", "-m", "package"]) == "package/__main__.py"
     assert script_of(["python", "-c", "print()"]) is None
     assert files_in(["python", "gone.py"]) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bash -c 'cd . && python a.py --cfg=c.yaml || true'",
+        "./go.sh",
+        "bash -ex go.sh x",
+        "./without-first-line",
+        "env X=1 sh -ec '(./go.sh)'",
+    ],
+)
+def test_files_are_found_in_the_words_of_shells_and_in_their_scripts(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "export X='1\n2'\nif true; then\n  python a.py --cfg=c.yaml &&\\\n echo \"x; fi\n./go.sh # again\n"
+    files = {"a.py": "import helper", "helper.py": "", "c.yaml": "", "go.sh": f"#!/usr/bin/env bash\n{script}"}
+    for name, text in {**files, "without-first-line": script}.items():
+        (tmp_path / name).write_text(text)
+    assert {"a.py", "helper.py", "c.yaml"} <= {Path(file).name for file in files_in(words_of(command))}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import read_tail
+from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
-from pytest_aorta.launch.diagnosis.traces import complaint_in, last_collective, locate, read_dump, request_trace
+from pytest_aorta.launch.diagnosis.traces import complaint_in, locate, read_dump, request_trace
 from pytest_aorta.trials.records import AttemptReason, Event, GroupState, Send, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -304,7 +305,7 @@ def complete_rank(
         found.complaint = complaint_in(read_tail(logs["stderr"], _TAIL))
     found.error_file = read_error_file(find("error.json"))
     with contextlib.suppress(OSError, ValueError):
-        found.collective = last_collective(json.loads(collectives_file(folder, rank.rank).read_text()))
+        found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
     shown = {stream: path.relative_to(base).as_posix() for stream, path in logs.items()}
     found.stdout, found.stderr, found.stacks = (shown.get(stream) for stream in ("stdout", "stderr", "stacks"))
     return found
@@ -346,7 +347,10 @@ def _in_short(event: Event) -> Event:
     if event["type"] == "env":
         return {"type": "env", "env": event["env"]}
     if (result := event.get("result")) is not None:
-        return {**event, "result": type(result)(result.passed)}
+        named: list[dict[str, Any]] = [
+            {key: each[key] for key in ("rank", "iteration") if key in each} for each in result.failure_details[:8]
+        ]
+        return {**event, "result": type(result)(result.passed, None, result.first_failure_iteration, named)}
     return event
 
 

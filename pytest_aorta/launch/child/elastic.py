@@ -40,7 +40,6 @@ from pytest_aorta.launch.child.torch_compat import ReportingAgent, quiet_stderr,
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, is_about_a_missing_rank, judge, ranks_event
-from pytest_aorta.launch.diagnosis.traces import gave_up_waiting
 from pytest_aorta.launch.launch_mode import TrialPayload
 from pytest_aorta.launch.nodes import is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
@@ -101,8 +100,7 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
 
     def on_error(error: BaseException) -> None:
         _write_error_file(error)
-        if gave_up_waiting(str(error)):
-            save_collectives(folder, rank, sockets)
+        save_collectives(folder, rank, sockets)
 
     return run_workload(payload, log.send, step_file(folder, rank), on_error=on_error)
 

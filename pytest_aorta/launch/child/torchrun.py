@@ -151,7 +151,7 @@ def run_program(
     )
     found = judge(trial)
     code = 0 if trial.agent is None else trial.agent.returncode or 0
-    if ready is not None and (found.failure is None or found.failure.rank is not None):
+    if ready is not None and (found.failure is None or found.failure.confidence is not None):
         end: Event = {"type": "end", "phase": "run", "sec": time.monotonic() - ready, "at": time.time()}
         if output is None:
             end["result"] = ResultRecord(code == 0, metrics={"returncode": code})

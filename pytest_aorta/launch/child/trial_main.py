@@ -11,7 +11,7 @@ from pytest_aorta.launch.child import command, torchrun, workload_main
 from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, PrepareArgument, TrialPayload, own_rank
 from pytest_aorta.runtime.channel import Channel
-from pytest_aorta.trials.execution import take_place
+from pytest_aorta.trials.execution import enter, take_place
 from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file
 
@@ -37,6 +37,8 @@ def run(payload: TrialPayload, channel: Channel) -> None:
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
         agree_on_master_port(payload["trial_id"])
     take_place(payload["place"])
+    if payload["cwd"] is not None:
+        enter(payload["cwd"])
     payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
     if payload["memory"] is not None:
         # This limit counts what is allocated, and not the address space that drivers reserve.

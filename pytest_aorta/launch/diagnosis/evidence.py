@@ -6,11 +6,12 @@ Times are seconds of ``time.time()``; codes are negative for a signal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_aorta.common.texts import format_ranges
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.records import Event, to_json
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 #: ``script`` is torchrun with a user's script, whose ranks send no events.
 Launcher = Literal["elastic", "torchrun", "script", "external"]
+
+
+def rank_names(ranks: Collection[int]) -> str:
+    """``rank 1``, ``ranks 0-2,5``."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}"
 
 
 @dataclass
@@ -49,11 +55,17 @@ class Location:
 
 @dataclass
 class Collective:
-    """The last collective that a rank has entered, by its flight recorder; ``number`` counts those of its ``group``."""
+    """A collective that a rank has entered, by its flight recorder; ``number`` counts those of its ``group``.
+
+    ``of``: what has to be equal in all ranks of the group, its tensors (``Float[4]``). ``size``: of the group, where
+    the recorder knows it.
+    """
 
     name: str
     number: int
     group: str
+    of: str = ""
+    size: int | None = None
 
     def __str__(self) -> str:
         return f"{self.name} number {self.number}" + ("" if self.group == "default_pg" else f" of {self.group}")
@@ -66,6 +78,7 @@ class RankEvidence:
     ``started``: whether its agent has started it. ``running``: whether it still ran when node 0, whose ranks had ended,
     asked its node. ``events``: its event log; ``None`` where there is none. ``complaint``: what a library has written
     to its standard error as it ended the process. ``overdue``: when its own deadline passed, where each rank has one.
+    ``collectives``: those that it has entered last, in their order.
     The last three are paths of its logs.
     """
 
@@ -77,7 +90,7 @@ class RankEvidence:
     exit: RankExit | None = None
     events: list[Event] | None = None
     location: Location | None = None
-    collective: Collective | None = None
+    collectives: list[Collective] = field(default_factory=list)
     error_file: dict[str, Any] | None = None
     complaint: str | None = None
     overdue: float | None = None
@@ -89,6 +102,11 @@ class RankEvidence:
     def is_heard_of(self) -> bool:
         """Whether there is anything of it."""
         return self.started or self.exit is not None or self.events is not None
+
+    @property
+    def collective(self) -> Collective | None:
+        """The last one that it has entered."""
+        return self.collectives[-1] if self.collectives else None
 
     @property
     def pid(self) -> int | None:

@@ -10,8 +10,9 @@ import re
 import signal
 from dataclasses import dataclass, replace
 
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence
-from pytest_aorta.launch.diagnosis.traces import gave_up_waiting, has_lost_a_peer
+from pytest_aorta.launch.diagnosis.collectives import find_mismatch, positions
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence, rank_names
+from pytest_aorta.launch.diagnosis.traces import relation_in, relation_to_a_peer
 from pytest_aorta.trials.outcome import (
     Observation,
     after_step,
@@ -21,7 +22,7 @@ from pytest_aorta.trials.outcome import (
     timeout_failure,
     unpassed_failure,
 )
-from pytest_aorta.trials.records import Attempt, AttemptReason, Blame, Event, Failure, Phase, RankRecord
+from pytest_aorta.trials.records import Attempt, AttemptReason, Blame, Confidence, Event, Failure, Phase, RankRecord
 
 #: How likely a failure is the one that the others follow from; the smaller, the likelier.
 FATAL, RAISED, ABORTED, RETURNED, UNHEARD, GAVE_UP, PEER_LOST, ENDED, ENDED_UNSEEN = range(9)
@@ -29,6 +30,9 @@ FATAL, RAISED, ABORTED, RETURNED, UNHEARD, GAVE_UP, PEER_LOST, ENDED, ENDED_UNSE
 #: An agent sends SIGTERM first. Where nothing says what it did, a SIGKILL within so many seconds of the first failure
 #: comes from elsewhere: the kernel may be short of memory.
 _AT_ONCE = 2
+
+#: Seconds. Of two ranks that failed by themselves, neither is known to be the first when less is between them.
+_APART = 0.2
 
 #: Ranks that a message names; characters of the message of a rank that gave up.
 _NAMED, _SHOWN = 8, 200
@@ -71,10 +75,10 @@ def judge(trial: TrialEvidence) -> Judgement:
 
     A fatal signal, a hang, or an exit before the result, beats an exception, because the peers of a rank that is gone
     fail with exceptions; an exception beats an abort, an abort a result that is not passed, and that a rank that was
-    never heard of. Exceptions and aborts because a peer has gone or did not come follow from all of these, and from a
-    rank that was waited for. A rank that was ended because of another one counts only when there is nothing else. Among
-    equals the earliest, then the lowest rank. A failure in ``cleanup()`` is no cause, and neither are the ends of other
-    ranks that it leads to.
+    never heard of. Exceptions of torch.distributed and aborts because a peer has gone or did not come follow from all
+    of these, and from a rank that was waited for. A rank that was ended because of another one counts only when there
+    is nothing else. Among equals the earliest, unless they fail alike or at once: then no rank is the cause. A failure
+    in ``cleanup()`` is no cause, and neither are the ends of other ranks that it leads to.
     """
     return _Case(trial).judgement()
 
@@ -122,16 +126,20 @@ class _Wait:
     """What stacks and flight recorders of all ranks show together.
 
     ``text``: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``;
-    ``missing``: the rank that the others wait for in a collective, or the only one that hung; ``waiting`` waited for
-    it. ``gave_up``: the first rank whose process group has given up, where no limit has ended the trial; the ranks
-    ``unseen`` ended then, before they could be asked where they were.
+    ``blamed``: the only rank that the others wait for, or that has entered another collective, or that hung;
+    ``waiting`` follow from it. ``waited``: the first rank that has given up, or lost a peer, where no limit has ended
+    the trial; the ranks ``unseen`` ended then, before they could be asked where they were. ``several``: what is known
+    where it is not one rank.
     """
 
     text: str
-    missing: int | None
+    blamed: int | None
     waiting: set[int]
-    gave_up: int | None
+    waited: int | None
     unseen: set[int]
+    confidence: Confidence
+    grounds: str
+    several: str = ""
 
 
 class _Case:
@@ -142,37 +150,43 @@ class _Case:
         self.first_failure = min(failed, default=None)
         own = {number: self._own_failure(rank) for number, rank in self.ranks.items()}
         self.found = {number: failure for number, failure in own.items() if failure is not None}
+        self._weigh_results()
         self.wait: _Wait | None = None
+        #: The rank whose failure is shown; those that it cannot be told from; and the rank, if it is the cause.
+        self.first: int | None = None
+        self.tied: list[int] = []
         self.root: int | None = None
 
     def judgement(self) -> Judgement:
         found = self.found
         best = min((own.weight for own in found.values()), default=None)
-        if best == GAVE_UP or any(own.hung for own in found.values()):
+        if best in (GAVE_UP, PEER_LOST) or any(own.hung for own in found.values()):
             self.wait = self._explain_wait()
             for number in (self.wait.waiting | self.wait.unseen) & found.keys():
                 found[number] = replace(found[number], weight=ENDED_UNSEEN)
         wait = self.wait
-        missing = None if wait is None else wait.missing
-        self.root = self._likeliest()
-        if missing is not None and missing in found and found[missing].failure.phase != "cleanup":
-            self.root = missing
-        failure = None if self.root is None else self._failure_of(self.root)
-        if wait is not None and missing is not None and wait.gave_up is not None:
-            # Of a rank for which a process group has waited until its timeout: the failure of the first that gave up.
-            self.root = missing
-            waited = found[wait.gave_up].failure
-            failure = replace(waited, rank=missing, message=wait.text, stacks=self.ranks[missing].stacks)
+        blamed = None if wait is None else wait.blamed
+        self.first = self._likeliest()
+        if blamed is not None and blamed in found and found[blamed].failure.phase != "cleanup":
+            self.first = blamed
+        if self.first is not None and found[self.first].weight == RETURNED and self.named is not None:
+            self.first = self.named
+        if self.first is not None:
+            self.tied = self._tied(self.first)
+            self.root = self.first if self._is_known(self.first) else None
+        if wait is not None and blamed is not None and wait.waited is not None:
+            self.first = self.root = blamed
+        failure = self._failure()
         agent = agent_failure(self.trial)
         of_agent = agent is not None and self._counts_more(agent)
         if of_agent:
             self.root, failure = None, agent
         records = [self._record(rank) for rank in self.ranks.values()]
         cleanup = None if of_agent else _cleanup(records)
-        if wait is None or wait.gave_up is not None:
+        if wait is None or wait.waited is not None:
             return Judgement(records, failure, cleanup)
         location = "; ".join(filter(None, (wait.text, self.trial.network)))
-        return Judgement(records, failure, cleanup, location, missing)
+        return Judgement(records, failure, cleanup, location, blamed)
 
     # What one rank shows.
 
@@ -196,7 +210,7 @@ class _Case:
         if reported is not None:
             at = reported.at or 0.0
             late = trial.stopped_at is not None and at > trial.stopped_at
-            return _OwnFailure(reported, ENDED if late else _weight_of(reported), at)
+            return _OwnFailure(reported, ENDED if late else _weight_of(reported, rank.complaint), at)
         if seen.finished:
             # A rank that is done waits for the others, until its agent or a limit ends it.
             waited = end is not None and (limit is not None or self._was_ended(end))
@@ -209,6 +223,30 @@ class _Case:
             seen.stalled = trial.stalled
             return _OwnFailure(timeout_failure(seen), FATAL)
         return self._unfinished(seen, rank)
+
+    def _weigh_results(self) -> None:
+        """Which result was the first not to pass: after an exchange between ranks, all of them are.
+
+        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it;
+        or the results name the one rank whose own values were wrong first.
+        """
+        of_others = [number for number, own in self.found.items() if own.weight == RETURNED]
+        zero = self.ranks[0].seen(self._limit_of(self.ranks[0])).result if 0 in self.ranks else None
+        if of_others and 0 not in self.found and zero is not None and not zero.passed:
+            self.found[0] = _OwnFailure(unpassed_failure(zero), RETURNED)
+            of_others.append(0)
+        results = {number: self.ranks[number].seen().result for number in of_others}
+        first = {number: result.first_failure_iteration for number, result in results.items() if result is not None}
+        for number, iteration in first.items():
+            if iteration is not None and None not in first.values():
+                self.found[number] = replace(self.found[number], at=float(iteration))
+        details = [each for result in results.values() if result is not None for each in result.failure_details]
+        ranks: dict[float, set[int]] = {}
+        for each in details:
+            if type(each.get("rank")) is int:
+                ranks.setdefault(each.get("iteration") or 0, set()).add(each["rank"])
+        named = ranks[min(ranks)] & self.found.keys() if ranks else set()
+        self.named = named.pop() if len(of_others) > 1 and len(named) == 1 == len(ranks[min(ranks)]) else None
 
     def _unfinished(self, seen: Observation, rank: RankEvidence) -> _OwnFailure:
         where = f"{place(seen.phase)}{after_step(seen)}"
@@ -238,12 +276,11 @@ class _Case:
         if end.exitcode < 0:
             message = f"ended by {name} {where}"
         if end.exitcode == -signal.SIGABRT:
-            # It follows from other faults (an uncaught C++ exception) more often than it causes them.
-            weight = ABORTED if rank.complaint is None else GAVE_UP if gave_up_waiting(rank.complaint) else PEER_LOST
+            weight = _weight_of_abort(rank.complaint)
         if rank.exit is not None and self._was_ended(end):
             weight = ENDED
             if end.exitcode < 0 and self.trial.launcher == "script":
-                message = f"ended by {name}, which torchrun sent because of another rank"
+                message = f"ended by {name}, which its launcher sent because of another rank"
         elif end.exitcode == -signal.SIGTERM and end.stopped is not None:
             message += ", which its agent had not sent"
         elif rank.complaint is not None and weight in (GAVE_UP, PEER_LOST):
@@ -264,31 +301,63 @@ class _Case:
 
         Where no stack shows a collective, as when it waits in C++ only, the ranks are missing that have entered fewer
         than others; of those that others wait for by their stacks, a rank without a stack is not missing when its
-        recorder shows that it has entered as many as any.
+        recorder shows that it has entered as many as any. A rank that was done is missing, or one that was not has
+        entered too much: whichever more ranks than one contradict. Ranks that have entered different collectives wait
+        for nobody.
         """
         ranks, found = self.ranks, self.found
         hung = {number for number, own in found.items() if own.hung}
-        gave_up = None
+        waited, lost = None, False
         if not hung:
-            those = [number for number, own in found.items() if own.weight == GAVE_UP]
-            gave_up = min(those, key=lambda number: (found[number].at, number), default=None)
+            lost = all(own.weight != GAVE_UP for own in found.values())
+            those = [number for number, own in found.items() if own.weight == (PEER_LOST if lost else GAVE_UP)]
+            waited = min(those, key=lambda number: (found[number].at, number), default=None)
         # A script, and a rank of an outer launcher, is asked for its stack only when its deadline has passed. One that
-        # was ended when another gave up may have waited as well, and is not missing.
-        asked = gave_up is None or self.trial.launcher in ("elastic", "torchrun")
-        unseen = {number for number in found if self._is_unseen(number, asked=asked)}
+        # was ended when another gave up may have waited as well, and is not missing. One that ran has not been lost.
+        asked = waited is None or self.trial.launcher in ("elastic", "torchrun")
+        unseen = set() if lost else {number for number in found if self._is_unseen(number, asked=asked)}
         waiting = {number for number in ranks.keys() - unseen if self._waits(number, by_stack=bool(hung))}
-        entered = {number: rank.collective for number, rank in ranks.items() if rank.collective is not None}
-        comparable = len({last.group for last in entered.values()}) == 1
-        most = max((last.number for last in entered.values()), default=0)
-        behind = {number for number, last in entered.items() if comparable and last.number < most}
-        newest = {number for number in entered if comparable and number not in behind and not ranks[number].location}
+        entered = {number: rank.collectives for number, rank in ranks.items() if rank.collectives}
+        mismatch = find_mismatch(entered, self.trial.world_size or len(ranks))
+        behind, level = positions(entered)
+        newest = {number for number in level if not ranks[number].location}
         missing = [number for number in ranks if number not in waiting | unseen | newest] if waiting else sorted(behind)
+        done = [number for number in missing if number not in found]
+        late = [] if lost else [number for number in missing if number in found]
+        missing = late or done
         texts = {number: self._where(number, unseen=number in unseen) for number in ranks}
-        parts = [f"rank {number} is missing: {texts[number]}" for number in missing]
-        parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in missing]
-        blamed = missing or (list(hung - unseen) if len(hung - unseen) == 1 else [])
+        named = late or (done if len(done) == 1 else [])
+        parts = [f"rank {number} is missing: {texts[number]}" for number in named]
+        parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in named]
         present = ((waiting or entered.keys()) | newest) - set(missing) if missing else set()
-        return _Wait("; ".join(parts), blamed[0] if blamed else None, present, gave_up, unseen)
+        grounds, seen = f"{rank_names(present)} waited for it", [ranks[number].location for number in missing]
+        confidence: Confidence = "certain" if late and waiting and None not in seen else "likely"
+        # Ranks of which nothing is heard are lost together.
+        unheard = late and all(found[number].weight == UNHEARD for number in late)
+        blamed = late[:1] if unheard else missing
+        several = f"{rank_names(present)} waited for {rank_names(blamed)}" if len(blamed) > 1 and present else ""
+        if mismatch is not None:
+            blamed = [] if mismatch.odd is None else [mismatch.odd]
+            present = set(mismatch.ranks) - set(blamed) if blamed else set()
+            confidence, grounds, several = "likely", mismatch.text, mismatch.text
+            parts.insert(0, mismatch.text)
+        elif done and not late:
+            grounds = f"it was done when {rank_names(present)} still waited"
+            if len(ranks) - len(done) == 1:
+                blamed = sorted(waiting) if len(done) > 1 else []
+                grounds, present = f"it waited when {rank_names(done)} were done", set()
+        elif not missing and len(hung - unseen) == 1:
+            blamed, grounds = list(hung - unseen), "only it had not ended"
+        return _Wait(
+            text="; ".join(parts),
+            blamed=blamed[0] if len(blamed) == 1 else None,
+            waiting=set(present),
+            waited=waited,
+            unseen=unseen,
+            confidence=confidence,
+            grounds=grounds,
+            several=several,
+        )
 
     def _waits(self, number: int, *, by_stack: bool) -> bool:
         rank, own = self.ranks[number], self.found.get(number)
@@ -315,11 +384,11 @@ class _Case:
         rank, own = self.ranks[number], self.found.get(number)
         if unseen:
             return "where it was is not known"
-        if rank.location is not None and (own is None or own.follows or own.hung):
+        if own is None and (rank.location is None or rank.location.collective is None):
+            text = "exited 0" if rank.exit is not None and rank.exit.exitcode == 0 else "it was done"
+        elif rank.location is not None and (own is None or own.follows or own.hung):
             text = rank.location.text
-        elif own is None:
-            text = "exited 0"
-        elif own.hung or (own.follows and rank.stacks is None and rank.exit is not None):
+        elif own is None or own.hung or (own.follows and rank.stacks is None and rank.exit is not None):
             text = "it gave no stack"
         elif own.failure.kind == "exception":
             text = f"raised {own.failure.type or 'an exception'}"
@@ -339,25 +408,90 @@ class _Case:
             return None
         return causes[0]
 
-    def _failure_of(self, root: int) -> Failure:
-        own, rank = self.found[root], self.ranks[root]
+    def _tied(self, first: int) -> list[int]:
+        """The ranks whose failures are as likely as that of the ``first`` to be the one that the others follow from."""
+        own = self.found[first]
+        if own.weight == UNHEARD or first == self.named:  # all of them, or said to be the one
+            return [first]
+        if own.weight >= GAVE_UP or own.hung:
+            return sorted(number for number, each in self.found.items() if each.weight == own.weight)
+        return sorted(
+            number
+            for number, each in self.found.items()
+            if number == first
+            or (each.weight == own.weight and each.failure.phase != "cleanup" and _is_equal(own, each))
+        )
+
+    def _is_known(self, first: int) -> bool:
+        """Whether the failure that is shown is one that the others follow from."""
+        own = self.found[first]
+        if self.wait is not None and self.wait.blamed == first:
+            return True
+        return own.weight < GAVE_UP and not own.hung and len(self.tied) == 1
+
+    def _failure(self) -> Failure | None:
+        first, wait = self.first, self.wait
+        if first is None:
+            return None
+        if wait is not None and wait.blamed == first:
+            if wait.waited is None:
+                return replace(self._failure_of(first), confidence=wait.confidence, evidence=wait.grounds)
+            # Of a rank for which others have waited until they gave up: the failure of the first that did.
+            return replace(
+                self.found[wait.waited].failure,
+                rank=first,
+                message=wait.text,
+                stacks=self.ranks[first].stacks,
+                confidence=wait.confidence,
+                evidence=wait.grounds,
+            )
+        confidence, evidence = self._grounds(first)
+        return replace(self._failure_of(first), rank=self.root, confidence=confidence, evidence=evidence)
+
+    def _grounds(self, first: int) -> tuple[Confidence, str]:
+        own, found = self.found[first], self.found
+        if own.weight == UNHEARD:
+            return "likely", "nothing is known of its end"
+        if first == self.named:
+            return "likely", "the failure_details of the results name it first"
+        if self.root is None and own.weight < GAVE_UP and not own.hung:
+            alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
+            return "unknown", f"{rank_names(self.tied)} failed {'alike' if alike else f'within {_APART:g} s'}"
+        if self.root is None:
+            several = "" if self.wait is None else self.wait.several
+            return "unknown", several or "no rank shows a failure that the others could follow from"
+        others = {number: each for number, each in found.items() if number != first}
+        ended = [number for number, each in others.items() if each.follows]
+        followed = [number for number, each in others.items() if each.weight in (GAVE_UP, PEER_LOST)]
+        rest = others.keys() - {*ended, *followed}
+        said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
+        said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
+        said += [f"{rank_names(rest)} failed later, or in a way that is likelier to follow"] if rest else []
+        alone = bool(followed) or not ended
+        return "certain" if alone and not rest else "likely", "; ".join(said) or "no other rank failed"
+
+    def _failure_of(self, first: int) -> Failure:
+        own, rank = self.found[first], self.ranks[first]
         message = own.failure.message
         lost = [number for number, each in self.ranks.items() if not each.is_heard_of]
-        if own.weight == UNHEARD and root in lost:
+        if own.weight == UNHEARD and first in lost:
             more = "" if len(lost) <= _NAMED else f" and {len(lost) - _NAMED} more"
             listed = f"rank {', '.join(map(str, lost[:_NAMED]))}{more}"
             size = self.trial.world_size or len(self.trial.ranks)
             message += f"; of {size} ranks, there is no word of {listed}: their node may be lost"
         if rank.running and rank.location is not None:
             message += f"; {rank.location.text}"
-        return replace(own.failure, rank=root, message=f"rank {root}: {message}")
+        message = f"{rank_names(self.tied if self.root is None else [first])}: {message}"
+        if self.root is None and self.wait is not None and self.wait.waited is not None and self.wait.several:
+            message = f"{self.wait.several}; {message}"
+        return replace(own.failure, rank=first, message=message)
 
     def _counts_more(self, agent: Failure) -> bool:
         if agent.kind == "signal":
             return True
         if agent.kind == "exit_code":  # which follows from whatever has happened to a rank
             return not self.found
-        cause = None if self.root is None else self.found.get(self.root)
+        cause = None if self.first is None else self.found.get(self.first)
         return cause is None or cause.weight > RETURNED
 
     def _record(self, rank: RankEvidence) -> RankRecord:
@@ -394,20 +528,22 @@ class _Case:
         )
 
     def _blame(self, number: int) -> Blame | None:
-        own, root, wait = self.found.get(number), self.root, self.wait
-        if own is not None and wait is not None and wait.missing is None:
-            waited = own.weight == GAVE_UP and wait.gave_up is not None
-            if own.hung or waited or number in wait.unseen:
-                return "unknown"
-        if number == root and (own is None or wait is not None or own.weight < GAVE_UP):
+        own, wait = self.found.get(number), self.wait
+        if number == self.root or (wait is not None and number == wait.blamed):
             return "cause"
         if own is None:
             return None
-        if root is None and own.weight < GAVE_UP and number == self._first_in_cleanup():
+        if wait is not None and number in wait.waiting:
+            return "collateral"
+        if wait is not None and wait.blamed is None:
+            asked = wait.waited is not None and own.weight in (GAVE_UP, PEER_LOST)
+            if own.hung or asked or number in wait.unseen:
+                return "unknown"
+        if self.first is None and own.weight < GAVE_UP and number == self._first_in_cleanup():
             return "cause"
         if own.follows:
             return "collateral"
-        lighter = root is None or self.found.get(root, own).weight < own.weight or wait is not None
+        lighter = self.first is None or self.found.get(self.first, own).weight < own.weight or wait is not None
         return "collateral" if own.weight >= GAVE_UP and lighter else "unknown"
 
     def _first_in_cleanup(self) -> int | None:
@@ -415,12 +551,32 @@ class _Case:
         return min(those, default=None)
 
 
-def _weight_of(failure: Failure) -> int:
-    if failure.kind != "exception":
+def _weight_of(failure: Failure, complaint: str | None) -> int:
+    if failure.kind == "signal":
+        return _weight_of_abort(complaint) if failure.signal == "SIGABRT" else FATAL
+    if failure.kind == "result":
         return RETURNED
-    if gave_up_waiting(failure.message):
-        return GAVE_UP
-    return PEER_LOST if has_lost_a_peer(failure.message) else RAISED
+    return _FOLLOWING.get(relation_to_a_peer(failure), RAISED)
+
+
+def _weight_of_abort(complaint: str | None) -> int:
+    # It follows from other faults (an uncaught C++ exception) more often than it causes them.
+    return _FOLLOWING.get(None if complaint is None else relation_in(complaint), ABORTED)
+
+
+_FOLLOWING: dict[str | None, int] = {"gave up": GAVE_UP, "peer lost": PEER_LOST}
+
+
+def _is_equal(first: _OwnFailure, other: _OwnFailure) -> bool:
+    if first.weight == RETURNED:
+        return other.at <= first.at
+    return _words(first.failure) == _words(other.failure) or abs(other.at - first.at) < _APART
+
+
+def _words(failure: Failure) -> tuple[str | None, ...]:
+    """What is the same of failures that have the same cause."""
+    words = re.sub(r"\d+", "#", failure.message)
+    return failure.kind, failure.type, failure.signal, words
 
 
 def _is_lost(agent: AgentEnd | None) -> bool:

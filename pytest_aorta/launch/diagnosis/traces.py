@@ -9,10 +9,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.texts import read_tail
-from pytest_aorta.launch.diagnosis.evidence import Collective, Location
+from pytest_aorta.launch.diagnosis.evidence import Location
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.trials.records import Failure
 
@@ -126,6 +126,7 @@ def crash_text(stderr: Path | None) -> str | None:
 
 
 _HEADING = "Traceback (most recent call last):"
+_FRAME_OF_TRACEBACK = re.compile(r'^ +File "([^"]*)", line \d+, in .*$', re.MULTILINE)
 
 #: What torch puts before each line once the ranks know of each other.
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
@@ -210,29 +211,68 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
-#: The peer does not come: gloo, TCPStore, and the watchdog of ProcessGroupNCCL.
+#: The peer does not come, or comes with something else: gloo, TCPStore, the watchdog of ProcessGroupNCCL, and the
+#: checks of ``TORCH_DISTRIBUTED_DEBUG=DETAIL``.
 _GAVE_UP = re.compile(
     r"Timed out waiting|Application timeout caused pair closure|wait timeout after \d+ms|timed out in monitoredBarrier"
     r"|failed to pass monitoredBarrier|Watchdog caught collective operation timeout"
     r"|ran for \d+ milliseconds before timing out|has timed out after \d+\w* while trying to connect"
-    r"|Timed out after \d+ seconds waiting for clients",
+    r"|Timed out after \d+ seconds waiting for clients"
+    r"|op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives",
     re.IGNORECASE,
 )
 
+#: Words of torch.distributed and its backends. A dataset or a server of the user's says "Connection reset" as well.
+_OF_TORCH = re.compile(
+    r"\b(gloo|c10d|NCCL\w*|RCCL\w*|ProcessGroup\w*|TCPStore|monitoredBarrier|Watchdog caught)\b"
+    r"|\b(unbound_buffer|pair|socket|Utils)\.(cc|cpp|hpp):\d+|Detected mismatch between collectives",
+    re.IGNORECASE,
+)
+_TYPES_OF_TORCH = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+_CHAINED = re.compile(
+    r"^(?:The above exception was the direct cause of the following exception:"
+    r"|During handling of the above exception, another exception occurred:)$",
+    re.MULTILINE,
+)
 
-def has_lost_a_peer(text: str) -> bool:
-    """Whether it says that the connection to another rank is lost."""
-    return _PEER_LOST.search(text) is not None
+#: What a failure, or a line of a log, says of another rank.
+Relation = Literal["peer lost", "gave up"]
 
 
-def gave_up_waiting(text: str) -> bool:
-    """Whether it says that another rank did not come in time."""
-    return _GAVE_UP.search(text) is not None
+def relation_to_a_peer(failure: Failure) -> Relation | None:
+    """Whether a failure follows from another rank: it, or one that it is chained to, is of torch.distributed.
+
+    That is so where its type says so, where its innermost frame is there, or where its message names a part of it.
+    """
+    parts = [part for part in _CHAINED.split(failure.traceback or "") if part.strip()] or [""]
+    for part in parts:
+        *_, (file, said) = [
+            ("", part),
+            *((found[1], part[found.end() :]) for found in _FRAME_OF_TRACEBACK.finditer(part)),
+        ]
+        type_name, text = failure.type, failure.message
+        if part is not parts[-1]:
+            lines = [line for line in said.splitlines() if line and not line.startswith(" ")]
+            raised = _exception("\n".join(lines), None)
+            type_name, text = raised.type, raised.message
+        if type_name in _TYPES_OF_TORCH or "/torch/distributed/" in file or _OF_TORCH.search(text):
+            if _GAVE_UP.search(text):
+                return "gave up"
+            if _PEER_LOST.search(text):
+                return "peer lost"
+    return None
+
+
+def relation_in(line: str) -> Relation | None:
+    """What a line that a library has written says of another rank."""
+    if _OF_TORCH.search(line) is None:
+        return None
+    return "gave up" if _GAVE_UP.search(line) else "peer lost" if _PEER_LOST.search(line) else None
 
 
 def complaint_in(log: str) -> str | None:
-    """The last line of a log that says the one or the other."""
-    lines = [line.strip() for line in log.splitlines() if has_lost_a_peer(line) or gave_up_waiting(line)]
+    """The last line of a log in which a library says that another rank is lost, or did not come."""
+    lines = [line.strip() for line in log.splitlines() if relation_in(line)]
     return lines[-1][:1000] if lines else None
 
 
@@ -292,12 +332,3 @@ def request_trace(path: Path) -> dict[str, Any] | None:
         except (OSError, ValueError):
             return None
     return None
-
-
-def last_collective(trace: dict[str, Any]) -> Collective | None:
-    entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
-    if not entries:
-        return None
-    last = max(entries, key=lambda entry: int(entry.get("record_id", 0)))
-    group = (last.get("process_group") or ("", ""))[1]
-    return Collective(str(last.get("profiling_name")), int(last.get("collective_seq_id", 0)), str(group))

@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_aorta.launch.launch_mode import own_rank
 from pytest_aorta.runtime.resources.used_folders import PREFIX, SHORT, UsedFolder, make_own, remove_dangling, sweep
 from pytest_aorta.runtime.resources.used_folders import keep as keep_folder
-from pytest_aorta.trials.execution import FILES, KEPT_DAYS, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
+from pytest_aorta.trials.execution import FILES, KEPT_DAYS, TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.seeding import command_seed
 
 # A private TMPDIR for every trial: ``<TMPDIR>/aorta-tmp-XXXXXXXX/<number>``.
@@ -165,7 +165,7 @@ class TrialFolders:
 
     def variables(self, overlay: Container[str], seed: int | None = None) -> dict[str, str]:
         """What the trial finds in its environment, but for what its ``overlay`` sets; ``seed``: for a command."""
-        found = {TRIAL_INDEX: str(self.index), TRIAL_DIR: str(self.files)}
+        found = {TRIAL_INDEX: str(self.index), TRIAL: str(self.index), TRIAL_DIR: str(self.files)}
         if seed is not None:
             found[TRIAL_SEED] = str(command_seed(seed))
         if self.tmp is not None:

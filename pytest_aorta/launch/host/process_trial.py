@@ -18,9 +18,16 @@ from pytest_aorta.launch.diagnosis.traces import STACKS, ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
+from pytest_aorta.launch.host.directories import Manifest, copy_folder, remove_unchanged
 from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear_place, make_place, share_place
-from pytest_aorta.launch.host.trial_files import TrialFiles, collect_artifacts, stacks_to_read, stderr_to_read
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command
+from pytest_aorta.launch.host.trial_files import (
+    TrialFiles,
+    collect_artifacts,
+    files_read,
+    stacks_to_read,
+    stderr_to_read,
+)
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command, own_rank
 from pytest_aorta.launch.nodes import NodeStore, is_multi_node
 from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
@@ -165,6 +172,8 @@ class ProcessTrial:
         self._temporary = temporary
         self._node_store = node_store
         self._place: TrialFolders | None = None
+        #: What was copied into its working directory.
+        self._copied: Manifest = {}
         self._started_at = utc_now()
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
@@ -245,6 +254,12 @@ class ProcessTrial:
             place = make_place(*given, ranks=cell.plan.mode != "single")
         if place.problem is not None:
             self._note([place.problem])
+        if self.spec.execution.cwd == "copy" and own_rank() == 0:
+            inherited = self._order.inherited
+            try:
+                self._copied = copy_folder(Path(inherited.cwd), place.files, Path(inherited.results or os.devnull))
+            except OSError as error:
+                raise EnvironmentUnusable(f"--aorta-cwd copy: {inherited.cwd} cannot be copied: {error}") from None
         return place
 
     def _payload(self, cell: PreparedCell, server: Server) -> TrialPayload:
@@ -258,6 +273,7 @@ class ProcessTrial:
             "watched": spec.all_watched,
             "environment": spec.environment_data,
             "collect": list(spec.collect),
+            "cwd": None if spec.execution.cwd == "here" else str(place.files),
             "place": place.variables(spec.overlay, self._seed if is_command(spec.workload.target) else None),
             "sockets": str(place.sockets or os.devnull),  # in which nothing can be made
             "mode": cell.plan.mode,
@@ -446,10 +462,15 @@ class ProcessTrial:
     def _build(self) -> TrialResult:
         wall = time.monotonic() - self._start if self._had_process else None
         self._note([*self._logs.cut(), *membership_notes(self.seen.states)])
+        if is_command(self.spec.workload.target) and self._place is not None:
+            here = self._order.inherited
+            results = None if here.results is None else Path(here.results)
+            self.seen.imported_later |= files_read(self._folder, self._place.files, Path(here.cwd), results)
         artifacts = collect_artifacts(self._folder)
         failure = conclude(self.seen)[1]
         crashed = failure is not None and failure.signal is not None
         if self._place is not None:
+            remove_unchanged(self._place.files, self._copied)
             artifacts |= clear_place(self._place, self._temporary, failed=failure is not None, in_use=bool(self.stuck))
         return build_record(
             self.spec,

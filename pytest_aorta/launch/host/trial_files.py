@@ -25,6 +25,7 @@ from pytest_aorta.launch.child.attempt_files import (
     save_collectives,
     write_exit,
 )
+from pytest_aorta.launch.child.bootstrap import READS
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
 from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
@@ -32,6 +33,7 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET,
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.execution import FILES, ElasticOptions
+from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.spec import TrialSpec
@@ -71,6 +73,35 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
 
 
+def files_read(folder: Path, files: Path, project: Path, results: Path | None) -> dict[str, str]:
+    """Digests of the files of a ``project`` that the Python processes of a command have read, and not written.
+
+    ``folder`` of the trial; ``files``: its own, which may be a copy of the project. Empty where nothing was told. What
+    is installed below the project is known by name and version.
+    """
+    noted = folder / READS
+    try:
+        lines = noted.read_bytes().splitlines()
+        noted.unlink()
+    except OSError:
+        return {}
+    read: dict[bytes, set[Path]] = {b"r": set(), b"w": set()}
+    for line in lines:
+        path = Path(os.fsdecode(line[1:]))
+        if path.suffix == ".pyc" and path.parent.name == "__pycache__":
+            path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+        if path.is_relative_to(files):
+            path = project / path.relative_to(files)
+        read.setdefault(line[:1], set()).add(path)
+    inside = (
+        path
+        for path in sorted(read[b"r"] - read[b"w"])
+        if path.is_relative_to(project) and not (results is not None and path.is_relative_to(results))
+    )
+    own = (path for path in inside if {"site-packages", "dist-packages", ".git"}.isdisjoint(path.parts))
+    return {str(path): digest for path in own if path.is_file() and (digest := file_digest(path)) is not None}
+
+
 def _files_of(folder: Path) -> list[Path]:
     found = []
     for root, folders, files in os.walk(folder):
@@ -80,18 +111,26 @@ def _files_of(folder: Path) -> list[Path]:
     return found
 
 
+def _rank_to_read(seen: Observation) -> int | None:
+    """That is the cause; of several that may be, the first."""
+    failure = seen.rank_failure
+    if failure is None or failure.rank is not None:
+        return seen.hung_rank if failure is None else failure.rank
+    return next((rank.rank for rank in seen.ranks if rank.blame == "unknown" and failure.confidence), None)
+
+
 def stacks_to_read(seen: Observation, artifacts: dict[str, str]) -> str | None:
     """The dump to read first: that of the rank that failed or that others waited for, where it is known."""
-    rank = seen.hung_rank if seen.rank_failure is None else seen.rank_failure.rank
+    rank = _rank_to_read(seen)
     of_rank = (record.stacks for record in seen.ranks if record.rank == rank and record.stacks is not None)
     return next(of_rank, artifacts.get("stacks"))
 
 
 def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
     """The log of the process that has failed, in a trial's ``folder``: of the rank that is the cause, if one is."""
-    if seen.rank_failure is None or seen.rank_failure.rank is None:
+    if seen.rank_failure is None or (rank := _rank_to_read(seen)) is None:
         return folder / "stderr.log"
-    logs = (record.stderr for record in seen.ranks if record.rank == seen.rank_failure.rank)
+    logs = (record.stderr for record in seen.ranks if record.rank == rank)
     return next((folder.parent / log for log in logs if log is not None), None)
 
 

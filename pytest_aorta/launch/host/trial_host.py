@@ -12,9 +12,10 @@ from typing import Any, Literal, Protocol
 from pytest_aorta.launch.environment import TrialOrder
 from pytest_aorta.launch.host.allocation import Allocator, Cancellable
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.directories import SharedFolder
 from pytest_aorta.launch.host.place import TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
-from pytest_aorta.launch.launch_mode import under_launcher
+from pytest_aorta.launch.launch_mode import own_rank, under_launcher
 from pytest_aorta.launch.nodes import NodeStore
 from pytest_aorta.launch.record import check_claims, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell
@@ -54,6 +55,8 @@ class TrialHost:
         self.zygotes = CellZygotes(resources.slots)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
         self.node_store = None if node_store is None else NodeStore(*node_store)
+        #: Working directories that trials share; of several workers, the first one looks.
+        self._shared: dict[str, SharedFolder] | None = {} if resources.worker == 0 and own_rank() == 0 else None
         self._lock = threading.Lock()
         self._preparing: dict[str, threading.Lock] = {}
         self._prepared: dict[str, PreparedCell] = {}
@@ -101,6 +104,7 @@ class TrialHost:
         with self.allocator.allocate(job, slot, need, cell_name(spec)) as allocation:
             trial = ProcessTrial(order, allocation, self.zygotes, self.temporary, self.node_store)
             job.on_cancel(trial.interrupt)
+            shared = self._shared_folder(order)
             trial.start()
             for text in self.zygotes.take_warnings():
                 job.warn(text)
@@ -114,9 +118,20 @@ class TrialHost:
                 self._warn_of_claims(spec, trial.seen.env, job)
                 job.phase_ended(phase, trial.seen.failed_in(phase))
             record = trial.finish()
+            if shared is not None and (warning := shared.warning()) is not None:
+                record = record.model_copy(update={"warnings": [*record.warnings, warning]})
             if trial.stuck:
                 self.allocator.quarantine(allocation, trial.stuck)
         return record
+
+    def _shared_folder(self, order: TrialOrder) -> SharedFolder | None:
+        if self._shared is None or order.spec.execution.cwd != "here":
+            return None
+        here = order.inherited
+        with self._lock:
+            shared = self._shared.setdefault(here.cwd, SharedFolder(here.cwd, here.results))
+        shared.begin()
+        return shared
 
     def _warn_of_claims(self, spec: TrialSpec, env: Mapping[str, Any] | None, job: TrialJob) -> None:
         environment = spec.environment

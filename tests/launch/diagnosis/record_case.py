@@ -36,7 +36,7 @@ def expectation(found: Judgement) -> dict[str, Any]:
 
 
 def _in_short(failure: Any) -> dict[str, Any]:
-    keys = ("phase", "kind", "type", "signal", "exit_code", "rank")
+    keys = ("phase", "kind", "type", "signal", "exit_code", "rank", "confidence", "evidence")
     return {key: getattr(failure, key) for key in keys if getattr(failure, key) is not None} | {
         "message": failure.message[:_COMPARED]
     }

@@ -93,15 +93,28 @@ CAUSES: list[tuple[str, list[list[Event]], dict[int, int], int | None]] = [
     ("a result beats a rank ended by the agent", [UNDONE, returned(False)], {0: -15}, 1),
     ("an exception beats a result", [raised("boom", at=2.0), returned(False)], {0: 1}, 0),
     ("the earlier exception", [raised("second", at=2.0), raised("first", at=1.0)], {0: 1, 1: 1}, 1),
-    ("of two at once the lower rank", [raised("a", at=1.0), raised("b", at=1.0)], {0: 1, 1: 1}, 0),
-    ("of two signals the lower rank", [UNDONE, UNDONE], {0: -11, 1: -7}, 0),
+    ("of two at once neither", [raised("a", at=1.0), raised("b", at=1.1)], {0: 1, 1: 1}, None),
+    ("of two that fail alike neither", [raised("step 1", at=1.0), raised("step 2", at=9.0)], {0: 1, 1: 1}, None),
+    ("of two signals at once neither", [UNDONE, UNDONE], {0: -11, 1: -7}, None),
+    (
+        "of two results neither: ranks exchange values",
+        [PASSED, returned(False), returned(False)],
+        {},
+        None,
+    ),
+    ("nor where rank 0 has the same", [returned(False), returned(False)], {}, None),
+    ("the result that went wrong first", [returned(False, 7), returned(False, 3), returned(False, 7)], {}, 1),
+    ("neither of two that went wrong first", [returned(False, 7), returned(False, 3), returned(False, 3)], {}, None),
+    ("the rank that the results name", [returned(False, 3, names=2)] * 3, {}, 2),
+    ("neither of two that they name", [returned(False, 3, names=2), returned(False, 3, names=1)], {}, None),
+    ("neither where one does not say when", [PASSED, returned(False, 3), returned(False)], {}, None),
     ("setup counts as run does", [UNDONE, raised("boom", phase="setup")], {1: 1}, 1),
     ("the result of rank 0 is that of the trial", [returned(False), PASSED], {}, None),
     ("another rank's result counts", [PASSED, returned(False)], {}, 1),
     ("a failing cleanup is no cause", [PASSED, raised("busy", phase="cleanup")], {}, None),
     ("a failing cleanup hides no result", [raised("busy", phase="cleanup"), returned(False)], {}, 1),
     ("nor does the end that a crash in cleanup brings to another rank", [PASSED[:5], UNDONE], {0: -11}, None),
-    ("ranks of which nothing else is known", [UNDONE, UNDONE], {0: -15, 1: -15}, 0),
+    ("ranks of which nothing else is known", [UNDONE, UNDONE], {0: -15, 1: -15}, None),
     ("nothing at all", [PASSED, PASSED], {}, None),
 ]
 
@@ -110,11 +123,15 @@ CAUSES: list[tuple[str, list[list[Event]], dict[int, int], int | None]] = [
 def test_the_failure_that_the_others_follow_from(
     tmp_path: Path, logs: list[list[Event]], codes: dict[int, int], rank: int | None
 ) -> None:
-    failure = judgement_of(tmp_path, logs, codes).failure
+    found = judgement_of(tmp_path, logs, codes)
 
+    failure = found.failure
     assert (None if failure is None else failure.rank) == rank
     if failure is not None:
-        assert failure.message.startswith(f"rank {rank}: ")
+        assert failure.evidence
+        assert failure.message.startswith("rank" if rank is None else f"rank {rank}: ")
+        assert (failure.confidence == "unknown") == (rank is None)
+        assert [record.rank for record in found.ranks if record.blame == "cause"] == ([] if rank is None else [rank])
 
 
 kinds = st.sampled_from([returned(True), returned(False), raised("x"), raised("y", phase="setup"), UNDONE, []])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rank_events import SETUP_DONE, raised
+from support.rank_events import SETUP_DONE, raised, returned
 
 from pytest_aorta.launch.child.attempt_files import (
     EventLogWriter,
@@ -144,3 +144,48 @@ def test_a_rank_for_which_a_process_group_has_given_up_is_the_cause(tmp_path: Pa
     assert "rank 0: raised RuntimeError: [../tcp/unbound_buffer.cc:78] Timed out waiting" in found.failure.message
     assert [each.blame for each in found.ranks] == ["collateral", "cause", "collateral"]
     assert found.hung_rank is None
+
+
+LOST = "[../tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cause"),
+    [
+        ("lost done lost", 1),  # it left the others alone
+        ("done lost done", 1),  # it has entered one more
+        ("lost done", None),  # the one or the other
+        ("lost done lost done", None),
+        ("lost lost lost", None),
+    ],
+)
+def test_a_rank_that_was_done_is_blamed_by_more_than_one_other(tmp_path: Path, ranks: str, cause: int | None) -> None:
+    logs = [raised(LOST) if each == "lost" else returned(True) for each in ranks.split()]
+
+    found = judgement(tmp_path, logs, overdue=None)
+
+    assert found.failure is not None
+    assert (found.failure.rank, found.failure.confidence) == (cause, "unknown" if cause is None else "likely")
+    assert [each.rank for each in found.ranks if each.blame == "cause"] == ([] if cause is None else [cause])
+
+
+def test_of_several_ranks_that_the_others_wait_for_none_is_the_cause(tmp_path: Path) -> None:
+    found = judgement(tmp_path, [SETUP_DONE] * 4, {0: WAITS, 1: SLEEPS, 2: WAITS, 3: SLEEPS})
+
+    assert found.hung_rank is None
+    assert [each.blame for each in found.ranks] == ["collateral", "unknown", "collateral", "unknown"]
+    assert found.failure is not None
+    assert (found.failure.rank, found.failure.evidence) == (None, "ranks 0,2 waited for ranks 1,3")
+    assert str(found.location).startswith("rank 1 is missing: nap() at it.py line 9; rank 3 is missing: ")
+
+
+def test_ranks_that_wait_in_different_collectives_wait_for_the_one_that_differs_from_most(tmp_path: Path) -> None:
+    other = entered(7)
+    other["entries"][6]["profiling_name"] = "gloo:broadcast"
+    found = judgement(
+        tmp_path, [SETUP_DONE] * 3, dict.fromkeys(range(3), WAITS), {0: entered(7), 1: other, 2: entered(7)}
+    )
+
+    assert (found.hung_rank, [each.blame for each in found.ranks]) == (1, ["collateral", "cause", "collateral"])
+    assert found.failure is not None
+    assert found.failure.evidence == "collective 7 differs: rank 1: gloo:broadcast; ranks 0,2: gloo:all_reduce"

@@ -100,7 +100,7 @@ def test_a_job_decides_with_the_trials_of_all(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+@pytest.mark.parametrize("side_by_side", [("-n", "2")], ids=["xdist"])
 def test_a_job_that_finds_all_decided_runs_nothing(stage: Stage, side_by_side: tuple[str, ...]) -> None:
     run(stage, submitted(stage, range(8)))
     forget_decisions(stage)
@@ -116,6 +116,7 @@ def test_results_of_other_code_decide_nothing(stage: Stage) -> None:
     assert [matrix(stage)[cell]["trials"]["ok"] for cell in CELLS] == [[8, 9, 10, 11], []]
 
 
+@pytest.mark.slow
 def test_a_trial_that_runs_elsewhere_holds_those_after_it_back(stage: Stage) -> None:
     """How long a trial takes depends on how it ends: what is over first is no fair sample."""
     first = submitted(stage, range(10), range(12, 14))

@@ -36,6 +36,14 @@ def test_it_asks_for_nothing_but_itself_and_complains_of_nothing(browser: Browse
     assert browser.complaints() == []
 
 
+def test_what_a_bug_report_needs_can_be_copied(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    browser.click(".paste summary")
+    browser.click("#copy")
+    assert browser.js("document.getElementById('copy').textContent") in ("Copied", "Selected")
+    assert browser.js("getSelection().toString()").startswith("**omp_1 fixes it: ")
+
+
 def test_rows_are_sorted_by_every_column_up_and_down_and_back(browser: Browser, report: Path) -> None:
     browser.open(report)
     before = browser.texts(ROWS)

@@ -12,6 +12,10 @@ from pytest_aorta.runtime.process_tree import STACK_SIGNAL
 _FOLDER = Path(__file__).parent
 
 
+#: Where the processes of a trial note the files that they open.
+READS = "reads.events"
+
+
 def bootstrap_variables(
     environ: Mapping[str, str], *, folder: str, stacks: str | None = None, sys_path: Sequence[str] = ()
 ) -> dict[str, str]:

@@ -28,6 +28,8 @@ def _arm() -> None:
             stacks = os.path.join(folder, "attempt_" + attempt, "rank_" + rank + ".stacks.log")
         fd = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         faulthandler.register(int(number), file=fd, all_threads=True)
+        __import__("aorta_reads").watch(os.path.join(folder, "reads.events"))
+        del sys.modules["aorta_reads"]
     except (OSError, KeyError, ValueError):  # then there will be no stacks; the script runs all the same
         pass
 

@@ -1,0 +1,119 @@
+"""Which collectives the ranks have entered, by torch's flight recorders: where they disagree, and who waits for whom.
+
+``torch.distributed.flight_recorder`` does the same by the same rules (``Op.match``), to which the tests compare this.
+It is not called: this runs also where torch must not be imported, and where its recorder knows no members (gloo), which
+torch's refuses; and torch's takes the lowest rank for right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_aorta.launch.diagnosis.evidence import Collective, rank_names
+
+#: Of a rank, as many are looked at.
+_RECENT = 128
+
+
+def read_collectives(trace: Mapping[str, Any]) -> list[Collective]:
+    """Those of a dump of the flight recorder, in the order in which the rank has entered them; the last ones."""
+    entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
+    entries.sort(key=lambda entry: int(entry.get("record_id", 0)))
+    groups = trace.get("pg_config") or {}
+    return [_collective(entry, groups) for entry in entries[-_RECENT:]]
+
+
+def _collective(entry: Mapping[str, Any], groups: Mapping[str, Any]) -> Collective:
+    name, description = (str(each) for each in entry.get("process_group") or ("", ""))
+    members = [int(each) for each in str(groups.get(name, {}).get("ranks", "")).strip("[] ").split(",") if each.strip()]
+    group = description
+    if description != "default_pg":
+        group = f"{description} {name}" if description not in ("", "undefined") else f"group {name}"
+        # Groups that a split has made have the same name.
+        group += f" from rank {members[0]}" if members else ""
+    return Collective(
+        name=str(entry.get("profiling_name")),
+        number=int(entry.get("collective_seq_id", 0)),
+        group=group,
+        of=_tensors(entry),
+        size=len(members) or None,
+    )
+
+
+def _tensors(entry: Mapping[str, Any]) -> str:
+    """What has to be equal in all ranks: ``Float[4]``, or ``Float[4] to Float[8]`` where input and output differ."""
+    operation = str(entry.get("profiling_name")).rpartition(":")[2]
+    if operation.startswith("all_to_all") or operation.endswith(("coalesced", "_v")):
+        return ""
+    inputs, outputs = (
+        " ".join(
+            f"{dtype}{size}"
+            for dtype, size in zip(entry.get(f"{side}_dtypes") or (), entry.get(f"{side}_sizes") or (), strict=False)
+        )
+        for side in ("input", "output")
+    )
+    shown = ["" if operation == "scatter" else inputs, "" if operation == "gather" else outputs]
+    return " to ".join(dict.fromkeys(filter(None, shown)))
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first collective of a group that its ranks have not entered alike.
+
+    ``text``: ``collective 7 differs: rank 1: gloo:broadcast of Float[4]; ranks 0,2: gloo:all_reduce of Float[4]``;
+    ``odd``: the rank that differs from more than half of the group, if there is one and only it does.
+    """
+
+    text: str
+    ranks: frozenset[int]
+    odd: int | None
+
+
+def find_mismatch(entered: Mapping[int, Sequence[Collective]], world_size: int) -> Mismatch | None:
+    """Compare, group by group, what each rank has entered as its collective of the same number."""
+    found: dict[tuple[str, int], dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    for rank, collectives in entered.items():
+        for each in collectives:
+            found[each.group, each.number][rank].append(each)
+    # Of several groups, that in which it came first: what comes later may follow from it.
+    for (group, number), by_rank in sorted(found.items(), key=lambda item: _place_of(item[1], entered)):
+        ranks_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for rank, those in sorted(by_rank.items()):
+            ranks_of[tuple(f"{each.name}{each.of and f' of {each.of}'}" for each in those)].append(rank)
+        if len(ranks_of) > 1:
+            order = sorted(ranks_of.items(), key=lambda item: (len(item[1]), item[1]))
+            said = "; ".join(f"{rank_names(ranks)}: {' + '.join(what)}" for what, ranks in order)
+            # Whatever those ranks have entered of which nothing is known, the majority must remain one.
+            size = max(len(by_rank), *(each.size or world_size for those in by_rank.values() for each in those))
+            few, most = order[0][1], order[-1][1]
+            odd = few[0] if len(order) == 2 and len(few) == 1 and 2 * len(most) > size else None
+            name = f"collective {number}" + ("" if group == "default_pg" else f" of {group}")
+            return Mismatch(f"{name} differs: {said}", frozenset(by_rank), odd)
+    return None
+
+
+def _place_of(by_rank: Mapping[int, Sequence[Collective]], entered: Mapping[int, Sequence[Collective]]) -> int:
+    return min(entered[rank].index(those[0]) for rank, those in by_rank.items())
+
+
+def positions(entered: Mapping[int, Sequence[Collective]]) -> tuple[set[int], set[int]]:
+    """Ranks that others wait for, which have entered more of some group, and that wait for none; and ranks that do not.
+
+    A rank that has no group in common with another is in neither.
+    """
+    last: dict[str, dict[int, int]] = defaultdict(dict)
+    for rank, collectives in entered.items():
+        for each in collectives:
+            last[each.group][rank] = each.number
+    shared = [numbers for numbers in last.values() if len(numbers) > 1]
+    waits: dict[int, set[int]] = {rank: set() for numbers in shared for rank in numbers}
+    for numbers in shared:
+        for rank, number in numbers.items():
+            waits[rank] |= {other for other, theirs in numbers.items() if theirs < number}
+    # The last one of a rank may be the first of its group: then it waits for others, of whom nothing is known.
+    alone = {rank for rank, those in entered.items() if those and len(last[those[-1].group]) == 1 != those[-1].size}
+    behind = set[int]().union(*waits.values()) - {rank for rank, those in waits.items() if those} - alone
+    return behind, waits.keys() - behind
