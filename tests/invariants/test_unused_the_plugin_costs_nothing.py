@@ -33,6 +33,7 @@ HOOKS = [
     "pytest_configure",
     "pytest_configure_node",
     "pytest_generate_tests",
+    "pytest_load_initial_conftests",
     "pytest_make_collect_report",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
