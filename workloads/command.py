@@ -117,7 +117,9 @@ class Command(Workload):
             variables.setdefault("PYTHONUNBUFFERED", "1")
         if gives_stacks():
             folder = Path(variables[TRIAL_DIR]).parent
-            variables |= bootstrap_variables(variables, folder=str(folder), stacks=str(folder / "stacks.log"))
+            sockets = f"{variables.get('TMPDIR')}.s"
+            given = {"sockets": sockets if os.path.isdir(sockets) else "", "stacks": str(folder / "stacks.log")}
+            variables |= bootstrap_variables(variables, folder=str(folder), **given)
         return variables
 
     def run(self) -> CommandResult:

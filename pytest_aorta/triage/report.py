@@ -273,6 +273,7 @@ def _where(failure: Mapping[str, Any]) -> str:
     if not failure:
         return ""
     rank = f", rank {failure['rank']}" if failure.get("rank") is not None else ""
+    rank += f" ({failure['confidence']})" if rank and failure.get("confidence") == "likely" else ""
     code = f" {failure['exit_code']}" if failure.get("kind") == "exit_code" and failure.get("exit_code") else ""
     return f"{failure.get('kind', '')}{code} in {failure.get('phase', '')}{rank}".replace("_", " ")
 

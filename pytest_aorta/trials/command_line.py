@@ -67,6 +67,10 @@ _NO_SHELL_SCRIPTS = tuple(end for end in _SCRIPTS if end not in (".sh", ".bash")
 #: Characters of a shell script that are looked at.
 _LONGEST_SCRIPT = 2**20
 
+_LAUNCHER = re.compile(
+    r"(?<![^\s/'\"])(torchrun|accelerate|deepspeed|mpirun|mpiexec|srun)(?=\s)|-m\s+(torch\.distributed\.\w+|accelerate\.\S+)"
+)
+
 #: Characters of the first line of a script.
 _LONGEST_LINE = 256
 
@@ -356,6 +360,12 @@ def runnable(words: Sequence[str], path: str) -> list[str]:
         if head[:2] != b"#!" and not set(head) & {0, 0x7F}:
             return ["/bin/sh", program, *words[1:]]  # type: ignore[list-item]
     return list(words)
+
+
+def launcher_in(command: str) -> str | None:
+    """What starts the ranks of a command, as far as its words say."""
+    found = _LAUNCHER.search(command)
+    return None if found is None else found[1] or found[2]
 
 
 def tells_what_it_reads(words: Sequence[str]) -> bool:

@@ -16,9 +16,11 @@ CLEANED_UP: list[Event] = [
 ]
 
 
-def returned(passed: bool, first_failure: int | None = None, names: int | None = None) -> list[Event]:
+def returned(passed: bool, first_failure: int | None = None, names: object = None) -> list[Event]:
     """All events of a rank whose run() returned; ``first_failure`` is an iteration, ``names`` a rank."""
-    details = [] if names is None else [{"rank": names, "iteration": first_failure}]
+    details = (
+        [] if names is None else [{"rank": names, "iteration": "third" if isinstance(names, str) else first_failure}]
+    )
     result = ResultRecord(passed=passed, first_failure_iteration=first_failure, failure_details=details)
     return [
         *SETUP_DONE,

@@ -236,7 +236,7 @@ class AttemptRecorder:
 
     def stop(self) -> None:
         """The ranks that still run are about to be asked to end."""
-        _append(_attempt_log(self.attempt_folder), {"stopped_at": time.time()})
+        write_stop(self.attempt_folder, time.time())
 
     def on_state(self, state: GroupState) -> None:
         """The worker group has a new state."""
@@ -257,6 +257,11 @@ def _attempt_log(folder: Path) -> Path:
 def write_start(folder: Path, ranks: Mapping[int, int], world_size: int, group: str) -> None:
     started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
     _append(_attempt_log(folder), started)
+
+
+def write_stop(folder: Path, at: float) -> None:
+    """The ranks of an attempt's ``folder`` that still run were asked to end from then on."""
+    _append(_attempt_log(folder), {"stopped_at": at})
 
 
 def attempt_evidence(
@@ -301,8 +306,9 @@ def complete_rank(
         del logs["stacks"]
     if "stacks" in logs:
         found.location = locate(read_dump(logs["stacks"]), source)
-    if "stderr" in logs and found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
-        found.complaint = complaint_in(read_tail(logs["stderr"], _TAIL))
+    if found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
+        stderr = logs.get("stderr", folder.parent / "stderr.log")
+        found.complaint = complaint_in(read_tail(stderr, _TAIL), of_all="stderr" not in logs)
     found.error_file = read_error_file(find("error.json"))
     with contextlib.suppress(OSError, ValueError):
         found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))

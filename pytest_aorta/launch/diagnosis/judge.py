@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pytest_aorta.launch.diagnosis.collectives import find_mismatch, positions
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence, rank_names
@@ -150,6 +151,8 @@ class _Case:
         self.first_failure = min(failed, default=None)
         own = {number: self._own_failure(rank) for number, rank in self.ranks.items()}
         self.found = {number: failure for number, failure in own.items() if failure is not None}
+        #: The rank that the results say it was.
+        self.named: int | None = None
         self._weigh_results()
         self.wait: _Wait | None = None
         #: The rank whose failure is shown; those that it cannot be told from; and the rank, if it is the cause.
@@ -240,13 +243,17 @@ class _Case:
         for number, iteration in first.items():
             if iteration is not None and None not in first.values():
                 self.found[number] = replace(self.found[number], at=float(iteration))
-        details = [each for result in results.values() if result is not None for each in result.failure_details]
-        ranks: dict[float, set[int]] = {}
-        for each in details:
-            if type(each.get("rank")) is int:
-                ranks.setdefault(each.get("iteration") or 0, set()).add(each["rank"])
-        named = ranks[min(ranks)] & self.found.keys() if ranks else set()
-        self.named = named.pop() if len(of_others) > 1 and len(named) == 1 == len(ranks[min(ranks)]) else None
+        if len(of_others) > 1:
+            self.named = self._named([each for it in results.values() if it is not None for each in it.failure_details])
+
+    def _named(self, details: list[dict[str, Any]]) -> int | None:
+        """The one rank that the first iteration with a rank has; workloads may have anything else in them."""
+        ranks: dict[int, set[int]] = {}
+        for rank, iteration in ((each.get("rank"), each.get("iteration")) for each in details):
+            if isinstance(rank, int):
+                ranks.setdefault(iteration if isinstance(iteration, int) else 0, set()).add(rank)
+        first = ranks[min(ranks)] if ranks else set()
+        return next(iter(first)) if len(first) == 1 and first <= self.found.keys() else None
 
     def _unfinished(self, seen: Observation, rank: RankEvidence) -> _OwnFailure:
         where = f"{place(seen.phase)}{after_step(seen)}"
@@ -467,7 +474,7 @@ class _Case:
         said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
         said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
         said += [f"{rank_names(rest)} failed later, or in a way that is likelier to follow"] if rest else []
-        alone = bool(followed) or not ended
+        alone = own.weight != ABORTED and (bool(followed) or not ended)
         return "certain" if alone and not rest else "likely", "; ".join(said) or "no other rank failed"
 
     def _failure_of(self, first: int) -> Failure:
@@ -576,7 +583,7 @@ def _is_equal(first: _OwnFailure, other: _OwnFailure) -> bool:
 def _words(failure: Failure) -> tuple[str | None, ...]:
     """What is the same of failures that have the same cause."""
     words = re.sub(r"\d+", "#", failure.message)
-    return failure.kind, failure.type, failure.signal, words
+    return failure.kind, failure.type, failure.signal, f"{failure.exit_code} {words}"
 
 
 def _is_lost(agent: AgentEnd | None) -> bool:

@@ -106,6 +106,7 @@ CAUSES: list[tuple[str, list[list[Event]], dict[int, int], int | None]] = [
     ("the result that went wrong first", [returned(False, 7), returned(False, 3), returned(False, 7)], {}, 1),
     ("neither of two that went wrong first", [returned(False, 7), returned(False, 3), returned(False, 3)], {}, None),
     ("the rank that the results name", [returned(False, 3, names=2)] * 3, {}, 2),
+    ("none where they have their own words", [returned(False, 3, names=1), returned(False, 3, names="one")], {}, 1),
     ("neither of two that they name", [returned(False, 3, names=2), returned(False, 3, names=1)], {}, None),
     ("neither where one does not say when", [PASSED, returned(False, 3), returned(False)], {}, None),
     ("setup counts as run does", [UNDONE, raised("boom", phase="setup")], {1: 1}, 1),
