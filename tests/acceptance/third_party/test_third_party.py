@@ -69,6 +69,7 @@ OF_PACKAGES = (
     Line(f"{ACCELERATE} accelerate_loop.py launched", "workload_failed", "AssertionError", "no pad token, launched", 1),
     Line(f"{TORCHRUN} accelerate_loop.py hang", "timeout", "timeout", "rank 1 is missing: <module> at accelerate", 1),
     Line(f"{ACCELERATE} -m {OPS}", "ok"),
+    Line("python lightning_bug_report.py nan", detected="nan"),
     Line("python lightning_bug_report.py bug", "workload_failed", "RuntimeError", "expected scalar type Float"),
     Line("python lightning_bug_report.py bug ddp", "workload_failed", "RuntimeError", "expected scalar type Float", 1),
     Line("python lightning_bug_report.py kill ddp", "workload_failed", "SIGKILL", "SIGKILL", 1),
@@ -101,7 +102,7 @@ def assert_named(stage: Stage, lines: tuple[Line, ...], *python: str) -> None:
     commands = [word for line in lines for word in ("--aorta-command", line.command)]
     stage.command(
         *(*(python or PYTEST[:1]), *PYTEST[1:], *commands, "--aorta-trials", "1", "--aorta-timeout", "90"),
-        *("--aorta-skip-on", "Unable to locate sufficient", "--aorta-metrics-from", "nanogpt"),
+        *("--aorta-skip-on", "Unable to locate sufficient"),
         env={"HF_HUB_OFFLINE": "1", **({"PATH": f"{Path(python[0]).parent}:/usr/bin:/bin"} if python else {})},
     )
     records = {record["config"]["command"]: record for record in stage.trials().values()}
