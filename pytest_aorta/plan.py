@@ -18,7 +18,7 @@ from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEnt
 from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
 from pytest_aorta.triage import Stop, TriageSettings
-from pytest_aorta.trials.command_line import COMMAND_TARGET, OutputRules, distinct_names, words_of
+from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import (
     LAUNCHER_OWNED,
@@ -28,6 +28,7 @@ from pytest_aorta.trials.execution import (
     automatic_slots,
     elastic_options,
 )
+from pytest_aorta.trials.output import OUTPUT_OPTIONS, OutputRules
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workspace.history import KEPT_RECORDS
@@ -179,7 +180,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         **given(trials=_most_trials(values, stop), gates=values["gate"]),
         **given(results_dir=_optional_path(values["results-dir"]), report=_optional_path(values["report"])),
         **given("depends"),
-        output=OutputRules(**given("fail_on", "pass_on", "metric", "fail_on_nonfinite")),
+        output=OutputRules(**given(*OUTPUT_OPTIONS)),
         extra_env={name: value for pairs in values["extra-env"] or () for name, value in pairs.items()},
         config=dict(values["config"] or ()),
         replays=tuple(here / text for text in values["replay"] or ()),

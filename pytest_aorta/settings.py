@@ -387,7 +387,7 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         return found
 
 
-_REGEX = "trials.command_line:checked_regex"
+_REGEX = "trials.output:checked_regex"
 
 #: Groups of ``pytest --help``, and the settings in each.
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
@@ -396,11 +396,19 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("command", "trials.command_line:checked_command", "CMD", "run this command (repeat)", separator="\n"),
         Setting("fail-on", _REGEX, "RE", "a line that matches fails a command (repeat)", separator="\n"),
         Setting("pass-on", _REGEX, "RE", "a command passes only if a line matches (repeat)", separator="\n"),
+        Setting("skip-on", _REGEX, "RE", "a line that matches: this command cannot judge (repeat)", separator="\n"),
         Setting(
             "metric",
-            "trials.command_line:checked_metric",
+            "trials.output:checked_metric",
             "RE",
             "named groups are metrics of a command (repeat)",
+            separator="\n",
+        ),
+        Setting(
+            "metrics-from",
+            "trials.metric_sources:checked_source",
+            "FROM",
+            "hf, lightning, nanogpt, tqdm, jsonl:PATH or tensorboard:DIR (repeat)",
             separator="\n",
         ),
         Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),

@@ -42,9 +42,9 @@ REFUSED = {
     "nproc": (["0", "two"], "a whole number of at least 1"),
     "elastic": (["max_restarts=-1", "nnodes=2:1", "nonsense=1"], ""),
     "seed": (["-1", "1.5"], "a whole number of at least 0"),
-    "timeout": (["0", "-1", "nan", "inf", "5s"], "a number of seconds above 0"),
-    "stall-timeout": (["0", "x"], "a number of seconds above 0"),
-    "grace": (["-1", "nan"], "a number of seconds, 0 for none"),
+    "timeout": (["0", "-1", "nan", "inf", "5x"], "a number of seconds above 0, or a time such as 5m or 1h30m"),
+    "stall-timeout": (["0", "x"], "a number of seconds above 0, or a time such as 5m or 1h30m"),
+    "grace": (["-1", "nan"], "a number of seconds from 0, or a time such as 1m"),
     "memory": (["0", "8X"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "log-limit": (["-1", "x"], "a number of bytes above 0, such as 500M or 1.5G (K, M, G, T count in 1024s)"),
     "preload": (["", "torch,", "1x"], "auto, none, or names of modules separated by commas, such as torch,numpy"),
@@ -96,6 +96,7 @@ ODD: dict[str, list[Any]] = {
 
 #: What a run of several cells can be asked for.
 OF_PYTEST = {
+    "vary",
     "shard",
     "where",
     "order",
@@ -111,7 +112,7 @@ OF_PYTEST = {
 }
 
 #: Options of the workload ``command``, which a request has among ``config_overrides``.
-OF_COMMANDS = {"command", "fail-on", "pass-on", "metric", "fail-on-nonfinite", "depends"}
+OF_COMMANDS = {"command", "fail-on", "pass-on", "skip-on", "metric", "metrics-from", "fail-on-nonfinite", "depends"}
 
 
 def fields() -> list[tuple[type, str, str]]:

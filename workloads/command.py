@@ -16,12 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.command import CommandProcess, command_result, gives_stacks, last_to_leave
 from pytest_aorta.trials.command_line import (
-    SEED,
     CommandNotFound,
-    OutputFindings,
-    OutputRules,
-    checked_metric,
-    checked_regex,
     files_in,
     fill_in,
     is_python,
@@ -35,6 +30,8 @@ from pytest_aorta.trials.command_line import (
 )
 from pytest_aorta.trials.conversion import CommandResult
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_SEED
+from pytest_aorta.trials.metric_sources import checked_source
+from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex
 from pytest_aorta.trials.workload import Workload
 
 
@@ -55,6 +52,7 @@ def _one_or_several(value: object) -> object:
 
 
 Regexes = Annotated[tuple[Annotated[str, AfterValidator(checked_regex)], ...], BeforeValidator(_one_or_several)]
+Sources = Annotated[tuple[Annotated[str, AfterValidator(checked_source)], ...], BeforeValidator(_one_or_several)]
 Metrics = Annotated[tuple[Annotated[str, AfterValidator(checked_metric)], ...], BeforeValidator(_one_or_several)]
 
 
@@ -72,8 +70,11 @@ class Command(Workload):
             command: program and arguments; ``{trial}``, ``{dir}`` and ``{seed}`` are replaced.
             fail_on: regular expressions; a line that matches one fails the trial.
             pass_on: regular expressions; if there are any, the trial passes when a line matches one.
+            skip_on: regular expressions; a line that matches one says that the trial cannot judge the workload.
             metric: regular expressions with named groups.
-            fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial.
+            metrics_from: hf, lightning, nanogpt, tqdm, jsonl:PATH or tensorboard:DIR.
+            fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial; without metrics, a line that
+                says such a value.
             depends: files and folders whose change makes a result stale, besides those that can be found.
             unbuffered: whether Python programs write their output at once (``PYTHONUNBUFFERED``), unless that variable
                 is set.
@@ -84,7 +85,9 @@ class Command(Workload):
         command: Annotated[str, AfterValidator(_checked_command)]
         fail_on: Regexes = ()
         pass_on: Regexes = ()
+        skip_on: Regexes = ()
         metric: Metrics = ()
+        metrics_from: Sources = ()
         fail_on_nonfinite: bool = False
         depends: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
         unbuffered: bool = True
@@ -103,10 +106,7 @@ class Command(Workload):
         problem = program_not_found(start, os.environ.get("PATH", os.defpath))
         if problem is not None:
             raise CommandNotFound(problem)
-        config = self.config
-        self._findings = OutputFindings(
-            OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
-        )
+        self._findings = OutputFindings(OutputRules.of(self.config))
         self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
         self._process = CommandProcess(runnable(start, os.environ.get("PATH", os.defpath)), self._variables(start))
@@ -117,7 +117,9 @@ class Command(Workload):
             variables.setdefault("PYTHONUNBUFFERED", "1")
         if gives_stacks():
             folder = Path(variables[TRIAL_DIR]).parent
-            variables |= bootstrap_variables(variables, folder=str(folder), stacks=str(folder / "stacks.log"))
+            sockets = f"{variables.get('TMPDIR')}.s"
+            given = {"sockets": sockets if os.path.isdir(sockets) else "", "stacks": str(folder / "stacks.log")}
+            variables |= bootstrap_variables(variables, folder=str(folder), **given)
         return variables
 
     def run(self) -> CommandResult:
@@ -134,6 +136,7 @@ class Command(Workload):
         with last_to_leave():
             code = self._process.follow(take)
         elapsed = time.perf_counter() - self._started
+        found.read_files()
         result = command_result(code, found, self._process.errors.decode(errors="replace"), elapsed)
         if self._seed is not None:
             result.metrics[SEED] = self._seed

@@ -121,12 +121,14 @@ class Fsdp(Workload):
             own_loss = loss.item()
             losses.append(self._mean_over_ranks(loss.detach()))
             grad_norms.append(grad_norm)
-            # The loss of this rank as well, as it shows where a NaN came from. The run goes on: the others would wait
-            # for a rank that stops at a NaN that they do not have.
-            if not (math.isfinite(own_loss) and math.isfinite(losses[-1])):
+            # A rank is named by a loss of its own: a NaN came from there. The run goes on: the others would wait for a
+            # rank that stops at a NaN that they do not have.
+            if not math.isfinite(own_loss):
                 failures.add(step, kind="non_finite_loss", rank=ranks.rank, rank_loss=own_loss, mean_loss=losses[-1])
-            if not math.isfinite(grad_norm):
-                failures.add(step, kind="non_finite_gradient", rank=ranks.rank, grad_norm=grad_norm)
+            elif not math.isfinite(losses[-1]) and ranks.rank == 0:
+                failures.add(step, kind="non_finite_mean_loss", mean_loss=losses[-1])
+            if not math.isfinite(grad_norm) and ranks.rank == 0:
+                failures.add(step, kind="non_finite_gradient", grad_norm=grad_norm)
             self.progress(step + 1, config.steps)
         self._check_loss_falls(losses, failures)
         checksum = self._check_weights_agree(failures)

@@ -33,6 +33,10 @@ def _bounded(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
 
 
+#: ANSI escape sequences: colours, titles, moves of the cursor (ECMA-48, 5.4 and 5.6).
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+
 def printable(text: str) -> str:
     """A text that does nothing to a terminal but be shown."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)

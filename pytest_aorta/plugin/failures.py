@@ -164,6 +164,13 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     failure = record.failure
     assert failure is not None
     lines = [": ".join(part for part in (_status(record), _what(failure)) if part)]
+    if failure.confidence in ("likely", "unknown"):
+        rank = (
+            "the rank that is the cause is unknown"
+            if failure.rank is None
+            else f"rank {failure.rank} is likely the cause"
+        )
+        lines.append(f"{rank}: {failure.evidence}")
     if failure.traceback and failure.kind == "exception":
         lines += ["", *own_frames(failure.traceback.rstrip().splitlines())]
     for detail in [detail for detail in record.result.failure_details if not _is(detail, failure)][:_DETAILS]:

@@ -21,6 +21,7 @@ from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.triage.verdicts import check_baseline
+from pytest_aorta.trials.output import OUTPUT_OPTIONS
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds that an import may hold up the trials of other slots.
@@ -88,7 +89,7 @@ def _check_results(run: Run) -> None:
 def _check_output_options(config: pytest.Config, selection: Selection) -> None:
     if selection.commands or selection.replays or "command" in selection.workloads:
         return
-    for name in ("fail_on", "pass_on", "metric", "fail_on_nonfinite", "depends"):
+    for name in (*OUTPUT_OPTIONS, "depends"):
         if getattr(config.option, f"aorta_{name}") is not None:
             flag, what = f"--aorta-{name.replace('_', '-')}", "" if name == "depends" else "the output of "
             raise RequestError(f"{flag}: is about {what}a command; add --aorta-command 'CMD'")

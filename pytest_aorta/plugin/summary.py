@@ -13,6 +13,7 @@ from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.verdict_table import table_lines
 from pytest_aorta.triage.columns import counted, percent
 from pytest_aorta.triage.rates import smallest_fault
+from pytest_aorta.trials.command_line import launcher_in
 from pytest_aorta.workspace.paths import repeat_of
 
 if TYPE_CHECKING:
@@ -233,6 +234,25 @@ class Summary:
 def _listed(reasons: list[str]) -> str:
     more = len(reasons) - _MOST_REASONS
     return "; ".join([*reasons[:_MOST_REASONS], *([f"{counted(more, 'other change')}"] if more > 0 else [])])
+
+
+def understood(result: Mapping[str, Any]) -> str:
+    """What was understood of a command, from the record of its first trial."""
+    found = result["result"].get("output") or {}
+    launcher, ranks = launcher_in(str(result["config"].get("command", ""))), len(result["ranks"])
+    if launcher is None and result.get("elastic"):
+        launcher = "torchrun"
+    parts = [f"{launcher}, {counted(ranks, 'rank')}" if launcher and ranks else launcher or "no launcher"]
+    parts += [f"{pattern} matched {counted(lines, 'line')}" for pattern, lines in (found.get("matched") or {}).items()]
+    steps = result["result"].get("executed_iterations")
+    parts += [counted(steps, "step")] if steps is not None else []
+    if "written" in found:  # else no process of Python has told
+        parts.append(f"wrote {', '.join(found['written']) or 'no files here'}")
+    if devices := (found.get("devices") or result["imposed"].get("devices")):
+        parts.append(f"used {', '.join(map(str, devices))}")
+    elif "devices" in found:
+        parts.append("no GPU")
+    return printable(f"aorta: {result['workload']}: {'; '.join(parts)}")
 
 
 def header(run: Run) -> str:

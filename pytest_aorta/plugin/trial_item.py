@@ -40,6 +40,7 @@ from pytest_aorta.plugin.run import (
 from pytest_aorta.plugin.stopping import cell_of, round_of
 from pytest_aorta.plugin.workload_files import definition_line
 from pytest_aorta.trials.loading import module_name
+from pytest_aorta.trials.outcome import CANNOT_JUDGE
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -283,6 +284,8 @@ class TrialItem(GeneratedFunction):
             raise
         if record is not None:
             self.stash[PAYLOAD].exit_status = record.exit_status
+            if record.failure is not None and record.failure.type == CANNOT_JUDGE:
+                raise pytest.skip.Exception(record.failure.message, _use_item_location=True)
             failure = self._failure(record)
             raise TrialBroken(failure) if record.exit_status == "infrastructure_failed" else failure
 

@@ -184,7 +184,8 @@ def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) 
         yield Piece(f"inert? ({row.effect.reason})", "yellow")
     if missing := [f"{row.cell.count(kind)} {kind}" for kind in LOSSES if row.cell.count(kind)]:
         events = f" ({counted(row.cell.loss_events, 'event')})" if row.cell.loss_events < row.cell.lost else ""
-        yield Piece(f"not counted: {', '.join(missing)}{events}", "yellow")
+        why = f": {row.cell.losses[0].signature.text}" if row.cell.losses else ""
+        yield Piece(f"not counted: {', '.join(missing)}{events}{why}", "yellow")
     yield from _ways(row, seen)
 
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_aorta.common.texts import printable
+from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.folded_summary import AlikeFailures
 from pytest_aorta.plugin.run import FinishedTrial, trials_in
 from pytest_aorta.plugin.stopping import cell_of
-from pytest_aorta.plugin.summary import Summary, duration_text
+from pytest_aorta.plugin.summary import Summary, duration_text, understood
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted
@@ -265,6 +266,8 @@ class TrialWriter:
         self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
         self._declare(self.plans)
         self.matrix = MatrixWriter(self.triage, self.store, self._folder(), self.plans)
+        #: Commands whose first trial is over.
+        self._understood: set[str] = set()
         #: As it is shown at the end.
         self.table: Table | None = None
         #: Which items have failed alike.
@@ -318,6 +321,7 @@ class TrialWriter:
             self.errors.append(f"{paths.file_in(self.store.results)}: {error}{self._write_elsewhere(trial)}")
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
+        self._say_what_was_understood(trial)
         facts = facts_of(trial.result, trial.path, self.triage.settings.signatures)
         self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
@@ -328,6 +332,17 @@ class TrialWriter:
             self.run.watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
         return facts
+
+    def _say_what_was_understood(self, trial: FinishedTrial) -> None:
+        name, request = trial.result["workload"], trial.result.get("request") or {}
+        target = (request.get("workload") or {}).get("target", "")
+        if trial.resumed or name in self._understood or not is_command(target) or not trial.result["config"]:
+            return
+        self._understood.add(name)
+        terminal = self.run.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and self.run.config.get_verbosity() >= 0 and self.run.selection.trials > 1:
+            terminal.ensure_newline()
+            terminal.write_line(understood(trial.result))
 
     def _decide(self, new: Iterable[TrialFacts] = ()) -> None:
         """Take in trials that are over, in this job and in others, and look which cells need no more."""

@@ -45,7 +45,8 @@ class CellStatistics:
         iterations: that trials have made, each number once, ascending.
         first_failure_iterations: of the failing trials that say so, ascending.
         median_wall_sec: of the counted trials.
-        warnings, exit_statuses: how many trials have each.
+        warnings, exit_statuses, detected: how many trials have each.
+        losses: why trials say nothing about the workload, the most frequent reason first.
         files: of the trials, relative to the results directory, in the order of their indices.
         variables: that any cell of the plan sets, as far as the trials agree on them.
         places: failures and counted trials, by host and devices.
@@ -69,6 +70,8 @@ class CellStatistics:
     variables: WatchedVariables = NOT_WATCHED
     places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
+    detected: dict[str, int] = field(default_factory=dict)
+    losses: tuple[SignatureCount, ...] = ()
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -185,6 +188,8 @@ class CellTrials:
             variables=agreed(facts.variables for facts in trials),
             places=_by_place(counted),
             events=dict(Counter(facts.event for facts in trials if facts.event is not None)),
+            detected=dict(Counter(name for facts in trials for name in facts.detected)),
+            losses=_signature_counts(facts for facts in trials if facts.outcome in LOSSES),
         )
 
 
@@ -197,7 +202,7 @@ def _by_place(counted: Iterable[TrialFacts]) -> dict[tuple[str | None, tuple[int
 
 
 def _signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:
-    """In how many ways the workload has failed: the most frequent first, of equally frequent ones the earlier."""
+    """In how many ways trials have failed: the most frequent first, of equally frequent ones the earlier."""
     alike: dict[Signature, list[TrialFacts]] = {}
     for facts in failing:
         if facts.signature is not None:

@@ -252,6 +252,8 @@ class TrialFacts:
         started_at: ISO 8601 in UTC, which sorts as a text.
         event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
             is counted, or was lost alone.
+        detected: names of the faults that the output of a command says.
+        matched: of each expression for the metrics of a command, whether a line matches.
     """
 
     key: CellKey
@@ -275,6 +277,8 @@ class TrialFacts:
     run_seed: int | None = None
     culprit: tuple[int, int] | None = None
     event: str | None = None
+    detected: tuple[str, ...] = ()
+    matched: tuple[tuple[str, bool], ...] = ()
 
     @property
     def is_failure(self) -> bool:
@@ -293,6 +297,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
     All of them are in the record itself, so that a run and the reader of its files come to the same table.
     """
     outcome = outcome_of(record)
+    output = record["result"].get("output") or {}
     return TrialFacts(
         key=key_of(record),
         environment=record["execution_env"]["name"],
@@ -315,6 +320,10 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         run_seed=(record.get("request") or {}).get("run_seed"),
         culprit=_culprit(record),
         event=None if outcome in COUNTED else shared_event(record),
+        detected=tuple(output.get("detected") or ()),
+        matched=tuple(
+            (name, lines > 0) for name, lines in (output.get("matched") or {}).items() if name.startswith("metric")
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.texts import first_names, own_frames, read_tail, without_runner
+from pytest_aorta.common.texts import ESCAPES, first_names, own_frames, read_tail, without_runner
 from pytest_aorta.probe.environment_facts import GPUS
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings, charts, columns
@@ -28,7 +28,7 @@ from pytest_aorta.triage.environments import Environments, differences
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
 from pytest_aorta.triage.matrix import EarlierMatrix, pipe_table, text_of
 from pytest_aorta.triage.reading import Results, triage_in_order
-from pytest_aorta.triage.signatures import ESCAPES, Signature
+from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.verdicts import Row, Table, Triage, check_baseline
 from pytest_aorta.triage.where import Factor
 from pytest_aorta.workspace.atomic import write_text
@@ -273,6 +273,7 @@ def _where(failure: Mapping[str, Any]) -> str:
     if not failure:
         return ""
     rank = f", rank {failure['rank']}" if failure.get("rank") is not None else ""
+    rank += f" ({failure['confidence']})" if rank and failure.get("confidence") == "likely" else ""
     code = f" {failure['exit_code']}" if failure.get("kind") == "exit_code" and failure.get("exit_code") else ""
     return f"{failure.get('kind', '')}{code} in {failure.get('phase', '')}{rank}".replace("_", " ")
 

@@ -9,14 +9,13 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
+from pytest_aorta.common.texts import ESCAPES
+
 #: Characters of a line that are looked at.
 _LOOKED_AT = 2000
 
 #: Longest text that is returned, in characters.
 LONGEST = 160
-
-#: ANSI escape sequences: colours, titles, moves of the cursor (ECMA-48, 5.4 and 5.6).
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
 #: Words whose number says which one of several equal things it was. In other words it is a part of the name: conv2d.
 _NUMBERED = (
@@ -447,10 +446,10 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
         where, called = _hung(record, failure)
         return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
-        code = failure.get("exit_code")
-        return Signature(
-            kind, phase, "", role, message=words_of(message, host) if code is None else f"exit code {code}"
-        )
+        code, output = failure.get("exit_code"), record["result"].get("output") or {}
+        said = next(iter(output.get("detected") or ()), "")
+        words = words_of(message, host) if code is None else f"exit code {code}"
+        return Signature(kind, phase, "", role, message=f"{words} ({said})" if said else words)
     if kind == "result" and not failure.get("type"):
         ranks = (rank for rank in record.get("ranks") or () if rank["rank"] == failure.get("rank"))
         result = next((rank["result"] for rank in ranks if rank.get("result")), record["result"])

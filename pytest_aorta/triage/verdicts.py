@@ -490,7 +490,8 @@ class Triage:
         differ = any(row.verdict.kind in _DIFFERENT for row in rows.values())
         found = NO_ASSOCIATIONS if running else associations(self.cells, differ=differ)
         contradictions = filter(None, map(_contradiction, rows.values()))
-        return Table(tuple(rows.values()), self.settings, (*found.warnings, *contradictions), found)
+        unmatched = () if running else _unmatched(self.cells)
+        return Table(tuple(rows.values()), self.settings, (*found.warnings, *contradictions, *unmatched), found)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""
@@ -654,6 +655,19 @@ def _contradiction(row: Row) -> str:
         f"{row.cell.key.cell} fails {how} often than {comparison.baseline.cell} (p = {comparison.p_adjusted:.2g}), "
         "although it has the same variables: something else differs between them, such as when their trials ran"
     )
+
+
+def _unmatched(cells: Iterable[CellTrials]) -> list[str]:
+    """A sentence for each expression for metrics that no line of any command has matched."""
+    found: dict[str, list[bool]] = {}
+    for facts in (facts for trials in cells for facts in trials.finished if facts.is_counted):
+        for name, has_matched in facts.matched:
+            found.setdefault(name, []).append(has_matched)
+    return [
+        f"--aorta-{name} matched in 0 of {len(each)} trial{'s' * (len(each) > 1)}"
+        for name, each in found.items()
+        if not any(each)
+    ]
 
 
 def triage_of(facts: Iterable[TrialFacts], settings: TriageSettings | None = None) -> Table:

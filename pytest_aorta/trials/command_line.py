@@ -6,19 +6,14 @@ import contextlib
 import glob
 import hashlib
 import itertools
-import math
 import os
 import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED, start_folder
-from pytest_aorta.trials.steps import StepClock
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -71,6 +66,10 @@ _NO_SHELL_SCRIPTS = tuple(end for end in _SCRIPTS if end not in (".sh", ".bash")
 
 #: Characters of a shell script that are looked at.
 _LONGEST_SCRIPT = 2**20
+
+_LAUNCHER = re.compile(
+    r"(?<![^\s/'\"])(torchrun|accelerate|deepspeed|mpirun|mpiexec|srun)(?=\s)|-m\s+(torch\.distributed\.\w+|accelerate\.\S+)"
+)
 
 #: Characters of the first line of a script.
 _LONGEST_LINE = 256
@@ -363,6 +362,12 @@ def runnable(words: Sequence[str], path: str) -> list[str]:
     return list(words)
 
 
+def launcher_in(command: str) -> str | None:
+    """What starts the ranks of a command, as far as its words say."""
+    found = _LAUNCHER.search(command)
+    return None if found is None else found[1] or found[2]
+
+
 def tells_what_it_reads(words: Sequence[str]) -> bool:
     """Whether a program is Python, or a script of Python."""
     program = shutil.which(words[0])
@@ -380,175 +385,3 @@ def _python_script(words: Sequence[str]) -> str | None:
 def is_python(program: str) -> bool:
     """Whether a program is called as an interpreter of Python."""
     return _PYTHON.fullmatch(Path(program).name) is not None
-
-
-#: Groups of a metric's pattern that are no metrics: a step's number, their total, and the duration of a step.
-STEP, TOTAL, STEP_MS, STEP_SEC = "step", "total", "step_ms", "step_sec"
-_NO_METRICS = (STEP, TOTAL, STEP_MS, STEP_SEC)
-
-#: Metrics that every command has.
-RETURNCODE, SEED = "returncode", "seed"
-
-#: Failures that are listed; all are counted.
-_LISTED = 20
-
-#: Characters that are kept of a line, and of a metric that is no number.
-_SHOWN = 300
-
-#: What a sentence may put around a number.
-_AROUND = " \t,;:()[]{}'\"%"
-
-
-@dataclass(frozen=True)
-class OutputRules:
-    """Regular expressions, each searched for in every line of a command's output.
-
-    Attributes:
-        fail_on: a match fails the trial.
-        pass_on: if there are any, the trial passes when one of them has matched, whatever the exit code, and fails
-            when none has.
-        metric: with named groups; the last value of each is a metric, but for ``step``, ``total``, ``step_ms`` and
-            ``step_sec``.
-        fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial.
-    """
-
-    fail_on: tuple[str, ...] = ()
-    pass_on: tuple[str, ...] = ()
-    metric: tuple[str, ...] = ()
-    fail_on_nonfinite: bool = False
-
-    def options(self) -> dict[str, Any]:
-        """Those that are set, as options of a workload."""
-        found: dict[str, Any] = {
-            name: list(getattr(self, name)) for name in ("fail_on", "pass_on", "metric") if getattr(self, name)
-        }
-        return {**found, **({"fail_on_nonfinite": True} if self.fail_on_nonfinite else {})}
-
-    @cached_property
-    def compiled(self) -> dict[str, list[re.Pattern[str]]]:
-        """The expressions, by the name of their attribute."""
-        return {name: [re.compile(text) for text in getattr(self, name)] for name in ("fail_on", "pass_on", "metric")}
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether lines say which step is done."""
-        return any(STEP in pattern.groupindex for pattern in self.compiled["metric"])
-
-
-def checked_regex(text: object) -> str:
-    """A regular expression.
-
-    Raises:
-        ValueError: what would be valid.
-    """
-    if not isinstance(text, str) or not text:
-        raise ValueError("a regular expression of Python")
-    try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"a regular expression of Python ({error})") from None
-    return text
-
-
-def checked_metric(text: object) -> str:
-    """A regular expression with named groups.
-
-    Raises:
-        ValueError: what would be valid.
-    """
-    checked = checked_regex(text)
-    names = set(re.compile(checked).groupindex)
-    if not names:
-        raise ValueError(r"a regular expression with named groups, such as 'step (?P<step>\d+) loss (?P<loss>\S+)'")
-    if RETURNCODE in names or SEED in names:
-        raise ValueError(f"a regular expression without groups called {RETURNCODE} or {SEED}: these are there")
-    return checked
-
-
-def number(text: str) -> int | float | None:
-    """The number that a text is, perhaps with punctuation around it; ``None`` where it is none."""
-    text = text.strip(_AROUND)
-    if re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        return int(text)
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-class OutputFindings:
-    """What the lines of one command have said so far.
-
-    Attributes:
-        step: the last one; ``None`` before the first.
-        total: number of steps, where a line has said it.
-        metrics: last value of each.
-        failures: the first of them, as entries of ``failure_details``.
-        reason: the first of them, in a sentence.
-        failure_count: number of matches and values that fail the trial.
-        first_failure: the step in which the first of them came.
-        passed: whether a ``pass_on`` has matched.
-    """
-
-    def __init__(self, rules: OutputRules) -> None:
-        self.rules = rules
-        self.step: int | None = None
-        self.total: int | None = None
-        self.metrics: dict[str, int | float | str] = {}
-        self.failures: list[dict[str, Any]] = []
-        self.failure_count = 0
-        self.reason = ""
-        self.first_failure: int | None = None
-        self.passed = False
-        self._said_ms: list[float] = []
-        self._clock = StepClock()
-        self._clock.start()
-        self._patterns = rules.compiled
-
-    @property
-    def step_times_ms(self) -> list[float]:
-        """Durations that lines have said; without any, the times between steps, per step."""
-        return self._said_ms or self._clock.times_ms()
-
-    def take(self, line: str, at: float) -> bool:
-        """One line, which came ``at`` a time in seconds; whether it has said a step."""
-        steps = [
-            self._take_match(found, line, at)
-            for pattern in self._patterns["metric"]
-            for found in pattern.finditer(line)
-        ]
-        for text, pattern in zip(self.rules.fail_on, self._patterns["fail_on"], strict=True):
-            if pattern.search(line):
-                self._fail(line.strip()[:_SHOWN], f"its output matches {text!r}", line)
-        self.passed = self.passed or any(pattern.search(line) for pattern in self._patterns["pass_on"])
-        return any(steps)
-
-    def _take_match(self, found: re.Match[str], line: str, at: float) -> bool:
-        groups = {name: text for name, text in found.groupdict().items() if text is not None}
-        step = number(groups.get(STEP, ""))
-        total = number(groups.get(TOTAL, ""))
-        is_step = isinstance(step, int)
-        if isinstance(total, int):
-            self.total = total
-        if isinstance(step, int):
-            self.step = step
-            self._clock.report(step, at)
-        for name, factor in ((STEP_MS, 1.0), (STEP_SEC, 1000.0)):
-            duration = number(groups.get(name, ""))
-            if duration is not None and 0 <= duration < math.inf:
-                self._said_ms.append(duration * factor)
-        for name in (name for name in groups if name not in _NO_METRICS):
-            value = number(groups[name])
-            self.metrics[name] = groups[name][:_SHOWN] if value is None else value
-            if self.rules.fail_on_nonfinite and value is not None and not math.isfinite(value):
-                self._fail(f"{name} is {value}")
-        return is_step
-
-    def _fail(self, what: str, why: str = "", line: str = "") -> None:
-        if self.failure_count == 0:
-            self.first_failure = self.step if self.step is not None and self.step >= 0 else None
-            step = "" if self.step is None else f" at step {self.step}"
-            self.reason = f"{why or what}{step}" + (f": {line.strip()[:_SHOWN]}" if line else "")
-        self.failure_count += 1
-        if len(self.failures) < _LISTED:
-            self.failures.append({"message": what, **({} if self.step is None else {"step": self.step})})

@@ -182,9 +182,10 @@ class NotAResult(TypeError):
 
 @dataclass
 class CommandResult(WorkloadResult):
-    """The result of a command, and what it has failed of."""
+    """The result of a command, what it has failed of, and what else its output says (``OutputFindings.report()``)."""
 
     failure: Failure | None = None
+    output: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def read_result(result: object) -> ResultRecord:
@@ -224,6 +225,8 @@ def read_result(result: object) -> ResultRecord:
         "step_times_ms": times,
         "failure_details": details + [{"note": note} for note in notes],
     }
+    if isinstance(result, CommandResult):
+        plain["output"] = result.output
     return bounded(ResultRecord(**plain))
 
 

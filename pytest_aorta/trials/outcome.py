@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.trials.records import (
@@ -174,9 +176,11 @@ def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
     if seen.result is not None:
         if seen.rank_failure is not None:
             # Also where rank 0 has passed.
-            return _status_of(seen.rank_failure), _with_location(seen.rank_failure, seen.location)
+            of_rank = _judged(seen.rank_failure, seen.result)
+            return _status_with(seen.result, of_rank), _with_location(of_rank, seen.location)
         if not seen.result.passed:
-            return "workload_failed", seen.failures.get("run") or unpassed_failure(seen.result)
+            own = _judged(seen.failures.get("run") or unpassed_failure(seen.result), seen.result)
+            return _status_with(seen.result, own), own
         return "ok", failure
     if failure is None:
         failure = _ended_early(seen)
@@ -189,6 +193,57 @@ def _status_of(failure: Failure) -> ExitStatus:
     if failure.is_late:
         return "timeout"
     return "infrastructure_failed" if failure.kind == "rank" or failure.phase == "launch" else "workload_failed"
+
+
+#: Types of the failures of commands that say nothing about the workload. The first is a skipped test for pytest.
+CANNOT_JUDGE, NOTHING_DONE = "CannotJudge", "NothingDone"
+
+#: Exit codes of a test that cannot judge, as of automake and of ``git bisect``.
+_CANNOT_JUDGE_CODES = (77, 125)
+
+#: There is nothing to run on.
+_NO_DEVICE = re.compile(
+    r"Found no NVIDIA driver|No (?:CUDA|HIP) GPUs are available|not compiled with (?:CUDA|ROCm|HIP) enabled"
+    r"|no (?:CUDA|ROCm)-capable device|NVIDIA driver on your system is too old|CUDA driver version is insufficient"
+    r"|[Nn]o GPUs? found|lib(?:cuda|amdhip64|cudart)\S*\.so|CUDA device but torch\.cuda\.is_available\(\) is False"
+    r"|invalid device ordinal"
+)
+
+#: What shells and interpreters say of a program or script that is not there, with these exit codes.
+_NO_PROGRAM = re.compile(r"can't open file|not found|No such file or directory|Permission denied|cannot execute")
+_NO_PROGRAM_CODES = (2, 126, 127)
+
+_NOT_THERE = ("ImportError", "ModuleNotFoundError", "FileNotFoundError")
+
+
+def cannot_judge(why: str) -> Failure:
+    """The failure of a command that says so itself."""
+    return Failure("run", "result", f"cannot judge: {why}", CANNOT_JUDGE)
+
+
+def nothing_done(code: int) -> Failure:
+    """The failure of a command whose lines should say steps, and say none."""
+    return Failure("run", "result", f"exit code {code}, but no line of its output says a step", NOTHING_DONE)
+
+
+def _judged(failure: Failure, result: ResultRecord) -> Failure:
+    """The failure of a command before its first step, where what it needs is not there, is one of its setup."""
+    if not result.output or failure.phase != "run" or failure.is_late:
+        return failure
+    if failure.kind == "exit_code" and failure.exit_code in _CANNOT_JUDGE_CODES:
+        return replace(cannot_judge(f"exit code {failure.exit_code}"), rank=failure.rank, exit_code=failure.exit_code)
+    no_program = failure.kind == "exit_code" and failure.exit_code in _NO_PROGRAM_CODES
+    is_missing = (
+        (no_program and _NO_PROGRAM.search(failure.message) is not None)
+        or (failure.type or "").rpartition(".")[2] in _NOT_THERE
+        or (failure.kind == "exception" and _NO_DEVICE.search(failure.message) is not None)
+    )
+    return replace(failure, phase="setup") if is_missing and result.executed_iterations is None else failure
+
+
+def _status_with(result: ResultRecord, failure: Failure) -> ExitStatus:
+    unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or failure.phase in _BEFORE_WORK
+    return "infrastructure_failed" if result.output and unjudged and not failure.is_late else _status_of(failure)
 
 
 def _failure(seen: Observation) -> Failure | None:
@@ -311,7 +366,8 @@ def did_not_run(record: Mapping[str, Any]) -> bool:
         return not restarted and (never_heard_of or bool(late))
     if record["result"].get("main_work_started") is False:
         return True
-    return status == "infrastructure_failed" and failure.get("phase") in _BEFORE_WORK
+    unjudged = failure.get("type") in (CANNOT_JUDGE, NOTHING_DONE)
+    return status == "infrastructure_failed" and (failure.get("phase") in _BEFORE_WORK or unjudged)
 
 
 def met_full_disk(record: Mapping[str, Any]) -> bool:
@@ -411,10 +467,13 @@ def _has_listed(details: list[dict[str, Any]], failure: Failure) -> bool:
 
 
 def warnings_of(seen: Observation) -> list[str]:
-    """What a result that says ``passed=True`` says against it, of every rank that returned one."""
+    """What a result that says ``passed=True`` says against it, of every rank that returned one.
+
+    And what the output of a command says against itself, whatever has become of it.
+    """
     returned = {rank.rank: rank.result for rank in seen.ranks if rank.result is not None}
     if not returned:
-        return [] if seen.result is None else doubts(seen.result)
+        return [] if seen.result is None else [*seen.result.output.get("warnings", ()), *doubts(seen.result)]
     found: dict[str, list[int]] = {}
     for rank, result in returned.items():
         for text in doubts(result):
@@ -423,6 +482,21 @@ def warnings_of(seen: Observation) -> list[str]:
         f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "") + f": {text}"
         for text, ranks in found.items()
     ]
+
+
+#: Metrics that are not finite and are named one by one.
+_DOUBTED = 3
+
+
+def _not_finite(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """The name and the first value of each metric that has one."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _not_finite(each, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        yield from islice((found for each in value for found in _not_finite(each, name)), 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield name, value
 
 
 def doubts(result: ResultRecord) -> list[str]:
@@ -436,4 +510,9 @@ def doubts(result: ResultRecord) -> list[str]:
     configured, executed = result.configured_iterations or 0, result.executed_iterations
     if configured > 0 and (result.total_iterations if executed is None else executed) == 0:
         found.append(f"0 of {configured} iterations")
+    not_finite = [f"{name} is {value}" for name, value in _not_finite(result.metrics)]
+    found += not_finite[:_DOUBTED]
+    found += [f"{len(not_finite)} metrics are not finite"] if not_finite[_DOUBTED:] else []
+    detected = [name for name in result.output.get("detected", ()) if name != "nan" or not not_finite]
+    found += [f"its output says {name}" for name in detected]
     return [f"passed=True, but {text}" for text in found]

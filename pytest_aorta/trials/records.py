@@ -112,7 +112,8 @@ class ResultRecord:
     """What the workload returned; of a distributed workload, what rank 0 returned. Times in ms and seconds.
 
     What was not measured, or not returned, is ``None``. In the record of a trial, ``passed`` is true only if the trial
-    is ``ok``: not where another rank has failed.
+    is ``ok``: not where another rank has failed. ``output`` is what the lines of a command say: ``matched`` has the
+    number of lines of each expression, ``detected`` what is known to be a fault, ``warnings`` what is to be doubted.
     """
 
     passed: Annotated[bool, _Strict()]
@@ -126,6 +127,7 @@ class ResultRecord:
     main_work_started: bool | None = None
     executed_iterations: int | None = None
     configured_iterations: int | None = None
+    output: Free = field(default_factory=dict)
 
     def __repr__(self) -> str:
         known = [(it.name, value) for it in fields(self) if (value := getattr(self, it.name)) not in (None, [], {})]

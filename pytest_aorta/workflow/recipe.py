@@ -257,6 +257,7 @@ class MatrixTable(Table):
     stall_timeout: PositiveNumber | None = None
     seed: WholeNumber | None = None
     isolation: Literal["fork", "spawn", "none"] = "fork"
+    cwd: Literal["here", "fresh", "copy"] | None = None
     collect: tuple[str, ...] = ()
     distributed: Distributed = Distributed()
     expect: Literal["pass", "fail"] = "pass"

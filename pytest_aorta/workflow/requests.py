@@ -75,6 +75,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
         execution=replace(
             base.execution,
             isolation=table.isolation,
+            cwd=table.cwd or base.execution.cwd,
             launcher=table.distributed.launcher,
             nproc=table.distributed.nproc,
             elastic=elastic,

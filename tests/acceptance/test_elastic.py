@@ -371,7 +371,8 @@ def test_ranks_with_local_results(play: Play) -> None:
         {"rank": 2, "step": 1},
     ]
     assert result["metrics"] == {"rank": 0}
-    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("result", 1)
+    # Its first failure was at iteration 5, that of rank 1 at 6.
+    assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("result", 2)
 
 
 def test_every_state_can_be_recorded() -> None:

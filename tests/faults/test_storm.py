@@ -33,7 +33,7 @@ ROUNDS = int(os.environ.get("AORTA_STORM_ROUNDS", "20"))
 pytestmark = pytest.mark.slow
 
 #: Tests that the rounds are spread over.
-PARTS = 5
+PARTS = 10
 
 #: Seconds after which something hangs; nothing that works takes as long.
 PATIENCE = 120.0

@@ -34,6 +34,21 @@ def failed(failure: dict[str, Any], **fields: Any) -> TrialResult:
     return TrialResult.from_dict(record(exit_status="workload_failed", failure=failure, **fields))
 
 
+@pytest.mark.parametrize(
+    ("rank", "confidence", "says"),
+    [
+        (1, "likely", "rank 1 is likely the cause: only it failed"),
+        (None, "unknown", "the rank that is the cause is unknown: only it failed"),
+        (1, "certain", ""),
+    ],
+)
+def test_how_sure_the_cause_is_stands_below_it(tmp_path: Path, rank: int | None, confidence: str, says: str) -> None:
+    failure = {"phase": "run", "kind": "exception", "message": "rank 1: boom", "rank": rank}
+    trial = failed({**failure, "confidence": confidence, "evidence": "only it failed"})
+
+    assert failure_text(trial, tmp_path / "trial_0.json", item()).splitlines()[1] == says
+
+
 def test_the_cause_of_a_failed_rank_is_shown_once(tmp_path: Path) -> None:
     failure = {"phase": "run", "kind": "exception", "type": "ValueError", "rank": 1, "message": "rank 1: boom"}
     details = [{"rank": rank, "kind": "exception", "message": "boom"} for rank in (1, 2)]

@@ -162,6 +162,61 @@ def test_a_program_that_is_not_there_has_not_run(stage: Stage) -> None:
     assert set(stage.statuses().values()) == {"infrastructure_failed"}
 
 
+#: Does one step, or what its argument says before it.
+LACKS = """
+import sys
+way = sys.argv[1]
+if way == "driver": raise RuntimeError("Found no NVIDIA driver on your system.")
+if way == "module": import nowhere
+if way == "file": open("nowhere.bin")
+if way == "says": print("Unable to locate sufficient 2 gpus")
+if way == "nothing": sys.exit(0)
+if way.isdigit(): sys.exit(int(way))
+print("step 1/1 loss", 1 if way != "nan" else "\x1b[31mtensor(nan, device='cuda:0')\x1b[0m")
+print("CUDA out of memory." if way == "oom" else "")
+if way == "late": open("nowhere.bin")
+if way == "oom": sys.exit(3)
+"""
+
+
+def test_what_says_nothing_about_the_workload_is_not_counted(stage: Stage) -> None:
+    stage.write(lacks=LACKS)
+    ways = ("driver", "module", "file", "127", "nothing", "says", "77", "125", "late", "oom", "nan", "fine")
+    commands = [option for way in ways for option in command(f"lacks.py {way}")]
+    commands[7] = "bash -c './nowhere {trial}'"
+    given = ("--aorta-skip-on", "Unable to locate", *STEPS, "--aorta-metric", "never (?P<said>x)", "-rs")
+    result = stage.run_here(*commands, *given)
+    assert counts(result) == {"errors": 5, "skipped": 3, "failed": 2, "passed": 2}
+    trials = {path.split("/")[0].removeprefix("command-lacks-"): trial for path, trial in stage.trials().items()}
+    assert [trials[way]["failure"]["type"] for way in ("driver", "module", "file")] == [
+        *("RuntimeError", "ModuleNotFoundError", "FileNotFoundError"),
+    ]
+    lost = [way for way in trials if way not in ("late", "oom", "nan", "fine")]
+    assert len(lost) == 8
+    assert {trials[way]["exit_status"] for way in lost} == {"infrastructure_failed"}
+    assert [trials[way]["exit_status"] for way in ("late", "oom", "nan", "fine")] == [
+        *("workload_failed", "workload_failed", "ok", "ok"),
+    ]
+    assert trials["nan"]["warnings"] == ["passed=True, but loss is nan"]
+    assert trials["oom"]["result"]["output"]["detected"]["oom"] == {
+        "lines": 1,
+        "first": "CUDA out of memory.",
+        "step": 1,
+    }
+    assert trials["fine"]["result"]["output"]["matched"][f"metric '{STEPS[1]}'"] == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*not counted: 1 did not run: cannot judge: exit code 77",
+            "*oom 1",
+            "*1x exit code 3 (oom)*",
+            "warning: --aorta-metric 'never (?P<said>x)' matched in 0 of 4 trials",
+            "SKIPPED*: cannot judge: Unable to locate sufficient 2 gpus",
+        ]
+    )
+    matrix = json.loads((stage.results / "matrix.json").read_text())
+    assert {cell["workload"]: cell["counted"] for cell in matrix["cells"]}["command-lacks-77"] == 0
+
+
 @pytest.mark.parametrize("ranks", [(), ("--aorta-nproc", "2")], ids=["alone", "ranks"])
 def test_a_script_that_is_not_there_has_not_run(stage: Stage, ranks: tuple[str, ...]) -> None:
     result = stage.run_here(*command("-u trian.py --steps 4"), *ranks)
@@ -216,7 +271,7 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         "fail_on_nonfinite": True,
     }
     (record,) = run_trials(RunRequest("command", 1, config_overrides=given, results_dir=stage.results))
-    assert record.config == {**given, "depends": [], "unbuffered": True}
+    assert record.config == {**given, "skip_on": [], "metrics_from": [], "depends": [], "unbuffered": True}
     assert (record.result.failure_count, record.result.metrics["returncode"]) == (2, 0)
 
     texts = {"command": f"{PYTHON} says.py 0 x", "fail_on": "[xy]", "pass_on": '["a", "b"]'}

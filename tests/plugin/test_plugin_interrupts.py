@@ -150,7 +150,14 @@ ORDERS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "newest_first": lambda processes: sorted(processes, key=lambda process: -process.pid),
 }
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "KeyboardInterrupt"}
-SIGNALS = [(number, order) for number in NAMES for order in ORDERS]
+SIGNALS = [
+    (signal.SIGTERM, "oldest_first"),
+    (signal.SIGINT, "newest_first"),
+    *(
+        pytest.param(*each, marks=[pytest.mark.slow, pytest.mark.long])
+        for each in [(signal.SIGTERM, "newest_first"), (signal.SIGINT, "oldest_first")]
+    ),
+]
 
 
 def send_to_all(stage: Stage, number: signal.Signals, order: str) -> None:
@@ -180,7 +187,11 @@ def test_a_signal_to_all_processes_interrupts_a_trial(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "order", "script"),
-    [*((*each, "waits_for_a_file") for each in SIGNALS), (signal.SIGTERM, "", "lingers")],
+    [
+        (signal.SIGTERM, "oldest_first", "waits_for_a_file"),
+        (signal.SIGINT, "newest_first", "waits_for_a_file"),
+        (signal.SIGTERM, "", "lingers"),
+    ],
 )
 def test_and_ranks_also_where_rank_0_has_its_result(
     stage: Stage, number: signal.Signals, order: str, script: str

@@ -27,7 +27,11 @@ class Counts:
 #: Ways to run pytest.
 WAYS = {"plain": (), "xdist": ("-n", "2"), "slots": ("--aorta-slots", "2"), "host": ("--aorta-host", "popen")}
 #: What is shown at length is the same in all of them.
-SOME_WAYS = [pytest.param(way, marks=() if way == "plain" else pytest.mark.slow) for way in WAYS]
+SOME_WAYS = [
+    "plain",
+    pytest.param("xdist", marks=pytest.mark.slow),
+    *(pytest.param(way, marks=[pytest.mark.slow, pytest.mark.long]) for way in ("slots", "host")),
+]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def essence(stage: Stage) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["load", "worksteal"])
+@pytest.mark.parametrize("mode", ["worksteal"])
 def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     options = (
         *("--aorta-workload", "passes", "--aorta-workload", "fails", "--aorta-trials", "2", "--aorta-timeout", "30"),
@@ -55,10 +55,11 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     "dist",
     [
         "load",
-        "loadfile",
-        pytest.param("loadscope", marks=pytest.mark.slow),
-        pytest.param("loadgroup", marks=pytest.mark.slow),
         pytest.param("worksteal", marks=pytest.mark.slow),
+        *(
+            pytest.param(dist, marks=[pytest.mark.slow, pytest.mark.long])
+            for dist in ("loadfile", "loadscope", "loadgroup")
+        ),
     ],
 )
 def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage, dist: str) -> None:

@@ -16,9 +16,12 @@ CLEANED_UP: list[Event] = [
 ]
 
 
-def returned(passed: bool, first_failure: int | None = None) -> list[Event]:
-    """All events of a rank whose run() returned; ``first_failure`` is an iteration."""
-    result = ResultRecord(passed=passed, first_failure_iteration=first_failure)
+def returned(passed: bool, first_failure: int | None = None, names: object = None) -> list[Event]:
+    """All events of a rank whose run() returned; ``first_failure`` is an iteration, ``names`` a rank."""
+    details = (
+        [] if names is None else [{"rank": names, "iteration": "third" if isinstance(names, str) else first_failure}]
+    )
+    result = ResultRecord(passed=passed, first_failure_iteration=first_failure, failure_details=details)
     return [
         *SETUP_DONE,
         {"type": "end", "phase": "run", "sec": 0.1, "result": result},

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.trials.command_line import distinct_names, files_in, fill_in, label_of, script_of, words_of
+from pytest_aorta.trials.command_line import (
+    distinct_names,
+    files_in,
+    fill_in,
+    label_of,
+    launcher_in,
+    script_of,
+    words_of,
+)
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 
 VALUES = {TRIAL_INDEX: "3", TRIAL_DIR: "/a b/files", TRIAL_SEED: "42"}
@@ -112,6 +120,22 @@ def test_files_are_found_in_the_words_of_shells_and_in_their_scripts(
     for name, text in {**files, "without-first-line": script}.items():
         (tmp_path / name).write_text(text)
     assert {"a.py", "helper.py", "c.yaml"} <= {Path(file).name for file in files_in(words_of(command))}
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("torchrun --nproc-per-node 2 train.py", "torchrun"),
+        ("bash -c '/opt/bin/torchrun train.py && true'", "torchrun"),
+        ("python -m torch.distributed.run train.py", "torch.distributed.run"),
+        ("accelerate launch train.py", "accelerate"),
+        ("env A=1 mpirun -n 2 ./x", "mpirun"),
+        ("python train.py --launcher=torchrun-like x", None),
+        ("python my-srun x", None),
+    ],
+)
+def test_its_launcher_is_one_of_its_words(command: str, launcher: str | None) -> None:
+    assert launcher_in(command) == launcher
 
 
 @pytest.mark.parametrize(

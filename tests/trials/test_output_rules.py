@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
+import zlib
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.trials.command_line import OutputFindings, OutputRules, checked_metric, checked_regex, number
+from pytest_aorta.trials.output import OutputFindings, OutputRules, checked_metric, checked_regex
 
 STEP = r"step (?P<step>-?\d+)"
 LOSS = r"loss (?P<loss>\S+)"
@@ -103,9 +106,110 @@ def test_what_is_no_expression_is_refused_with_the_reason() -> None:
         checked_metric(r"(?P<returncode>\d)")
 
 
+#: Moments at which two processes end each of three steps, which take 100 ms; the second is 30 ms behind.
+TWO = sorted([(0.1 * step + 0.03 * rank, rank, step) for step in (1, 2, 3) for rank in (0, 1)])
+#: The second is 150 ms behind: it says step 1 after the first has said step 2.
+LATE = sorted([(0.1 * step + 0.15 * rank, rank, step) for step in range(1, 9) for rank in (0, 1)])
+
+
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("12", 12), ("-3", -3), ("1e3", 1000.0), ("50%", 50), ("(0.25)", 0.25), ("1.2.3", None), ("", None)],
+    "said", ["[rank{}]: step {}", "[default{}]:step {}", "[1,{}]<stdout>:step {}", "gpu {} step {}"]
 )
-def test_a_number_may_have_punctuation_around_it(text: str, value: float | None) -> None:
-    assert number(text) == value
+def test_a_line_that_says_its_rank_belongs_to_the_steps_of_that_process(said: str) -> None:
+    rules = OutputRules(metric=(STEP, r"(?P<loss>[\d.]+) loss"))
+    lines = [said.format(rank, step) + f" {rank}.{step} loss" for _, rank, step in LATE]
+    found = found_in(lines, rules, [at for at, _, _ in LATE])
+    assert found.step_times_ms == pytest.approx([100.0] * 7)
+    assert (found.step, found.metrics) == (8, {"loss": 0.8})
+    assert found.report()["warnings"] == []
+
+
+def test_steps_of_processes_that_do_not_say_which_they_are_take_as_long_as_those_of_one() -> None:
+    rules = OutputRules(metric=(STEP,))
+    together = found_in([f"step {step}" for _, _, step in TWO], rules, [at for at, _, _ in TWO])
+    assert together.step_times_ms == pytest.approx([100.0] * 2)
+    late = found_in([f"step {step}" for _, _, step in LATE], rules, [at for at, _, _ in LATE])
+    assert late.step_times_ms == pytest.approx([100.0] * 7)
+    (warning,) = late.report()["warnings"]
+    assert warning.startswith("step numbers go back")
+
+
+def test_an_epoch_that_counts_its_steps_anew_is_no_other_process() -> None:
+    found = found_in([f"step {step}" for step in (0, 1, 2, 0, 1, 2)], OutputRules(metric=(STEP,)))
+    assert (found.step_times_ms, found.report()["warnings"]) == ([1000.0] * 4, [])
+
+
+#: Of tqdm, transformers 5 and 4, Lightning 2 (both bars), and nanoGPT, with the steps and metrics that they say.
+BARS: dict[str, tuple[str, tuple[int, int | None], dict[str, float]]] = {
+    "tqdm": (" 50%|#####     | 5/10 [00:01<00:01,  4.90it/s, loss=0.5, lr=1e-3]", (5, 10), {"loss": 0.5, "lr": 0.001}),
+    "hf": (
+        "  0%|          | 0/4 [00:00<?, ?it/s]\n 50%|##   | 2/4 [00:02<00:02,  1.46s/it]\n"
+        "{'loss': '3.047', 'grad_norm': 1.397, 'learning_rate': '3.75e-05', 'epoch': '0.5'}\n"
+        "100%|#####| 1/1 [00:00<00:00, 192.77it/s]\x1b[A",
+        (2, 4),
+        {"loss": 3.047, "grad_norm": 1.397, "learning_rate": 3.75e-05, "epoch": 0.5},
+    ),
+    "lightning": (
+        "Epoch 1/1  ---------- 4/4 0:00:00 \u2022 0:00:00 61.24it/s train_loss: -1.605\n"
+        "Epoch 1:  75%|### | 3/4 [00:00<00:00, 61.24it/s, v_num=0, train_loss_step=0.250]\n"
+        "Validation DataLoader 0:  50%|#####     | 1/2 [00:00<00:00, 90.1it/s]",
+        (3, 4),
+        {"train_loss": -1.605, "v_num": 0, "train_loss_step": 0.25},
+    ),
+    "nanogpt": (
+        "step 0: train loss 10.9, val loss 10.8\niter 10: loss 4.2345, time 12.30ms, mfu -100.00%",
+        (10, None),
+        {"train_loss": 10.9, "val_loss": 10.8, "loss": 4.2345},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_the_bars_of_known_loops_need_no_expression(name: str) -> None:
+    lines, steps, metrics = BARS[name]
+    found = found_in(lines.splitlines(), OutputRules(metrics_from=(name,)))
+    assert ((found.step, found.total), found.metrics) == (steps, metrics)
+
+
+#: Written by tensorboard 2.21: steps 1 to 3 with ``loss/train`` of 0.5, 0.25 and NaN, as ``simple_value``, and with
+#: ``acc`` of 0.125, 0.25 and 0.375, as a tensor, half a second apart.
+EVENTS = zlib.decompress(
+    base64.b85decode(
+        "c-r$|fPjCKJmzw$_0FjjKX}VgiZ`h!F*8rkwJbHS#L6g0k4vW{HLp0oC@DX&C`GThG&eV~s8X-ID6=HBNG}znDn2bUCp8`-lDKc(W(BCZnr~M"
+        "Ia569`IQ$8@=_tUcCCnwr#g&s^T&!OLvO*N7#QtB0?RQ<MdK<^C-^l6}xa7E)6O)sjxHuSv7_?Y`O6<J2xj4Dli<1*`5{rss#H1S0EOUTpX2N1"
+        "wgPo(w<;`f8!PR40)_`hR(H13fG|Lhonwha!cA);R+&6AC%i!uUEjxf}SyWl&0sx*YZG-"
+    )
+)
+
+
+def test_metrics_are_read_from_what_the_trial_writes_into_files(tmp_path: Path) -> None:
+    (tmp_path / "old.jsonl").write_text('{"step": 9, "loss": NaN}\n')
+    sources = [f"tensorboard:{tmp_path}/logs", f"jsonl:{tmp_path}/old.jsonl", f"jsonl:{tmp_path}/new.jsonl"]
+    found = OutputFindings(OutputRules(metrics_from=tuple(sources), fail_on_nonfinite=True))
+    (tmp_path / "logs" / "run").mkdir(parents=True)
+    (tmp_path / "logs" / "run" / "events.out.tfevents.1").write_bytes(EVENTS + EVENTS[:30])
+    (tmp_path / "new.jsonl").write_text(
+        '{"step": 1, "eval": {"f1": 0.5}, "name": "a"}\n{"step": 2, "eval": {"f1": 1}}\n{"st'
+    )
+    found.read_files()
+    assert found.metrics == {"acc": 0.375, "loss/train": pytest.approx(math.nan, nan_ok=True), "eval/f1": 1}
+    assert (found.step, found.step_times_ms) == (3, [500.0, 500.0])
+    assert (found.reason, found.report()["detected"]["nan"]["step"]) == ("loss/train is nan at step 3", 3)
+    assert list(found.matched.values()) == [6, 0, 2]
+
+
+def test_a_detector_may_fail_a_trial_by_its_name() -> None:
+    found = found_in(["loss 1", "\x1b[1mloss nan\x1b[0m", "loss nan"], OutputRules(fail_on=("@nan", "@oom", "^@")))
+    assert (found.failure_count, found.reason) == (2, "its output matches '@nan': loss nan")
+    assert found.report()["detected"] == {"nan": {"lines": 2, "first": "loss nan"}}
+
+
+def test_without_metrics_any_line_that_says_nan_is_a_failure_where_values_have_to_be_finite() -> None:
+    lines = ["grad nan", "loss 1"]
+    assert found_in(lines, OutputRules(fail_on_nonfinite=True)).reason == "its output says nan: grad nan"
+    assert found_in(lines, OutputRules(metric=(LOSS,), fail_on_nonfinite=True)).failures == []
+
+
+def test_a_metric_that_is_no_number_is_to_be_doubted() -> None:
+    found = found_in(["loss tensor(0.5,", "loss n/a"], OutputRules(metric=(LOSS,)))
+    assert (found.metrics, found.report()["warnings"]) == ({"loss": "n/a"}, ["its metric loss is no number: 'n/a'"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,13 @@ def test_of_very_many_failed_ranks_the_first_are_listed() -> None:
         ({"main_work_started": False}, ["passed=True, but main_work_started=False"]),
         ({"executed_iterations": 0, "configured_iterations": 10}, ["passed=True, but 0 of 10 iterations"]),
         ({"total_iterations": 0, "configured_iterations": 10}, ["passed=True, but 0 of 10 iterations"]),
+        ({"metrics": {"loss": 0.5, "name": "nan"}}, []),
+        ({"metrics": {"a": {"b": [1.0, math.nan, math.nan]}}}, ["passed=True, but a.b is nan"]),
+        (
+            {"metrics": dict.fromkeys("abcd", -math.inf)},
+            [*(f"passed=True, but {name} is -inf" for name in "abc"), "passed=True, but 4 metrics are not finite"],
+        ),
+        ({"output": {"detected": {"oom": {"lines": 1}}}}, ["passed=True, but its output says oom"]),
     ],
     ids=str,
 )

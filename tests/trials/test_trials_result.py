@@ -121,6 +121,7 @@ trial_results = st.builds(
         main_work_started=st.none() | st.booleans(),
         executed_iterations=optional_int,
         configured_iterations=optional_int,
+        output=free,
     ),
     wall_clock_sec=st.none() | durations,
     exit_status=st.sampled_from(get_args(ExitStatus)),
@@ -245,7 +246,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
     }
     assert set(record["result"]) == {
         *("passed", "failure_count", "first_failure_iteration", "failure_details", "total_iterations"),
-        *("step_times_ms", "elapsed_sec", "metrics"),
+        *("step_times_ms", "elapsed_sec", "metrics", "output"),
         *("main_work_started", "executed_iterations", "configured_iterations"),
     }
     assert set(record["failure"]) == {

@@ -94,7 +94,9 @@ class WithAProductTwice(Pipeline):
     multiply = staticmethod(with_a_product_twice)
 
 
-@pytest.mark.parametrize("workload_class", [WithoutTheLastProduct, WithAProductTwice])
+@pytest.mark.parametrize(
+    "workload_class", [WithoutTheLastProduct, pytest.param(WithAProductTwice, marks=pytest.mark.slow)]
+)
 def test_wrong_block_is_found_and_located(workload_class: type[Pipeline]) -> None:
     result = run(workload_class)
 
@@ -131,7 +133,7 @@ class NoSumOfABlock(Pipeline):
     add_up = staticmethod(no_sum_of_a_block)
 
 
-@pytest.mark.parametrize("workload_class", [HalfAPair, NoSumOfABlock])
+@pytest.mark.parametrize("workload_class", [HalfAPair, pytest.param(NoSumOfABlock, marks=pytest.mark.slow)])
 def test_sum_that_the_tree_has_lost_is_found(workload_class: type[Pipeline]) -> None:
     result = run(workload_class)
 

@@ -236,7 +236,7 @@ class AttemptRecorder:
 
     def stop(self) -> None:
         """The ranks that still run are about to be asked to end."""
-        _append(_attempt_log(self.attempt_folder), {"stopped_at": time.time()})
+        write_stop(self.attempt_folder, time.time())
 
     def on_state(self, state: GroupState) -> None:
         """The worker group has a new state."""
@@ -257,6 +257,11 @@ def _attempt_log(folder: Path) -> Path:
 def write_start(folder: Path, ranks: Mapping[int, int], world_size: int, group: str) -> None:
     started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
     _append(_attempt_log(folder), started)
+
+
+def write_stop(folder: Path, at: float) -> None:
+    """The ranks of an attempt's ``folder`` that still run were asked to end from then on."""
+    _append(_attempt_log(folder), {"stopped_at": at})
 
 
 def attempt_evidence(
@@ -347,7 +352,10 @@ def _in_short(event: Event) -> Event:
     if event["type"] == "env":
         return {"type": "env", "env": event["env"]}
     if (result := event.get("result")) is not None:
-        return {**event, "result": type(result)(result.passed, first_failure_iteration=result.first_failure_iteration)}
+        named: list[dict[str, Any]] = [
+            {key: each[key] for key in ("rank", "iteration") if key in each} for each in result.failure_details[:8]
+        ]
+        return {**event, "result": type(result)(result.passed, None, result.first_failure_iteration, named)}
     return event
 
 

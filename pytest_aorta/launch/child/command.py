@@ -23,10 +23,6 @@ from pytest_aorta.launch.launch_mode import TrialPayload
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
 from pytest_aorta.trials.command_line import (
     COMMAND_TARGET,
-    RETURNCODE,
-    SEED,
-    OutputFindings,
-    OutputRules,
     fill_in,
     located,
     module_path,
@@ -39,7 +35,8 @@ from pytest_aorta.trials.config import resolve_config
 from pytest_aorta.trials.conversion import CommandResult, read_result
 from pytest_aorta.trials.execution import TRIAL_SEED
 from pytest_aorta.trials.loading import load_class
-from pytest_aorta.trials.outcome import Observation, after_step
+from pytest_aorta.trials.outcome import Observation, after_step, cannot_judge, nothing_done
+from pytest_aorta.trials.output import RETURNCODE, SEED, OutputFindings, OutputRules, merged
 from pytest_aorta.trials.records import Failure, Progress, ResultRecord, Send
 from pytest_aorta.trials.steps import StepCounter, step_file
 
@@ -190,13 +187,15 @@ _SHOWN = 200
 def command_failure(code: int, found: OutputFindings, errors: str) -> Failure | None:
     """What a command has failed of; ``None`` when it has passed.
 
-    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that must be finite; ``pass_on``,
-    in which case no exit code counts; the exit code.
+    The first of these decides: a signal; a line that matches ``fail_on``, or a metric that must be finite; ``skip_on``;
+    ``pass_on``, in which case no exit code counts; the exit code; that no step was done.
     """
     if code < 0:
         return _after(infer_exit_reason(code, None, errors), found)
     if found.failures:
         return Failure("run", "result", found.reason)
+    if found.skipped:
+        return cannot_judge(found.skipped)
     if found.passed:
         return None
     if code > 0:
@@ -206,7 +205,7 @@ def command_failure(code: int, found: OutputFindings, errors: str) -> Failure | 
     if found.rules.pass_on:
         patterns = " or ".join(map(repr, found.rules.pass_on))
         return _after(Failure("run", "result", f"no line of its output matches {patterns}"), found)
-    return None
+    return nothing_done(code) if found.rules.has_steps and found.step is None else None
 
 
 def _after(failure: Failure, found: OutputFindings) -> Failure:
@@ -231,6 +230,7 @@ def command_result(code: int, found: OutputFindings, errors: str, elapsed: float
         executed_iterations=None if found.step is None else max(0, found.step),
         configured_iterations=found.total if found.total is not None and found.total >= 0 else None,
         failure=failure,
+        output=found.report(),
     )
 
 
@@ -254,7 +254,7 @@ def run_command_ranks(payload: TrialPayload, send: Send) -> None:
         return
     start = runnable(start, os.environ.get("PATH", os.defpath))
     unbuffered = {"PYTHONUNBUFFERED": "1"} if config.unbuffered else {}
-    rules = OutputRules(config.fail_on, config.pass_on, config.metric, config.fail_on_nonfinite)
+    rules = OutputRules.of(config)
     seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
     output = CommandOutput(payload, send, rules, seed)
     variables = {**unbuffered, **os.environ, **module_path(start, os.environ)}
@@ -298,6 +298,7 @@ class CommandOutput:
         self._close()
         all_found = [rank.found for rank in self._ranks]
         first = all_found[0]
+        first.read_files()
         failed = next((rank for rank, found in enumerate(all_found) if found.failures), 0)
         first.passed = all_found[failed].passed = any(found.passed for found in all_found)
         elapsed = time.perf_counter() - self._started
@@ -308,6 +309,7 @@ class CommandOutput:
             {**detail, "rank": rank} for rank, found in enumerate(all_found) for detail in found.failures
         ]
         own.failure_count = sum(found.failure_count for found in all_found)
+        own.output = merged(found.report() for found in all_found)
         own.first_failure_iteration = result.first_failure_iteration
         if self._seed is not None:
             own.metrics[SEED] = self._seed

@@ -22,6 +22,7 @@ from pytest_aorta.launch.child.attempt_files import (
     keep_evidence,
     last_attempt,
 )
+from pytest_aorta.launch.child.process_files import clear, move_files, settle
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT, PrepareArgument, TrialPayload
@@ -204,6 +205,7 @@ def _follow(
                 attempt += 1
                 look(attempt)
     trial = _evidence(payload, launcher, attempt, code)
+    clear(folder)
     for name in (ORDER, STATES, ERROR):
         (folder / name).unlink(missing_ok=True)
     return trial
@@ -212,9 +214,10 @@ def _follow(
 def _evidence(payload: TrialPayload, launcher: Launcher, attempt: int, code: int) -> TrialEvidence:
     folder = Path(payload["folder"])
     agent = AgentEnd("torchrun", code)
+    move_files(folder)
     with contextlib.suppress(OSError, ValueError):
         agent.error = json.loads((folder / ERROR).read_text())
-    return attempt_evidence(folder, attempt, launcher, payload["source"], agent=agent)
+    return settle(attempt_evidence(folder, attempt, launcher, payload["source"], agent=agent))
 
 
 def _report(folder: Path, trial: TrialEvidence, send: Send) -> None:

@@ -19,16 +19,20 @@ from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.attempt_files import (
     AttemptRecorder,
     EventLogWriter,
+    attempt_evidence,
     event_log,
     find_file,
     read_error_file,
 )
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.elastic import WorkloadRecorder, run_rank
+from pytest_aorta.launch.child.process_files import has_lived, save_process_collectives
 from pytest_aorta.launch.child.torch_compat import use_agent_in_torchrun, use_recorder
 from pytest_aorta.launch.child.torchrun import ERROR, STATES
 from pytest_aorta.launch.diagnosis.evidence import RankExit
+from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
+from pytest_aorta.runtime.process_tree import request_stacks
 from pytest_aorta.trials.records import Event, GroupState, ResultRecord
 
 if TYPE_CHECKING:
@@ -37,6 +41,10 @@ if TYPE_CHECKING:
 
 class ScriptRecorder(AttemptRecorder):
     """Writes the event logs of the ranks as well, which a script does not."""
+
+    def __init__(self, folder: Path, sockets: Path) -> None:
+        super().__init__(folder)
+        self._sockets = sockets
 
     def started(self, pids: Mapping[int, int]) -> None:
         super().started(pids)
@@ -47,9 +55,9 @@ class ScriptRecorder(AttemptRecorder):
     def ended(self, rank: int, end: RankExit) -> None:
         at = end.at or time.time()
         event: Event = {"type": "end", "phase": "run", "sec": end.sec, "at": at}
-        if end.exitcode == 0:
+        if end.exitcode == 0 and has_lived(self.folder, end.pid or 0) is not False:
             self._append(rank, {**event, "result": ResultRecord(True)}, {"type": "lived", "at": at})
-        elif not end.stopped:
+        elif end.exitcode != 0 and not end.stopped:
             error_file, stderr = (find_file(self.folder, self.attempt, rank, it) for it in ("error.json", "stderr.log"))
             failure = infer_exit_reason(end.exitcode, read_error_file(error_file), stderr)
             if end.exitcode == -signal.SIGTERM:
@@ -59,6 +67,13 @@ class ScriptRecorder(AttemptRecorder):
             first = min([at, *(path.stat().st_mtime for path in written if path is not None)])
             self._append(rank, {**event, "failure": replace(failure, at=first)})
         super().ended(rank, end)
+
+    def stop(self) -> None:
+        """Have stacks and flight recorders taken where they can say for which rank the others have waited."""
+        super().stop()
+        if is_about_a_missing_rank(attempt_evidence(self.folder, self.attempt, "script", None)):
+            save_process_collectives(self.folder, self._sockets)
+            request_stacks(self.running.values())
 
     def _append(self, rank: int, *events: Event) -> None:
         own = event_log(self.attempt_folder, rank)
@@ -84,8 +99,9 @@ def main(launcher: str, path: Path, arguments: list[str]) -> int:
         return 0 if run_rank(payload, int(os.environ["TORCHELASTIC_RESTART_COUNT"]), prepared=False) else 1
     os.chdir(order["cwd"])
     if launcher == "script":
-        use_recorder(ScriptRecorder(Path(payload["folder"])), payload["grace"])
-        os.environ.update(bootstrap_variables(os.environ, folder=payload["folder"], sys_path=order["sys_path"]))
+        folder, sockets = payload["folder"], payload["sockets"]
+        use_recorder(ScriptRecorder(Path(folder), Path(sockets)), payload["grace"])
+        os.environ.update(bootstrap_variables(os.environ, folder=folder, sockets=sockets, sys_path=order["sys_path"]))
         # Of an outer torchrun, whose rank's failure this one's are not.
         os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pytest_aorta.launch.diagnosis.collectives import find_mismatch, positions
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence, rank_names
@@ -150,6 +151,8 @@ class _Case:
         self.first_failure = min(failed, default=None)
         own = {number: self._own_failure(rank) for number, rank in self.ranks.items()}
         self.found = {number: failure for number, failure in own.items() if failure is not None}
+        #: The rank that the results say it was.
+        self.named: int | None = None
         self._weigh_results()
         self.wait: _Wait | None = None
         #: The rank whose failure is shown; those that it cannot be told from; and the rank, if it is the cause.
@@ -169,6 +172,8 @@ class _Case:
         self.first = self._likeliest()
         if blamed is not None and blamed in found and found[blamed].failure.phase != "cleanup":
             self.first = blamed
+        if self.first is not None and found[self.first].weight == RETURNED and self.named is not None:
+            self.first = self.named
         if self.first is not None:
             self.tied = self._tied(self.first)
             self.root = self.first if self._is_known(self.first) else None
@@ -225,7 +230,8 @@ class _Case:
     def _weigh_results(self) -> None:
         """Which result was the first not to pass: after an exchange between ranks, all of them are.
 
-        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it.
+        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it;
+        or the results name the one rank whose own values were wrong first.
         """
         of_others = [number for number, own in self.found.items() if own.weight == RETURNED]
         zero = self.ranks[0].seen(self._limit_of(self.ranks[0])).result if 0 in self.ranks else None
@@ -237,6 +243,17 @@ class _Case:
         for number, iteration in first.items():
             if iteration is not None and None not in first.values():
                 self.found[number] = replace(self.found[number], at=float(iteration))
+        if len(of_others) > 1:
+            self.named = self._named([each for it in results.values() if it is not None for each in it.failure_details])
+
+    def _named(self, details: list[dict[str, Any]]) -> int | None:
+        """The one rank that the first iteration with a rank has; workloads may have anything else in them."""
+        ranks: dict[int, set[int]] = {}
+        for rank, iteration in ((each.get("rank"), each.get("iteration")) for each in details):
+            if isinstance(rank, int):
+                ranks.setdefault(iteration if isinstance(iteration, int) else 0, set()).add(rank)
+        first = ranks[min(ranks)] if ranks else set()
+        return next(iter(first)) if len(first) == 1 and first <= self.found.keys() else None
 
     def _unfinished(self, seen: Observation, rank: RankEvidence) -> _OwnFailure:
         where = f"{place(seen.phase)}{after_step(seen)}"
@@ -401,7 +418,7 @@ class _Case:
     def _tied(self, first: int) -> list[int]:
         """The ranks whose failures are as likely as that of the ``first`` to be the one that the others follow from."""
         own = self.found[first]
-        if own.weight == UNHEARD:  # all of them
+        if own.weight == UNHEARD or first == self.named:  # all of them, or said to be the one
             return [first]
         if own.weight >= GAVE_UP or own.hung:
             return sorted(number for number, each in self.found.items() if each.weight == own.weight)
@@ -442,6 +459,8 @@ class _Case:
         own, found = self.found[first], self.found
         if own.weight == UNHEARD:
             return "likely", "nothing is known of its end"
+        if first == self.named:
+            return "likely", "the failure_details of the results name it first"
         if self.root is None and own.weight < GAVE_UP and not own.hung:
             alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
             return "unknown", f"{rank_names(self.tied)} failed {'alike' if alike else f'within {_APART:g} s'}"
@@ -564,7 +583,7 @@ def _is_equal(first: _OwnFailure, other: _OwnFailure) -> bool:
 def _words(failure: Failure) -> tuple[str | None, ...]:
     """What is the same of failures that have the same cause."""
     words = re.sub(r"\d+", "#", failure.message)
-    return failure.kind, failure.type, failure.signal, words
+    return failure.kind, failure.type, failure.signal, f"{failure.exit_code} {words}"
 
 
 def _is_lost(agent: AgentEnd | None) -> bool:

@@ -153,10 +153,9 @@ class SharedFolder:
                     continue
                 seen[folder] = {}
                 for entry in listed:
-                    name = os.path.join(folder, entry.name)
                     if entry.is_dir(follow_symlinks=False):
                         if entry.path not in self._own and not _is_venv(entry.path):
-                            folders.append(name)
+                            folders.append(os.path.join(folder, entry.name))
                             seen[folder][f"{entry.name}/"] = (0, 0)
                     elif entry.is_file() and (status := entry.stat()) and (status.st_dev, status.st_ino) not in outputs:
                         seen[folder][entry.name] = _look_of(status)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear
 from pytest_aorta.launch.host.trial_files import (
     TrialFiles,
     collect_artifacts,
-    files_read,
+    opened_files,
     stacks_to_read,
     stderr_to_read,
 )
@@ -251,7 +252,8 @@ class ProcessTrial:
         if cell.plan.mode == "external":
             place = share_place(*given)
         else:
-            place = make_place(*given, ranks=cell.plan.mode != "single")
+            ranks = cell.plan.mode != "single" or is_command(self.spec.workload.target)
+            place = make_place(*given, ranks=ranks)
         if place.problem is not None:
             self._note([place.problem])
         if self.spec.execution.cwd == "copy" and own_rank() == 0:
@@ -465,7 +467,13 @@ class ProcessTrial:
         if is_command(self.spec.workload.target) and self._place is not None:
             here = self._order.inherited
             results = None if here.results is None else Path(here.results)
-            self.seen.imported_later |= files_read(self._folder, self._place.files, Path(here.cwd), results)
+            own = None if self.spec.execution.cwd == "here" else self._place.files
+            opened = opened_files(self._folder, own, Path(here.cwd), results)
+            if opened is not None:
+                self.seen.imported_later |= opened.read
+            if opened is not None and self.seen.result is not None:
+                told = {"written": opened.written[:_NAMED], "devices": opened.devices}
+                self.seen.result = replace(self.seen.result, output={**self.seen.result.output, **told})
         artifacts = collect_artifacts(self._folder)
         failure = conclude(self.seen)[1]
         crashed = failure is not None and failure.signal is not None

@@ -8,8 +8,9 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from pytest_aorta.common.texts import first_names
+from pytest_aorta.common.texts import first_names, read_tail
 from pytest_aorta.launch.child.attempt_files import (
     EventLogWriter,
     attempt_evidence,
@@ -26,15 +27,27 @@ from pytest_aorta.launch.child.attempt_files import (
     write_exit,
 )
 from pytest_aorta.launch.child.bootstrap import READS
+from pytest_aorta.launch.child.process_files import (
+    adopt_ranks,
+    clear,
+    failure_below,
+    move_files,
+    read_processes,
+    root_cause,
+    save_process_collectives,
+    settle,
+)
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
-from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
+from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
-from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, own_rank
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, is_command, own_rank
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
 from pytest_aorta.launch.workload_info import PreparedCell
+from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
+from pytest_aorta.trials.output import RETURNCODE
 from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
@@ -43,11 +56,17 @@ from pytest_aorta.trials.steps import read_steps, step_file
 _KEPT = (".log", "error.json", "collectives.json", "evidence.json")
 _EXCHANGED = (".events", ".steps")
 
+#: Folders below a project that are not looked at.
+_NOT_OWN = {"site-packages", "dist-packages", ".git", "__pycache__"}
+
 #: Seconds that rank 0 waits for the exits of the other ranks after its own.
 _PATIENCE = 30.0
 
 #: Seconds that another node may be behind with its deadline.
 _NODE_PATIENCE = 5.0
+
+#: Bytes at the end of a command's standard error that are searched for what its launcher says.
+_SAID = 2**18
 
 #: Nodes that a message names.
 _NAMED = 8
@@ -73,33 +92,45 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
 
 
-def files_read(folder: Path, files: Path, project: Path, results: Path | None) -> dict[str, str]:
-    """Digests of the files of a ``project`` that the Python processes of a command have read, and not written.
+class OpenedFiles(NamedTuple):
+    """What the Python processes of a command have opened: digests of what they have read, names of what was written."""
 
-    ``folder`` of the trial; ``files``: its own, which may be a copy of the project. Empty where nothing was told. What
-    is installed below the project is known by name and version.
+    read: dict[str, str]
+    written: list[str]
+    devices: list[str]
+
+
+def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
+    """Files of a ``project``; what was written is not among those that were read. ``None`` where no process has told.
+
+    ``folder`` of the trial; ``copy``: its own working directory, which stands for the project. What is installed below
+    the project is known by name and version.
     """
     noted = folder / READS
     try:
         lines = noted.read_bytes().splitlines()
         noted.unlink()
     except OSError:
-        return {}
-    read: dict[bytes, set[Path]] = {b"r": set(), b"w": set()}
+        return None
+    found: dict[bytes, set[Path]] = {b"r": set(), b"w": set(), b"d": set()}
     for line in lines:
         path = Path(os.fsdecode(line[1:]))
         if path.suffix == ".pyc" and path.parent.name == "__pycache__":
             path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
-        if path.is_relative_to(files):
-            path = project / path.relative_to(files)
-        read.setdefault(line[:1], set()).add(path)
-    inside = (
-        path
-        for path in sorted(read[b"r"] - read[b"w"])
-        if path.is_relative_to(project) and not (results is not None and path.is_relative_to(results))
-    )
-    own = (path for path in inside if {"site-packages", "dist-packages", ".git"}.isdisjoint(path.parts))
-    return {str(path): digest for path in own if path.is_file() and (digest := file_digest(path)) is not None}
+        if copy is not None and path.is_relative_to(copy):
+            path = project / path.relative_to(copy)
+        found.setdefault(line[:1], set()).add(path)
+
+    def inside(paths: set[Path]) -> list[Path]:
+        of_project = (
+            path for path in sorted(paths) if path.is_relative_to(project) and _NOT_OWN.isdisjoint(path.parts)
+        )
+        return [path for path in of_project if results is None or not path.is_relative_to(results)]
+
+    own = (path for path in inside(found[b"r"] - found[b"w"]) if path.is_file())
+    read = {str(path): digest for path in own if (digest := file_digest(path)) is not None}
+    written = [str(path.relative_to(project)) for path in inside(found[b"w"])]
+    return OpenedFiles(read, written, sorted(path.name for path in found[b"d"]))
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -131,7 +162,7 @@ def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
     if seen.rank_failure is None or (rank := _rank_to_read(seen)) is None:
         return folder / "stderr.log"
     logs = (record.stderr for record in seen.ranks if record.rank == rank)
-    return next((folder.parent / log for log in logs if log is not None), None)
+    return next((folder.parent / log for log in logs if log is not None), folder / "stderr.log")
 
 
 # The ranks of a trial whose pytest is a rank itself (``torchrun -m pytest``). Every rank's pytest runs every trial in a
@@ -264,6 +295,7 @@ class TrialFiles:
         """Ask every rank's flight recorder which collectives the rank has entered, while the ranks still run."""
         if self._sockets is None:
             return
+        save_process_collectives(self._folder, self._sockets)
         folder = attempt_folder(self._folder, last_attempt(self._folder))
         for rank in ranks_with_logs(folder):
             save_collectives(folder, rank, self._sockets)
@@ -274,7 +306,9 @@ class TrialFiles:
         if mode == "single":
             if (last := read_steps(step_file(self._folder))) is not None:
                 seen.see(last)
-            if overdue is not None:
+            if is_command(self._spec.workload.target):
+                self._read_command(overdue)
+            if overdue is not None and not seen.ranks:
                 location = locate(read_dump(self._folder / STACKS), self._cell.info.source)
                 seen.location = None if location is None else location.text
         elif mode == "external":
@@ -283,6 +317,26 @@ class TrialFiles:
             self._read_overdue(overdue)
         elif mode == "elastic" and seen.lost is None and not seen.ranks and (seen.returncode or 0) < 0:
             self._judge(self._evidence(AgentEnd("the agent", seen.returncode)))
+
+    def _read_command(self, overdue: float | None) -> None:
+        """Ranks that the command has started itself say why it has failed; one that has passed needs no reason."""
+        folder, seen, said = self._folder, self._seen, read_tail(self._folder / "stderr.log", _SAID)
+        processes = read_processes(folder)
+        code = 0 if seen.result is None else seen.result.metrics.get(RETURNCODE, 0)
+        attempts = adopt_ranks(folder, processes, said, code)
+        clear(folder)
+        if seen.result is not None and seen.result.passed:
+            return
+        if not attempts:
+            failure, own = failure_below(processes) or root_cause(said), seen.failures.get("run")
+            if failure is not None and own is not None and own.kind in ("exception", "exit_code"):
+                seen.failures["run"] = replace(failure, at=None)
+            return
+        for attempt in attempts[:-1]:
+            trial = settle(attempt_evidence(folder, attempt, "script", self._cell.info.source))
+            keep_evidence(folder, trial)
+            seen.attempts.append(attempt_event(trial)["attempt"])
+        self._judge(self._evidence(overdue=overdue))
 
     def _exchange_with_ranks(self, overdue: float | None) -> None:
         seen, rank = self._seen, own_rank()
@@ -318,10 +372,13 @@ class TrialFiles:
 
     def _evidence(self, agent: AgentEnd | None = None, overdue: float | None = None) -> TrialEvidence:
         launcher: Launcher = "torchrun" if self._cell.plan.mode == "torchrun" else "elastic"
-        if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
+        if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET, COMMAND_TARGET):
             launcher = "script"
+            move_files(self._folder)
+            clear(self._folder)
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
-        return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, overdue=overdue, stalled=stalled)
+        limits = {"overdue": overdue, "stalled": stalled}
+        return settle(attempt_evidence(self._folder, attempt, launcher, source, agent=agent, **limits))
 
     def _judge(self, trial: TrialEvidence) -> None:
         found, seen = judge(trial), self._seen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_aorta.launch.child.command import command_failure, command_result
-from pytest_aorta.trials.command_line import OutputFindings, OutputRules
+from pytest_aorta.trials.output import OutputFindings, OutputRules
 
 LOSS = r"loss (?P<loss>\S+)"
 RAISED = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: bad\n'
@@ -34,6 +34,13 @@ def said(lines: list[str], rules: OutputRules) -> OutputFindings:
         (0, ["loss inf"], OutputRules(metric=(LOSS,), pass_on=("loss",), fail_on_nonfinite=True), "loss is inf"),
         (-11, ["fine"], OutputRules(pass_on=("fine",)), "ended by SIGSEGV"),
         (-9, ["nan"], OutputRules(fail_on=("nan",)), "ended by SIGKILL"),
+        (77, ["fine"], OutputRules(), "ended itself with exit code 77"),  # of which the outcome is decided elsewhere
+        (1, ["no gpus"], OutputRules(skip_on=("no gpu",)), "cannot judge: no gpus"),
+        (0, ["no gpus"], OutputRules(skip_on=("no gpu",), pass_on=("no",)), "cannot judge: no gpus"),
+        (0, ["no gpus", "bad"], OutputRules(skip_on=("no gpu",), fail_on=("bad",)), "its output matches 'bad': bad"),
+        (0, ["fine"], OutputRules(metric=("(?P<step>x)",)), "exit code 0, but no line of its output says a step"),
+        (0, ["fine"], OutputRules(metric=("(?P<step>x)",), pass_on=("fine",)), None),
+        (0, ["loss nan"], OutputRules(fail_on_nonfinite=True), "its output says nan: loss nan"),
         (-9, ["3/9"], OutputRules(metric=(r"(?P<step>\d+)/(?P<total>\d+)",)), "ended by SIGKILL, after step 3 of 9"),
     ],
 )

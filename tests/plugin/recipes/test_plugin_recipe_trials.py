@@ -141,7 +141,9 @@ def test_what_cannot_be_is_an_error_of_the_recipe(stage: Stage, old: str, new: s
     result.stdout.fnmatch_lines([message])
 
 
-@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+@pytest.mark.parametrize(
+    "side_by_side", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["slots", "xdist"]
+)
 def test_trials_of_a_recipe_are_in_the_live_view(stage: Stage, side_by_side: tuple[str, ...]) -> None:
     held = "def setup(self):\n        while not os.path.exists('go'): pass"
     stage.write(work=SHAKY.replace("def setup(self): pass", held))

@@ -61,7 +61,7 @@ class Hosts:
     scope="module",
     params=[
         "slots",
-        pytest.param("worker below", marks=pytest.mark.slow),
+        pytest.param("worker below", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("other host", marks=pytest.mark.slow),
     ],
 )

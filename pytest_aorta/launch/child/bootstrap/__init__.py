@@ -1,4 +1,4 @@
-"""Variables with which every Python program that is started arms the dump of its stacks, see ``bootstrap``."""
+"""Variables with which every Python process of a command tells what becomes of it, see ``sitecustomize``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytest_aorta.launch.child.bootstrap.sitecustomize import VARIABLE, identity
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL
 
 #: Holds the module that Python imports at its start.
@@ -17,20 +18,22 @@ READS = "reads.events"
 
 
 def bootstrap_variables(
-    environ: Mapping[str, str], *, folder: str, stacks: str | None = None, sys_path: Sequence[str] = ()
+    environ: Mapping[str, str], *, folder: str, sockets: str = "", stacks: str = "", sys_path: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What has to be set; a Python program undoes it at its start.
+    """What has to be set; a Python program hides it at its start, and hands it on to those that it starts.
 
     Args:
         environ: what the program gets otherwise.
         folder: of the trial.
-        stacks: path of the file for the stacks; ``None`` for a file per rank and attempt in the ``folder``.
-        sys_path: what is added to ``sys.path``.
+        sockets: folder in which ranks serve their flight recorders; empty for no such service.
+        stacks: path of the file for the stacks of the first program, unless it is a rank.
+        sys_path: what is added to its ``sys.path``.
     """
     before = environ.get("PYTHONPATH")
+    (Path(folder) / "processes").mkdir(parents=True, exist_ok=True)
     # No JSON: its module would take a Python program longer to import than all else that it does at its start.
-    order = [folder, stacks or "", str(int(STACK_SIGNAL)), "-" if before is None else f"+{before}", *sys_path]
+    place = [folder, sockets, stacks, str(int(STACK_SIGNAL)), "-" if before is None else f"+{before}"]
     return {
-        "AORTA_BOOTSTRAP": "\x1f".join(order),
+        VARIABLE: "\x1f".join([*place, identity(environ), "", *sys_path]),
         "PYTHONPATH": os.pathsep.join([str(_FOLDER), *([before] if before else [])]),
     }

@@ -1,37 +1,450 @@
-"""Imported by Python as a command, or a rank of a user's script, starts: arms the dump of its stacks.
+"""Imported by every Python process of a command as it starts: notes what becomes of it, for the judge of the trial.
 
-Before the script begins, its environment and ``sys.path`` are as they would be without this file, and a
-``sitecustomize`` of the user is imported. No imports from this package: it may be another interpreter. None of modules
-that take time either: every program would pay for them.
+Before the program begins, ``os.environ`` and ``sys.path`` are as they would be without this file, and a
+``sitecustomize`` of the user is imported. The processes that it starts are armed as well: their variables are in the
+environment of C, and are added to one that is handed to them. No imports from this package: it may be another
+interpreter. None of modules that take time either: every program would pay for them.
+
+A process appends to ``processes/HOST.PID.events`` in the folder of the trial, one literal of Python per line:
+its start, its place among ranks, what it has raised, its orderly end, and how the armed children ended that it has
+waited for. ``launch.child.process_files`` reads it.
 """
 
+from __future__ import annotations
+
+import _posixsubprocess
+import atexit
 import os
+import signal
 import sys
+import time
+
+TYPE_CHECKING = False  # without the import of ``typing``
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableMapping
+    from typing import Any
+
+VARIABLE = "AORTA_BOOTSTRAP"
+
+#: Rank, world size and local rank, as launchers name them: torch and DeepSpeed, Open MPI, MPICH and Intel, SLURM.
+PLACES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+#: What else tells one start of the ranks from another one.
+_STARTS = ("TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "SLURM_STEP_ID")
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
+
+#: Characters of a message, and of a traceback, that are kept.
+_LIMIT = 2**15
+
+#: Seconds that a process has for its stacks.
+_TURN, _SETTLE = 0.05, 0.2
 
 
-def _arm() -> None:
-    text = os.environ.pop("AORTA_BOOTSTRAP", None)
+def identity(environ: Mapping[str, str]) -> str:
+    """What a launcher has said of the place of a process; empty where none has."""
+    for names in PLACES:
+        if environ.get(names[0], "").isdigit():
+            return "/".join(environ.get(name, "") for name in (*names, *_STARTS))
+    return ""
+
+
+class Hook:
+    """What this process tells of itself.
+
+    ``known``: the identity of the process that has started it, and ``below`` whether that was a rank: a helper of a
+    rank has the variables of the rank. ``stacks``: the file for them; empty below the first program.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        sockets: str,
+        stacks: str,
+        number: str,
+        pythonpath: str,
+        known: str,
+        below: str,
+        *sys_path: str,
+    ) -> None:
+        self.folder, self.sockets, self.number = folder, sockets, int(number)
+        self.pythonpath, self.known, self.below = pythonpath, known, below
+        self.processes = os.path.join(folder, "processes")
+        self.has_place = self.has_raised = False
+        self.ended: dict[int, float] = {}  # pids that this process has asked to end: when
+        sys.path.extend(path for path in sys_path if path not in sys.path)
+        _watch_reads(os.path.join(folder, "reads.events"))
+        self.begin(stacks)
+
+    def begin(self, stacks: str = "") -> None:
+        self.host, self.pid = os.uname().nodename, os.getpid()
+        self.say(start=time.time(), pid=self.pid, parent=os.getppid(), host=self.host)
+        own = identity(os.environ)
+        if own and own != self.known:
+            self.known = own
+            rank, world, local, attempt, port, step = own.split("/")
+            at = os.environ.get("MASTER_ADDR", "") + ":" + port if port else step
+            self.take_place(int(rank), world, local, int(attempt or 0), at)
+            stacks = os.path.join(self.folder, "attempt_" + (attempt or "0"), "rank_" + rank + ".stacks.log")
+            os.makedirs(os.path.dirname(stacks), exist_ok=True)
+        try:
+            import faulthandler
+
+            faulthandler.enable(file=2)
+            path = stacks or self.path(self.pid, "stacks.log")
+            self.stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            faulthandler.register(self.number, file=self.stacks, all_threads=True)
+        except (OSError, ValueError):  # then there will be no stacks; the program runs all the same
+            pass
+
+    def path(self, pid: int, name: str) -> str:
+        return os.path.join(self.processes, self.host + "." + str(pid) + "." + name)
+
+    def say(self, **entry: object) -> None:
+        try:
+            descriptor = os.open(self.path(self.pid, "events"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                os.write(descriptor, repr(entry).encode(errors="replace") + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError:
+            pass
+
+    def take_place(self, rank: int, world: str, local: str, attempt: int, group: str) -> None:
+        self.has_place, self.below = True, "1"
+        size, own = (int(text) if text.isdigit() else None for text in (world, local))
+        self.say(rank=rank, world=size, local=own, attempt=attempt, group=group)
+
+    def variables(self) -> dict[str, str]:
+        """What a child needs, by which it is armed."""
+        here = os.path.dirname(os.path.abspath(__file__))
+        order = (self.folder, self.sockets, "", str(self.number), self.pythonpath, self.known, self.below)
+        behind = [self.pythonpath[1:]] if self.pythonpath[1:] else []
+        return {VARIABLE: "\x1f".join(order), "PYTHONPATH": os.pathsep.join([here, *behind])}
+
+    # What becomes of this process.
+
+    def raised(self, error: BaseException) -> None:
+        """It ends by an exception."""
+        if self.has_raised or isinstance(error, SystemExit):
+            return
+        self.has_raised, now = True, time.time()
+        import traceback
+
+        try:
+            message = str(error)
+        except BaseException as inner:
+            message = "<" + type(error).__name__ + ".__str__ raised " + type(inner).__name__ + ">"
+        frames = traceback.extract_tb(error.__traceback__)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self.say(
+            raised=now,
+            type=type(error).__qualname__,
+            message=message[:_LIMIT],
+            traceback=text if len(text) <= _LIMIT else text[: _LIMIT // 2] + "\n[...]\n" + text[-_LIMIT // 2 :],
+        )
+        self.keep_collectives([self.pid])
+        late = "timed out" in message.lower() or "timeout" in message.lower()
+        if late and any("/torch/distributed/" in frame.filename for frame in frames):
+            self.mark_wait()
+
+    def mark_wait(self) -> None:
+        """Let the launcher ask the other ranks where they are before it ends them."""
+        try:
+            os.close(os.open(os.path.join(self.processes, "waited.events"), os.O_WRONLY | os.O_CREAT, 0o644))
+        except OSError:
+            pass
+
+    def end(self) -> None:
+        last = getattr(sys, "last_value", None)  # of Python itself, where the program has replaced our excepthook
+        if last is not None:
+            self.raised(last)
+        if not self.has_raised:
+            self.say(lived=time.time())
+
+    def end_of_child(self) -> None:
+        """At the end of a process of ``multiprocessing``, which swallows what it raises once this has returned."""
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit):
+            if error.code not in (None, 0) and error.__context__ is None:
+                return
+            error = None if error.code in (None, 0) else error.__context__
+        if error is not None:
+            self.raised(error)
+        elif not self.has_raised:
+            self.say(lived=time.time())
+
+    # What this process sees of others.
+
+    def is_child(self, pid: int) -> bool:
+        try:
+            with open("/proc/" + str(pid) + "/stat", "rb") as file:
+                return int(file.read().rpartition(b")")[2].split()[1]) == self.pid
+        except (OSError, ValueError):
+            return False
+
+    def is_armed(self, pid: int) -> bool:
+        return os.path.exists(self.path(pid, "events"))
+
+    def ends(self, pid: int, number: int) -> None:
+        """It is about to ask a process to end."""
+        pid = abs(pid)
+        if number not in _ENDING or pid in self.ended or not self.is_armed(pid) or not self.is_child(pid):
+            return
+        if not self.ended:
+            if os.path.exists(os.path.join(self.processes, "waited.events")):
+                self.ask()
+            self.say(stops=time.time())
+        self.ended[pid] = time.time()
+
+    def has_ended(self, pid: int, status: int) -> None:
+        if not self.is_armed(pid):
+            return
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGABRT:  # perhaps by a watchdog of NCCL
+            self.mark_wait()
+        self.say(of=pid, code=code, at=time.time(), stopped=pid in self.ended)
+
+    def ask(self) -> None:
+        """Have the children give their stacks and collectives before they are ended."""
+        names = (name.rpartition(".events")[0].rpartition(".")[2] for name in os.listdir(self.processes))
+        pids = [int(name) for name in names if name.isdigit()]
+        pids = [pid for pid in pids if self.is_child(pid) and _listens(pid, self.number)]
+        self.keep_collectives(pids)
+        for pid in pids:  # a signal may wake one from a system call, and what it does then may wake others
+            _kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            _kill(pid, self.number)
+            _kill(pid, signal.SIGCONT)
+            time.sleep(_TURN if pid != pids[-1] else _SETTLE)
+
+    def keep_collectives(self, pids: list[int]) -> None:
+        """Of the flight recorders of torch, which answer from threads of their own."""
+        for pid in pids:
+            path = os.path.join(self.sockets, str(pid))
+            if self.sockets and os.path.exists(path):
+                for handler in ("fr_trace_json", "dump_nccl_trace_json"):
+                    answer = _ask_server(path, handler)
+                    if answer:
+                        try:
+                            with open(self.path(pid, "collectives.json"), "wb") as file:
+                                file.write(answer)
+                        except OSError:
+                            pass
+                        break
+
+    def in_group(self, dist: Any) -> None:
+        """A process group is there: the process knows its rank, and torch can serve what its recorder has."""
+        if not self.has_place and not self.below:
+            self.take_place(dist.get_rank(), str(dist.get_world_size()), os.environ.get("LOCAL_RANK", ""), 0, "")
+        if self.has_place and self.sockets:
+            _serve(os.path.join(self.sockets, str(self.pid)))
+
+
+def _watch_reads(file: str) -> None:
+    if __name__ == "sitecustomize":
+        reads = __import__("aorta_reads")
+        del sys.modules["aorta_reads"]
+    else:
+        from pytest_aorta.launch.child.bootstrap import aorta_reads as reads
+    reads.watch(file)
+
+
+_kill, _killpg, _waitpid, _fork_exec = os.kill, os.killpg, os.waitpid, _posixsubprocess.fork_exec
+
+
+def _listens(pid: int, number: int) -> bool:
+    """Whether the process has a handler for a signal; one without would be ended by it."""
+    try:
+        with open("/proc/" + str(pid) + "/status") as file:
+            caught = next(line.split()[1] for line in file if line.startswith("SigCgt"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _ask_server(path: str, handler: str) -> bytes:
+    import socket
+
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1.0)
+            connection.connect(path)
+            connection.sendall(b"POST /handler/" + handler.encode() + b" HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
+            head, _, body = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")
+    except OSError:
+        return b""
+    return b"" if b" 404 " in head.partition(b"\r\n")[0] else body
+
+
+def _serve(path: str) -> None:
+    try:
+        import ctypes
+
+        from torch._C._distributed_c10d import _WorkerServer
+    except ImportError:
+        return
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)  # it would say where it listens
+        server = _WorkerServer(path)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # its destructor would wait for its thread
+    except RuntimeError:
+        pass
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def _after_import(name: str, callback: Callable[[Any], object]) -> None:
+    """Call with a module once it is imported."""
+    if name in sys.modules:
+        callback(sys.modules[name])
+    else:
+        _Imports.wanted[name] = callback
+
+
+class _Imports:
+    """Stands in ``sys.meta_path``, and looks out for modules."""
+
+    wanted: dict[str, Callable[[Any], object]] = {}
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        callback = cls.wanted.pop(name, None)
+        if callback is None:
+            return None
+        finders = [finder for finder in sys.meta_path if finder is not cls and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        loader: Any = None if spec is None else spec.loader
+        if hasattr(loader, "exec_module"):
+
+            def exec_module(module: Any) -> None:
+                del loader.exec_module
+                loader.exec_module(module)
+                callback(module)
+
+            loader.exec_module = _hidden(exec_module)
+        return spec
+
+
+def _hidden(function: Any) -> Any:
+    """A function whose frames belong to nobody, in stacks and tracebacks."""
+    function.__code__ = function.__code__.replace(co_filename="<aorta>")
+    return function
+
+
+def arm(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Arm this process as its variables say; what they hide is hidden from the program, and not from its children."""
+    text = environ.pop(VARIABLE, None)
     if text is None:
         return
-    folder, stacks, number, pythonpath, *sys_path = text.split("\x1f")
-    if pythonpath == "-":
-        os.environ.pop("PYTHONPATH", None)
+    global _hook
+    _hook = hook = Hook(*text.split("\x1f"))
+    if hook.pythonpath == "-":
+        environ.pop("PYTHONPATH", None)
     else:
-        os.environ["PYTHONPATH"] = pythonpath[1:]
-    sys.path.extend(path for path in sys_path if path not in sys.path)
-    try:
-        import faulthandler
+        environ["PYTHONPATH"] = hook.pythonpath[1:]
+    for name, value in hook.variables().items():
+        os.putenv(name, value)
+    _follow_children(hook)
+    before = sys.excepthook
 
-        faulthandler.enable(file=2)
-        if not stacks:
-            attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-            stacks = os.path.join(folder, "attempt_" + attempt, "rank_" + rank + ".stacks.log")
-        fd = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        faulthandler.register(int(number), file=fd, all_threads=True)
-        __import__("aorta_reads").watch(os.path.join(folder, "reads.events"))
-        del sys.modules["aorta_reads"]
-    except (OSError, KeyError, ValueError):  # then there will be no stacks; the script runs all the same
-        pass
+    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+        hook.raised(error)
+        before(kind, error, traceback)
+
+    sys.excepthook = _hidden(excepthook)
+    atexit.register(hook.end)
+
+    def begin_again() -> None:
+        hook.has_place = hook.has_raised = False
+        hook.ended = {}
+        hook.begin()
+
+    os.register_at_fork(after_in_child=begin_again)
+
+    def in_child(hook: Hook) -> None:
+        sys.modules["multiprocessing.util"].Finalize(None, hook.end_of_child, exitpriority=0)
+
+    def follow_ends(util: Any) -> None:
+        in_child(hook)  # a spawned child does not call what is registered for those that are forked
+        util.register_after_fork(hook, in_child)
+
+    _after_import("multiprocessing.util", follow_ends)
+    _after_import("torch.distributed.distributed_c10d", lambda dist: _follow_groups(hook, dist))
+    sys.meta_path.insert(0, _Imports)
+
+
+_hook: Hook | None = None
+
+
+def rearm() -> None:
+    """In a fork that has got the variables of a rank: take its place."""
+    if _hook is not None:
+        _hook.begin()
+
+
+def _follow_groups(hook: Hook, dist: Any) -> None:
+    if not hasattr(dist, "_update_default_pg"):
+        return
+    set_default = dist._update_default_pg
+
+    def update_default_pg(group: Any) -> None:
+        set_default(group)
+        if group is not None:
+            hook.in_group(dist)
+
+    dist._update_default_pg = _hidden(update_default_pg)
+
+
+def _follow_children(hook: Hook) -> None:
+    def waitpid(pid: int, options: int, /) -> tuple[int, int]:
+        found = _waitpid(pid, options)
+        if found[0] and (os.WIFEXITED(found[1]) or os.WIFSIGNALED(found[1])):
+            hook.has_ended(*found)
+        return found
+
+    def kill(pid: int, number: int, /) -> None:
+        hook.ends(pid, number)
+        _kill(pid, number)
+
+    def killpg(group: int, number: int, /) -> None:
+        hook.ends(group, number)
+        _killpg(group, number)
+
+    def fork_exec(*arguments: Any) -> Any:
+        environ = arguments[5]
+        if environ is not None and any(entry.startswith(b"AORTA_TRIAL_INDEX=") for entry in environ):
+            given = next((entry[11:] for entry in environ if entry.startswith(b"PYTHONPATH=")), None)
+            own = hook.variables()
+            if given is not None and os.fsdecode(given) != hook.pythonpath[1:]:
+                before = os.path.dirname(os.path.abspath(__file__))
+                text = os.fsdecode(given)
+                own = {
+                    VARIABLE: own[VARIABLE].replace("\x1f" + hook.pythonpath + "\x1f", "\x1f+" + text + "\x1f", 1),
+                    "PYTHONPATH": before + os.pathsep + text if text else before,
+                }
+            kept = [entry for entry in environ if not entry.startswith((b"PYTHONPATH=", VARIABLE.encode() + b"="))]
+            added = [os.fsencode(name + "=" + value) for name, value in own.items()]
+            arguments = (*arguments[:5], [*kept, *added], *arguments[6:])
+        return _fork_exec(*arguments)
+
+    os.kill, os.killpg, os.waitpid = _hidden(kill), _hidden(killpg), _hidden(waitpid)
+    _posixsubprocess.fork_exec = _hidden(fork_exec)
+    subprocess: Any = sys.modules.get("subprocess")
+    if subprocess is not None:  # it has taken names from these modules
+        subprocess._fork_exec = fork_exec
+        poll = subprocess.Popen._internal_poll
+        poll.__defaults__ = tuple(waitpid if each is _waitpid else each for each in poll.__defaults__ or ())
+        if hasattr(subprocess, "_del_safe"):
+            subprocess._del_safe.waitpid = waitpid
 
 
 def _import_hidden_module() -> None:
@@ -48,5 +461,5 @@ def _import_hidden_module() -> None:
 
 
 if __name__ == "sitecustomize":
-    _arm()
+    arm()
     _import_hidden_module()

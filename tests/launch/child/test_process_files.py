@@ -1,0 +1,200 @@
+"""What the Python processes of a command tell of themselves, and what is made of it: real processes, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.launch.child.attempt_files import attempt_evidence
+from pytest_aorta.launch.child.bootstrap import bootstrap_variables
+from pytest_aorta.launch.child.process_files import Process, adopt_ranks, failure_below, read_processes, root_cause
+from pytest_aorta.launch.diagnosis.judge import Judgement, judge
+
+RANK = """
+import os, signal, sys, time
+part, rank = sys.argv[1], os.environ["RANK"]
+os.system(sys.executable + " -c pass")  # a helper has the same variables
+open("started" + rank, "w").close()
+while rank == "1" and not (os.path.exists("started0") and os.path.exists("started2")):
+    time.sleep(0.01)
+if rank == "1":
+    if part == "raises": raise KeyError("of rank 1")
+    if part == "killed": os.kill(os.getpid(), signal.SIGKILL)
+    if part == "exits": os._exit(3)
+    if part == "forks":
+        if os.fork() == 0: raise ValueError("of a fork")
+        os.wait()
+        sys.exit(4)
+time.sleep(60)
+"""
+
+#: As launchers do that are Python programs: ends the others once one has failed.
+LAUNCHER = """
+import os, subprocess, sys, time
+ranks = []
+for rank in range(3):
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "MASTER_PORT": "7"}
+    ranks.append(subprocess.Popen([sys.executable, "rank.py", sys.argv[1]], env={**os.environ, **place}))
+while not any(rank.poll() for rank in ranks):
+    time.sleep(0.01)
+for rank in ranks:
+    if rank.poll() is None:
+        rank.terminate()
+        rank.wait()
+sys.exit(1)
+"""
+
+
+def run(folder: Path, program: str, *words: str) -> tuple[str, str]:
+    """Run a program as a command does, in the ``folder`` of a trial; what it has printed."""
+    (folder / "rank.py").write_text(RANK)
+    (folder / "program.py").write_text(program)
+    environ = {**os.environ, "AORTA_TRIAL_INDEX": "0"}
+    armed = bootstrap_variables(environ, folder=str(folder / "trial"), stacks=str(folder / "trial" / "stacks.log"))
+    done = subprocess.run(
+        [sys.executable, "program.py", *words],
+        cwd=folder,
+        env={**environ, **armed},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return done.stdout, done.stderr
+
+
+def judged(folder: Path, said: str = "", code: int = 1) -> Judgement:
+    trial = folder / "trial"
+    [attempt] = adopt_ranks(trial, read_processes(trial), said, code)
+    return judge(attempt_evidence(trial, attempt, "script", None))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("raises", {"kind": "exception", "type": "KeyError", "message": "rank 1: 'of rank 1'", "exit_code": 1}),
+        ("killed", {"kind": "signal", "signal": "SIGKILL"}),
+        ("exits", {"kind": "exit_code", "exit_code": 3}),
+        ("forks", {"kind": "exit_code", "exit_code": 4}),
+    ],
+)
+def test_a_launcher_that_is_a_python_program_tells_how_each_rank_has_ended(
+    tmp_path: Path, part: str, said: dict[str, Any]
+) -> None:
+    run(tmp_path, LAUNCHER, part)
+
+    found = judged(tmp_path)
+
+    assert found.failure is not None
+    assert {name: getattr(found.failure, name) for name in said} == said
+    assert [rank.blame for rank in found.ranks] == ["collateral", "cause", "collateral"]
+    assert [rank.signal for rank in (found.ranks[0], found.ranks[2])] == ["SIGTERM", "SIGTERM"]
+
+
+def test_own_processes_tell_what_they_have_raised_and_their_parent_how_they_ended(tmp_path: Path) -> None:
+    program = """
+import multiprocessing, os, sys
+def raises(): raise KeyError("of a child")
+def caught():
+    try: raise ValueError("caught")
+    except ValueError: sys.exit(1)
+def leaves(): os._exit(3)
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        for target in (raises, caught, leaves):
+            child = multiprocessing.get_context(method).Process(target=target)
+            child.start()
+            child.join()
+"""
+    run(tmp_path, program)
+    processes = read_processes(tmp_path / "trial")
+    failures = [process.failure for process in processes if process.end is not None]
+    told = [(failure.kind, failure.type, failure.exit_code) for failure in failures if failure is not None]
+    assert told == 2 * [("exception", "KeyError", 1), ("exception", "ValueError", 1), ("exit_code", None, 3)]
+    assert processes[0].lived is not None
+
+
+def test_a_program_and_its_children_do_not_notice(tmp_path: Path) -> None:
+    looks = "import json, os, sys; print(json.dumps([sorted(os.environ), os.environ.get('PYTHONPATH'), sys.path[1:]]))"
+    program = f"""
+import os, subprocess, sys
+here = [sys.executable, "-c", {looks!r}]
+{looks}
+subprocess.run(here)
+subprocess.run(here, env=dict(os.environ))
+subprocess.run(here, env={{**os.environ, "PYTHONPATH": "/of/the/child"}})
+os.environ["PYTHONPATH"] = "/of/the/program"
+os.system(sys.executable + " -c 'print()'")
+try: os.kill(2**22 + 1, 15)
+except ProcessLookupError as error: assert error.__traceback__.tb_next.tb_frame.f_code.co_filename == "<aorta>"
+"""
+    out, errors = run(tmp_path, program)
+    assert errors == ""
+    own, *children = [json.loads(line) for line in out.splitlines() if line]
+    assert not {"AORTA_BOOTSTRAP"} & set(own[0])
+    assert own[1] == os.environ.get("PYTHONPATH")
+    assert [child[1] for child in children] == [own[1], own[1], "/of/the/child"]
+    assert children[0] == children[1] == own
+    assert not any("bootstrap" in path for each in (own, *children) for path in each[2])
+    assert len(read_processes(tmp_path / "trial")) == 4
+
+
+def test_a_program_fails_because_of_the_one_that_it_has_started(tmp_path: Path) -> None:
+    run(tmp_path, "import subprocess, sys; subprocess.run([sys.executable, '-c', '1/0'], check=True)")
+    failure = failure_below(read_processes(tmp_path / "trial"))
+    assert failure is not None
+    assert (failure.type, failure.message, failure.exit_code) == ("ZeroDivisionError", "division by zero", 1)
+    assert failure_below(read_processes(tmp_path)) is None
+
+
+#: Of launchers that are no Python programs.
+SRUN = "srun: error: node7: task 1: Segmentation fault (core dumped)\nsrun: error: node7: task 0: Terminated\n"
+OPEN_MPI = "prterun noticed that process rank 1 with PID 815 on node vm exited on signal 11 (Segmentation fault).\n"
+MPICH = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "code"), [(SRUN, 139), (OPEN_MPI, 139), (MPICH, 11), ("", 139)], ids=["srun", "mpirun", "mpich", "silent"]
+)
+def test_what_other_launchers_say_of_a_rank_is_its_end(tmp_path: Path, said: str, code: int) -> None:
+    trial = tmp_path / "trial"
+    processes = [Process(f"host.{rank}", rank + 10, 1, "host", 5.0 + rank) for rank in range(2)]
+    lost = "Connection closed by peer"
+    trace = 'File "/x/torch/distributed/distributed_c10d.py", line 1, in all_reduce'
+    processes[0].raised = {"raised": 8.0, "type": "RuntimeError", "message": lost, "traceback": trace}
+    for rank, process in enumerate(processes):
+        process.place = {"rank": rank, "world": 2, "local": rank, "attempt": 0, "group": ""}
+    adopt_ranks(trial, processes, said, code)
+    found = judge(attempt_evidence(trial, 0, "script", None))
+    assert found.failure is not None
+    assert (found.failure.rank, found.failure.signal) == (1, "SIGSEGV")
+
+
+ROOT_CAUSE = """
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-23_15:19:18
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 1657) (SIGSEGV)
+  error_file: {file}
+  traceback : Signal 11 (SIGSEGV) received by PID 1657
+======================================================
+"""
+
+
+def test_the_root_cause_of_torchrun_is_read_where_its_ranks_say_nothing(tmp_path: Path) -> None:
+    failure = root_cause(ROOT_CAUSE.format(code=-11, file="<N/A>"))
+    assert failure is not None
+    assert (failure.rank, failure.signal, failure.message) == (1, "SIGSEGV", "rank 1: ended by SIGSEGV")
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": "Trace"}}}))
+    failure = root_cause(ROOT_CAUSE.format(code=1, file=file))
+    assert failure is not None
+    assert (failure.type, failure.message, failure.traceback) == ("KeyError", "rank 1: 'x'", "Trace")
+    assert root_cause("nothing of the kind") is None
