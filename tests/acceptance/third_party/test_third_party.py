@@ -42,7 +42,7 @@ class Line:
 
 
 OF_TORCH = (
-    Line("python mnist.py --broken-sample", "workload_failed", "KeyError", "t10k-images-idx3-ubyte"),
+    Line("python mnist.py --broken-sample", "workload_failed", "KeyError", "KeyError in DataLoader worker"),
     Line("python mnist.py --device cuda", "infrastructure_failed", "AssertionError", "CUDA"),
     Line("python nanogpt.py --learning_rate=1e30", detected="nan"),
     Line(f"{TORCHRUN} nanogpt.py --broken_rank=1", "workload_failed", "IndexError", "index 50257", 1),
@@ -93,6 +93,11 @@ def differences(record: dict[str, Any], line: Line) -> list[str]:
     if line.detected is not None and line.detected not in detected:
         wrong.append(f"has not seen {line.detected}, only {list(detected)}")
     return [*wrong, message] if wrong else []
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.stage.PATIENCE", 900)  # for all lines in one run
 
 
 def assert_named(stage: Stage, lines: tuple[Line, ...], *python: str) -> None:
