@@ -472,7 +472,7 @@ def warnings_of(seen: Observation) -> list[str]:
     And what the output of a command says against itself, whatever has become of it.
     """
     returned = {rank.rank: rank.result for rank in seen.ranks if rank.result is not None}
-    if not returned:
+    if not returned or (seen.result is not None and seen.result.output):  # the lines of all ranks
         return [] if seen.result is None else [*seen.result.output.get("warnings", ()), *doubts(seen.result)]
     found: dict[str, list[int]] = {}
     for rank, result in returned.items():
