@@ -90,9 +90,10 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
     run = current_run(config)
     if run is None or config.get_verbosity() < 0:
         return None
-    from pytest_aorta.plugin.summary import forecast, header, shard_line
+    from pytest_aorta.plugin.summary import command_lines, forecast, header, shard_line
 
-    return [*([] if run.chosen is None else [header(run), *forecast(run)]), *shard_line(run.selection)]
+    lines = [] if run.chosen is None else [header(run), *command_lines(run), *forecast(run)]
+    return [*lines, *shard_line(run.selection)]
 
 
 @pytest.hookimpl(tryfirst=True)

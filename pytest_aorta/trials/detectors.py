@@ -157,7 +157,7 @@ _SAID = {
     r"|std::bad_alloc|RESOURCE_EXHAUSTED|MemoryAllocation\b|hipErrorOutOfMemory|STATUS_ALLOC_FAILED|oom-kill",
     "nccl": r"\b[NR]CCL error\b|\bnccl(?:System|Internal|Remote|UnhandledCuda)Error\b|\bncclInvalid(?:Usage|Argument)\b"
     r"|DistBackendError|[NR]CCL communicator (?:was|encountered|error)|Test [NR]CCL failure"
-    r"|Connection (?:closed|reset) by peer|unhandled (?:system|cuda|hip) error",
+    r"|unhandled (?:system|cuda|hip) error",
     "hip-fault": r"Memory access fault by GPU|HSA_STATUS_ERROR|HW Exception by GPU|\bHIP (?:runtime )?error\b"
     r"|\bhipError(?!OutOfMemory)[A-Z]|VM_L2_PROTECTION_FAULT|amdgpu.*(?:page fault|GPU reset|ring \S+ timeout)"
     r"|GPU core dump|rocBLAS error|HIPBLAS_STATUS_(?!SUCCESS)|MIOPEN.*Error\b",
@@ -176,7 +176,7 @@ _DETECTORS = {name: re.compile(pattern, re.IGNORECASE if name == "oom" else 0) f
 _HINTS = {
     "nan": ("nan", "inf", "1.#", "\N{INFINITY}"),
     "oom": ("memory", "alloc", "oom-kill", "exhausted"),
-    "nccl": ("ccl", "backenderror", "by peer", "unhandled"),
+    "nccl": ("ccl", "backenderror", "unhandled"),
     "hip-fault": ("hip", "hsa_", "gpu", "l2_protection", "rocblas", "miopen"),
     "cuda-error": ("cuda", "_status_", "illegal memory", "device-side", "xid"),
     "watchdog": ("watchdog", "milliseconds", "heartbeat", "barrier", "lockup", "hung_task", "blocked for", "timed out"),

@@ -144,7 +144,8 @@ class Observation:
         elif kind == "imported":
             self.imported.append(event["module"])
         elif kind == "imports_over":
-            self.imports_over, self.not_preloaded = True, event["note"]
+            if not self.imports_over:  # by a program that it has started, perhaps
+                self.imports_over, self.not_preloaded = True, event["note"]
         elif kind == "ranks_start":
             self.phase = "launch"
         elif kind == "group":
