@@ -447,7 +447,8 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
         return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
         code, output = failure.get("exit_code"), record["result"].get("output") or {}
-        said = next(iter(output.get("detected") or ()), "")
+        # Of ranks, the lines are of all of them, and say what has followed from the cause as well.
+        said = "" if role else next(iter(output.get("detected") or ()), "")
         words = words_of(message, host) if code is None else f"exit code {code}"
         return Signature(kind, phase, "", role, message=f"{words} ({said})" if said else words)
     if kind == "result" and not failure.get("type"):

@@ -144,7 +144,8 @@ class Observation:
         elif kind == "imported":
             self.imported.append(event["module"])
         elif kind == "imports_over":
-            self.imports_over, self.not_preloaded = True, event["note"]
+            if not self.imports_over:  # by a program that it has started, perhaps
+                self.imports_over, self.not_preloaded = True, event["note"]
         elif kind == "ranks_start":
             self.phase = "launch"
         elif kind == "group":
@@ -242,8 +243,8 @@ def _judged(failure: Failure, result: ResultRecord) -> Failure:
 
 
 def _status_with(result: ResultRecord, failure: Failure) -> ExitStatus:
-    unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or failure.phase in _BEFORE_WORK
-    return "infrastructure_failed" if result.output and unjudged and not failure.is_late else _status_of(failure)
+    unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or (result.output and failure.phase in _BEFORE_WORK)
+    return "infrastructure_failed" if unjudged and not failure.is_late else _status_of(failure)
 
 
 def _failure(seen: Observation) -> Failure | None:
@@ -472,7 +473,7 @@ def warnings_of(seen: Observation) -> list[str]:
     And what the output of a command says against itself, whatever has become of it.
     """
     returned = {rank.rank: rank.result for rank in seen.ranks if rank.result is not None}
-    if not returned:
+    if not returned or (seen.result is not None and seen.result.output):  # the lines of all ranks
         return [] if seen.result is None else [*seen.result.output.get("warnings", ()), *doubts(seen.result)]
     found: dict[str, list[int]] = {}
     for rank, result in returned.items():

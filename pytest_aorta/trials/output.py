@@ -29,8 +29,14 @@ _LISTED = 20
 #: Characters that are kept of a line, and of a metric that is no number.
 _SHOWN = 300
 
+#: Characters of a line that expressions of this package look at.
+_LOOKED_AT = 4000
+
 #: What a line may say of the process that has written it: ``[rank1]:``, ``[default1]:``, ``[1,2]<stdout>:``.
 _RANK = re.compile(r"\b(?:local_)?(?:rank|default|gpu)[ =:#]?(\d{1,5})\b|^\[\d+,(\d{1,5})\]<std", re.IGNORECASE)
+
+#: Before the name of a source, where other expressions have their kind.
+_SOURCE = "metrics-from "
 
 #: Stands for lines that do not say which process has written them.
 _UNNAMED = -1
@@ -76,7 +82,7 @@ class OutputRules:
             kind: [(f"{kind.replace('_', '-')} '{text}'", re.compile(text)) for text in getattr(self, kind)]
             for kind in ("fail_on", "pass_on", "skip_on", "metric")
         }
-        sources = [(f"metrics-from {name}", each) for name in self.metrics_from for each in LINES.get(name, ())]
+        sources = [(f"{_SOURCE}{name}", each) for name in self.metrics_from for each in LINES.get(name, ())]
         return {**found, "metric": [*found["metric"], *sources]}
 
     @property
@@ -202,7 +208,7 @@ class OutputFindings:
         for source in rules.metrics_from:
             if source not in LINES:
                 kind, _, path = source.partition(":")
-                self._files[f"metrics-from {source}"] = FollowedFiles(kind, Path(*fill_in([path], os.environ)))
+                self._files[f"{_SOURCE}{source}"] = FollowedFiles(kind, Path(*fill_in([path], os.environ)))
 
     @property
     def _told(self) -> _Steps:
@@ -233,14 +239,14 @@ class OutputFindings:
     def take(self, line: str, at: float) -> bool:
         """One line, which came ``at`` a time in seconds; whether it has said a step."""
         line = plain_line(line)
-        found_rank = _RANK.search(line)
+        found_rank = _RANK.search(line[:_LOOKED_AT])
         rank = int(found_rank[1] or found_rank[2]) if found_rank else _UNNAMED
         steps = [
             self._take_match(found, name, rank, line, at)
             for name, pattern in self._patterns["metric"]
-            for found in pattern.finditer(line)
+            for found in pattern.finditer(line[:_LOOKED_AT] if name.startswith(_SOURCE) else line)
         ]
-        names = detected_in(line)
+        names = detected_in(line[:_LOOKED_AT])
         for name in names:
             self._detect(name, rank, line)
         for text, (name, pattern) in zip(self.rules.fail_on, self._patterns["fail_on"], strict=True):
@@ -266,7 +272,7 @@ class OutputFindings:
         step = number(groups.get(STEP, ""))
         total = number(groups.get(TOTAL, ""))
         told = self._steps.get(rank) or _Steps()
-        if isinstance(step, int) and not (name == "metrics-from hf" and told.total not in (None, total)):
+        if isinstance(step, int) and not (name == f"{_SOURCE}hf" and told.total not in (None, total)):
             self._steps[rank] = told  # another bar of the Trainer is that of an evaluation
             told.report(step, at)
             told.total = total if isinstance(total, int) else told.total
@@ -291,7 +297,7 @@ class OutputFindings:
             return
         if self.rules.fail_on_nonfinite:
             self._fail(rank, f"{name} is {value}")
-        if not line or "nan" not in detected_in(line):
+        if not line or "nan" not in detected_in(line[:_LOOKED_AT]):
             self._detect("nan", rank, line or f"{name} is {value}")
 
     def read_files(self) -> None:

@@ -74,7 +74,7 @@ def test_matrix_and_report_of_a_run_are_those_of_its_trial_files(flaky: Stage, o
     assert "report: report.html" in result.outlines
     page = (flaky.path / "report.html").read_text()
     assert "12 trials in 2 cells" in page
-    assert page.count("<details") == 3
+    assert page.count('<details class="detail"') == 3
     assert "too many threads" in page
     assert "--aorta-report" not in next(line for line in result.outlines if line.startswith("run it again:"))
 

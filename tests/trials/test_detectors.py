@@ -177,6 +177,7 @@ math.inf is used as sentinel
 import nan
 the value may be nan
 loss 2.31 grad_norm 0.52 info ok
+RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3021
 """.strip("\n").split("\n")  # fmt: skip
 
 
@@ -205,7 +206,6 @@ torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10
 ncclUnhandledCudaError: Call to CUDA function failed.
 ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
 node1: Test NCCL failure all_reduce.cu:54 'internal error'
-RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3021
 """,
     ("hip-fault",): """
 Memory access fault by GPU node-4 (Agent handle: 0x55d) on address 0x7f0000. Reason: Page not present

@@ -237,6 +237,8 @@ def test_what_a_result_says_against_its_own_passed_is_named(result: dict[str, An
     passed = ResultRecord(True, **result)
     assert doubts(passed) == said
     assert warnings_of(Observation(result=passed)) == said
+    if passed.output:  # of all ranks of a command
+        assert warnings_of(Observation(result=passed, ranks=[RankRecord(0, result=ResultRecord(True))])) == said
     assert doubts(ResultRecord(False, **result)) == []
 
 

@@ -306,8 +306,9 @@ def complete_rank(
         del logs["stacks"]
     if "stacks" in logs:
         found.location = locate(read_dump(logs["stacks"]), source)
-    if "stderr" in logs and found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
-        found.complaint = complaint_in(read_tail(logs["stderr"], _TAIL))
+    if found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
+        stderr = logs.get("stderr", folder.parent / "stderr.log")
+        found.complaint = complaint_in(read_tail(stderr, _TAIL), of_all="stderr" not in logs)
     found.error_file = read_error_file(find("error.json"))
     with contextlib.suppress(OSError, ValueError):
         found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))

@@ -50,13 +50,15 @@ class Process:
     def failure(self) -> Failure | None:
         """Why it has ended, where it has failed."""
         error, code = self.raised, None if self.end is None else self.end.exitcode
+        if code == 0:  # what was raised has not ended it
+            return None
         if error is not None:
             failure = Failure(
                 "run", "exception", error["message"], error["type"], error["traceback"], at=error["raised"]
             )
             reason = infer_exit_reason(code or 1, None, None)
             return replace(failure, exit_code=reason.exit_code, signal=reason.signal)
-        if code in (None, 0):
+        if code is None:
             return None
         return replace(infer_exit_reason(code, None, None), at=None if self.end is None else self.end.at)
 
@@ -204,7 +206,7 @@ def _events(process: Process) -> Iterator[Event]:
         if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is False:
             failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
         yield {**done, "failure": failure}
-    elif failure is None and process.lived is not None:
+    elif failure is None and (process.lived is not None or process.raised is not None):
         yield {**done, "result": ResultRecord(True)}
         yield {"type": "lived", "at": at}
 

@@ -474,7 +474,7 @@ class _Case:
         said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
         said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
         said += [f"{rank_names(rest)} failed later, or in a way that is likelier to follow"] if rest else []
-        alone = bool(followed) or not ended
+        alone = own.weight != ABORTED and (bool(followed) or not ended)
         return "certain" if alone and not rest else "likely", "; ".join(said) or "no other rank failed"
 
     def _failure_of(self, first: int) -> Failure:

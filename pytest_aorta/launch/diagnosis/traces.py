@@ -270,9 +270,13 @@ def relation_in(line: str) -> Relation | None:
     return "gave up" if _GAVE_UP.search(line) else "peer lost" if _PEER_LOST.search(line) else None
 
 
-def complaint_in(log: str) -> str | None:
-    """The last line of a log in which a library says that another rank is lost, or did not come."""
+def complaint_in(log: str, *, of_all: bool = False) -> str | None:
+    """The last line of a log in which a library says that another rank is lost, or did not come.
+
+    ``of_all``: the ranks share the log; only what ends a process counts, and not what others have raised.
+    """
     lines = [line.strip() for line in log.splitlines() if relation_in(line)]
+    lines = [line for line in lines if not of_all or "what():" in line or "Watchdog" in line]
     return lines[-1][:1000] if lines else None
 
 

@@ -65,7 +65,7 @@ _PATIENCE = 30.0
 #: Seconds that another node may be behind with its deadline.
 _NODE_PATIENCE = 5.0
 
-#: Bytes at the end of a command's standard error that are searched for what its launcher says.
+#: Bytes at the end of each of the logs of a command that are searched for what its launcher says.
 _SAID = 2**18
 
 #: Nodes that a message names.
@@ -320,7 +320,8 @@ class TrialFiles:
 
     def _read_command(self, overdue: float | None) -> None:
         """Ranks that the command has started itself say why it has failed; one that has passed needs no reason."""
-        folder, seen, said = self._folder, self._seen, read_tail(self._folder / "stderr.log", _SAID)
+        folder, seen = self._folder, self._seen
+        said = "".join(read_tail(folder / name, _SAID) for name in ("stdout.log", "stderr.log"))
         processes = read_processes(folder)
         code = 0 if seen.result is None else seen.result.metrics.get(RETURNCODE, 0)
         attempts = adopt_ranks(folder, processes, said, code)

@@ -169,6 +169,26 @@ def test_a_rank_that_was_done_is_blamed_by_more_than_one_other(tmp_path: Path, r
     assert [each.rank for each in found.ranks if each.blame == "cause"] == ([] if cause is None else [cause])
 
 
+def test_the_rank_that_an_unexpected_size_ends_is_not_the_cause(tmp_path: Path) -> None:
+    sizes = {1: entered(7), 2: entered(7)}
+    for size, trace in zip((8, 4), sizes.values(), strict=True):
+        trace["entries"][6] |= {"input_sizes": [[size]], "input_dtypes": ["Float"]}
+    # That of a command, which all its processes share.
+    (tmp_path / "stderr.log").write_text(
+        "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4.\n"
+        f"RuntimeError: {LOST}\n"
+    )
+
+    found = judgement(tmp_path, [SETUP_DONE, raised(LOST), raised(LOST)], {}, sizes, codes={0: -6}, overdue=None)
+
+    assert found.failure is not None
+    assert (found.failure.rank, found.failure.kind, found.failure.confidence) == (None, "signal", "unknown")
+    assert found.failure.message.startswith(
+        "collective 7 differs: rank 1: gloo:all_reduce of Float[8]; rank 2: gloo:all_reduce of Float[4]; rank 0: ended"
+    )
+    assert [each.blame for each in found.ranks] == ["unknown"] * 3
+
+
 def test_of_several_ranks_that_the_others_wait_for_none_is_the_cause(tmp_path: Path) -> None:
     found = judgement(tmp_path, [SETUP_DONE] * 4, {0: WAITS, 1: SLEEPS, 2: WAITS, 3: SLEEPS})
 

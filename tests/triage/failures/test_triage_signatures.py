@@ -112,6 +112,18 @@ def test_an_exception_says_with_which_it_began() -> None:
         assert found.text == f"StepError: step # (train.py:88 in step) after {found.cause}"
 
 
+def test_an_exit_code_is_told_apart_by_what_the_output_says_but_for_that_of_a_rank() -> None:
+    def said(**more: Any) -> str:
+        trial = failed("exit_code", exit_code=1, **more)
+        trial["result"]["output"] = {"detected": {"oom": {"lines": 1}, "assert": {"lines": 2}}}
+        found = signature_of(trial)
+        assert found is not None
+        return found.text
+
+    assert said() == "exit code 1 (oom) in run()"
+    assert said(rank=1) == "exit code 1 in run() of a rank"  # the lines are of all ranks
+
+
 def test_how_a_process_has_ended_itself() -> None:
     assert signature("exit_code", exit_code=3, message="the process ended itself with exit code 3").text == (
         "exit code 3 in run()"

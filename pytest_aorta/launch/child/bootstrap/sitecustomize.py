@@ -205,7 +205,7 @@ class Hook:
     def has_ended(self, pid: int, status: int) -> None:
         if not self.is_armed(pid):
             return
-        code = os.waitstatus_to_exitcode(status)
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         if code == -signal.SIGABRT:  # perhaps by a watchdog of NCCL
             self.mark_wait()
         self.say(of=pid, code=code, at=time.time(), stopped=pid in self.ended)
@@ -244,6 +244,14 @@ class Hook:
             self.take_place(dist.get_rank(), str(dist.get_world_size()), os.environ.get("LOCAL_RANK", ""), 0, "")
         if self.has_place and self.sockets:
             _serve(os.path.join(self.sockets, str(self.pid)))
+
+
+def _try(function: Callable[..., object], *arguments: Any) -> None:
+    """What goes wrong here must not reach the program."""
+    try:
+        function(*arguments)
+    except Exception:
+        pass
 
 
 def _watch_reads(file: str) -> None:
@@ -357,21 +365,21 @@ def arm(environ: MutableMapping[str, str] = os.environ) -> None:
     before = sys.excepthook
 
     def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-        hook.raised(error)
+        _try(hook.raised, error)
         before(kind, error, traceback)
 
     sys.excepthook = _hidden(excepthook)
-    atexit.register(hook.end)
+    atexit.register(_try, hook.end)
 
     def begin_again() -> None:
         hook.has_place = hook.has_raised = False
         hook.ended = {}
-        hook.begin()
+        _try(hook.begin)
 
     os.register_at_fork(after_in_child=begin_again)
 
     def in_child(hook: Hook) -> None:
-        sys.modules["multiprocessing.util"].Finalize(None, hook.end_of_child, exitpriority=0)
+        sys.modules["multiprocessing.util"].Finalize(None, _try, (hook.end_of_child,), exitpriority=0)
 
     def follow_ends(util: Any) -> None:
         in_child(hook)  # a spawned child does not call what is registered for those that are forked
@@ -399,7 +407,7 @@ def _follow_groups(hook: Hook, dist: Any) -> None:
     def update_default_pg(group: Any) -> None:
         set_default(group)
         if group is not None:
-            hook.in_group(dist)
+            _try(hook.in_group, dist)
 
     dist._update_default_pg = _hidden(update_default_pg)
 
@@ -408,15 +416,15 @@ def _follow_children(hook: Hook) -> None:
     def waitpid(pid: int, options: int, /) -> tuple[int, int]:
         found = _waitpid(pid, options)
         if found[0] and (os.WIFEXITED(found[1]) or os.WIFSIGNALED(found[1])):
-            hook.has_ended(*found)
+            _try(hook.has_ended, *found)
         return found
 
     def kill(pid: int, number: int, /) -> None:
-        hook.ends(pid, number)
+        _try(hook.ends, pid, number)
         _kill(pid, number)
 
     def killpg(group: int, number: int, /) -> None:
-        hook.ends(group, number)
+        _try(hook.ends, group, number)
         _killpg(group, number)
 
     def fork_exec(*arguments: Any) -> Any:
