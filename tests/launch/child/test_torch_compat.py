@@ -118,14 +118,15 @@ SERVED = """
 import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
 from pytest_aorta.launch.child.torch_compat import start_worker_server
-from pytest_aorta.launch.diagnosis.traces import last_collective, request_trace
+from pytest_aorta.launch.diagnosis.collectives import read_collectives
+from pytest_aorta.launch.diagnosis.traces import request_trace
 
 path = pathlib.Path(tempfile.mkdtemp(), "socket")
 start_worker_server(path)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
 trace = request_trace(path)
-last = last_collective(trace)
+last = (read_collectives(trace) or [None])[-1]
 path.unlink()
 print(json.dumps([sorted(trace), last and str(last)]))
 """
