@@ -442,9 +442,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("nproc", positive_int, "N", "ranks of a distributed workload (default: its minimum)"),
         Setting(
             "launcher",
-            choice("auto", "elastic", "torchrun", "external"),
+            choice("auto", "elastic", "torchrun", "external", "as-typed"),
             "HOW",
-            "of the ranks: auto, elastic, torchrun, external",
+            "of the ranks: auto, elastic, torchrun, external; of a command: as-typed",
             "auto",
         ),
         Setting(

@@ -23,6 +23,8 @@ SCRIPT_TARGET = "pytest_aorta.launch.child.torchrun:run_script"
 #: ``target`` of a command whose ranks torchrun starts.
 COMMAND_RANKS_TARGET = "pytest_aorta.launch.child.command:run_command_ranks"
 
+#: ``launcher`` of commands that start exactly as they were typed.
+AS_TYPED = "as-typed"
 
 Mode = Literal["single", "elastic", "torchrun", "external"]
 
@@ -89,6 +91,8 @@ def resolve_launch(
                 f"torchrun is to start {name}, but pytest is a rank already; start it without torchrun"
             )
         return LaunchPlan("torchrun", execution.nproc or 1)
+    if execution.launcher == AS_TYPED and not is_command(spec.workload.target):
+        raise LaunchModeError(f"--aorta-launcher {AS_TYPED} is for commands, and {name} is a workload")
     if launch_mode != "distributed":
         if size > 1:
             raise LaunchModeError(f"workload {name} is single_process; do not wrap with torchrun")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.texts import printable
+from pytest_aorta.common.texts import first_names, printable
+from pytest_aorta.launch.launch_mode import AS_TYPED
 from pytest_aorta.plugin.verdict_table import table_lines
 from pytest_aorta.triage.columns import counted, percent
 from pytest_aorta.triage.rates import smallest_fault
-from pytest_aorta.trials.command_line import launcher_in
+from pytest_aorta.trials.command_line import COMMAND_TARGET, launcher_in, line_of
 from pytest_aorta.workspace.paths import repeat_of
 
 if TYPE_CHECKING:
@@ -261,6 +263,25 @@ def header(run: Run) -> str:
     cells = sum(len(labels) for labels in run.plan.cells.values())
     size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
     return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"
+
+
+def command_lines(run: Run) -> list[str]:
+    """How commands are started; a trial may find out that its process cannot be forked."""
+    path = os.environ.get("PATH", os.defpath)
+    forked: list[str] = []
+    typed: list[str] = []
+    for spec in {spec.workload.name: spec for spec in run.plan.trials}.values():
+        if spec.workload.target != COMMAND_TARGET:
+            continue
+        execution = spec.execution
+        may_fork = execution.isolation == "fork" and execution.launcher != AS_TYPED
+        line = line_of(spec.overrides["command"], path) if may_fork else None
+        ranks = ", with its ranks" if line is not None and line.is_agent else ""
+        (typed if line is None else forked).append(f"{spec.workload.name}{ranks}")
+    lines = [f"in a fork of a prepared interpreter: {', '.join(first_names(forked, _MOST))}"] if forked else []
+    return [
+        f"aorta: {line}" for line in [*lines, *([f"as typed: {', '.join(first_names(typed, _MOST))}"] if typed else [])]
+    ]
 
 
 def forecast(run: Run) -> list[str]:

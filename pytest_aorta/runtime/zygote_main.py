@@ -37,6 +37,10 @@ LIMIT = 5.0
 LOOK = 0.005
 
 
+#: ``sys.path`` as the interpreter has made it.
+own_path: list[str] = []
+
+
 def main(fd: int, parent: int) -> None:
     """Prepare, then serve until the other end of ``fd`` closes; never returns."""
     # Until the loop below watches the channel, only the kernel knows that the parent has gone.
@@ -51,6 +55,7 @@ def main(fd: int, parent: int) -> None:
     owner = control.receive_fd() if order["owner"] else None
     if not beside:
         control.kill_when_closed(True)
+    own_path[:] = sys.path
     sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
     faulthandler.enable()  # the stack of a crash while importing goes where the zygote's output goes
     stacks = os.dup(2)

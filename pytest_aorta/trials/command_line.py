@@ -10,7 +10,9 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED, start_folder
@@ -385,3 +387,97 @@ def _python_script(words: Sequence[str]) -> str | None:
 def is_python(program: str) -> bool:
     """Whether a program is called as an interpreter of Python."""
     return _PYTHON.fullmatch(Path(program).name) is not None
+
+
+#: Programs and modules in whose process torch's agent starts ranks.
+_AGENTS = {"torchrun", "accelerate", "torch.distributed.run", "accelerate.commands.launch"}
+
+
+@dataclass(frozen=True)
+class PythonLine:
+    """A command that an interpreter such as this one runs.
+
+    Attributes:
+        python: path of the interpreter.
+        words: all of its words, as ``sys.orig_argv`` has them.
+        name: of the script, or of the module.
+        is_module: whether it is a module.
+        arguments: what follows its name.
+        unbuffered: whether ``-u`` is given.
+    """
+
+    python: str
+    words: tuple[str, ...]
+    name: str
+    is_module: bool
+    arguments: tuple[str, ...]
+    unbuffered: bool
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it may start ranks from its own process."""
+        return (self.name if self.is_module else Path(self.name).name) in _AGENTS
+
+    def first_folder(self) -> str:
+        """Where its imports are looked for first."""
+        return os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name))
+
+
+def python_line(words: Sequence[str], path: str) -> PythonLine | None:
+    """Read a command: ``python [-u] FILE``, ``python [-u] -m MODULE``, or a script that begins with ``#!python``.
+
+    Args:
+        words: of the command.
+        path: folders that its program is looked for in.
+
+    Returns:
+        ``None`` where it is another command, or one of another interpreter.
+    """
+    program = shutil.which(words[0], path=path)
+    if program is None:
+        return None
+    if not is_python(program):
+        interpreter = _interpreter_of(program)
+        if interpreter is None:
+            return None
+        words, program = [interpreter, program, *words[1:]], interpreter
+    if not _is_this_interpreter(program):
+        return None
+    rest = list(words[1:])
+    unbuffered = rest[:1] == ["-u"]
+    rest = rest[1:] if unbuffered else rest
+    is_module = rest[:1] == ["-m"]
+    rest = rest[1:] if is_module else rest
+    if not rest or rest[0].startswith("-") or not (is_module or _is_source(rest[0])):
+        return None
+    return PythonLine(program, tuple(words), rest[0], is_module, tuple(rest[1:]), unbuffered)
+
+
+def _interpreter_of(program: str) -> str | None:
+    try:
+        with open(program, "rb") as file:
+            first = file.readline(300)
+    except OSError:
+        return None
+    words = os.fsdecode(first[2:]).split() if first[:2] == b"#!" else []
+    return words[0] if len(words) == 1 and is_python(words[0]) else None
+
+
+def _is_this_interpreter(program: str) -> bool:
+    same_folder = os.path.dirname(os.path.abspath(program)) == os.path.dirname(sys.executable)
+    return same_folder and os.path.realpath(program) == os.path.realpath(sys.executable)
+
+
+def _is_source(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return b"\0" not in file.read(2**12)
+    except OSError:
+        return False
+
+
+def line_of(command: str, path: str) -> PythonLine | None:
+    """The line of a command that every trial has in common; ``None`` as ``python_line``."""
+    words = words_of(command)
+    line = python_line(words, path)
+    return None if line is None or placeholders_in([line.name]) else line

@@ -152,7 +152,7 @@ LAUNCHER_OWNED = re.compile(
 )
 
 Isolation = Literal["fork", "spawn", "none"]
-Launcher = Literal["auto", "elastic", "torchrun", "external"]
+Launcher = Literal["auto", "elastic", "torchrun", "external", "as-typed"]
 
 #: Working directory of a trial: that of pytest, an empty one, or a copy of that of pytest.
 Cwd = Literal["here", "fresh", "copy"]
@@ -167,7 +167,7 @@ class Execution:
 
     Attributes:
         isolation: ``fork`` from a prepared process, ``spawn`` of a fresh interpreter, ``none`` for this very process.
-        launcher: of the ranks of a distributed workload.
+        launcher: of the ranks of a distributed workload; ``as-typed`` for a command that no fork may stand for.
         nproc: number of ranks, ``None`` for the workload's minimum.
         elastic: options of the agent that starts the ranks.
         seed: of the random generators: trial i of every cell gets the same ones. ``None`` for other ones each time.

@@ -144,7 +144,8 @@ class Observation:
         elif kind == "imported":
             self.imported.append(event["module"])
         elif kind == "imports_over":
-            self.imports_over, self.not_preloaded = True, event["note"]
+            if not self.imports_over:  # by a program that it has started, perhaps
+                self.imports_over, self.not_preloaded = True, event["note"]
         elif kind == "ranks_start":
             self.phase = "launch"
         elif kind == "group":
@@ -242,8 +243,8 @@ def _judged(failure: Failure, result: ResultRecord) -> Failure:
 
 
 def _status_with(result: ResultRecord, failure: Failure) -> ExitStatus:
-    unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or failure.phase in _BEFORE_WORK
-    return "infrastructure_failed" if result.output and unjudged and not failure.is_late else _status_of(failure)
+    unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or (result.output and failure.phase in _BEFORE_WORK)
+    return "infrastructure_failed" if unjudged and not failure.is_late else _status_of(failure)
 
 
 def _failure(seen: Observation) -> Failure | None:

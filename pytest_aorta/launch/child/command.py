@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from pytest_aorta.launch.child import script
 from pytest_aorta.launch.child.attempt_files import attempt_folder, find_file
 from pytest_aorta.launch.child.torchrun import run_program, send_environment
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
@@ -84,7 +85,7 @@ class CommandProcess:
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
+        self._process = script.start(words, environ) or subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, bufsize=0, env=dict(environ)
         )
         assert self._process.stdout is not None

@@ -35,6 +35,7 @@ def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None
         os.sched_setaffinity(0, cores)
     try:
         for name in modules:
+            said = _output()
             try:
                 importlib.import_module(name)
             except BaseException as error:
@@ -42,6 +43,8 @@ def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None
                 return {"module": name, "why": f"raises {described['type']}: {described['message']}"}
             if reasons := reasons_against_forking():
                 return {"module": name, "why": ", ".join(reasons)}
+            if _output() != said:
+                return {"module": name, "why": "prints"}
         return {}
     finally:
         os.sched_setaffinity(0, before)
@@ -66,10 +69,17 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         sys.meta_path.insert(0, self)
         self._remember()
 
+    def move_here(self) -> None:
+        """Watch this process, a fork of the one that it was made in."""
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._remember()
+
     def end(self, note: str | None = None) -> None:
         """Watch no longer, and say why if there is a reason."""
         if not self._over:
             self._over = True
+            self._expected.clear()
+            self._modules.clear()
             self._tell({"type": "imports_over", "note": note})
 
     def find_spec(
@@ -148,9 +158,6 @@ class LearnedImports(importlib.abc.MetaPathFinder):
 def _state(importing: str | None = None) -> dict[str, Any]:
     """What an import could see and change, by names for messages; what is ``importing`` now does not count."""
     loaded = {name: module for name, module in sys.modules.items() if name != importing}
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # replaced or closed by the workload
-            stream.flush()
     state: dict[str, Any] = {
         "os.environ": {name: value for name, value in os.environ.items() if name != _MEMO},
         "sys.path": list(sys.path),
@@ -160,13 +167,21 @@ def _state(importing: str | None = None) -> dict[str, Any]:
         "the handlers of signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "the handlers of logging": [logging.root.level, logging.root.manager.disable, *logging.root.handlers],
         "the open devices": open_gpu_devices(),
-        "the output": _answer(lambda: [os.fstat(number).st_size for number in (1, 2)]),
+        "the output": _output(),
         **{f"random numbers of {name}": generator_state(name) for name in GENERATORS if name in loaded},
     }
     if (torch := loaded.get("torch")) is not None:
         names = ("get_default_dtype", "is_grad_enabled", "are_deterministic_algorithms_enabled")
         state["settings of torch"] = _answer(lambda: [getattr(torch, name)() for name in names])
     return state
+
+
+def _output() -> Any:
+    """Bytes in the files that standard output and standard error are; nothing is known of pipes."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # replaced or closed by the workload
+            stream.flush()
+    return _answer(lambda: [os.fstat(number).st_size for number in (1, 2)])
 
 
 def _answer(question: Callable[[], Any]) -> Any:

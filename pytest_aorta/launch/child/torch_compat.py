@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -195,6 +195,29 @@ def use_recorder(recorder: AttemptRecorder, stop_timeout: float) -> None:
 def use_agent_in_torchrun() -> None:
     """Have torchrun, when it runs in this process, make an agent that reports."""
     setattr(launcher, "LocalElasticAgent", ReportingAgent)  # noqa: B010  (no exported name)
+
+
+def use_popen_in_agent(popen: Callable[..., Any]) -> None:
+    """Have agents of this process start programs as ranks by ``popen``, in place of ``subprocess.Popen``."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    setattr(subprocess_handler, "Popen", popen)  # noqa: B010
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    # For the name of each caller, torch would read the source of all functions that are running.
+    setattr(dynamic_rendezvous, "inspect", _Callers)  # noqa: B010
+
+
+class _Callers:
+    """What torch's rendezvous uses of ``inspect``."""
+
+    @staticmethod
+    def stack() -> list[inspect.FrameInfo]:
+        frames, frame = [], inspect.currentframe()
+        while frame is not None and (frame := frame.f_back) is not None:
+            code = frame.f_code
+            frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+        return frames
 
 
 def refuse_native_threads() -> None:

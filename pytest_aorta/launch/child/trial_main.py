@@ -7,10 +7,18 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.child import command, torchrun, workload_main
+from pytest_aorta.launch.child import command, script, torchrun, workload_main
 from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
-from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, PrepareArgument, TrialPayload, own_rank
+from pytest_aorta.launch.launch_mode import (
+    AS_TYPED,
+    COMMAND_RANKS_TARGET,
+    SCRIPT_TARGET,
+    PrepareArgument,
+    TrialPayload,
+    own_rank,
+)
 from pytest_aorta.runtime.channel import Channel
+from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import enter, take_place
 from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file
@@ -27,6 +35,9 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
     if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
         return torchrun.prepare_program(argument)
     description = workload_main.prepare(argument)
+    may_fork = argument["seed"] is None and argument["launcher"] != AS_TYPED and description["config_error"] is None
+    if argument["target"] == COMMAND_TARGET and may_fork:
+        script.prepare(argument["overrides"]["command"])
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
     return description

@@ -88,6 +88,8 @@ _sources_in_advance: Mapping[str, str] = {}
 _class: type[Any] | None = None
 #: Names of the variables that the workload wants to have at its start.
 _startup: tuple[str, ...] = ()
+#: Reports what the trial of this process imports.
+learner: LearnedImports | None = None
 #: Whether what was imported for the trials has started other programs.
 _had_children = False
 
@@ -105,6 +107,12 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[
         raise ImportError(f"--aorta-preload {refused['module']}: its import in advance {refused['why']}")
     load_class(argument["target"])
     _note_children(before)
+
+
+def seeds() -> ProcessSeeds:
+    """Those of this process, once it has loaded a workload."""
+    assert _seeds is not None
+    return _seeds
 
 
 def _note_children(before: Children) -> None:
@@ -154,6 +162,7 @@ def run_workload(
 
     The last step is kept in the file ``steps``. ``on_error`` takes what setup or run has raised, before the cleanup.
     """
+    global learner
     began = time.monotonic()
     env = collect_env(_static, [*payload["watched"], *NAMES, *_startup]).to_dict()
     # Of the ranks of a node, the first is the one whose snapshot can become the trial's.
@@ -168,11 +177,12 @@ def run_workload(
         payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
     )
     config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
-    lazy = LearnedImports(_static.installed, _seeds, send) if payload["watch_imports"] and _static is not None else None
+    if payload["watch_imports"] and _static is not None:
+        learner = LearnedImports(_static.installed, _seeds, send)
 
     def after_run() -> None:
-        if lazy is not None:
-            lazy.end()
+        if learner is not None:
+            learner.end()
         if watch is not None:
             watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)

@@ -1,0 +1,408 @@
+"""Python programs of a command, run in forks of a process that has imported what they import.
+
+What a program sees of its process is what a fresh interpreter would show it, apart from what all forks of a process
+share: the hashes of texts, the layout of the address space, and modules of this package in ``sys.modules``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import gc
+import importlib.machinery
+import io
+import os
+import pickle
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
+
+from pytest_aorta.launch.child import workload_main
+from pytest_aorta.launch.child.bootstrap import sitecustomize
+from pytest_aorta.runtime import process_tree, zygote_main
+from pytest_aorta.trials.command_line import PythonLine, line_of, python_line
+from pytest_aorta.trials.seeding import rank_seed
+
+if TYPE_CHECKING:
+    from pytest_aorta.launch.child.learned_imports import LearnedImports
+
+#: Seconds between two looks at a program that somebody waits for.
+_LOOK = 0.005
+
+_LONGEST_MESSAGE = 2**20
+
+
+def hidden_modules(folder: str) -> list[str]:
+    """Modules in a ``folder`` that a fresh interpreter finds there, and this one has from elsewhere, or may have."""
+    found = []
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return []
+    for entry in entries:
+        name, _, suffix = entry.name.partition(".")
+        if suffix in ("py", "pyc") or suffix.endswith("so") or os.path.isfile(os.path.join(entry.path, "__init__.py")):
+            file = getattr(sys.modules.get(name), "__file__", None)
+            elsewhere = name in sys.modules and not (file or "").startswith(os.path.join(folder, ""))
+            if elsewhere or name in sys.stdlib_module_names:
+                found.append(name)
+    return found
+
+
+# In the process that all are forked from
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """What a fresh interpreter has, and this one changes."""
+
+    encoding: str
+    errors: str
+    path: list[str]
+    threads: str | None
+
+
+_fresh: _Fresh | None = None
+
+
+def prepare(command: str) -> None:
+    """Make this process one that trials of a command are forked from, where that can be.
+
+    Call before its streams or its search path are changed further.
+    """
+    global _fresh
+    line = line_of(command, os.environ.get("PATH", os.defpath))
+    if line is None or sys.flags.inspect or sys.flags.verbose or hidden_modules(line.first_folder()):
+        return
+    _fresh = _Fresh(
+        sys.stdout.encoding,
+        sys.stdout.errors or "strict",
+        list(zygote_main.own_path),
+        os.environ.get("OMP_NUM_THREADS"),
+    )
+    _become(line)
+
+
+def _become(line: PythonLine) -> None:
+    assert _fresh is not None
+    sys.argv = [line.name, *line.arguments]
+    sys.orig_argv = list(line.words)
+    sys.executable = os.path.abspath(line.python)
+    sys.path[:] = [*([] if getattr(sys.flags, "safe_path", False) else [line.first_folder()]), *_fresh.path]
+
+
+# In the process of a trial
+
+
+class ForkedProgram:
+    """A program that runs in a fork, with what is used of ``subprocess.Popen``."""
+
+    def __init__(self, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
+        self.pid = pid
+        self.stdout, self.stderr = stdout, stderr
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; ``None`` while it runs."""
+        if self.returncode is None:
+            self.returncode = self._look()
+        return self.returncode
+
+    def _look(self) -> int | None:
+        return _exit_code(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+        if timeout is None and type(self) is ForkedProgram and self.returncode is None:
+            self.returncode = _exit_code(self.pid, 0)
+        give_up = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if give_up is not None and time.monotonic() > give_up:
+                raise subprocess.TimeoutExpired([], timeout or 0.0)
+            time.sleep(_LOOK)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _exit_code(pid: int, flags: int = os.WNOHANG) -> int | None:
+    try:
+        ended, status = os.waitpid(pid, flags)
+    except ChildProcessError:
+        return 0  # as Popen takes it, where somebody else has waited
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def start(words: Sequence[str], environ: Mapping[str, str]) -> ForkedProgram | None:
+    """Run a command in a fork of this process, with pipes for its output; ``None`` where it has to run as typed."""
+    if _fresh is None:
+        return None
+    line = python_line(words, environ.get("PATH", os.defpath))
+    if line is None or hidden_modules(line.first_folder()) or process_tree.reasons_against_forking():
+        return None
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _take_streams(os.open(os.devnull, os.O_RDONLY), out_end, err_end)
+            _run(line, environ, workload_main.learner)
+        finally:
+            _give_up()
+    os.close(out_end)
+    os.close(err_end)
+    return ForkedProgram(pid, open(out, "rb", 0), open(err, "rb", 0))
+
+
+# In the fork
+
+
+def _give_up() -> NoReturn:
+    traceback.print_exc()  # only reached when this module is broken
+    os._exit(70)
+
+
+def _take_streams(*descriptors: int | None) -> None:
+    for target, descriptor in enumerate(descriptors):
+        if descriptor is not None and descriptor != target:
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+
+
+def _run(line: PythonLine, environ: Mapping[str, str], watch: LearnedImports | None = None) -> NoReturn:
+    """Be a fresh interpreter that runs the line, to its end."""
+    os.environ.clear()
+    os.environ.update(environ)
+    _become(line)
+    _open_streams(line.unbuffered or bool(os.environ.get("PYTHONUNBUFFERED")))
+    _adjust_libraries()
+    if sitecustomize.VARIABLE in os.environ:
+        sitecustomize.arm()
+    else:  # a rank, whose agent is armed
+        sitecustomize.rearm()
+    if line.is_agent and "torch.distributed.run" in sys.modules:
+        _fork_ranks()
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=builtins)
+    known = set(sys.modules)
+    if watch is not None:
+        watch.move_here()
+    interrupted = False
+    try:
+        code = 0
+        if line.is_module:
+            sys.argv[0] = "-m"
+            runpy._run_module_as_main(line.name)  # type: ignore[attr-defined]  # what ``python -m`` calls
+        else:
+            _run_script(line.name, main)
+    except SystemExit as stop:
+        code = _code_of(stop)
+    except BaseException as error:
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        _print(error)
+    if watch is not None:
+        watch.end()
+    del main
+    _finish(code, known, interrupted=interrupted)
+
+
+def _run_script(name: str, main: ModuleType) -> None:
+    path = name if os.path.isabs(name) else os.path.join(os.getcwd(), name.removeprefix("./"))
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+    with open(path, "rb") as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _open_streams(unbuffered: bool) -> None:
+    """As the start of Python does it."""
+    assert _fresh is not None
+    for target, name in enumerate(("stdin", "stdout", "stderr")):
+        writes = target > 0
+        raw = io.FileIO(target, "wb" if writes else "rb", closefd=False)
+        raw.name = f"<{name}>"
+        direct = unbuffered and writes
+        binary: Any = raw if direct else io.BufferedWriter(raw) if writes else io.BufferedReader(raw)
+        stream = io.TextIOWrapper(
+            binary,
+            encoding=_fresh.encoding,
+            errors="backslashreplace" if target == 2 else _fresh.errors,
+            newline="\n" if writes else None,
+            line_buffering=not unbuffered and (target == 2 or raw.isatty()),
+            write_through=unbuffered,
+        )
+        stream.mode = "w" if writes else "r"  # type: ignore[misc]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _adjust_libraries() -> None:
+    """What libraries have read of the process at their import."""
+    assert _fresh is not None
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        setattr(process, "ORIGINAL_DIR", os.getcwd())  # noqa: B010
+    if (spawn := sys.modules.get("multiprocessing.spawn")) is not None:
+        spawn.set_executable(sys.executable)
+    threads, torch = os.environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")
+    if torch is not None and threads != _fresh.threads and threads.isdecimal() and int(threads) > 0:
+        torch.set_num_threads(int(threads))  # the variable comes too late for the OpenMP library
+    rank, attempt = os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    seeds = workload_main.seeds()
+    seeds.restart(rank_seed(seeds.seed, int(rank), int(attempt)) if rank is not None else seeds.seed)
+
+
+def _code_of(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return (stop.code or 0) & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _print(error: BaseException) -> None:
+    """As Python prints what a program has raised: without the frames of this module."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+    try:
+        sys.excepthook(type(error), error, trace)
+    except BaseException:
+        sys.__excepthook__(type(error), error, trace)
+
+
+def _finish(code: int, known: set[str], *, interrupted: bool) -> NoReturn:
+    """End as an interpreter does, but for clearing the modules of libraries: that takes longer than all else."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):
+        sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except (AttributeError, ValueError):  # replaced, or closed
+        pass
+    except BaseException:
+        code = 120
+    _forget(["__main__", *(name for name, module in sys.modules.items() if name not in known and _is_own(module))])
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def _is_own(module: object) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and not any(part in file for part in ("site-packages", "dist-packages", "lib/python"))
+
+
+def _forget(names: Sequence[str]) -> None:
+    """Let go of modules as the end of Python does, so that files are written and ``__del__`` is called."""
+    namespaces = {id(sys.modules.pop(name).__dict__) for name in names}
+    sys.last_type = sys.last_value = sys.last_traceback = None
+    for kind in (
+        io.TextIOWrapper,
+        io.BufferedWriter,
+    ):  # of those that it finds together, the collector closes one first
+        for stream in [it for it in gc.get_objects() if issubclass(type(it), kind)]:
+            with contextlib.suppress(Exception):
+                stream.flush()
+    gc.collect()
+    left = [it for it in gc.get_objects() if id(it) in namespaces and type(it) is dict and "__builtins__" in it]
+    for is_private in (True, False):
+        for namespace in left:
+            for name in list(namespace):
+                if name != "__builtins__" and (not is_private or (name[:1] == "_" and name[:2] != "__")):
+                    namespace[name] = None
+
+
+# Ranks. torch's agent has threads, so it does not fork them itself: a process does that which was forked before.
+
+
+class _Rank(ForkedProgram):
+    def __init__(self, server: socket.socket, request: Any, streams: list[int]) -> None:
+        self._server = server
+        super().__init__(_ask(server, request, streams))
+
+    def _look(self) -> int | None:
+        code: int | None = _ask(self._server, self.pid)
+        return code
+
+
+def _ask(server: socket.socket, request: Any, streams: Sequence[int] = ()) -> Any:
+    socket.send_fds(server, [pickle.dumps(request)], list(streams))
+    return pickle.loads(server.recv(_LONGEST_MESSAGE))
+
+
+def _fork_ranks() -> None:
+    """Have the ranks that torch's agent starts in this process forked, where they are Python programs."""
+    from pytest_aorta.launch.child.torch_compat import use_popen_in_agent
+
+    server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        try:
+            server.close()
+            _serve_ranks(theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+
+    def popen(
+        args: Sequence[str], env: Mapping[str, str], stdout: IO[str] | None, stderr: IO[str] | None, **given: Any
+    ) -> ForkedProgram | subprocess.Popen[bytes]:
+        line = python_line(args, env.get("PATH", os.defpath))
+        if line is None:
+            return subprocess.Popen(args, env=env, stdout=stdout, stderr=stderr, **given)
+        streams = [stream.fileno() for stream in (stdout, stderr) if stream is not None]
+        return _Rank(server, (line, dict(env), stdout is not None, stderr is not None), streams)
+
+    use_popen_in_agent(popen)
+
+
+def _serve_ranks(agent: socket.socket) -> None:
+    """Fork a rank for each line, tell for each pid whether it has ended, until the agent has gone."""
+    faulthandler.unregister(process_tree.STACK_SIGNAL)
+    handlers = process_tree.disregard(process_tree.TERMINATIONS)
+    while True:
+        data, streams, _, _ = socket.recv_fds(agent, _LONGEST_MESSAGE, 2)
+        if not data:
+            return
+        request = pickle.loads(data)
+        if isinstance(request, int):
+            answer = _exit_code(request)
+        elif (answer := os.fork()) == 0:
+            agent.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            os.setsid()
+            line, environ, has_out, has_err = request
+            rest = iter(streams)
+            _take_streams(None, next(rest) if has_out else None, next(rest) if has_err else None)
+            try:
+                _run(cast(PythonLine, line), environ)
+            finally:
+                _give_up()
+        for stream in streams:
+            os.close(stream)
+        agent.send(pickle.dumps(answer))
