@@ -206,7 +206,8 @@ def test_what_says_nothing_about_the_workload_is_not_counted(stage: Stage) -> No
     assert trials["fine"]["result"]["output"]["matched"][f"metric '{STEPS[1]}'"] == 1
     result.stdout.fnmatch_lines(
         [
-            "*not counted: 1 did not run: cannot judge: exit code 77",
+            "    not counted: 1 did not run",
+            "    why: cannot judge: exit code 77",
             "*oom 1",
             "*1x exit code 3 (oom)*",
             "warning: --aorta-metric 'never (?P<said>x)' matched in 0 of 4 trials",
