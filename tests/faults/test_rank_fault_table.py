@@ -58,6 +58,8 @@ def records_of(stage: Stage, launcher: Launcher, faults: Sequence[RankFault], na
         arguments += ["--aorta-slots", str(len(faults))]
     if launcher in COMMANDS:
         arguments += ["--aorta-command", COMMANDS[launcher].format(parts=parts, restarts=restarts)]
+        if restarts:  # https://github.com/pytorch/pytorch/issues/135712
+            arguments += ["--aorta-extra-env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
         if launcher == "nproc":
             arguments += ["--aorta-nproc", "3", "--aorta-elastic", f"max_restarts={restarts}"]
     else:

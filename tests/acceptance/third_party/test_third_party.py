@@ -42,7 +42,7 @@ class Line:
 
 
 OF_TORCH = (
-    Line("python mnist.py --broken-sample", "workload_failed", "KeyError", "t10k-images-idx3-ubyte"),
+    Line("python mnist.py --broken-sample", "workload_failed", "KeyError", "KeyError in DataLoader worker"),
     Line("python mnist.py --device cuda", "infrastructure_failed", "AssertionError", "CUDA"),
     Line("python nanogpt.py --learning_rate=1e30", detected="nan"),
     Line(f"{TORCHRUN} nanogpt.py --broken_rank=1", "workload_failed", "IndexError", "index 50257", 1),
@@ -69,6 +69,7 @@ OF_PACKAGES = (
     Line(f"{ACCELERATE} accelerate_loop.py launched", "workload_failed", "AssertionError", "no pad token, launched", 1),
     Line(f"{TORCHRUN} accelerate_loop.py hang", "timeout", "timeout", "rank 1 is missing: <module> at accelerate", 1),
     Line(f"{ACCELERATE} -m {OPS}", "ok"),
+    Line("python lightning_bug_report.py nan", detected="nan"),
     Line("python lightning_bug_report.py bug", "workload_failed", "RuntimeError", "expected scalar type Float"),
     Line("python lightning_bug_report.py bug ddp", "workload_failed", "RuntimeError", "expected scalar type Float", 1),
     Line("python lightning_bug_report.py kill ddp", "workload_failed", "SIGKILL", "SIGKILL", 1),
@@ -94,6 +95,11 @@ def differences(record: dict[str, Any], line: Line) -> list[str]:
     return [*wrong, message] if wrong else []
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.stage.PATIENCE", 900)  # for all lines in one run
+
+
 def assert_named(stage: Stage, lines: tuple[Line, ...], *python: str) -> None:
     """Run each line once, all in one run."""
     for script in SCRIPTS.glob("*.py"):
@@ -101,7 +107,7 @@ def assert_named(stage: Stage, lines: tuple[Line, ...], *python: str) -> None:
     commands = [word for line in lines for word in ("--aorta-command", line.command)]
     stage.command(
         *(*(python or PYTEST[:1]), *PYTEST[1:], *commands, "--aorta-trials", "1", "--aorta-timeout", "90"),
-        *("--aorta-skip-on", "Unable to locate sufficient", "--aorta-metrics-from", "nanogpt"),
+        *("--aorta-skip-on", "Unable to locate sufficient"),
         env={"HF_HUB_OFFLINE": "1", **({"PATH": f"{Path(python[0]).parent}:/usr/bin:/bin"} if python else {})},
     )
     records = {record["config"]["command"]: record for record in stage.trials().values()}
