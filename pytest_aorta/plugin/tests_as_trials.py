@@ -14,7 +14,7 @@ from pytest_aorta.plugin.compat import GeneratedFunction, option_actions
 from pytest_aorta.plugin.one_test import NOT_INSIDE
 from pytest_aorta.plugin.options import read_option
 from pytest_aorta.plugin.ordinary_tests import marked_selection
-from pytest_aorta.plugin.run import TEST_TARGET, run_of, warn
+from pytest_aorta.plugin.run import TEST_TARGET, current_run, run_of, warn
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
@@ -41,6 +41,10 @@ _NOT_HANDED_ON = frozenset(
 
 def with_trials(collector: pytest.Collector, report: pytest.CollectReport) -> pytest.CollectReport:
     """What a collector has found, with trials in the place of tests that are to have some."""
+    known = current_run(collector.config)
+    takes_tests = known is not None and known.takes_tests
+    if not takes_tests and not any("aorta" in node.keywords for node in report.result):
+        return report  # and no run is made, which a test that starts trials may not be allowed
     run = run_of(collector.config)
     try:
         report.result = [each for node in report.result for each in _in_place_of(node, run)]

@@ -143,7 +143,7 @@ def test_every_selected_test_is_a_trial_of_every_cell(things: Stage) -> None:
             "FAILED tests/test_things.py::test_fixture_fails[[]local-none-0[]] - OSError: *",
         ]
     )
-    (log,) = things.results.glob("*test_inside*/local-none/trial_0/stdout.log")
+    (log,) = things.results.glob("*test_inside*/trial_0/stdout.log")
     assert "1 passed" in log.read_text()
 
 
