@@ -46,11 +46,11 @@ def test_the_examples_of_workloads_run(pytester: pytest.Pytester) -> None:
     for block in blocks("workloads.md", "python"):
         name = block.splitlines()[0].removeprefix("# ")
         (pytester.path / name).write_text(block)
-    [command] = blocks("workloads.md", "")
+    command, _ = blocks("workloads.md", "")  # the other one has the tests of the reader
     result = pytester.runpytest_subprocess(*shlex.split(command)[1:])
     result.assert_outcomes(passed=4)
-    result = pytester.runpytest_subprocess("my_ranks.py", "test_repro.py", "test_train.py")
-    result.assert_outcomes(passed=7)
+    result = pytester.runpytest_subprocess("my_ranks.py", "test_repro.py", "test_train.py", "test_order.py")
+    result.assert_outcomes(passed=7 + 4)
 
 
 @pytest.mark.slow

@@ -7,6 +7,12 @@ import re
 #: What a refused marker is called, after the node id of its test.
 MARKER = "@pytest.mark.aorta"
 
+#: Names of the plugins that pytest is given only when there are trials.
+TRIALS, REPORTS = "aorta_trials", "aorta_reports"
+
+#: Name of a plugin in the process of a trial that is a test: there, nothing is a trial.
+ONE_TEST = "aorta_one_test"
+
 #: Methods of a workload, in the text of its file.
 _METHODS = (rb"def\s+setup\b", rb"def\s+run\b")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from _pytest._code.code import (
 )
 from _pytest._io import TerminalWriter
 from _pytest._io.wcwidth import wcswidth
+from _pytest.fixtures import FuncFixtureInfo
 from _pytest.outcomes import Skipped
 from pluggy import HookRelay
 
@@ -87,6 +89,11 @@ def tear_down_before(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     item.session._setupstate.teardown_exact(nextitem)
 
 
+def option_actions(config: pytest.Config) -> dict[str, argparse.Action]:
+    """What pytest and its plugins take on the command line, by its spellings."""
+    return {flag: action for action in config._parser.optparser._actions for flag in action.option_strings}
+
+
 @dataclass
 class Duration:
     """A line of ``--durations`` that is no phase of an item."""
@@ -145,7 +152,19 @@ class GeneratedFunction(pytest.Function):
     ) -> Any:
         """The item; the closure of its fixtures is taken from a ``sibling`` of the same function, if there is one."""
         shared: dict[str, Any] = {} if sibling is None else {"fixtureinfo": sibling._fixtureinfo}
-        item = cls.from_parent(parent, name=name, callobj=function, **shared)
+        return cls._named(parent, name, callobj=function, **shared)
+
+    @classmethod
+    def with_fixture(cls, parent: pytest.Collector, name: str, function: Callable[..., None], fixture: str) -> Any:
+        """The item of a function that takes a ``fixture``; no other is set up for it, whatever is used by all tests."""
+        manager = parent.session._fixturemanager
+        closure, definitions = manager.getfixtureclosure(parent, (fixture,), ignore_args=frozenset())
+        info = FuncFixtureInfo((fixture,), (fixture,), closure, definitions)
+        return cls._named(parent, name, callobj=function, fixtureinfo=info)
+
+    @classmethod
+    def _named(cls, parent: pytest.Collector, name: str, **given: Any) -> Any:
+        item = cls.from_parent(parent, name=name, **given)
         if hasattr(item, "_id"):
             # pytest 9.2 compares structured ids, and does not take a name with brackets apart by itself: without this,
             # --lf and --ff would not know the item again.

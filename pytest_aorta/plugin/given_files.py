@@ -20,19 +20,12 @@ class GivenFiles:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-        """A file that has Workload classes but no tests is not imported here."""
-        return self._workloads(module_path, parent, with_tests=False)
-
-    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-        """The Workload classes of a test file; pytest collects its tests."""
-        return self._workloads(file_path, parent, with_tests=True)
-
-    def _workloads(self, path: Path, parent: pytest.Collector, *, with_tests: bool) -> pytest.Module | None:
-        if path not in self._files or workload_facts(path).has_tests != with_tests:
+        """Such a file is not imported here."""
+        if module_path not in self._files:
             return None
         from pytest_aorta.plugin.collection import WorkloadFile  # a run without trials does not need it
 
-        found: pytest.Module = WorkloadFile.of(parent, path)
+        found: pytest.Module = WorkloadFile.of(parent, module_path)
         return found
 
 

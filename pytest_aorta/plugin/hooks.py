@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin import MARKER, may_have_workloads
+from pytest_aorta.plugin import MARKER, ONE_TEST, TRIALS, may_have_workloads
 from pytest_aorta.plugin.options import add_options, is_mentioned, refuse_mistyped
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTrial
@@ -38,9 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the hooks of trials where these are asked for already."""
     config.addinivalue_line(
         "markers",
-        "aorta(trials=, mitigations=, environments=, timeout=): run the test, which takes the fixture aorta_trial, "
-        "once per trial of every cell. Every trial item carries this marker.",
+        "aorta(trials=, mitigations=, environments=, timeout=): run the test once per trial of every cell, each time "
+        "in a process of its own, or where its fixture aorta_trial is called. Every trial item carries this marker.",
     )
+    if config.pluginmanager.has_plugin(ONE_TEST):
+        return
     for name, text in getattr(config, "workerinput", {}).get("aorta_settings", {}).items():
         setattr(config.option, f"aorta_{name}", text)
     _look_at_files(config)
@@ -88,6 +91,8 @@ def pytest_configure_node(node: Any) -> None:
     from pytest_aorta.plugin.roles import introduce
 
     introduce(node)
+    # A worker knows what they have become only.
+    node.workerinput["aorta_arguments"] = [str(argument) for argument in node.config.invocation_params.args]
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -109,11 +114,33 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``aorta_trial`` run once per trial of every cell."""
     # Called for every test function that is collected: most are through here.
-    if "aorta_run" in metafunc.fixturenames or metafunc.definition.own_markers:
+    if "aorta_run" in metafunc.fixturenames or "aorta" in metafunc.definition.keywords:
         _generate_trials(metafunc)
 
 
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
+    """Trials in the place of tests that are to have some."""
+    report = yield
+    has_trials = collector.config.pluginmanager.has_plugin(TRIALS)
+    if not has_trials and type(collector).__name__ == "UnitTestCase":  # whose methods are no test functions of pytest
+        has_trials = _has_marked(collector.config, report.result)
+    if not has_trials or not report.passed:
+        return report
+    from pytest_aorta.plugin.registration import register_hooks
+    from pytest_aorta.plugin.tests_as_trials import with_trials
+
+    register_hooks(collector.config, late=True)
+    return with_trials(collector, report)
+
+
+def _has_marked(config: pytest.Config, found: list[Any]) -> bool:
+    return not config.pluginmanager.has_plugin(ONE_TEST) and any("aorta" in node.keywords for node in found)
+
+
 def _generate_trials(metafunc: pytest.Metafunc) -> None:
+    if metafunc.config.pluginmanager.has_plugin(ONE_TEST):
+        return
     is_marked = metafunc.definition.get_closest_marker("aorta") is not None
     if is_marked or "aorta_run" in metafunc.fixturenames:
         from pytest_aorta.plugin.registration import register_hooks

@@ -36,6 +36,7 @@ from pytest_aorta.workspace.paths import paths_in_test
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import RunningTrial
+    from pytest_aorta.plan import Selection
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
@@ -317,13 +318,9 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     """Check the markers of a test; with ``aorta_trial``, one item per trial of every cell, in rounds as in a plan."""
     __tracebackhide__ = True
     run = run_of(metafunc.config)
-    chosen = run.selection
     problem = ""
     try:
-        for marker in reversed(list(metafunc.definition.iter_markers("aorta"))):  # the closest one last
-            given = _read_marker(marker)
-            chosen = replace(chosen, **{name: value for name, value in given.items() if name != "timeout"})
-            _check_names(run, given.get("environments", ()), given.get("mitigations", ()), "trials=", f"{MARKER}: ")
+        chosen, _ = marked_selection(metafunc.definition, run)
         if "aorta_trial" not in metafunc.fixturenames:
             return
         environments, sets = chosen.environments, chosen.mitigations
@@ -339,6 +336,22 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     seed = metafunc.definition.nodeid
     cells = [Cell(*each[turn], i, watched) for i in range(chosen.trials) for turn in turns_of_round(i, len(each), seed)]
     metafunc.parametrize("aorta_trial", cells, indirect=True, ids=[cell.label for cell in cells])
+
+
+def marked_selection(node: pytest.Item, run: Run) -> tuple[Selection, bool]:
+    """The selection of a run as the markers of a test change it, and whether one of them asks for trials.
+
+    Raises:
+        RequestError: a marker has a keyword or a value that it cannot have.
+    """
+    chosen, asks = run.selection, False
+    for marker in reversed(list(node.iter_markers("aorta"))):  # the closest one last
+        given = _read_marker(marker)
+        given.pop("timeout", None)
+        asks |= bool(given)
+        chosen = replace(chosen, **given)
+        _check_names(run, given.get("environments", ()), given.get("mitigations", ()), "trials=", f"{MARKER}: ")
+    return chosen, asks
 
 
 def _read_marker(marker: pytest.Mark) -> dict[str, Any]:

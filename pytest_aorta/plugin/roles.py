@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-#: Names of the plugins that pytest is given only when there are trials.
-TRIALS, REPORTS = "aorta_trials", "aorta_reports"
+from pytest_aorta.plugin import REPORTS as REPORTS
+from pytest_aorta.plugin import TRIALS as TRIALS
 
 #: Name of the run in the history, where it was given to workers before there was a trial.
 STAMP = pytest.StashKey[str]()

@@ -42,6 +42,9 @@ EXIT_STATUS = "aorta_exit_status"
 #: Workload, or action of a recipe, and cell, as they are shown.
 CellName = tuple[str, str]
 
+#: ``target`` of a test that is a trial.
+TEST_TARGET = "pytest_aorta.plugin.one_test:OneTest"
+
 #: Limit that pytest-timeout would set for an item, in seconds.
 TIMEOUT = pytest.StashKey[float]()
 
@@ -111,8 +114,10 @@ def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
     for marker in item.iter_markers("aorta"):
         if marker.kwargs.get("timeout") is not None:
             return float(marker.kwargs["timeout"])
-    general = item.stash.get(TIMEOUT, None) or _pytest_timeout(item)
     own = spec.limits.timeout
+    if spec.workload.target == TEST_TARGET:
+        return own  # pytest-timeout is inside as well, where it counts no start of an interpreter
+    general = item.stash.get(TIMEOUT, None) or _pytest_timeout(item)
     if own is None or (general is not None and item.get_closest_marker("timeout") is not None):
         return general
     return own
@@ -349,6 +354,9 @@ class Run:
         self.prefetcher = Prefetcher(self)
         #: Names of trials on the command line, empty for all; ``None`` where none of ``--aorta-workload`` is collected.
         self.chosen: set[str] | None = None
+        #: Whether the options ask for trials of the tests that are collected; and all such trials.
+        self.takes_tests = False
+        self.tests: dict[str, tuple[TrialSpec, TrialPaths]] = {}
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, TrialRunner] = {}

@@ -9,9 +9,11 @@ import pytest
 
 from pytest_aorta.plugin.compat import tear_down_before
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
+from pytest_aorta.plugin.options import given_options
 from pytest_aorta.plugin.roles import NOT_EACH, give_out_one_by_one, group_scheduler, is_each, is_worker
 from pytest_aorta.plugin.run import (
     PAYLOAD,
+    TEST_TARGET,
     TIMEOUT,
     current_run,
     current_runs,
@@ -23,6 +25,17 @@ from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from pytest_aorta.plugin.run import Run
+
+
+#: Options that ask for trials of the tests that are collected, where nothing else is to have trials.
+_ASKING = ("trials", "mitigations", "environment", "stop")
+
+
+def asks_for_tests(config: pytest.Config, run: Run) -> bool:
+    given = given_options(config)
+    return run.chosen is None and any(name in given for name in _ASKING)
 
 
 def select(config: pytest.Config) -> None:
@@ -47,6 +60,7 @@ def select(config: pytest.Config) -> None:
             select_trials(config, run)
         elif not is_worker(config):
             run.check_names()
+        run.takes_tests = asks_for_tests(config, run)
     except RequestError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -122,6 +136,10 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     if not option.collectonly and not broken and not is_worker(session.config):
         from pytest_aorta.plugin.preflight import check_trials
 
+        if (run := current_run(session.config)) is not None and run.tests:
+            from pytest_aorta.plan import Plan
+
+            run.runner.add_plan(Plan(tuple(spec for spec, _ in run.tests.values())))
         try:
             check_trials(session)
         except RequestError as error:
@@ -197,6 +215,8 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     from pytest_aorta.plugin.minimize import MinimizeItem
     from pytest_aorta.plugin.trial_item import TrialItem
 
+    if isinstance(item, TrialItem) and item.spec.workload.target == TEST_TARGET:
+        return True  # there is one inside
     if isinstance(item, MinimizeItem) or (isinstance(item, TrialItem) and item.spec.execution.isolation != "none"):
         item.stash[TIMEOUT] = settings.timeout
         return True

@@ -184,8 +184,9 @@ def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) 
         yield Piece(f"inert? ({row.effect.reason})", "yellow")
     if missing := [f"{row.cell.count(kind)} {kind}" for kind in LOSSES if row.cell.count(kind)]:
         events = f" ({counted(row.cell.loss_events, 'event')})" if row.cell.loss_events < row.cell.lost else ""
-        why = f": {row.cell.losses[0].signature.text}" if row.cell.losses else ""
-        yield Piece(f"not counted: {', '.join(missing)}{events}{why}", "yellow")
+        yield Piece(f"not counted: {', '.join(missing)}{events}", "yellow")
+        if row.cell.losses:
+            yield Piece(f"why: {row.cell.losses[0].signature.text}", "yellow")
     yield from _ways(row, seen)
 
 

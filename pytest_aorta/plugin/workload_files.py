@@ -53,8 +53,8 @@ class FileFacts:
 
     @property
     def workloads(self) -> list[FoundClass]:
-        """In a file that has tests as well only those that say so: any helper of a test may have such methods."""
-        return [found for found in self.classes if found.is_workload and (found.is_declared or not self.has_tests)]
+        """None in a file that has tests: there, such classes are helpers."""
+        return [found for found in self.classes if found.is_workload and not self.has_tests]
 
     @property
     def is_incomplete(self) -> bool:
@@ -94,6 +94,8 @@ def what_lacks(path: Path, wanted: bool = True) -> str:
         return "; ".join(lacking) + ". A workload has setup() and run(), and its file is read and not imported"
     if not wanted or not facts.is_valid or facts.workloads:
         return ""
+    if facts.has_tests:
+        return "it has tests, whose classes are helpers: aorta_run(CLASS) in a test, or a file of its own, runs one"
     if facts.classes:
         return f"{', '.join(found.name for found in facts.classes)}: neither setup() nor run()"
     return f"it defines no class; {AS_COMMAND.format(path.name)}"
@@ -122,12 +124,13 @@ def _facts(path: Path, version: tuple[int, ...], always: bool) -> FileFacts:
         module = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return FileFacts()
-    has_tests = any(
-        node.name.startswith("Test" if isinstance(node, ast.ClassDef) else "test")
-        for node in module.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    )
-    return FileFacts(_classes(module), has_tests, is_valid=True)
+    return FileFacts(_classes(module), any(map(_is_test, module.body)), is_valid=True)
+
+
+def _is_test(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ClassDef):
+        return node.name.startswith("Test") or any(_last_name(base).endswith("TestCase") for base in node.bases)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
 
 
 @cache

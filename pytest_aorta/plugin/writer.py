@@ -401,6 +401,8 @@ class TrialWriter:
         from pytest_aorta.plugin.collection import plans_of
 
         base, _, name = nodeid.rpartition("::")
+        if nodeid in self.run.tests:
+            return self.run.tests[nodeid]
         if self.run.recipe_trials is not None:
             spec = self.run.recipe_trials().get(name)
             return None if spec is None else (spec, self.run.plan.paths(spec))

@@ -243,8 +243,8 @@ def _judged(failure: Failure, result: ResultRecord) -> Failure:
 
 
 def _status_with(result: ResultRecord, failure: Failure) -> ExitStatus:
-    unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or failure.phase in _BEFORE_WORK
-    return "infrastructure_failed" if result.output and unjudged and not failure.is_late else _status_of(failure)
+    unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or (result.output and failure.phase in _BEFORE_WORK)
+    return "infrastructure_failed" if unjudged and not failure.is_late else _status_of(failure)
 
 
 def _failure(seen: Observation) -> Failure | None:

@@ -33,6 +33,8 @@ HOOKS = [
     "pytest_configure",
     "pytest_configure_node",
     "pytest_generate_tests",
+    "pytest_load_initial_conftests",
+    "pytest_make_collect_report",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
 ]
@@ -69,6 +71,8 @@ def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_
     # for each of its files that is an argument.
     looked_at = found["calls"]["collect"].pop("hooks.pytest_collect_file")
     assert looked_at <= (len(files) if as_files else 1) * len(list(stage.path.iterdir()))
+    # Of the session, the folder and each file: it is called, and then goes on.
+    assert found["calls"]["collect"].pop("hooks.pytest_make_collect_report") <= 2 * (2 * len(files) + 2)
     assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30}
     assert found["hooks"] == HOOKS
 

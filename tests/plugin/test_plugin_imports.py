@@ -102,7 +102,7 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
             if name != "stacks"
         )
     result.stdout.fnmatch_lines(["timeout in import: the deadline of 1 s passed in importing; *", "looking for the *"])
-    result.stdout.fnmatch_lines(["Hangs local-none *", "    not counted: 2 did not run (1 event): *"])
+    result.stdout.fnmatch_lines(["Hangs local-none *", "    not counted: 2 did not run (1 event)"])
     assert len(imports(stage)) == 1
     assert stage.left_running() == []
 
@@ -180,4 +180,4 @@ def test_ranks_that_hang_in_their_imports_did_not_run(stage: Stage, monkeypatch:
     assert failure["kind"] == "timeout"
     assert failure["phase"] in ("launch", "import")  # on a busy host, they have not even come so far
     assert failure["message"].startswith("the deadline of 15 s passed in ")
-    result.stdout.fnmatch_lines(["*    not counted: 1 did not run: *"])
+    result.stdout.fnmatch_lines(["*    not counted: 1 did not run"])

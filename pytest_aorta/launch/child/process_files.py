@@ -215,8 +215,11 @@ def _events(process: Process) -> Iterator[Event]:
 _OF_A_CHILD = {"CalledProcessError", "ChildFailedError", "ProcessRaisedException", "ProcessExitedException"}
 
 
-def failure_below(processes: list[Process]) -> Failure | None:
-    """Why the first of them has failed, where that was because of a program that it had started."""
+def failure_below(processes: list[Process], own: Failure) -> Failure | None:
+    """Why the first of them has failed, where it knows that better than its output, which says ``own``.
+
+    It may have failed because of a program that it had started.
+    """
     cause = next((process for process in processes if process.raised is not None), None)
     first = cause = next((each for each in processes if cause is not None and each.pid == cause.parent), cause)
     while cause is not None and cause.raised is not None and cause.raised["type"] in _OF_A_CHILD:
@@ -224,7 +227,12 @@ def failure_below(processes: list[Process]) -> Failure | None:
         if not below:
             break
         cause = min(below, key=lambda each: (each.end is not None and bool(each.end.stopped), each.started))
-    return None if cause is None or cause is first else cause.failure
+    failure = None if cause is None else cause.failure
+    if failure is None or cause is not first:
+        return failure
+    # What is printed of an exception does not show where its message ends.
+    is_same = own.kind == "exception" and own.type == (failure.type or "").rpartition(".")[2]
+    return replace(failure, exit_code=own.exit_code, signal=own.signal) if is_same else None
 
 
 #: Of what torchrun prints last: the rank that it has seen fail first.

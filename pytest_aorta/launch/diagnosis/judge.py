@@ -172,8 +172,11 @@ class _Case:
         self.first = self._likeliest()
         if blamed is not None and blamed in found and found[blamed].failure.phase != "cleanup":
             self.first = blamed
-        if self.first is not None and found[self.first].weight == RETURNED and self.named is not None:
-            self.first = self.named
+        if self.named is not None and self.first is not None:
+            if found[self.first].weight == found[self.named].weight == RETURNED:
+                self.first = self.named
+            else:
+                self.named = None
         if self.first is not None:
             self.tied = self._tied(self.first)
             self.root = self.first if self._is_known(self.first) else None
@@ -253,7 +256,8 @@ class _Case:
             if isinstance(rank, int):
                 ranks.setdefault(iteration if isinstance(iteration, int) else 0, set()).add(rank)
         first = ranks[min(ranks)] if ranks else set()
-        return next(iter(first)) if len(first) == 1 and first <= self.found.keys() else None
+        rank = next(iter(first)) if len(first) == 1 else None
+        return rank if rank in self.found and self.found[rank].weight == RETURNED else None
 
     def _unfinished(self, seen: Observation, rank: RankEvidence) -> _OwnFailure:
         where = f"{place(seen.phase)}{after_step(seen)}"
@@ -536,7 +540,7 @@ class _Case:
 
     def _blame(self, number: int) -> Blame | None:
         own, wait = self.found.get(number), self.wait
-        if number == self.root or (wait is not None and number == wait.blamed):
+        if number == self.root or (self.first is None and wait is not None and number == wait.blamed):
             return "cause"
         if own is None:
             return None

@@ -329,9 +329,10 @@ class TrialFiles:
         if seen.result is not None and seen.result.passed:
             return
         if not attempts:
-            failure, own = failure_below(processes) or root_cause(said), seen.failures.get("run")
-            if failure is not None and own is not None and own.kind in ("exception", "exit_code"):
-                seen.failures["run"] = replace(failure, at=None)
+            own = seen.failures.get("run")
+            if own is not None and own.kind in ("exception", "exit_code"):
+                failure = failure_below(processes, own) or root_cause(said) or own
+                seen.failures["run"] = replace(failure, at=own.at)
             return
         for attempt in attempts[:-1]:
             trial = settle(attempt_evidence(folder, attempt, "script", self._cell.info.source))

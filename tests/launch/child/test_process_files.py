@@ -15,6 +15,7 @@ from pytest_aorta.launch.child.attempt_files import attempt_evidence
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.process_files import Process, adopt_ranks, failure_below, read_processes, root_cause
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
+from pytest_aorta.trials.records import Failure
 
 RANK = """
 import os, signal, sys, time
@@ -146,10 +147,20 @@ except ProcessLookupError as error: assert error.__traceback__.tb_next.tb_frame.
 
 def test_a_program_fails_because_of_the_one_that_it_has_started(tmp_path: Path) -> None:
     run(tmp_path, "import subprocess, sys; subprocess.run([sys.executable, '-c', '1/0'], check=True)")
-    failure = failure_below(read_processes(tmp_path / "trial"))
+    own = Failure("run", "exception", "Command '['", "CalledProcessError", exit_code=1)
+    failure = failure_below(read_processes(tmp_path / "trial"), own)
     assert failure is not None
     assert (failure.type, failure.message, failure.exit_code) == ("ZeroDivisionError", "division by zero", 1)
-    assert failure_below(read_processes(tmp_path)) is None
+    assert failure_below(read_processes(tmp_path), own) is None
+
+
+def test_the_message_of_an_exception_is_whole(tmp_path: Path) -> None:
+    run(tmp_path, "raise ValueError('one\\n\\ntwo')")
+    processes = read_processes(tmp_path / "trial")
+    failure = failure_below(processes, Failure("run", "exception", "one", "ValueError", exit_code=1))
+    assert failure is not None
+    assert failure.message == "one\n\ntwo"
+    assert failure_below(processes, Failure("run", "exception", "one", "KeyError", exit_code=1)) is None
 
 
 #: Of launchers that are no Python programs.

@@ -135,7 +135,13 @@ def test_the_failure_that_the_others_follow_from(
         assert [record.rank for record in found.ranks if record.blame == "cause"] == ([] if rank is None else [rank])
 
 
-kinds = st.sampled_from([returned(True), returned(False), raised("x"), raised("y", phase="setup"), UNDONE, []])
+LOST = "[../tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+kinds = st.sampled_from(
+    [
+        *(returned(True), returned(False), returned(False, 3), returned(False, 3, names=1)),
+        *(raised("x"), raised("x", at=1000.0), raised("y", phase="setup"), raised(LOST), UNDONE, []),
+    ]
+)
 codes = st.sampled_from([None, 0, 1, 3, -6, -9, -11, -15])
 
 
@@ -149,6 +155,11 @@ def test_whatever_happens_to_ranks_other_than_0_is_never_hidden(
     found = judgement_of(folder, [events for events, _ in ranks], codes)
 
     records = found.ranks
+    if found.failure is not None:
+        rank, confidence = found.failure.rank, found.failure.confidence
+        assert [record.rank for record in records if record.blame == "cause"] == ([] if rank is None else [rank])
+        assert (confidence == "unknown") == (rank is None)
+        assert found.failure.evidence
     for record in records:
         if found.failure is None and (failure := record.failure) is not None:
             assert failure.phase == "cleanup" or record.collateral

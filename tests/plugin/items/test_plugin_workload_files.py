@@ -89,35 +89,33 @@ def test_one_class_or_trial_of_a_file_can_be_named(stage: Stage) -> None:
     missing.stderr.fnmatch_lines(["ERROR: not found: *mixed.py::Missing"])
 
 
-def test_file_with_both_has_its_tests_and_its_workloads_collected(stage: Stage) -> None:
-    stage.write(
-        test_both="""
-        from pytest_aorta import Workload
+def test_classes_in_a_file_with_tests_are_helpers(stage: Stage) -> None:
+    classes = """
+from unittest import TestCase
+from pytest_aorta import Workload
 
-        class Both(Workload):
-            def setup(self): pass
-            def run(self): return {"passed": True}
+class Helper(Workload):
+    def setup(self): pass
+    def run(self): return {"passed": True}
 
-        class Helper:
-            '''A helper of tests that does not say that it is a workload.'''
-            def setup(self): pass
-            def run(self): pass
-
-        def test_function():
-            pass
-
-        class TestClass:
-            def test_method(self):
-                pass
-        """
-    )
-    found = ["test_both.py::test_function", "test_both.py::TestClass::test_method"]
-    assert sorted(names(stage, "test_both.py")) == sorted(["test_both.py::Both[local-none-0]", *found])
-    assert names(stage, "test_both.py::test_function") == found[:1]
-    stage.run_here("test_both.py").assert_outcomes(passed=3)
-    # Not named itself, it is a test file and nothing else.
-    assert names(stage) == found
-    assert names(stage, ".") == found
+class Structural:
+    def setup(self): pass
+    def run(self): pass
+"""
+    tests = {
+        "test_function": "def test_function(): pass\n",
+        "test_class": "class TestClass:\n    def test_method(self): pass\n",
+        "test_case": "class Case(TestCase):\n    def test_case(self): pass\n",
+    }
+    for name, text in tests.items():
+        stage.write_file(f"{name}.py", f"{classes}\n{text}")
+    result = stage.run_here(*(f"{name}.py" for name in tests))
+    result.assert_outcomes(passed=3)
+    assert not stage.results.exists()
+    assert stage.run_here("test_case.py::Helper").ret == pytest.ExitCode.USAGE_ERROR
+    nothing = stage.run_here("test_function.py", "--aorta-seed", "1", "-k", "nothing")
+    nothing.stdout.fnmatch_lines(["no workload in test_function.py: it has tests, whose classes are helpers: *"])
+    assert not stage.results.exists()
 
 
 def test_two_classes_of_one_name_are_refused(stage: Stage) -> None:
