@@ -38,7 +38,7 @@ REFUSED = {
     "collect": (["", "a,"], "names separated by commas"),
     "registry-file": (["", " "], "a name"),
     "isolation": (["thread", ""], "one of fork, spawn, none"),
-    "launcher": (["mpi"], "one of auto, elastic, torchrun, external"),
+    "launcher": (["mpi"], "one of auto, elastic, torchrun, external, as-typed"),
     "nproc": (["0", "two"], "a whole number of at least 1"),
     "elastic": (["max_restarts=-1", "nnodes=2:1", "nonsense=1"], ""),
     "seed": (["-1", "1.5"], "a whole number of at least 0"),

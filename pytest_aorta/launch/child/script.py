@@ -31,7 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 from pytest_aorta.launch.child import workload_main
 from pytest_aorta.launch.child.bootstrap import sitecustomize
 from pytest_aorta.runtime import process_tree, zygote_main
-from pytest_aorta.trials.command_line import PythonLine, line_of, python_line
+from pytest_aorta.trials.command_line import PythonLine, line_of, module_path, python_line
 from pytest_aorta.trials.seeding import rank_seed
 
 if TYPE_CHECKING:
@@ -154,7 +154,9 @@ def start(words: Sequence[str], environ: Mapping[str, str]) -> ForkedProgram | N
     if _fresh is None:
         return None
     line = python_line(words, environ.get("PATH", os.defpath))
-    if line is None or hidden_modules(line.first_folder()) or process_tree.reasons_against_forking():
+    if line is None or module_path(words, os.environ):  # which only a start reads
+        return None
+    if hidden_modules(line.first_folder()) or process_tree.reasons_against_forking():
         return None
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     sys.stdout.flush()

@@ -64,7 +64,7 @@ OF_PACKAGES = (
     Line("python hf_trainer.py nan", detected="nan"),
     Line(f"{TORCHRUN} hf_trainer.py column", "workload_failed", "KeyError", "input_ids", 1),
     Line(f"{ACCELERATE} hf_trainer.py column", "workload_failed", "KeyError", "input_ids", 1),
-    Line("python hf_hub.py", "infrastructure_failed", "OSError", "couldn't connect"),
+    Line("python hf_hub.py", "workload_failed", "OSError", "couldn't connect"),
     Line("python accelerate_loop.py plain", "workload_failed", "AssertionError", "no pad token, plain"),
     Line(f"{ACCELERATE} accelerate_loop.py launched", "workload_failed", "AssertionError", "no pad token, launched", 1),
     Line(f"{TORCHRUN} accelerate_loop.py hang", "timeout", "timeout", "rank 1 is missing: <module> at accelerate", 1),
