@@ -22,7 +22,12 @@ _EXPECTED = 0.02
 PYTHON = (sys.executable, "-c", "pass")
 NOTHING = ("true",)
 
+#: The same for commands that import torch, those in forks and those as typed.
+_FORKED, _TYPED = 12, 5
+
 COMPARISONS = (
+    Comparison("torch script / the same as a class", "torch script", "torch class", at_most=1.5),
+    Comparison("torchrun as typed / in forks, 2 ranks", "torchrun typed", "torchrun", at_least=15),
     Comparison("trial / subprocess.run, python -c pass", "python", "plain python", at_most=2),
     Comparison("trial / subprocess.run, true", "true", "plain true"),
 )
@@ -38,7 +43,19 @@ def subjects(place: Workplace) -> dict[str, Subject]:
     def loop(words: Sequence[str]) -> Callable[[], Sequence[float]]:
         return lambda: list(json.loads(place.run(sys.executable, "plain_loop.py", str(TRIALS), *words)))
 
+    def forked(*options: str, number: int = _FORKED) -> Callable[[], Sequence[float]]:
+        return lambda: place.items(
+            sys.executable, "-p", "pytest_aorta.plugin.hooks", *options, f"--aorta-trials={number}"
+        )
+
+    script = f"--aorta-command={shlex.join((sys.executable, 'torch_steps.py'))}"
+    words = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "gloo_ranks_script.py")
+    line = f"--aorta-command={shlex.join(words)}"
     return {
+        "torch class": Subject("a trial of a class: 100 steps with torch", forked("torch_steps_workload.py")),
+        "torch script": Subject("a trial of a script that does the same", forked(script)),
+        "torchrun": Subject("a trial of torchrun with 2 gloo ranks, in forks", forked(line)),
+        "torchrun typed": Subject("as typed", forked(line, "--aorta-launcher=as-typed", number=_TYPED)),
         "plain true": Subject("subprocess.run of true", loop(NOTHING)),
         "true": Subject("a trial of it", trials(NOTHING)),
         "plain python": Subject("subprocess.run of python -c pass", loop(PYTHON)),
