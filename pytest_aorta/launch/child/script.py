@@ -199,7 +199,7 @@ def _run(line: PythonLine, environ: Mapping[str, str], watch: LearnedImports | N
         sitecustomize.arm()
     else:  # a rank, whose agent is armed
         sitecustomize.rearm()
-    if line.is_agent and "torch.distributed.run" in sys.modules:
+    if line.is_agent and "torch" in sys.modules:
         _fork_ranks()
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__dict__.update(__annotations__={}, __builtins__=builtins)
