@@ -408,16 +408,14 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "metrics-from",
             "trials.metric_sources:checked_source",
             "FROM",
-            "hf, lightning, nanogpt, tqdm, jsonl:PATH or tensorboard:DIR (repeat)",
+            "hf, lightning, nanogpt, tqdm, jsonl:F, tensorboard:D",
             separator="\n",
         ),
         Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
         Setting("depends", name, "PATH", "a command's result depends on this file (repeat)", separator=";"),
         Setting("trials", positive_int, "N", "trials per cell", "1"),
-        Setting("environment", name, "NAME", "registered environment; repeat for an axis", "local", separator=";"),
-        Setting(
-            "mitigations", mitigation_set, "A,B", "one set of names or K=V; repeat for an axis", "none", separator=";"
-        ),
+        Setting("environment", name, "NAME", "registered environment (repeat)", "local", separator=";"),
+        Setting("mitigations", mitigation_set, "A,B", "a set of names or K=V; repeat for more", "none", separator=";"),
         Setting("vary", variations, "K=1,2", "an axis of values of a variable (repeat)", separator=";"),
         Setting("extra-env", pairs, "K=V", "variables on top of all mitigations (repeat)", separator=f";{NEXT_PAIR}"),
         Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
@@ -444,7 +442,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "launcher",
             choice("auto", "elastic", "torchrun", "external", "as-typed"),
             "HOW",
-            "of the ranks: auto, elastic, torchrun, external; of a command: as-typed",
+            "elastic, torchrun, external, or as-typed",
             "auto",
         ),
         Setting(
@@ -481,7 +479,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
         Setting("margin", "triage:margin", "P", "no effect: within P of the baseline's rate", "50%,0.1", scope="ini"),
-        Setting("speed-margin", share, "P", "changes of step times that are none, such as 0.05", "0.05"),
+        Setting("speed-margin", share, "P", "changes of step times that are none", "0.05"),
         Setting(
             "gate",
             "triage.gates:parse_gate",
