@@ -161,7 +161,7 @@ def _state(importing: str | None = None) -> dict[str, Any]:
     state: dict[str, Any] = {
         "os.environ": {name: value for name, value in os.environ.items() if name != _MEMO},
         "sys.path": list(sys.path),
-        "sys.argv": list(sys.argv),
+        "sys.argv": sys.argv[1:],  # ``python -m`` changes the first one when it has found the module
         "the working directory": _answer(os.getcwd),
         "the limit of recursion": sys.getrecursionlimit(),
         "the handlers of signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
