@@ -58,7 +58,10 @@ class WarmPytest:
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            server = self._socket or self._start()
+            if self._process is None or self._process.poll() is not None:
+                self._socket = self._start()
+            server = self._socket
+            assert server is not None
             if _of_interpreters(variables) != self._variables:
                 return None
             order = {"arguments": list(arguments), "folder": str(folder), "variables": dict(variables)}
@@ -89,7 +92,6 @@ class WarmPytest:
                 start_new_session=True,
                 cwd="/",
             )
-        self._socket = ours
         return ours
 
 
