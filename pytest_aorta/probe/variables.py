@@ -152,6 +152,10 @@ def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()
     return dict(sorted(found.items()))
 
 
+#: What pytest, its plugins and a shell set for each process.
+_OF_RUNNERS = re.compile(r"AORTA_|PYTEST_(XDIST_|CURRENT_TEST|VERSION|AORTA_ZYGOTE)|(_|COLUMNS|LINES)$")
+
+
 def other_variables(environ: Mapping[str, str], recorded: Collection[str]) -> dict[str, Any]:
     """The variables whose values are not ``recorded``: a digest of each, so that ``compare`` sees which has changed.
 
@@ -166,7 +170,11 @@ def other_variables(environ: Mapping[str, str], recorded: Collection[str]) -> di
 
     return {
         "of": hashlib.blake2b(key, digest_size=4).hexdigest(),
-        "digests": {printable(name): digest(name) for name in sorted(environ) if name not in recorded},
+        "digests": {
+            printable(name): digest(name)
+            for name in sorted(environ)
+            if name not in recorded and not _OF_RUNNERS.match(name)
+        },
     }
 
 

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -201,6 +202,9 @@ def _run(line: PythonLine, environ: Mapping[str, str], watch: LearnedImports | N
         sitecustomize.rearm()
     if line.is_agent and "torch" in sys.modules:
         _fork_ranks()
+    # Those of libraries that were imported before the fork are not this process's, and torch's take 50 ms.
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__dict__.update(__annotations__={}, __builtins__=builtins)
     known = set(sys.modules)

@@ -131,7 +131,8 @@ class Hook:
 
     def raised(self, error: BaseException) -> None:
         """It ends by an exception."""
-        if self.has_raised or isinstance(error, SystemExit):
+        # Python ends itself by SIGINT after a KeyboardInterrupt, unless something is imported in between.
+        if self.has_raised or isinstance(error, (SystemExit, KeyboardInterrupt)):
             return
         self.has_raised, now = True, time.time()
         import traceback
@@ -164,7 +165,7 @@ class Hook:
         last = getattr(sys, "last_value", None)  # of Python itself, where the program has replaced our excepthook
         if last is not None:
             self.raised(last)
-        if not self.has_raised:
+        if not self.has_raised and not isinstance(last, KeyboardInterrupt):
             self.say(lived=time.time())
 
     def end_of_child(self) -> None:
