@@ -132,7 +132,7 @@ def test_what_a_test_patches_is_not_seen_by_trials_that_run_beside_it(beside: St
                 return {"passed": neighbours.wait_for(kind), "metrics": self.seen()}
         """,
     )
-    result = beside.run("first.py", "test_between.py", "last.py", "--aorta-trials", "5", *TWO)
+    result = beside.run("first.py", "test_between.py", "last.py", "-o", "aorta_trials=5", *TWO)
     result.assert_outcomes(passed=12)
     found = [trial["result"]["metrics"] for path, trial in beside.trials().items() if path.startswith("Last")]
     assert [(seen["SEEN"], seen["cwd"], seen["path"]) for seen in found] == [(None, str(beside.path), [])] * 5
