@@ -279,7 +279,7 @@ def test_it_shows_running_trials_and_failures_below_the_dots_and_leaves_nothing(
     assert of_the_view(left) == []
     (dots,) = [line for line in left if line.startswith("held.py ")]
     assert dots.split() == ["held.py", ".F.F.F", "[100%]"]
-    assert left[-1].strip("= ").startswith("3 failed, 3 passed in")
+    assert left[-1].strip("= ").startswith("3 failed, 3 passed")
     assert (terminal.screen.cursor.y, terminal.screen.cursor.x) == (len(terminal.lines()), 0)
 
 
