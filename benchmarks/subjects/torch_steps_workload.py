@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_steps import steps
+from torch_steps import steps  # type: ignore[import-not-found]  # beside it, where it is run
 
 
 class Steps:

@@ -209,6 +209,6 @@ if __name__ == "__main__":
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]), WORLD_SIZE="3")
-        torch.multiprocessing.spawn(play_as_script, nprocs=3)
+        torch.multiprocessing.spawn(play_as_script, nprocs=3)  # type: ignore[attr-defined,no-untyped-call]
     else:
         play_as_script()
