@@ -157,10 +157,10 @@ _VOLATILE: Mapping[str, frozenset[str]] = {
 
 _OTHERS = "other_variables"
 
-#: Variables that say who is logged in where, and what starts processes says to them.
+#: Variables that say who is logged in where; those of runners are not recorded.
 _OF_A_SESSION = re.compile(
-    r"_|SHLVL|(OLD)?PWD|TMPDIR|TMP|TEMP|COLUMNS|LINES|LS_COLORS|WINDOWID|DISPLAY|MAIL|HIST\w+|TERM(_\w+)?|COLORTERM|STY"
-    r"|TMUX(_\w+)?|(SSH|XDG|DBUS|PYTEST|AORTA|COV|SUDO|SYSTEMD|VSCODE|GIT)_\w+|INVOCATION_ID|JOURNAL_STREAM|WINDOW"
+    r"SHLVL|(OLD)?PWD|TMPDIR|TMP|TEMP|LS_COLORS|WINDOWID|DISPLAY|MAIL|HIST\w+|TERM(_\w+)?|COLORTERM|STY"
+    r"|TMUX(_\w+)?|(SSH|XDG|DBUS|COV|SUDO|SYSTEMD|VSCODE|GIT)_\w+|INVOCATION_ID|JOURNAL_STREAM|WINDOW"
 )
 
 #: What is compared of each GPU, besides its name.
