@@ -87,8 +87,8 @@ def remove_unchanged(folder: Path, made: Manifest) -> None:
 #: Files of a folder, and of all of them, that are looked at.
 _MOST_IN_FOLDER, _MOST = 500, 2000
 
-#: A look is taken when so many times the duration of the last one have passed.
-_TIMES = 50
+#: After the first few looks, one is taken when so many times the duration of the last one have passed.
+_FIRST, _TIMES = 5, 50
 
 #: Files that a warning names.
 _NAMED = 5
@@ -111,6 +111,7 @@ class SharedFolder:
         self._lock = threading.Lock()
         self._seen: Seen | None = None
         self._next = 0.0
+        self._looks = 0
         self._is_over = False
 
     def begin(self) -> None:
@@ -160,7 +161,8 @@ class SharedFolder:
                     elif entry.is_file() and (status := entry.stat()) and (status.st_dev, status.st_ino) not in outputs:
                         seen[folder][entry.name] = _look_of(status)
         ended = time.monotonic()
-        self._next = ended + _TIMES * (ended - began)
+        self._looks += 1
+        self._next = ended + (_TIMES * (ended - began) if self._looks >= _FIRST else 0)
         return seen
 
 
