@@ -55,10 +55,9 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     "dist",
     [
         "load",
-        pytest.param("worksteal", marks=pytest.mark.slow),
         *(
             pytest.param(dist, marks=[pytest.mark.slow, pytest.mark.long])
-            for dist in ("loadfile", "loadscope", "loadgroup")
+            for dist in ("worksteal", "loadfile", "loadscope", "loadgroup")
         ),
     ],
 )
