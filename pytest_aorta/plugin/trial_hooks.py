@@ -189,10 +189,6 @@ def pytest_runtest_makereport(
         is_sent = is_worker(item.config) or item.config.getoption("report_log", None) is not None
         with_records = report.when == "teardown" and is_sent
         report.aorta = payload.to_plain(with_records=with_records)  # type: ignore[attr-defined]
-        if report.when == "teardown" and item.config.getoption("htmlpath", None):
-            from pytest_aorta.plugin.failures import links_of
-
-            report.extras = [*getattr(report, "extras", []), *links_of(report)]  # type: ignore[attr-defined]
     return report
 
 
