@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.stage import Stage, counts
 
 from pytest_aorta.plugin import writer as matrix_writer
-from pytest_aorta.plugin.writer import LARGEST_SUMMARY, MatrixWriter, append_to_summary
+from pytest_aorta.plugin.writer import MatrixWriter
 from pytest_aorta.triage.matrix import RunState, matrix_json
 from pytest_aorta.triage.reading import read_triage
 from pytest_aorta.triage.verdicts import Triage
@@ -158,16 +158,6 @@ def test_the_summary_of_a_step_gets_the_table_of_each_run(simple: Stage, monkeyp
     result = simple.run_here("--aorta-workload", "simple")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["not written: GITHUB_STEP_SUMMARY: *No such file or directory*"])
-
-
-def test_the_summary_of_a_step_never_grows_beyond_what_is_shown(tmp_path: Path) -> None:
-    summary, line = tmp_path / "summary.md", "| " + "x" * 97 + "\n"
-    for _ in range(3):
-        append_to_summary(summary, line * 6000)
-    text = summary.read_text()
-    assert LARGEST_SUMMARY - 1000 < len(text) <= LARGEST_SUMMARY
-    rest = "The rest is in `matrix.md`: the summary of a step has no more room."
-    assert set(text.splitlines()) == {"", line.strip("\n"), rest}
 
 
 class Times:
