@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.texts import own_frames, read_tail, without_runner
+from pytest_aorta.common.texts import own_frames, read_tail, stacks_excerpt, without_runner
 from pytest_aorta.common.texts import printable as printable
 from pytest_aorta.plugin.compat import longrepr_of
 from pytest_aorta.plugin.run import PAYLOAD
@@ -178,9 +178,10 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     for name, relative in record.artifacts.items():
         if relative.endswith(_FOR_MACHINES) or not _is_wanted(name, item):
             continue
-        tail = tail_of(file.parent / relative)
+        is_stacks = relative.endswith("stacks.log")
+        tail = stacks_excerpt(file.parent / relative) if is_stacks else tail_of(file.parent / relative)
         if tail:
-            lines += ["", f"--- end of {name} ({relative}) ---", *tail]
+            lines += ["", f"--- {'' if is_stacks else 'end of '}{name} ({relative}) ---", *tail]
     lines += ["", f"trial file: {file}"]
     lines += [
         f"{what}: {file.parent / record.artifacts[name]}" for name, what in _FOLDERS.items() if name in record.artifacts

@@ -52,8 +52,8 @@ def records_of(stage: Stage, launcher: Launcher, faults: Sequence[RankFault], na
         text = FIXTURE.format(parts=[fault.part for fault in faults], restarts=restarts, deadline=deadline(faults[0]))
         stage.write_file(f"test_{name}.py", text)
         stage.run(f"test_{name}.py", *arguments)
-        trials = stage.trials(name)
-        return [next(trial for path, trial in trials.items() if fault.part in path.split("[")[1]) for fault in faults]
+        trials = {path.split("/")[0].rpartition("@")[2]: trial for path, trial in stage.trials(name).items()}
+        return [trials[fault.part] for fault in faults]
     arguments += ["--aorta-trials", str(len(faults)), "--aorta-timeout", str(deadline(faults[0]))]
     if faults[0].hangs:
         arguments += ["--aorta-slots", str(len(faults))]
