@@ -269,7 +269,7 @@ _ENDED_BY = re.compile(r"TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
 
 
 def _complete(ranks: list[Process], said: str, code: int) -> None:
-    """Add ends that nobody has waited for in Python; of a single rank without a word, that of the command."""
+    """Add ends that no Python process has seen, as launchers print them; of a single silent rank, the command's."""
     words = {int(number): signal.strsignal(number) or "" for number in signal.valid_signals()}
     names = {word.lower(): number for number, word in words.items()}
     told: dict[int, int] = {}
