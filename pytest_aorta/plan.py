@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from pytest_aorta.trials.execution import (
 )
 from pytest_aorta.trials.output import OUTPUT_OPTIONS, OutputRules
 from pytest_aorta.trials.records import canonical_json
-from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.spec import Origin, TrialSpec
 from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 
@@ -95,7 +96,8 @@ class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
     ``commands`` are workloads as well, and ``output`` says what to look for in what these print;
-    ``depends`` are files and folders that their results depend on.
+    ``depends`` are files and folders that their results depend on; ``folder`` is their working directory, where it is
+    not that of pytest.
     ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
     a tuple of mitigation sets; ``replays`` are trial files, and folders of them, to take all else from.
     """
@@ -104,6 +106,7 @@ class Selection:
     commands: tuple[str, ...] = ()
     output: OutputRules = field(default_factory=OutputRules)
     depends: tuple[str, ...] = ()
+    folder: str | None = None
     trials: int = 1
     environments: tuple[str, ...] = ("local",)
     mitigations: tuple[tuple[str, ...], ...] = (("none",),)
@@ -311,8 +314,11 @@ def make_plan(selection: Selection, registry: Registry) -> Plan:
         RegistryError: an unknown name, or two definitions of one.
         PlanError: a combination that makes no sense.
     """
-    entries = [registry.workload(name) for name in selection.workloads] + command_entries(selection.commands)
-    return planned(entries, selection, registry)
+    return planned(entries_of(selection, registry), selection, registry)
+
+
+def entries_of(selection: Selection, registry: Registry) -> list[WorkloadEntry]:
+    return [registry.workload(name) for name in selection.workloads] + command_entries(selection.commands)
 
 
 def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> Plan:
@@ -340,6 +346,8 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         [overlay(environment, mitigations, selection.extra_env) for mitigations in sets] for environment in environments
     ]
     watched = tuple(sorted({name for row in overlays for variables in row for name in variables}))
+    folder = selection.folder
+    origin = None if folder is None else Origin(None, folder, tuple(path for path in sys.path if path))
     firsts = [
         TrialSpec(
             workload=entry,
@@ -356,6 +364,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
             collect=collectors,
             resources=selection.resources,
             watched=watched,
+            origin=origin,
         )
         for entry in entries
         for environment_index, environment in enumerate(environments)

@@ -9,21 +9,23 @@ import click
 from pytest_aorta.settings import RequestError
 
 _TEXT = """\
-# Actions on the directories of {workspace}/, and matrices of trials; run them: pytest aorta.toml
+# Run it: pytest aorta.toml
 # What is done, and what is left: pytest-aorta status
 
 [workspace]
 path = {path}
 # value_file = "value.json"  # of each directory, for conditions, sort keys and {{/json/pointers}} in commands
 
-# A matrix of trials; its results are in {workspace}/smoke/.
-# [[action]]
-# name = "smoke"
-# workload = "gemm"  # pytest-aorta list workloads
-# trials = 3
-# mitigations = ["none", "tf32_off"]
+# Trials of a command; their results are in {workspace}/example/. This one fails sometimes: write your own in its place.
+[[action]]
+name = "example"
+command = "python3 -c 'import random; exit(random.random() < 0.3)'"
+trials = 5  # in each cell; a cell for each of the mitigations, see pytest-aorta list mitigations
+mitigations = ["none", "OMP_NUM_THREADS=1"]
+# timeout = "5m"
+# fail_on = "loss nan"
 
-# A command on each directory; it is completed when its products are there.
+# A command on each directory of {workspace}/; it is completed when its products are there.
 # [[action]]
 # name = "one"
 # command = "echo hello > {{workspace_path}}/{{directory}}/one.txt"

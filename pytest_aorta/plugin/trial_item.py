@@ -383,7 +383,8 @@ def prefetch(session: pytest.Session, run: Run) -> None:
     for item in session.items:
         if not isinstance(item, TrialItem) or item.trial_run is not run:
             continue
-        if item.spec.execution.isolation == "none" or item.spec.origin is not None:
+        replayed = item.spec.origin is not None and item.spec.origin.seed is not None
+        if item.spec.execution.isolation == "none" or replayed:
             continue
         if run.repeats.copies(item) > 1:  # which of them pytest comes to first is not known
             continue

@@ -151,6 +151,7 @@ class Dispatcher:
             return
         self.runs.remove(run)
         run.keeps = None
+        self.graph.end_run(run)
         self.run_ended()
         run.ended.set()
         self.lock.notify_all()
@@ -277,7 +278,9 @@ class Dispatcher:
         task: GraphTask = node.payload
         if task.outcome is None:
             if node.poisoned_by is not None:
-                task.outcome, task.failure = Outcome.SKIPPED, node.poisoned_by.payload.failure
+                producer = node.poisoned_by
+                where = f"{producer.label} (task {producer.id}) failed"
+                task.outcome, task.failure = Outcome.SKIPPED, producer.payload.failure.at(where)
             else:
                 task.outcome = Outcome.SUCCESS
         task.has_settled = True

@@ -313,22 +313,48 @@ class Writers:
 
     def meeting(self, run: Hashable, footprint: Footprint) -> dict[Node, None]:
         """The nodes that write a byte of ``footprint``, each once, in order."""
-        writes = self._storages.get((run, footprint.backing))
-        if writes is None or footprint.empty:
-            return {}
-        return {write.node: None for write in writes.meeting(footprint)}
+        return {write.node: None for write in self._found(run, footprint)}
 
     def add(self, run: Hashable, footprint: Footprint, node: Node) -> None:
-        """Add a write. Those that it covers wholly are forgotten; those that it covers in part stay."""
+        """Add a write. Those that it covers wholly are forgotten; those that it covers in part stay.
+
+        Of one that has failed, what is not covered stays, where both are intervals.
+        """
         if footprint.empty:
             return
-        writes = self._storages.setdefault((run, footprint.backing), _StorageWrites())
-        for write in [old for old in writes.meeting(footprint) if footprint.covers(old.footprint)]:
-            writes.remove(write)
-            self._of_node[write.node].remove(write)
-        write = _Write(node, footprint)
-        writes.add(write)
-        self._of_node.setdefault(node, []).append(write)
+        for old in self._found(run, footprint):
+            covered = footprint.covers(old.footprint)
+            intervals = footprint.layout.solid and old.footprint.layout.solid
+            removed = covered or (old.node.failed and intervals)
+            if removed:
+                self._remove(old)
+            if removed and not covered:
+                for start, stop in ((old.footprint.offset, footprint.offset), (footprint.stop, old.footprint.stop)):
+                    if start < stop:
+                        rest = Footprint(footprint.backing, start, (stop - start,), (1,), 1)
+                        self._insert(_Write(old.node, rest), run)
+        self._insert(_Write(node, footprint), run)
+
+    def _found(self, run: Hashable, footprint: Footprint) -> list[_Write]:
+        writes = self._storages.get((run, footprint.backing))
+        return [] if writes is None or footprint.empty else list(writes.meeting(footprint))
+
+    def _insert(self, write: _Write, run: Hashable) -> None:
+        self._storages.setdefault((run, write.footprint.backing), _StorageWrites()).add(write)
+        self._of_node.setdefault(write.node, []).append(write)
+
+    def _remove(self, write: _Write) -> None:
+        key = write.node.run, write.footprint.backing
+        self._storages[key].remove(write)
+        if not self._storages[key].grids:
+            del self._storages[key]
+        self._of_node[write.node].remove(write)
+        if not self._of_node[write.node]:
+            del self._of_node[write.node]
+
+    def of(self, node: Node) -> Sequence[_Write]:
+        """What is left of a node's writes."""
+        return tuple(self._of_node.get(node, ()))
 
     def completed(self, node: Node) -> None:
         """A node is done: nothing waits for its writes any more. A reader that comes soon still finds, and holds, it.
@@ -336,23 +362,28 @@ class Writers:
         Of completed writes, the newest ones stay. However many tasks a run has had, a reader of all of a storage then
         meets those that are not done, and a bounded number of others.
         """
-        for write in self._of_node.get(node, ()):
+        for write in self.of(node):
             writes = self._storages[node.run, write.footprint.backing]
             writes.done.append(write)
             if len(writes.done) > MAX_COMPLETED:
                 oldest = writes.done.popleft()
-                others = self._of_node.get(oldest.node, [])
-                if oldest in others:
-                    others.remove(oldest)
-                    writes.remove(oldest)
+                if oldest in self._of_node.get(oldest.node, ()):
+                    self._remove(oldest)
 
     def forget(self, node: Node) -> None:
         """Remove what is left of a node's writes; those that have replaced some of them stay."""
-        for write in self._of_node.pop(node, ()):
-            key = node.run, write.footprint.backing
-            self._storages[key].remove(write)
-            if not self._storages[key].grids:
-                del self._storages[key]
+        for write in self.of(node):
+            self._remove(write)
+
+    def clear(self, memory: Footprint, run: Hashable) -> None:
+        """Remove all writes to memory that nothing will use any more."""
+        for write in self._found(run, memory):
+            self._remove(write)
+
+    def end(self, run: Hashable) -> None:
+        """Remove what is left of a run."""
+        for node in [node for node in self._of_node if node.run == run]:
+            self.forget(node)
 
 
 class _Change(enum.Enum):
@@ -475,6 +506,10 @@ class Graph:
             self._drop(node)
             self._report()
 
+    def end_run(self, run: Hashable) -> None:
+        """All of its nodes are consumed: nothing reads what the failed ones have left."""
+        self.writers.end(run)
+
     def _make_ready(self, node: Node) -> None:
         node.state = State.READY
         self._changes.append((_Change.READY, node))
@@ -512,7 +547,10 @@ class Graph:
         if not node.holds:
             node.state = State.CONSUMED
             self.live -= 1
-            self.writers.forget(node)
+            if node.error is None:  # bytes whose writer has failed stay marked until they are overwritten
+                self.writers.forget(node)
+            for write in self._memory.of(node):
+                self.writers.clear(write.footprint, node.run)
             self._memory.forget(node)
             self._changes.append((_Change.CONSUMED, node))
 

@@ -76,7 +76,7 @@ def check_libraries() -> None:
     """
     missing = [name for name in _NEEDED if not _is_installed(name)]
     if missing:
-        raise ReportError(f"a report needs {' and '.join(missing)}: pip install 'pytest-aorta[report]'")
+        raise ReportError(f"a report needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _is_installed(name: str) -> bool:

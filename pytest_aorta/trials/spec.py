@@ -15,7 +15,7 @@ from pytest_aorta.trials.seeding import derived_seed
 
 @dataclass(frozen=True)
 class Origin:
-    """What a replayed trial has of its record, and any other of the process that asks for it.
+    """What a replayed trial has of its record, one of a recipe of its folder, and any other of the process that asks.
 
     Attributes:
         seed: of the trial; ``None`` for one from the operating system.
@@ -49,7 +49,7 @@ class TrialSpec:
         collect: names of collectors.
         resources: of the run.
         watched: names of the variables that any cell of the plan sets.
-        origin: of a replayed trial.
+        origin: of a replayed trial, or of one in another folder than that of pytest.
         order: how the trials of its plan were put in order, and by which seed; empty for one that is in no plan.
     """
 

@@ -19,8 +19,9 @@ def check_command(command: str) -> None:
     directory, directories = "directory" in found, "directories" in found
     if directory == directories:
         both = "both" if directory else "neither"
+        hint = "" if directory else ", or trials = N to be run for its own sake"
         raise ValueError(
-            f"the command {command!r} has {both} of {{directory}} and {{directories}}; it needs one of them"
+            f"the command {command!r} has {both} of {{directory}} and {{directories}}; it needs one of them{hint}"
         )
     for pointer in found:
         if pointer.startswith("/"):
@@ -29,6 +30,10 @@ def check_command(command: str) -> None:
                     f"{{{pointer}}} is an element of one directory; it cannot be used with {{directories}}"
                 )
             check_pointer(pointer)
+
+
+def works_on_directories(command: str) -> bool:
+    return _PLACEHOLDER.search(command) is not None
 
 
 def takes_all(command: str) -> bool:

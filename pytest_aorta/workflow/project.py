@@ -177,7 +177,7 @@ class Project:
         def value(unit: str) -> Json:
             cell, _, trial = unit.partition("/")
             if not cell:
-                return {"workload": table.workload, "config": dict(table.config)}
+                return {"workload": table.workload or table.command, "config": dict(table.config)}
             return {**cells[cell].value, **({"trial": int(trial)} if trial else {})}
 
         return value

@@ -6,7 +6,7 @@ Each key of an action may be left out: it is taken from the action that ``from``
 from __future__ import annotations
 
 import builtins
-import re
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +19,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
-from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, share
+from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command
 from pytest_aorta.triage import margin
-from pytest_aorta.workflow.commands import check_command
+from pytest_aorta.trials.command_line import label_of, words_of
+from pytest_aorta.trials.metric_sources import checked_source
+from pytest_aorta.trials.output import checked_metric, checked_regex
+from pytest_aorta.workflow.commands import check_command, works_on_directories
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.toml_errors import check_table, describe, key_lines, line_of
+from pytest_aorta.workflow.toml_errors import Location, check_table, describe, key_lines, line_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,19 +44,21 @@ def _no_boolean(value: object) -> object:
     return value
 
 
-def _share(value: object) -> float:
-    try:
-        return share(value)
-    except ValueError as error:
-        raise ValueError(f"expected {error}") from None
+def _read_by(reader: Reader, *, keep: bool = False) -> BeforeValidator:
+    """A value as an option takes it; ``keep``: it is only checked here."""
+
+    def read(value: object) -> object:
+        try:
+            found = reader(value)
+        except ValueError as error:
+            raise ValueError(f"expected {error}") from None
+        return value if keep else found
+
+    return BeforeValidator(read)
 
 
-def _margin_text(value: object) -> object:
-    try:
-        margin(value)
-    except ValueError as error:
-        raise ValueError(f"expected {error}") from None
-    return value
+def _several(content: object) -> object:
+    return (content,) if isinstance(content, str) else content
 
 
 # Strict: otherwise, pydantic takes ``true`` for 1, and a string for the number that it spells.
@@ -61,10 +66,13 @@ WholeNumber = Annotated[int, Field(strict=True)]
 PositiveWhole = Annotated[int, Field(strict=True, gt=0)]
 NonNegativeWhole = Annotated[int, Field(strict=True, ge=0)]
 Number = Annotated[float, Field(strict=True)]
-PositiveNumber = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, _read_by(seconds)]
 Duration = Annotated[timedelta, BeforeValidator(_no_boolean)]
-Share = Annotated[float, BeforeValidator(_share)]
-MarginText = Annotated[float | str, BeforeValidator(_margin_text)]
+Share = Annotated[float, _read_by(share)]
+MarginText = Annotated[float | str, _read_by(margin, keep=True)]
+#: An array, or only one of its elements.
+Texts = Annotated[tuple[str, ...], BeforeValidator(_several)]
+Regexes = Annotated[tuple[Annotated[str, _read_by(checked_regex)], ...], BeforeValidator(_several)]
 Pointer = Annotated[str, AfterValidator(check_pointer)]
 
 #: A JSON pointer, an operator, and what the element is compared with.
@@ -245,31 +253,43 @@ class CommandTable(Table):
     each: Literal["directory", "trial", "cell", "matrix"] = "directory"
 
 
+class OutputTable(Table):
+    """What is looked for in what the trials of a command print."""
+
+    fail_on: Regexes = ()
+    pass_on: Regexes = ()
+    skip_on: Regexes = ()
+    metric: Annotated[tuple[Annotated[str, _read_by(checked_metric)], ...], BeforeValidator(_several)] = ()
+    metrics_from: Annotated[tuple[Annotated[str, _read_by(checked_source)], ...], BeforeValidator(_several)] = ()
+    fail_on_nonfinite: bool = False
+    depends: Texts = ()
+
+
 class MatrixTable(Table):
     workload: str | None = None
     trials: PositiveWhole = 1
-    environments: tuple[str, ...] = ("local",)
-    mitigations: tuple[str | tuple[str, ...], ...] = ("none",)
+    environments: Texts = ("local",)
+    mitigations: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_several)] = ("none",)
     config: Mapping[str, Any] = Field(default_factory=dict)
     extra_env: Mapping[str, str] = Field(default_factory=dict, repr=False)
     steps: PositiveWhole | None = None
-    timeout: PositiveNumber | None = None
-    stall_timeout: PositiveNumber | None = None
+    timeout: Seconds | None = None
+    stall_timeout: Seconds | None = None
     seed: WholeNumber | None = None
     isolation: Literal["fork", "spawn", "none"] = "fork"
     cwd: Literal["here", "fresh", "copy"] | None = None
-    collect: tuple[str, ...] = ()
+    collect: Texts = ()
     distributed: Distributed = Distributed()
     expect: Literal["pass", "fail"] = "pass"
     baseline: str | None = None
     margin: MarginText | None = None
     speed_margin: Share | None = None
     until_decided: bool = False
-    gate: tuple[str, ...] = ()
+    gate: Texts = ()
 
 
-class ActionTable(CommandTable, MatrixTable):
-    """An action as it is written: with ``workload`` a matrix of trials, with ``command`` one command per directory."""
+class ActionTable(CommandTable, MatrixTable, OutputTable):
+    """An action as it is written: a matrix of trials, of a workload or a command; or one command per directory."""
 
     name: str | None = None
     from_: str | None = Field(default=None, alias="from")
@@ -278,38 +298,30 @@ class ActionTable(CommandTable, MatrixTable):
     group: Group = Group()
     submit_options: Mapping[str, SubmitOptions] = Field(default_factory=dict)
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has a workload, or a command and keys that only trials have."""
+        return self.workload is not None or not _OF_TRIALS.isdisjoint(self.model_fields_set)
+
     @classmethod
     def useless_keys(cls, content: Any) -> set[str]:
-        if isinstance(content, Mapping) and ("command" in content) != ("workload" in content):
-            return {*(MatrixTable if "command" in content else CommandTable).model_fields}
+        if isinstance(content, Mapping) and "workload" in content and "command" not in content:
+            return {*CommandTable.model_fields, *OutputTable.model_fields}
         return set()
+
+
+_OF_TRIALS = {*MatrixTable.model_fields, *OutputTable.model_fields}
 
 
 class DefaultTable(Table):
     action: ActionTable = ActionTable()
 
 
-def _check_pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
-    return text
-
-
-def _several(content: object) -> object:
-    return (content,) if isinstance(content, str) else content
-
-
-#: Regular expressions: an array, or only one.
-Expressions = Annotated[tuple[Annotated[str, AfterValidator(_check_pattern)], ...], BeforeValidator(_several)]
-
-
 class RecipeTable(Table):
     workspace: WorkspaceTable = WorkspaceTable()
     default: DefaultTable = DefaultTable()
     action: tuple[ActionTable, ...] = ()
-    signatures: Mapping[str, Expressions] = Field(default_factory=dict)
+    signatures: Mapping[str, Regexes] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -326,8 +338,8 @@ class Action:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix of trials, and not a command."""
-        return self.table.workload is not None
+        """Whether it is a matrix of trials, and not a command on directories."""
+        return self.table.is_matrix
 
 
 @dataclass(frozen=True)
@@ -401,8 +413,9 @@ def read_recipe(file: Path) -> Recipe:
 
 def parse_recipe(text: str, file: Path) -> Recipe:
     """The text of a recipe file, checked, see ``read_recipe``."""
-    table: RecipeTable = parse_tables(RecipeTable, text, file)
-    lines = key_lines(text)
+    content, lines = _read_toml(text, file), key_lines(text)
+    content, lines = _with_action_at_the_top(content, lines, file)
+    table: RecipeTable = _validated(RecipeTable, content, lines, file)
     rules = tuple((name, each) for name, expressions in table.signatures.items() for each in expressions)
     if table.default.action.from_ is not None:
         raise RecipeError("default.action cannot have from", file, line_of(lines, ("default", "action", "from")))
@@ -428,13 +441,12 @@ def parse_recipe(text: str, file: Path) -> Recipe:
         if (own.command is None) == (own.workload is None):
             have = "neither" if own.command is None else "both"
             raise error(f"action {own.name!r} has {have} of command and workload; it needs one of them")
-        kind, other_kind = ("command", MatrixTable) if own.workload is None else ("workload", CommandTable)
-        if useless := sorted(own.model_fields_set & set(other_kind.model_fields)):
-            message = f"action {own.name!r} has a {kind}, for which {', '.join(useless)} cannot act"
-            raise error(message, useless[0])
+        if useless := sorted(own.model_fields_set & _USELESS[own.command is not None, own.is_matrix]):
+            kind = "a workload" if own.workload else f"trials of a command ({_trial_keys(own)})"
+            raise error(f"action {own.name!r} has {kind}, for which {', '.join(useless)} cannot act", useless[0])
         if own.command is not None:
             try:
-                check_command(own.command)
+                (_check_trial_command if own.is_matrix else check_command)(own.command)
             except ValueError as problem:
                 raise error(f"action {own.name!r}: {problem}", "command") from None
         if own.until_decided and "trials" not in own.model_fields_set:
@@ -445,18 +457,69 @@ def parse_recipe(text: str, file: Path) -> Recipe:
     return recipe
 
 
-def parse_tables(table: Any, text: str, file: Path) -> Any:
-    from pydantic import TypeAdapter
+#: Keys that cannot act, by whether there is a command, and whether it has trials.
+_USELESS: Mapping[tuple[bool, bool], set[str]] = {
+    (True, True): {"products", "launchers", "each", "steps"},
+    (True, False): set(),
+    (False, True): {*CommandTable.model_fields, *OutputTable.model_fields},
+}
 
+
+def _trial_keys(table: ActionTable) -> str:
+    return ", ".join(name for name in ActionTable.model_fields if name in table.model_fields_set & _OF_TRIALS)
+
+
+def _check_trial_command(command: str) -> None:
+    if works_on_directories(command):
+        raise ValueError(f"the command {command!r} works on directories, which have no trials")
     try:
-        content = tomllib.loads(text)
+        words_of(command)
+    except ValueError as error:
+        raise ValueError(f"the command {shown_command(command)} is not valid; expected {error}") from None
+
+
+def _with_action_at_the_top(
+    content: dict[str, Any], lines: Mapping[Location, int], file: Path
+) -> tuple[dict[str, Any], Mapping[Location, int]]:
+    """A file that is one action, without a header: what else is there are the keys of the file itself."""
+    own = {key: value for key, value in content.items() if key not in RecipeTable.model_fields}
+    known = [key for key in own if key in ActionTable.model_fields]
+    if not known:
+        return content, lines
+    if "action" in content:
+        message = f"{known[0]!r} is a key of an action: below [[action]], or below [default.action] for all of them"
+        raise RecipeError(message, file, line_of(lines, (known[0],)))
+    name, command = own.get("workload"), own.get("command")
+    if isinstance(command, str) and not works_on_directories(command):
+        own.setdefault("trials", 1)
+        with contextlib.suppress(ValueError):
+            name = label_of(words_of(command))
+    own.setdefault("name", name if isinstance(name, str) else "trials")
+    at_top = {("action", 0, *key): line for key, line in lines.items() if key and key[0] in own}
+    others = {key: value for key, value in content.items() if key not in own}
+    return {**others, "action": [own]}, {**lines, **at_top}
+
+
+def parse_tables(table: Any, text: str, file: Path) -> Any:
+    return _validated(table, _read_toml(text, file), key_lines(text), file)
+
+
+def _read_toml(text: str, file: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"is not valid TOML: {error}", file) from None
+    return content
+
+
+def _validated(table: Any, content: Mapping[str, Any], lines: Mapping[Location, int], file: Path) -> Any:
+    from pydantic import TypeAdapter
+
     try:
         return TypeAdapter(table).validate_python(content)
     except ValidationError as error:
         location, sentence = describe(error, content)
-        raise RecipeError(sentence, file, line_of(key_lines(text), location)) from None
+        raise RecipeError(sentence, file, line_of(lines, location)) from None
 
 
 def _check_actions(recipe: Recipe) -> None:

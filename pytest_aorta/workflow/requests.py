@@ -19,12 +19,14 @@ from typing import Any
 from pytest_aorta.common.conditions import Json
 from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.plan import PlanError, Selection, cell_value, trials_of
+from pytest_aorta.plan import PlanError, Selection, cell_value, entries_of, trials_of
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
+from pytest_aorta.settings import mitigation_set
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import elastic_options
 from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
+from pytest_aorta.trials.output import OutputRules
 from pytest_aorta.trials.records import canonical_json, decode_non_finite
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.workflow.known import Request
@@ -60,13 +62,14 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
         raise recipe.error(action, f"action {action.name!r}, distributed.elastic: {error}") from None
     return replace(
         base,
-        workloads=(table.workload or "",),
+        workloads=() if table.workload is None else (table.workload,),
+        commands=() if table.command is None else (table.command,),
+        output=OutputRules.of(table),
+        depends=table.depends,
+        folder=None if table.command is None or os.getcwd() == str(recipe.root) else str(recipe.root),
         trials=table.trials,
         environments=table.environments,
-        mitigations=tuple(
-            tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else names
-            for names in table.mitigations
-        ),
+        mitigations=tuple(mitigation_set(names) for names in table.mitigations),
         extra_env=table.extra_env,
         steps=table.steps,
         config=table.config,
@@ -91,8 +94,7 @@ def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, Cel
         if action.is_matrix:
             selection = replace(selection_of(action, recipe, Selection()), trials=1)
             try:
-                entries = [registry.workload(name) for name in selection.workloads]
-                specs = [spec for (spec,) in trials_of(entries, selection, registry)]
+                specs = [spec for (spec,) in trials_of(entries_of(selection, registry), selection, registry)]
             except (PlanError, RegistryError) as error:
                 raise recipe.error(action, f"action {action.name!r}: {error}") from None
             found[action.name] = {

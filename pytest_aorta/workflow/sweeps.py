@@ -10,13 +10,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import PositiveNumber, PositiveWhole, Table
+from pytest_aorta.workflow.recipe import PositiveWhole, Table
 from pytest_aorta.workflow.toml_errors import Location, describe, line_of
 
 _ISOLATION = {"process": "spawn", "in_process": "none"}
@@ -25,7 +25,7 @@ _ISOLATION = {"process": "spawn", "in_process": "none"}
 class Confound(Table):
     """When a cell is slower than its baseline, and which that is."""
 
-    threshold: PositiveNumber | None = None
+    threshold: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
     baseline_cell: str | None = None
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stage import PYTEST, Stage
+from support.stage import PYTEST, Stage, counts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -76,3 +76,33 @@ def test_a_triage_of_determinism(stage: Stage) -> None:
     assert "local-omp_1" in cells.stdout.str()
     listed = (stage.path / "workspace/matrix/determinism/local-none/failures.txt").read_text()
     assert "differs_from_reference" in listed
+
+
+@pytest.mark.slow
+def test_the_tutorial_leads_from_a_flaky_script_to_a_mitigation(stage: Stage) -> None:
+    shutil.copy(EXAMPLES / "flaky" / "train.py", stage.path)
+    docs = EXAMPLES.parent / "docs"
+    own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # "python" is this one
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (docs / "tutorial.md").read_text(), re.MULTILINE | re.DOTALL)
+    results = {}
+    for line in "".join(text for language, text in blocks if not language).splitlines():
+        program, *rest = shlex.split(line)
+        name = {"pytest": "pytest", "pytest-aorta": "pytest_aorta"}[program]
+        results[line] = stage.command(sys.executable, "-m", name, *rest, env=own)
+    once, measured, compared, replayed, report, markdown = results.values()
+    found = counts(compared)
+    assert found["failed"] + found["passed"] == 40
+    compared.stdout.fnmatch_lines(
+        ["  local-OMP_NUM_THREADS=1 * 0 of 20 *", "OMP_NUM_THREADS=1 fixes it: 0 of 20 failed*"]
+    )
+    once.stdout.fnmatch_lines(["command-train local-none * of 10 *"])
+    assert counts(measured).get("passed", 0) + counts(measured).get("failed", 0) == 5
+    replayed.stdout.fnmatch_lines(["*1 *in *"])
+    assert report.ret == 0
+    assert (stage.path / "report.html").stat().st_size > 10_000
+    assert "OMP_NUM_THREADS=1 fixes it" in markdown.stdout.str()
+
+    source = re.findall(r"^```python\n(.*?)^```$", (docs / "command.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    stage.write_file("nightly.py", source)
+    script = stage.command(sys.executable, "nightly.py", env=own)
+    assert script.outlines == ["ok 0.0"] * 4

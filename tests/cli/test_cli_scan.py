@@ -148,14 +148,14 @@ def test_init_makes_a_recipe_that_can_be_asked_for(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "new" / "deep" / 'my "space"').is_dir()
     assert [path.name for path in (tmp_path / "new" / "deep").iterdir() if path.name.startswith(".")] == []
     monkeypatch.chdir(tmp_path / "new" / "deep")
-    assert command("status").output == "The recipe has no actions.\n"
+    assert short_status() == {"example": [0, 0, 0, 0, 10, 0]}
     commented = (tmp_path / "new" / "deep" / "aorta.toml").read_text()
     lines = commented.splitlines()
     lines = [line.removeprefix("# ") if "# [[" in line or " = " in line else line for line in lines]
     (tmp_path / "new" / "deep" / "aorta.toml").write_text("\n".join(lines))
     (tmp_path / "new" / "deep" / 'my "space"' / "a").mkdir()
     (tmp_path / "new" / "deep" / 'my "space"' / "a" / "value.json").write_text("{}")
-    assert short_status() == {"smoke": [0, 0, 0, 0, 6, 0], "one": [0, 0, 0, 0, 1, 0]}
+    assert short_status() == {"example": [0, 0, 0, 0, 10, 0], "one": [0, 0, 0, 0, 1, 0]}
 
 
 def test_init_refuses_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

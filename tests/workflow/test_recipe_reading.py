@@ -71,6 +71,19 @@ config.size = 8
     assert recipe.actions[0].table.config == {"dtype": "bf16", "size": 8}
 
 
+def test_a_command_with_keys_of_trials_is_a_matrix_of_trials() -> None:
+    top = recipe_of(
+        "command = 'python train.py'\ntrials = 20\nmitigations = 'A=1,B=2'\ntimeout = '5m'\n[workspace]\npath = 'w'"
+    )
+    several = recipe_of("[default.action]\ntrials = 20\n[[action]]\nname = 'train'\ncommand = 'python train.py'\n")
+    for recipe in (top, several):
+        (action,) = recipe.actions
+        assert (action.name, action.is_matrix, action.table.trials) == ("train", True, 20)
+    assert (top.actions[0].table.timeout, top.actions[0].line, top.workspace.path) == (300, 1, Path("w"))
+    assert recipe_of("command = 'python train.py'").actions[0].is_matrix
+    assert not recipe_of("command = 'ls {directory}'\nproducts = ['x']").actions[0].is_matrix
+
+
 def test_actions_may_share_a_name_for_different_directories() -> None:
     text = """
 [[action]]
@@ -107,7 +120,11 @@ processes.per_submission = 1
             4,
             "action 'a' has a workload, for which products",
         ),
-        ("[[action]]\nname = 'a'\ncommand = 'x'\n", 3, "has neither of {directory} and {directories}"),
+        (
+            "[[action]]\nname = 'a'\ncommand = 'x'\n",
+            3,
+            "has neither of {directory} and {directories}; it needs one of them, o",
+        ),
         ("[[action]]\nname = 'a'\ncommand = 'x {directory} {directories}'\n", 3, "has both of"),
         ("[[action]]\nname = 'a'\ncommand = 'x {/k} {directories}'\n", 3, "cannot be used with {directories}"),
         (ONE + "previous_actions = ['two']\n", 2, "previous action 'two' of 'one' does not exist; there are one"),
@@ -121,7 +138,7 @@ processes.per_submission = 1
         (
             "[signatures]\nlink = ['down', 'lost(']\n",
             2,
-            "signatures.link[1] = 'lost(': is no regular expression: missing )",
+            "signatures.link[1] = 'lost(': expected a regular expression of Python (missing )",
         ),
         ("[default.action]\nfrom = 'one'\n" + ONE, 2, "default.action cannot have from"),
     ],

@@ -43,7 +43,25 @@ def message_of(text: str) -> str:
         (MATRIX + "expect = 'maybe'\n", "4: action 'matrix': expect = 'maybe': expected 'pass' or 'fail'"),
         (MATRIX + "until_decided = 'yes, please'\n", "until_decided = 'yes, please': expected true or false"),
         (MATRIX + "seed = 1979-05-27\n", "4: action 'matrix': seed = 1979-05-27: expected a whole number"),
-        (MATRIX + "mitigations = 'none'\n", "4: action 'matrix': mitigations = 'none': expected an array"),
+        (MATRIX + "mitigations = 1\n", "4: action 'matrix': mitigations = 1: expected an array"),
+        ("workload = 'gemm'\ntrails = 3\n", "2: action 'gemm': unknown key 'trails'; did you mean 'trials'? valid: "),
+        ("comand = 'x'\ntrials = 3\n", "1: action 'trials': unknown key 'comand'; did you mean 'command'? valid: "),
+        ("command = 'python t.py'\ntimeout = '5x'\n", "2: action 't': timeout = '5x': expected a number of seconds"),
+        (
+            "command = 'python t.py'\nmetric = 'a'\n",
+            "2: action 't': metric[0] = 'a': expected a regular expression with",
+        ),
+        (
+            "command = 'python t.py'\nproducts = ['a']\n",
+            "2: action 't' has trials of a command (trials), for which pro",
+        ),
+        ("command = 'python t.py'\nsteps = 3\n", "2: action 't' has trials of a command (trials, steps), for which st"),
+        ("command = 'ls {directory}'\ntrials = 3\n", "1: action 'trials': the command 'ls {directory}' works on direc"),
+        (
+            "command = 'A=secret t | u'\n",
+            "1: action 'trials': the command 'A=... t | u' is not valid; expected a program",
+        ),
+        ("trials = 3\n" + ONE, "1: 'trials' is a key of an action: below [[action]], or below [default.action]"),
         (
             MATRIX + "mitigations = ['none', 1]\n",
             "4: action 'matrix': mitigations[1] = 1: expected a string or an array",

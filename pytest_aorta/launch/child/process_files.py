@@ -73,6 +73,7 @@ def read_processes(folder: Path) -> list[Process]:
     """In the order of their starts. Of several programs that have followed each other in a process, the last."""
     found: dict[tuple[str, int], Process] = {}
     ends: dict[tuple[str, int], RankExit] = {}
+    asked: set[tuple[str, int]] = set()
     for path in sorted((folder / PROCESSES).glob("*.*.events")):
         name = path.name.removesuffix(".events")
         for entry in _entries(path):
@@ -87,13 +88,13 @@ def read_processes(folder: Path) -> list[Process]:
                 own.lived = entry["lived"]
             elif "stops" in entry:
                 own.stops = entry["stops"]
+            elif "asks" in entry:
+                asked.add((own.host, entry["asks"]))
             elif "of" in entry:
-                ends[own.host, entry["of"]] = RankExit(
-                    entry["code"], entry["of"], entry["at"], stopped=entry["stopped"]
-                )
+                ends[own.host, entry["of"]] = RankExit(entry["code"], entry["of"], entry["at"])
     for key, end in ends.items():
         if (process := found.get(key)) is not None:
-            process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started))
+            process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=key in asked)
     return sorted(found.values(), key=lambda process: process.started)
 
 

@@ -366,13 +366,15 @@ def _fork_ranks() -> None:
     from pytest_aorta.launch.child.torch_compat import use_popen_in_agent
 
     server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
+    forks = os.fork()
+    if forks == 0:
         try:
             server.close()
             _serve_ranks(theirs)
         finally:
             os._exit(0)
     theirs.close()
+    sitecustomize.note_ranks_of(forks)
 
     def popen(
         args: Sequence[str], env: Mapping[str, str], stdout: IO[str] | None, stderr: IO[str] | None, **given: Any

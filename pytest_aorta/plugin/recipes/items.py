@@ -52,9 +52,12 @@ class RecipeFile(pytest.File):
         """All of them, complete ones included: those are shown as they are."""
         try:
             run = recipe_run(self.config, self.path)
-            return [item for action in run.recipe.in_order() for item in self._items(run, action)]
+            items = [item for action in run.recipe.in_order() for item in self._items(run, action)]
         except RequestError as error:
             raise self.CollectError(str(error)) from None
+        if not items:
+            self.config.pluginmanager.register(_Nothing(f"{self.name}: {_why_empty(run)}"))
+        return items
 
     def _items(self, run: RecipeRun, action: Action) -> Iterable[pytest.Item]:
         if action.is_matrix:
@@ -75,6 +78,26 @@ class RecipeFile(pytest.File):
             item.extra_keyword_matches.update([action.name, *unit.units])
             run.declare(action.name, unit.units, item.nodeid)
             yield item
+
+
+class _Nothing:
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def pytest_report_collectionfinish(self) -> str:
+        return printable(self._reason)
+
+
+def _why_empty(run: RecipeRun) -> str:
+    recipe = run.recipe
+    if not recipe.actions:
+        return (
+            'it has no action; command = "python train.py" and trials = 20 make one, or [[action]] for each of several'
+        )
+    count = len(run.project.directories)
+    reason = f"none of the {count} has what the action includes" if count else "there is none"
+    names = ", ".join(recipe.by_name)
+    return f"{names}: a command runs on each directory of {recipe.directories}, and {reason}"
 
 
 class CommandItem(pytest.Item):

@@ -50,6 +50,9 @@ class GraphBench:
             self.graph.release_scope(node)
 
     def is_empty(self) -> bool:
+        """Once the runs of its nodes have ended."""
+        for node in self.nodes:
+            self.graph.end_run(node.run)
         return self.graph.live == 0 and len(self.graph.writers) == 0
 
     def _ready(self, node: Node) -> None:

@@ -28,8 +28,8 @@ class Oracle:
     def producers(self, wanted: list[Access]) -> set[Node]:
         items = [item for footprint, tag in wanted if tag.reads for item in _items(footprint)]
         owners = {self._owner[item] for item in items if item in self._owner}
-        # Memory has forgotten who wrote it once the writer is gone, failed or not; see the states of the reference.
-        return {owner for owner in owners if owner.state is not State.CONSUMED}
+        # Memory has forgotten who wrote it once the writer is gone; one that has failed, when it is overwritten.
+        return {owner for owner in owners if owner.failed or owner.state is not State.CONSUMED}
 
     def add(self, node: Node, given_accesses: list[Access]) -> None:
         for footprint, tag in given_accesses:

@@ -83,7 +83,7 @@ def test_consumers_of_a_failed_task_never_start_and_say_why(host: Host, gates: G
     bad, child, grandchild, bystander = handle.records
     for skipped in (child, grandchild):
         assert skipped.outcome is Outcome.SKIPPED
-        assert skipped.failure == bad.failure
+        assert skipped.failure == bad.failure.at(f"gate_then_boom (task {bad.id}) failed")
         assert skipped.started is None
         assert skipped.worker is None
         assert skipped.seconds is None

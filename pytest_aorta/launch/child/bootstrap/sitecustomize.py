@@ -76,7 +76,8 @@ class Hook:
         self.pythonpath, self.known, self.below = pythonpath, known, below
         self.processes = os.path.join(folder, "processes")
         self.has_place = self.has_raised = False
-        self.ended: dict[int, float] = {}  # pids that this process has asked to end: when
+        self.asked: set[int] = set()  # pids that this process has asked to end
+        self.forks_ranks = 0  # pid of a process that forks the ranks of this agent
         sys.path.extend(path for path in sys_path if path not in sys.path)
         _watch_reads(os.path.join(folder, "reads.events"))
         self.begin(stacks)
@@ -185,7 +186,7 @@ class Hook:
     def is_child(self, pid: int) -> bool:
         try:
             with open("/proc/" + str(pid) + "/stat", "rb") as file:
-                return int(file.read().rpartition(b")")[2].split()[1]) == self.pid
+                return int(file.read().rpartition(b")")[2].split()[1]) in (self.pid, self.forks_ranks)
         except (OSError, ValueError):
             return False
 
@@ -195,13 +196,14 @@ class Hook:
     def ends(self, pid: int, number: int) -> None:
         """It is about to ask a process to end."""
         pid = abs(pid)
-        if number not in _ENDING or pid in self.ended or not self.is_armed(pid) or not self.is_child(pid):
+        if number not in _ENDING or pid in self.asked or not self.is_armed(pid) or not self.is_child(pid):
             return
-        if not self.ended:
+        if not self.asked:
             if os.path.exists(os.path.join(self.processes, "waited.events")):
                 self.ask()
             self.say(stops=time.time())
-        self.ended[pid] = time.time()
+        self.say(asks=pid)
+        self.asked.add(pid)
 
     def has_ended(self, pid: int, status: int) -> None:
         if not self.is_armed(pid):
@@ -209,7 +211,7 @@ class Hook:
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         if code == -signal.SIGABRT:  # perhaps by a watchdog of NCCL
             self.mark_wait()
-        self.say(of=pid, code=code, at=time.time(), stopped=pid in self.ended)
+        self.say(of=pid, code=code, at=time.time())
 
     def ask(self) -> None:
         """Have the children give their stacks and collectives before they are ended."""
@@ -374,7 +376,7 @@ def arm(environ: MutableMapping[str, str] = os.environ) -> None:
 
     def begin_again() -> None:
         hook.has_place = hook.has_raised = False
-        hook.ended = {}
+        hook.asked, hook.forks_ranks = set(), 0
         _try(hook.begin)
 
     os.register_at_fork(after_in_child=begin_again)
@@ -392,6 +394,12 @@ def arm(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 _hook: Hook | None = None
+
+
+def note_ranks_of(pid: int) -> None:
+    """Take the children of a process for this one's own."""
+    if _hook is not None:
+        _hook.forks_ranks = pid
 
 
 def rearm() -> None:
