@@ -432,6 +432,6 @@ def _mitigation(row: Row, base: CellStatistics) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    if len(names) > _MOST_NAMES:
+    if len(names) > _MOST_NAMES + 1:
         return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -483,8 +483,9 @@ class Triage:
         if seen.hopeless is None:
             return None
         base_failures, failures, number = seen.hopeless
-        counts = f"{failures} of {number} failed, {base_failures} of {number} of {baseline.cell}"
-        return Verdict("dropped", f"{counts}: it probably leaves more than half of the failures")
+        return Verdict(
+            "dropped", f"after {number} trials, {failures} failures against {base_failures}: probably no cure"
+        )
 
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
