@@ -68,7 +68,7 @@ def test_matrix_and_report_of_a_run_are_those_of_its_trial_files(flaky: Stage, o
     triage, _ = read_triage(flaky.results)
     from_files = json.loads(matrix_json(triage.table(), RunState()))["cells"]
     assert [{**cell, "planned": None} for cell in content["cells"]] == from_files
-    line = "| flaky | local-steady | steady | local | 0 of 6 | 0% (<40%) |"
+    line = "| flaky | local-steady | steady | local | 0 of 6 | 0% (&lt;40%) |"
     assert line in (flaky.results / "matrix.md").read_text()
 
     assert "report: report.html" in result.outlines
