@@ -75,6 +75,42 @@ def without_runner(lines: Iterable[str]) -> list[str]:
     return kept
 
 
+#: Bytes of stacks that are looked at.
+_STACKS = 2**18
+
+#: In an excerpt of stacks: frames of each thread, and threads.
+_FRAMES, _THREADS = 4, 8
+
+_THREAD = re.compile(r"(Current thread|Thread) 0x")
+_START_OF_THREAD = re.compile(r'  File ".*/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
+
+
+def stacks_excerpt(path: Path) -> list[str]:
+    """Of stacks that faulthandler has written: each thread's heading and its innermost frames, without the runner's."""
+    try:
+        with path.open("rb") as file:
+            text = printable(file.read(_STACKS).decode(errors="replace"))
+    except OSError:
+        return []
+    threads: list[list[str]] = []
+    for line in without_runner(text.split("\n")):
+        if _THREAD.match(line):
+            threads.append([line])
+        elif threads and line.startswith("  File ") and not _START_OF_THREAD.match(line):
+            threads[-1].append(line)
+    threads = [thread for thread in threads if len(thread) > 1]
+    kept = [
+        line
+        for thread in threads[:_THREADS]
+        for line in (*thread[: _FRAMES + 1], *_more(thread, _FRAMES + 1, "frames"))
+    ]
+    return [*kept, *_more(threads, _THREADS, "threads")]
+
+
+def _more(several: Sequence[object], shown: int, what: str) -> list[str]:
+    return [f"  ... {len(several) - shown} more {what}"] if len(several) > shown else []
+
+
 def format_ranges(numbers: Iterable[int]) -> str:
     """``{0, 1, 2, 5}`` as ``0-2,5``."""
     runs: list[tuple[int, int]] = []

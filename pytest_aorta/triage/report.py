@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.texts import ESCAPES, first_names, own_frames, read_tail, without_runner
+from pytest_aorta.common.texts import ESCAPES, first_names, own_frames, read_tail, stacks_excerpt, without_runner
 from pytest_aorta.probe.environment_facts import GPUS
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings, charts, columns
@@ -182,6 +182,8 @@ def log_tail(path: Path) -> str:
     """The last lines of a log; empty where there are none."""
     if not os.path.isfile(path):  # to open a pipe would wait for its writer
         return ""
+    if path.name.endswith("stacks.log"):
+        return plain("\n".join(stacks_excerpt(path)))
     lines = without_runner(plain(read_tail(path, TAIL_BYTES)).rstrip().split("\n"))
     kept = "\n".join(lines[-TAIL_LINES:])
     before = path.stat().st_size - len(kept.encode())

@@ -318,6 +318,10 @@ _HUNG = re.compile(
     r"(?: \(last: [^)\n]*\))?$"
 )
 
+#: The same, where threads wait for locks; and each of them.
+_LOCKS = re.compile(r"; ([^;\n]+ waits for lock [^;\n]+?)(?: \(last: [^)\n]*\))?$")
+_LOCK = re.compile(r"(\S+)(?: waits)? for lock \S+ at ([^:\n]*):(\d+)")
+
 #: Characters at its end that are searched for that.
 _END = 500
 
@@ -505,6 +509,9 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
         if (theirs := rank.get("failure") or {}).get("kind") in ("timeout", "stall") and blamed in (None, rank["rank"])
     ]
     message = hung[0] if hung else failure.get("message") or ""
+    if locks := _LOCKS.search(message[-_END:]):
+        places = [f"{found[2]}:{found[3]} in {found[1]}" for found in _LOCK.finditer(locks[1])]
+        return bounded(shown(", ".join(places)), _PLACE), "wait for locks"
     found = _HUNG.search(message[-_END:])
     if found is None:
         return "", ""

@@ -149,14 +149,22 @@ RANK_FAULTS = (
             "exit code 0 in setup() of a rank",
             phase="setup",
         ),
-        dict.fromkeys(
-            SCRIPTS,
-            Outcome(
-                *("workload_failed", "exit_code", 0, "ended itself with exit code 0 in run()"),
-                "exit code 0 in run() of a rank",
-                why="a script has no phases",
+        {
+            **dict.fromkeys(
+                SCRIPTS,
+                Outcome(
+                    *("workload_failed", "exit_code", 0, "ended itself with exit code 0 in run()"),
+                    "exit code 0 in run() of a rank",
+                    why="a script has no phases",
+                ),
             ),
-        ),
+            "spawn": Outcome(
+                *("workload_failed", "exception", "DistStoreError", "wait timeout"),
+                "DistStoreError: wait timeout",
+                rank=None,
+                why="a process of the script has no rank before `init_process_group()`",
+            ),
+        },
     ),
     RankFault(
         "raises_late",

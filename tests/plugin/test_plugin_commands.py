@@ -235,13 +235,36 @@ def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: S
             subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"])
         print("step 7/9 loss 1")
         waits()
-        """
+        """,
+        locks="""
+        import threading
+        a, b, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+        def takes(first, second):
+            with first:
+                both.wait()
+                with second:
+                    pass
+        threads = [threading.Thread(target=takes, args=locks) for locks in ((a, b), (b, a))]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        """,
     )
-    result = stage.run_here(*command("hangs.py"), *STEPS, "--aorta-timeout", "3")
+    result = stage.run_here(
+        *command("hangs.py"), *command("locks.py"), *STEPS, "--aorta-timeout", "3", "--aorta-slots", "2"
+    )
     result.stdout.fnmatch_lines(
         ["timeout in run: the deadline of 3 s passed in run(), after step 7 of 9; *waits() at hangs.py*"]
     )
-    assert list(stage.statuses().values()) == ["timeout"]
+    result.stdout.fnmatch_lines(
+        [
+            "*the deadline of 3 s passed in run(); takes waits for lock second at locks.py:6 (2 threads)",
+            "--- stacks (trial_0/stacks.log) ---",
+            "Thread 0x* (most recent call first):",
+            '  File "*/locks.py", line 6 in takes',
+            "*1x timeout in wait for locks (locks.py:6 in takes)",
+        ]
+    )
+    assert list(stage.statuses().values()) == ["timeout", "timeout"]
     assert "step 7/9" in (stage.results / "command-hangs" / "trial_0" / "stdout.log").read_text()
     stage.wait_until_alone()
 

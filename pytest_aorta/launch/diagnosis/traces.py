@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,12 +78,56 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
     frames = frames[:until] or frames
     of_workload = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
     own = next(of_workload, 0)
+    collective = next((frame.name for frame in reversed(frames) if _is_collective(frame)), None)
+    if collective is None and (waits := waits_for_locks(threads)) is not None:
+        return Location(waits, None)
     inside = [frame.name for frame in frames[:own] if frame.name not in _WRAPPERS]
     called = f"{inside[-1]} in " if inside else ""
     where = frames[own]
-    collective = next((frame.name for frame in reversed(frames) if _is_collective(frame)), None)
     function = "" if where.name == "<module>" else f"{where.name}() at "
     return Location(f"{called}{function}{Path(where.file).name} line {where.line}", collective)
+
+
+#: A line on which a lock is waited for; of another context manager, which is made by a call, the name has brackets.
+_TAKES_LOCK = re.compile(r"\s*with\s+([\w.\[\]]+)\s*(?:,.*)?:|.*?([\w.\[\]]+)\.acquire\(")
+
+#: Modules in which a thread waits for what another one does.
+_WAITS = re.compile(r"/lib/python3\.\d+/(threading|queue|concurrent/futures/\w+)\.py$")
+
+#: Places of locks that are named.
+_PLACES = 4
+
+
+def waits_for_locks(threads: Sequence[Sequence[Frame]]) -> str | None:
+    """``left waits for lock b at hang.py:6, right for lock a at :10``, where the main thread waits as well.
+
+    In the order of the places, so that the same deadlock is the same text. ``None`` where no source is found, or the
+    main thread does something else, or it alone waits for a lock.
+    """
+    *others, of_main = [_lock_of(frames) for frames in threads]
+    if not any(others) or (of_main is None and not _WAITS.search(threads[-1][0].file)):
+        return None
+    text, before = "", ""
+    places = Counter(each for each in (*others, of_main) if each is not None)
+    for (file, line, name, lock), count in sorted(places.items())[:_PLACES]:
+        place = f":{line}" if file == before else f"{Path(file).name}:{line}"
+        place += f" ({count} threads)" if count > 1 else ""
+        text += f", {name} for lock {lock} at {place}" if before else f"{name} waits for lock {lock} at {place}"
+        before = file
+    return text
+
+
+def _lock_of(frames: Sequence[Frame]) -> tuple[str, int, str, str] | None:
+    """File, line, function and lock, where a thread waits for one."""
+    at = next((at for at, frame in enumerate(frames) if not _WAITS.search(frame.file)), None)
+    if at is None or (at and frames[at - 1].name not in ("acquire", "__enter__")) or _LIBRARY.search(frames[at].file):
+        return None
+    frame = frames[at]
+    with contextlib.suppress(OSError, IndexError):
+        source = Path(frame.file).read_text(errors="replace").splitlines()[frame.line - 1]
+        if found := _TAKES_LOCK.match(source):
+            return frame.file, frame.line, frame.name.replace("<module>", "main"), found[1] or found[2]
+    return None
 
 
 def _is_collective(frame: Frame) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from pytest_aorta.common.texts import stacks_excerpt
 from pytest_aorta.launch.diagnosis.traces import Frame, locate, read_dump
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
@@ -71,6 +74,53 @@ def test_an_installed_workload_is_known_by_its_file(tmp_path: Path) -> None:
 )
 def test_what_is_no_dump_says_nothing(tmp_path: Path, text: str) -> None:
     assert locate(dumped(tmp_path, text)) is None
+
+
+#: Two threads that wait for each other's locks, a third that takes one in another way, and the main thread.
+DEADLOCK = """\
+import faulthandler, signal, sys, threading, time
+a, b, taken = threading.Lock(), threading.RLock(), threading.Barrier(2)
+def left():
+    with a:
+        taken.wait()
+        with b: pass
+def right():
+    with b:
+        taken.wait()
+        with open(__file__), a:
+            pass
+def third():
+    time.sleep(0.2)
+    a.acquire(timeout=60)
+threads = [threading.Thread(target=each, daemon=True) for each in (left, right, third)]
+for thread in threads: thread.start()
+faulthandler.register(signal.SIGALRM, open(sys.argv[1], "w"), chain=True)
+signal.setitimer(signal.ITIMER_REAL, 0.6)
+if sys.argv[2] == "waits": threads[0].join()
+while sys.argv[2] == "works": pass
+with a: pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("main", "text"),
+    [
+        ("waits", "left waits for lock b at hang.py:6, third for lock a at :14"),
+        ("works", "hang.py line 20"),
+        ("takes", "left waits for lock b at hang.py:6, third for lock a at :14, main for lock a at :21"),
+    ],
+)
+def test_where_all_wait_for_locks_each_is_named(tmp_path: Path, main: str, text: str) -> None:
+    (tmp_path / "hang.py").write_text(DEADLOCK)
+    stacks = tmp_path / "stacks.log"
+    subprocess.run([sys.executable, tmp_path / "hang.py", stacks, main], check=False)
+    location = locate(read_dump(stacks))
+    assert location is not None
+    assert location.text == text
+    excerpt = "\n".join(stacks_excerpt(stacks))
+    assert excerpt.count("(most recent call first):") == 4
+    assert "line 6 in left\n" in excerpt
+    assert "_bootstrap" not in excerpt
 
 
 def test_it_reads_what_this_interpreter_writes(tmp_path: Path) -> None:
