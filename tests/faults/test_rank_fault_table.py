@@ -18,8 +18,9 @@ from pytest_aorta.triage.signatures import signature_of
 ROOT = Path(__file__).parents[2]
 FAULTS = ROOT / "tests" / "support" / "rank_faults.py"
 
-#: Seconds in which all ranks are where one of them hangs.
+#: Seconds in which all ranks are where one of them hangs; those that are forks have imported torch already.
 TO_HANG = 40
+TO_HANG_IN_FORKS = 12
 
 #: Deadline of the others. Under an outer launcher, a rank that sleeps has one of its own.
 TO_END = 150
@@ -54,7 +55,8 @@ def records_of(stage: Stage, launcher: Launcher, faults: Sequence[RankFault], na
         stage.run(f"test_{name}.py", *arguments)
         trials = {path.split("/")[0].rpartition("@")[2]: trial for path, trial in stage.trials(name).items()}
         return [trials[fault.part] for fault in faults]
-    arguments += ["--aorta-trials", str(len(faults)), "--aorta-timeout", str(deadline(faults[0]))]
+    seconds = TO_HANG_IN_FORKS if faults[0].hangs and launcher == "auto" else deadline(faults[0])
+    arguments += ["--aorta-trials", str(len(faults)), "--aorta-timeout", str(seconds)]
     if faults[0].hangs:
         arguments += ["--aorta-slots", str(len(faults))]
     if launcher in COMMANDS:
