@@ -65,6 +65,19 @@ class TaskRef:
             raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
         return record_of(self._node)
 
+    def result(self, timeout: float | None = None) -> Any:
+        """What its callable has returned; of a group, a list of what its members have.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds have passed first.
+            Exception: what its callable has raised, with the traceback of its process as cause.
+            TaskError: it failed otherwise, or with an exception that cannot be pickled.
+        """
+        record = self.wait(timeout)
+        if record.ok:
+            return record.value
+        raise (record.failure and record.failure.exception()) or TaskError(record)
+
     def cancel(self, why: str = "cancelled") -> None:
         """Do not start it; when it runs, end it."""
         self._dispatcher.cancel(self._node, why)

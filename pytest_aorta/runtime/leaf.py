@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.runtime.arguments import SlotArgs
-from pytest_aorta.runtime.callables import Definition, dump_result, loads
+from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
 from pytest_aorta.runtime.endpoint import Message, MessageSocket
 from pytest_aorta.runtime.records import Outcome, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, share, to_bytes
@@ -85,6 +85,7 @@ def _arguments(
     first_item: int | None = None,
     written: Any = (),
     gone: Any = (),
+    results: bytes | None = None,
 ) -> tuple[SlotArgs, int | None, Any]:
     """What follows the digest of a ``task``: its arguments, number of its first item, numbers of written tensors."""
     if mapped is None:  # from another host: by value
@@ -92,7 +93,9 @@ def _arguments(
     else:
         mapped.unmap(gone)
         found = [mapped.tensor(view) for view in tensors]
-    return SlotArgs(tuple(found), tuple(scalars), None if config is None else loads(config)), first_item, written
+    others = () if results is None else loads(results)
+    values = load_argument(scalars, others) if isinstance(scalars, bytes) else tuple(scalars)
+    return SlotArgs(tuple(found), values, config and load_argument(config, others)), first_item, written
 
 
 def _own_failure(error: BaseException) -> TaskFailure:

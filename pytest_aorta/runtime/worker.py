@@ -67,6 +67,10 @@ class Worker:
         startup_timeout_s: seconds until the whole tree must be ready.
         prepare: called without arguments in every slot process before it is ready.
         grace: seconds between asking and killing.
+        max_deaths: processes of one slot that may die in a row, before it is out of service; ``None``: any number, each
+            later one starts after a longer pause (at most five seconds).
+        allowed_failures: slots in a row that tasks of one callable may kill in a run; then no more of its tasks start
+            in this run. ``None``: any number.
     """
 
     def __init__(
@@ -81,10 +85,15 @@ class Worker:
         startup_timeout_s: float = 300.0,
         prepare: Callable[[], object] | None = None,
         grace: float = 5.0,
+        max_deaths: int | None = None,
+        allowed_failures: int | None = 3,
     ) -> None:
         whole_number("ring_size", ring_size, 1)
         if ring_timeout is not None:
             seconds("ring_timeout", ring_timeout, zero=True)
+        for name, number in (("max_deaths", max_deaths), ("allowed_failures", allowed_failures)):
+            if number is not None:
+                whole_number(name, number, 1)
         _check_arguments(level, device_ids, num_sub_workers, heap_ring_size, startup_timeout_s, grace, prepare)
         self.callables = Callables(uuid.uuid4().hex)
         #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
@@ -102,6 +111,8 @@ class Worker:
             startup_timeout_s=float(startup_timeout_s),
             prepare=define(prepare) if prepare is not None else None,
             grace=grace,
+            max_deaths=max_deaths,
+            allowed_failures=allowed_failures,
         )
         self._state = WorkerState.NEW
         #: Held while processes are started, and while they load a callable.
@@ -275,7 +286,7 @@ class Worker:
             for child, _ in self.children:
                 child._state = WorkerState.DELEGATED
             spec = self._arguments
-            self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace)
+            self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace, spec.allowed_failures)
             self._heap = Heap(spec.heap_ring_size)
             self._processes = ChildProcesses(self._dispatcher, self.spec)
             self._dispatcher.release_slab = self._heap.release

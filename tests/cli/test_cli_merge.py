@@ -144,7 +144,7 @@ def test_what_has_no_record_stays(here: Path) -> None:
     assert not [path for path in tree(here / "all") if "trial_9" in path or ".tmp" in path]
 
 
-@pytest.mark.parametrize("allowed", [0, 12, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 5))])
+@pytest.mark.parametrize("allowed", [0, 12])
 def test_a_killed_merge_is_repeated(here: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it has done so far: a record is there only with all of its artifacts."""
     code = (
