@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import Definition
     from pytest_aorta.runtime.handles import TaskRef
+    from pytest_aorta.runtime.hazards import Hazards
 
 
 class TaskKind(enum.Enum):
@@ -319,8 +320,11 @@ class GraphRun:
     the earlier one has ended.
     """
 
-    def __init__(self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None) -> None:
+    def __init__(
+        self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None, hazards: Hazards | None = None
+    ) -> None:
         self.ring_size = ring_size
+        self.hazards = hazards
         #: Tasks that have not ended, and whether a submission waits for one of them.
         self.unsettled = 0
         self.waited_for = False
