@@ -154,11 +154,10 @@ class Ranks:
 
 
 @pytest.mark.parametrize(
-    "launcher",
-    [("--aorta-launcher", "torchrun"), pytest.param(("--aorta-elastic", "start_method=spawn"), marks=pytest.mark.long)],
-    ids=" ".join,
+    "launcher", [("--aorta-launcher", "torchrun"), ("--aorta-elastic", "start_method=spawn")], ids=" ".join
 )
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_deadline_of_ranks_begins_after_their_imports(stage: Stage, launcher: tuple[str, str]) -> None:
     stage.write(ranks=RANKS.replace("{sleep}", "11"))
     result = stage.run("ranks.py", "--aorta-nproc", "2", "--aorta-timeout", "10", *launcher)

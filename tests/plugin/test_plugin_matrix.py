@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def seen(content: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize(
     "options",
-    [(), *(pytest.param(each, marks=pytest.mark.slow) for each in (("-n", "2"), ("--aorta-slots", "2")))],
+    [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)],
     ids=" ".join,
 )
 def test_matrix_and_report_of_a_run_are_those_of_its_trial_files(flaky: Stage, options: tuple[str, ...]) -> None:
@@ -67,8 +68,11 @@ def test_matrix_and_report_of_a_run_are_those_of_its_trial_files(flaky: Stage, o
     assert [cell["planned"] for cell in content["cells"]] == [6, 6]
     triage, _ = read_triage(flaky.results)
     from_files = json.loads(matrix_json(triage.table(), RunState()))["cells"]
-    assert [{**cell, "planned": None} for cell in content["cells"]] == from_files
-    line = "| flaky | local-steady | steady | local | 0 of 6 | 0% (0-39%) |"
+    by_name = itemgetter("cell")  # workers begin in any order
+    assert sorted(({**cell, "planned": None} for cell in content["cells"]), key=by_name) == sorted(
+        from_files, key=by_name
+    )
+    line = "| flaky | local-steady | steady | local | 0 of 6 | 0% (&lt;40%) |"
     assert line in (flaky.results / "matrix.md").read_text()
 
     assert "report: report.html" in result.outlines

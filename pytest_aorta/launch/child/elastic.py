@@ -36,7 +36,13 @@ from pytest_aorta.launch.child.attempt_files import (
     save_collectives,
 )
 from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
-from pytest_aorta.launch.child.torch_compat import ReportingAgent, quiet_stderr, start_worker_server, use_recorder
+from pytest_aorta.launch.child.torch_compat import (
+    MONITOR_INTERVAL,
+    ReportingAgent,
+    quiet_stderr,
+    start_worker_server,
+    use_recorder,
+)
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, is_about_a_missing_rank, judge, ranks_event
@@ -200,10 +206,6 @@ class _Recorder(WorkloadRecorder):
         self._send(attempt_event(trial, reason))
 
 
-#: Seconds between two looks of the agent at its ranks.
-_MONITOR_INTERVAL = 0.01
-
-
 def run_elastic(payload: TrialPayload, send: Send) -> None:
     """Start the ranks, wait for them, report how they ended."""
     folder = Path(payload["folder"])
@@ -231,7 +233,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             entrypoint=rank_main if forked else fresh_rank_main,
             args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
             max_restarts=options.max_restarts,
-            monitor_interval=options.monitor_interval or _MONITOR_INTERVAL,
+            monitor_interval=options.monitor_interval or MONITOR_INTERVAL,
             master_addr=options.master_addr,
             master_port=options.master_port,
             local_addr=options.local_addr,

@@ -346,7 +346,7 @@ class _Imports:
 
 
 def _hidden(function: Any) -> Any:
-    """A function whose frames belong to nobody, in stacks and tracebacks."""
+    """A function whose frames name the file ``<aorta>`` in stacks and tracebacks, so that no line is shown of it."""
     function.__code__ = function.__code__.replace(co_filename="<aorta>")
     return function
 
