@@ -18,7 +18,6 @@ from functools import partial
 from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.runtime.event_loop import SIGINT_HELD, EventLoop
 from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, Tag
-from pytest_aorta.runtime.heap import Slab
 from pytest_aorta.runtime.records import (
     Completion,
     Outcome,
@@ -28,6 +27,7 @@ from pytest_aorta.runtime.records import (
     failure_of,
 )
 from pytest_aorta.runtime.scheduling import Dispatch, Endpoint, GraphRun, GraphTask, Placement, record_of
+from pytest_aorta.runtime.tensors import Slab
 
 #: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2

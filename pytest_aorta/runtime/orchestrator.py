@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import CallableHandle, Callables
     from pytest_aorta.runtime.dispatcher import Dispatcher
     from pytest_aorta.runtime.graph import Footprint, Node, Tag
-    from pytest_aorta.runtime.heap import Heap, Slab
+    from pytest_aorta.runtime.heap import Heap
     from pytest_aorta.runtime.scheduling import GraphRun
+    from pytest_aorta.runtime.tensors import Slab
 
 #: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.
 CHUNKS = 4

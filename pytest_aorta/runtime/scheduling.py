@@ -20,7 +20,6 @@ from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, TaskR
 if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import Definition
-    from pytest_aorta.runtime.handles import TaskRef
     from pytest_aorta.runtime.hazards import Hazards
 
 
@@ -45,8 +44,8 @@ class Member:
     config: Any = None
     #: The scalars, pickled, where one is neither a number nor a text.
     scalars: bytes | None = None
-    #: Tasks whose results stand in the config and the scalars.
-    references: tuple[TaskRef, ...] = ()
+    #: Tasks (``TaskRef``) whose results stand in the config and the scalars.
+    references: tuple[Any, ...] = ()
     worker: int | None = None
     eligible: frozenset[int] | None = None
     first_item: int | None = None
