@@ -463,7 +463,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
         ),
-        Setting("stop", "triage:stop", "WHEN", "end early: decided (each cell), first-fix, 8h (time)"),
+        Setting("stop", "triage:stop", "WHEN", "end early: decided (each cell), first-fix, speed, 8h (time)"),
         Setting(
             "order",
             choice("interleaved", "grouped", "random"),

@@ -37,7 +37,12 @@ def rerun_line(item: pytest.Item) -> str:
     """
     searched = getattr(item.config.option, "aorta_minimize", None)
     command = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
-    words = [*command, *_own_options(item.config), *_other_options(item.config), shown_nodeid(item)]
+    words = command
+    for word in (*_own_options(item.config), *_other_options(item.config), shown_nodeid(item)):
+        if word.startswith("@"):  # for pytest, a word that begins so is a file of arguments
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
     return " ".join(shlex.quote(word) for word in words)
 
 

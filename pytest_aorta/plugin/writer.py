@@ -451,7 +451,9 @@ class TrialWriter:
         of = "" if self.run.action is None else f"{self.run.action}: "
         if self.decisions is not None:
             compared = set(self.triage.baselines().of)
-            found = f"{len(compared & set(self.decisions.decided))} of {counted(len(compared), 'cell')} decided"
+            ended = [why.startswith("dropped") for key, why in self.decisions.decided.items() if key in compared]
+            found = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"
+            found += f", {ended.count(True)} dropped" if any(ended) else ""
             yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-stop=decided)"
         if selection.stop.seconds is not None:
             rounds = max((trials.statistics.total for trials in self.triage.cells), default=0)

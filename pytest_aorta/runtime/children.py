@@ -136,7 +136,7 @@ class ChildProcesses:
             # As many threads as a slot has cores; one, where slots share cores.
             count = str(threads_of(cores)) if cores else "1"
             threads = {name: count for name in _THREADS if name not in os.environ}
-            what = (list(worker.callables.definitions.values()), worker.prepare)
+            what = (list(worker.callables.definitions.values()), worker.prepare, worker.check)
             payload = {"role": "slot", "variables": dict(variables)}
             return self._fork(endpoint, payload, what, threads=threads, cores=cores, held=held)
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
 from pytest_aorta.runtime.endpoint import Message, MessageSocket
-from pytest_aorta.runtime.records import Outcome, TaskFailure, failure_of
+from pytest_aorta.runtime.hazards import digests
+from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, share, to_bytes
 
 if TYPE_CHECKING:
@@ -121,11 +122,14 @@ class SlotProcess:
     def __init__(self, transport: Transport, mapped: MappedStorages) -> None:
         self.transport = transport
         self.mapped = mapped
+        self.check = False
+        self.changed: tuple[int, ...] = ()
         self.callables: dict[str, Callable[[Any], Any]] = {}
         self.pid = os.getpid()
 
-    def serve(self, definitions: list[Definition], preparation: Definition | None) -> None:
+    def serve(self, definitions: list[Definition], preparation: Definition | None, check: bool = False) -> None:
         """Get ready, then carry out orders until the other side is gone or says so."""
+        self.check = check
         try:
             for definition in definitions:
                 self.callables[definition.digest] = definition.load_task()
@@ -138,7 +142,8 @@ class SlotProcess:
         while (message := self.transport.receive()) is not None and message[0] != "close":
             word, *rest = message
             if word == "task":
-                self.transport.send(("ended", rest[0], *self.run(*rest[1:]), ()))
+                self.changed = ()
+                self.transport.send(("ended", rest[0], *self.run(*rest[1:]), (), *self.changed))
             elif word == "unmap":
                 self.mapped.unmap(rest[0])
             elif word == "register":
@@ -160,8 +165,12 @@ class SlotProcess:
         """Run one task; how it ended."""
         try:
             function = self.callables[digest]
-            args, first, _ = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
+            args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
+            before = digests(args.tensors, written) if self.check else {}
             returned = function(args) if first is None else _map(function, args.config, first)
+            if before:
+                after = digests(args.tensors, written)
+                self.changed = tuple(number for number in before if before[number] != after[number])
             self._end_fork()
             return Outcome.SUCCESS, dump_result(returned), None
         except BaseException as error:
@@ -275,7 +284,10 @@ class WorkerService:
             if error is None:
                 self.transport.send(("ended", number, Outcome.SUCCESS, payload, None, written))
             else:
-                self.transport.send(("ended", number, Outcome.TASK_FAILURE, None, _own_failure(error), ()))
+                # What has happened below is what has happened, but this task itself has run.
+                below = error.record.outcome if isinstance(error, TaskError) else Outcome.TASK_FAILURE
+                outcome = Outcome.TASK_FAILURE if below is Outcome.SKIPPED else below
+                self.transport.send(("ended", number, outcome, None, _own_failure(error), ()))
 
 
 class WorkerTask:

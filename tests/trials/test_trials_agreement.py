@@ -227,7 +227,10 @@ def test_of_very_many_failed_ranks_the_first_are_listed() -> None:
             {"metrics": dict.fromkeys("abcd", -math.inf)},
             [*(f"passed=True, but {name} is -inf" for name in "abc"), "passed=True, but 4 metrics are not finite"],
         ),
-        ({"output": {"detected": {"oom": {"lines": 1}}}}, ["passed=True, but its output says oom"]),
+        (
+            {"output": {"detected": {"oom": {"lines": 1}}}},
+            ["passed=True, but its output says oom (--aorta-fail-on=@oom fails such trials)"],
+        ),
     ],
     ids=str,
 )
