@@ -216,7 +216,7 @@ def _false_verdicts(truth: Truth, table: Table) -> list[str]:
         false += [f"{kind}: {why}" for why in _false(kind, acts)]
         if kind == "no cure" and truth.rates[number] < truth.rates[0] / 2:
             false.append("no cure: it is one")
-        bound = row.verdict.rate_below
+        bound = row.rate_below if kind in ("fixes", "reduces") else None
         if bound is not None and truth.rates[number] >= bound:
             false.append("the bound of `fixes`")
         removes = row.verdict.removes
@@ -251,7 +251,7 @@ def _false_sentences(truth: Truth, sentences: Sequence[str]) -> list[str]:
             false.append("a change of the step times")
         elif _TIME.search(sentence) and not (truth.changes or truth.in_runs):
             false.append("a change over time")
-        nothing = re.search(r"Nothing to fix: .* is below ([\d.]+)%", sentence)
+        nothing = re.search(r"(?:Nothing to fix|No failure): .* is below ([\d.]+)%", sentence)
         if nothing and truth.rates[0] >= float(nothing[1]) / 100:
             false.append("the bound of `nothing to fix`")
     return false

@@ -203,6 +203,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             **given("baseline", "margin", "speed_margin"),
             sequential=bool(stop.decided or stop.seconds or values["minimize"]),
             confirm=stop.decided and stop.confirm,
+            screens=stop.decided and not stop.equivalence,
         ),
         stop=stop,
         shard=(number, count) if values["shard"] else None,

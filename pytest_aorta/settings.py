@@ -28,7 +28,7 @@ _SHOWN = 200
 #: More digits than anything can be counted in; of some thousand, Python refuses to make a number.
 _DIGITS = 18
 
-#: As many earlier records of a trial as there are.
+#: As many earlier runs of a workload as there are.
 UNBOUNDED = sys.maxsize
 
 #: Trials of each cell where a decision is to end them, and no number was given.
@@ -164,7 +164,7 @@ def size(value: Any) -> int:
 
 
 def history(value: Any) -> int:
-    """How many earlier records of a trial are kept."""
+    """How many earlier runs of a workload are kept."""
     number = UNBOUNDED if value in ("all", UNBOUNDED) else _integer(value, 1)
     if number is None:
         raise ValueError("a whole number of at least 1, or all")
@@ -465,7 +465,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
         ),
-        Setting("stop", "triage:stop", "WHEN", "end early: decided (each cell), first-fix, 8h (time)"),
+        Setting("stop", "triage:stop", "WHEN", "end early: decided (each cell), first-fix, speed, 8h (time)"),
         Setting(
             "order",
             choice("interleaved", "grouped", "random"),
@@ -477,7 +477,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     ),
     "results of trials": (
         Setting("results-dir", name, "DIR", "where results go", "results"),
-        Setting("history", history, "N", "earlier records kept of each trial: a number, or all", "10", scope="ini"),
+        Setting("history", history, "N", "earlier runs kept of each workload: a number, or all", "10", scope="ini"),
         Setting("report", file, "FILE", "write an HTML report of the results directory"),
         Setting("baseline", name, "CELL", "cell or mitigation set to compare with (default none)"),
         Setting("margin", "triage:margin", "P", "no effect: within P of the baseline's rate", "50%,0.1", scope="ini"),

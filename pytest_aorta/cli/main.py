@@ -22,6 +22,7 @@ from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.show import show, show_cluster, show_launchers
 from pytest_aorta.cli.status import status
 from pytest_aorta.cli.submit import submit
+from pytest_aorta.cli.try_ import try_
 from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
 
@@ -53,6 +54,7 @@ def main() -> None:
 
 show.add_command(show_cluster)
 show.add_command(show_launchers)
+main.add_command(try_)
 main.add_command(init)
 main.add_command(status)
 main.add_command(show)

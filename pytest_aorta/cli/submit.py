@@ -120,6 +120,7 @@ def _planned(
     arguments: Sequence[str],
 ) -> _Planned:
     from pytest_aorta.common.texts import identifier
+    from pytest_aorta.triage import GOALS
     from pytest_aorta.workflow.commands import shell_commands
     from pytest_aorta.workflow.groups import check_whole
     from pytest_aorta.workflow.jobs import command_lines, plan_jobs, pytest_line
@@ -144,7 +145,7 @@ def _planned(
 
     units, others = project.runnable(action, only)
     words = {word for each in arguments for word in re.split("[=,]", each)}
-    until_decided = action.table.until_decided or bool(words & {"decided", "first-fix", "equivalence"})
+    until_decided = action.table.until_decided or bool(words & GOALS)
     waves = project.waves(action, units, until_decided=action.is_matrix and until_decided)
     groups = [(number, group) for number, wave in enumerate(waves) for group in wave]
     check_whole(action, [group for _, group in groups], project.units(action), value_of)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 import pytest
@@ -92,22 +91,6 @@ def tear_down_before(item: pytest.Item, nextitem: pytest.Item | None) -> None:
 def option_actions(config: pytest.Config) -> dict[str, argparse.Action]:
     """What pytest and its plugins take on the command line, by its spellings."""
     return {flag: action for action in config._parser.optparser._actions for flag in action.option_strings}
-
-
-@dataclass
-class Duration:
-    """A line of ``--durations`` that is no phase of an item."""
-
-    duration: float
-    when: str
-    nodeid: str
-
-
-def add_duration(config: pytest.Config, duration: Duration) -> None:
-    """Show it with those of reports that are shown nowhere else."""
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None:
-        terminal.stats.setdefault("", []).append(duration)
 
 
 def terminal_file(config: pytest.Config) -> TextIO | None:

@@ -11,7 +11,6 @@ import pytest
 
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
-from pytest_aorta.plugin.failures import html_header, html_row
 from pytest_aorta.plugin.folded_summary import FoldedSummary
 from pytest_aorta.plugin.run import (
     NO_ITEM,
@@ -43,8 +42,6 @@ class ReportHooks:
         #: What writes the trials of each run: the first one of those that the options ask for, then of actions.
         self._writers: dict[Run, TrialWriter] = {}
         self._folded: FoldedSummary | None = None
-        #: Exit statuses by node id, where pytest-html is to show them.
-        self._ended: dict[str, str] = {}
         #: Path of the report that was written, as it was given.
         self._report = ""
         #: Node ids of the items that are run.
@@ -136,8 +133,6 @@ class ReportHooks:
             writer = self._writer_of(report.nodeid)
             writer.write_report(report)
             writer.judged.see(report)
-            if report.when == "teardown" and self.config.getoption("htmlpath", None):
-                self._ended[report.nodeid] = report.aorta["exit_status"] or ""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
@@ -229,15 +224,6 @@ class ReportHooks:
             self._gating.print(terminalreporter)
         if self._report:
             terminalreporter.write_line(f"report: {self._report}")
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_html_results_table_header(self, cells: list[str]) -> None:
-        html_header(cells)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
-        """pytest-html writes the rows of a test when its last report has come."""
-        html_row(report, self._ended.get(report.nodeid, ""), cells)
 
 
 def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:

@@ -216,9 +216,9 @@ class Summary:
             code = ", ".join(self._run.held_by)
             terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
         if self.pruned:
-            kept = self._run.selection.history
+            kept = counted(self._run.selection.history, "run")
             gone = counted(self.pruned, "earlier record")
-            terminal.write_line(f"history: {gone} removed, {kept} of each trial kept (aorta_history)")
+            terminal.write_line(f"history: {gone} removed, {kept} of each workload kept (aorta_history)")
         for error in errors:
             terminal.write_line(f"not written: {error}", red=True)
         terminal.write_line(f"results: {_shown(self._run)}")

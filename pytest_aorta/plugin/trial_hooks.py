@@ -10,7 +10,7 @@ import pytest
 from pytest_aorta.plugin.compat import tear_down_before
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
 from pytest_aorta.plugin.options import given_options
-from pytest_aorta.plugin.roles import NOT_EACH, give_out_one_by_one, group_scheduler, is_each, is_worker
+from pytest_aorta.plugin.roles import NOT_EACH, give_out_one_by_one, is_each, is_worker
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     TEST_TARGET,
@@ -78,11 +78,6 @@ def pytest_configure_node(node: Any) -> None:
         "paths": [str(argument) for argument in node.config.args],
         "chosen": None if run.chosen is None else sorted(run.chosen),
     }
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    return group_scheduler(config, log)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str] | None:
@@ -189,10 +184,6 @@ def pytest_runtest_makereport(
         is_sent = is_worker(item.config) or item.config.getoption("report_log", None) is not None
         with_records = report.when == "teardown" and is_sent
         report.aorta = payload.to_plain(with_records=with_records)  # type: ignore[attr-defined]
-        if report.when == "teardown" and item.config.getoption("htmlpath", None):
-            from pytest_aorta.plugin.failures import links_of
-
-            report.extras = [*getattr(report, "extras", []), *links_of(report)]  # type: ignore[attr-defined]
     return report
 
 

@@ -33,6 +33,9 @@ _COLOURS: Mapping[VerdictKind, str] = {
     "did not run": "red",
     "exchanges": "red",
     "confounded": "yellow",
+    "slower": "yellow",
+    "faster": "yellow",
+    "dropped": "light",
     "no cure": "light",
     "no effect": "light",
     "baseline": "light",
@@ -177,7 +180,7 @@ def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) 
     if not has_long_verdicts and verdict.text != verdict.kind:
         yield Piece(verdict.text, _COLOURS[verdict.kind])
     if row.speed and row.speed.kind in ("slower", "faster") and not has_speeds:
-        yield Piece(f"steps are {row.speed.text}", "yellow")
+        yield Piece(f"{row.speed.of} are {row.speed.text}", "yellow")
     if row.speed and row.speed.reason and row.speed.interval:
         yield Piece(f"speed undecided: {row.speed.reason}", "yellow")
     if row.effect and row.effect.is_inert and not row.effect.is_second_baseline:

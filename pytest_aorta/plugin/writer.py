@@ -18,7 +18,6 @@ import pytest
 
 from pytest_aorta.common.texts import printable
 from pytest_aorta.launch.launch_mode import is_command
-from pytest_aorta.plugin.compat import Duration, add_duration
 from pytest_aorta.plugin.folded_summary import AlikeFailures
 from pytest_aorta.plugin.run import FinishedTrial, trials_in
 from pytest_aorta.plugin.stopping import cell_of
@@ -195,7 +194,8 @@ class MatrixWriter:
         text = self._write(table, complete=interrupted is None, interrupted=interrupted)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             try:
-                append_to_summary(Path(summary), text)
+                with open(summary, "a", encoding="utf-8", errors="replace") as file:
+                    file.write(f"\n{text}")
             except OSError as error:
                 self.error = f"GITHUB_STEP_SUMMARY: {error}"
 
@@ -307,9 +307,6 @@ class TrialWriter:
             facts = self.write(trial)
             if "aorta_trial_id" in dict(report.user_properties):  # a test that starts trials fails for its own reasons
                 self.alike.add(report.nodeid, facts, self.run.shown_cell(facts.key.workload, facts.key.cell))
-            imported = trial.result["phases_sec"].get("import")
-            if isinstance(imported, float) and not trial.resumed:
-                add_duration(self.run.config, Duration(imported, "import", report.nodeid))
 
     def write(self, trial: FinishedTrial) -> TrialFacts:
         """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
@@ -454,7 +451,9 @@ class TrialWriter:
         of = "" if self.run.action is None else f"{self.run.action}: "
         if self.decisions is not None:
             compared = set(self.triage.baselines().of)
-            found = f"{len(compared & set(self.decisions.decided))} of {counted(len(compared), 'cell')} decided"
+            ended = [why.startswith("dropped") for key, why in self.decisions.decided.items() if key in compared]
+            found = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"
+            found += f", {ended.count(True)} dropped" if any(ended) else ""
             yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-stop=decided)"
         if selection.stop.seconds is not None:
             rounds = max((trials.statistics.total for trials in self.triage.cells), default=0)
@@ -474,23 +473,6 @@ def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:
     settings = run.selection.triage
     added = run.selection.resume and EarlierMatrix(run.results).was_looked_at(planned_trials(plans))
     return replace(settings, sequential=True) if added else settings
-
-
-#: GitHub shows nothing of a summary that is larger, in bytes.
-LARGEST_SUMMARY = 1024 * 1024
-
-_CUT = "\n\nThe rest is in `matrix.md`: the summary of a step has no more room.\n"
-
-
-def append_to_summary(summary: Path, markdown: str) -> None:
-    there = summary.stat().st_size if summary.exists() else 0
-    text = f"\n{markdown}".encode(errors="replace")
-    room = LARGEST_SUMMARY - there
-    if len(text) > room:
-        kept = text[: max(0, room - len(_CUT))].rpartition(b"\n")[0]
-        text = kept + _CUT.encode() if kept.strip() else b""
-    with summary.open("ab") as file:
-        file.write(text)
 
 
 def check_report(run: Run) -> None:

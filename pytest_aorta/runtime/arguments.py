@@ -8,15 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.graph import Footprint, Tag
-from pytest_aorta.runtime.tensors import check_kind, check_writable, footprint_of, is_private
+from pytest_aorta.runtime.tensors import check_kind, check_writable, footprint_of, is_private, original, slab_of
 
 if TYPE_CHECKING:
     import torch
 
 MAX_TENSORS = 256
 MAX_SCALARS = 128
-
-Scalar = int | float | bool | str
 
 #: The tags of a task with one tensor, as most tasks have.
 _ALONE = {tag: (tag,) for tag in Tag}
@@ -36,7 +34,7 @@ class SlotArgs:
     Attributes:
         tensors: views of the memory that the submitter sees, in the order of ``TaskArgs.add``.
         scalars: in the order of ``TaskArgs.add_scalar``.
-        config: what ``submit_next_level`` was given.
+        config: what the submission was given.
     """
 
     tensors: Sequence[torch.Tensor] = ()
@@ -61,7 +59,7 @@ class TaskArgs:
         # Tuples, of which a waiting task shares what it can: the garbage collector walks all containers.
         self._tensors: tuple[torch.Tensor, ...] = ()
         self._tags: tuple[Tag, ...] = ()
-        self._scalars: tuple[Scalar, ...] = ()
+        self._scalars: tuple[Any, ...] = ()
         #: Numbers of the tensors that do not exist yet.
         self._blank: tuple[int, ...] = ()
 
@@ -82,8 +80,8 @@ class TaskArgs:
         return self._tags
 
     @property
-    def scalars(self) -> tuple[Scalar, ...]:
-        """The plain values, in order."""
+    def scalars(self) -> tuple[Any, ...]:
+        """The values, in order."""
         return self._scalars
 
     @property
@@ -101,8 +99,7 @@ class TaskArgs:
         """
         if not isinstance(tag, Tag):
             raise TypeError(f"expected a Tag, not {tag!r}")
-        _check_access(tensor, tag)
-        self._append(tensor, tag)
+        self._append(_checked(tensor, tag), tag)
         return self
 
     def _append(self, tensor: torch.Tensor, tag: Tag) -> None:
@@ -134,15 +131,14 @@ class TaskArgs:
         self._blank += (len(self._tensors) - 1,)
         return self
 
-    def add_scalar(self, value: Scalar) -> TaskArgs:
-        """Append a plain value.
+    def add_scalar(self, value: Any) -> TaskArgs:
+        """Append a value: a number, a text, or anything that cloudpickle takes; the submission takes a copy.
+
+        A ``TaskRef`` stands for what its task returns: the new task waits for it.
 
         Raises:
-            TypeError: neither a number nor a text.
             ValueError: these are too many.
         """
-        if not isinstance(value, (int, float, str)):
-            raise TypeError(f"a scalar is an int, a float, a bool or a str, not {value!r:.80} ({type(value).__name__})")
         if len(self._scalars) == MAX_SCALARS:
             raise ValueError(f"a task takes at most {MAX_SCALARS} scalars")
         self._scalars += (value,)
@@ -158,13 +154,12 @@ class TaskArgs:
         made._tags, made._scalars = self._tags, self._scalars
         made._tensors = tuple([output(t) if n in self._blank else t for n, t in enumerate(self._tensors)])
         if any(map(is_private, made._tensors)):
-            made._check_accesses()
+            made._tensors = made._checked()
             made._tensors = tuple([private(t) if is_private(t) else t for t in made._tensors])
         return made
 
-    def _check_accesses(self) -> None:
-        for tensor, tag in zip(self._tensors, self._tags, strict=True):
-            _check_access(tensor, tag)
+    def _checked(self) -> tuple[torch.Tensor, ...]:
+        return tuple([_checked(tensor, tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)])
 
     def check(self) -> list[tuple[Footprint, Tag]]:
         """What each tensor touches, and how, as of now.
@@ -174,7 +169,7 @@ class TaskArgs:
                 anything. Or written memory is not shared any more: a tensor may have been given another storage since
                 it was added.
         """
-        self._check_accesses()
+        self._checked()
         accesses = [(footprint_of(tensor), tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)]
         written = [(footprint, index) for index, (footprint, tag) in enumerate(accesses) if tag.writes]
         reaching: list[tuple[Footprint, int]] = []  # those that may meet the next one
@@ -191,10 +186,17 @@ class TaskArgs:
         return accesses
 
 
-def _check_access(tensor: object, tag: Tag) -> None:
-    checked = check_kind(tensor)
+def _checked(tensor: object, tag: Tag) -> torch.Tensor:
+    checked = original(check_kind(tensor))
+    slab = slab_of(checked)
+    if slab is not None and slab.scope_over:
+        raise ValueError(
+            "this memory (of orch.alloc or add_output) cannot be passed: its scope has ended; submit within the scope,"
+            " or pass a copy (.clone())"
+        )
     if tag.writes:
         check_writable(checked, tag.name)
+    return checked
 
 
 # Checks of what users pass

@@ -10,9 +10,11 @@ import contextlib
 import hashlib
 import inspect
 import io
+import itertools
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -130,27 +132,74 @@ def dumps(value: Any, refusal: str) -> bytes:
     return data
 
 
+def dump_argument(value: Any, refusal: str, references: list[Any]) -> bytes:
+    """``dumps`` of what a task is given; what stands for results of other tasks is appended to ``references``.
+
+    ``load_argument`` puts these results in its place.
+    """
+
+    def reduce(found: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+        handles = sys.modules["pytest_aorta.runtime.handles"]
+        if isinstance(found, handles.MapRef):
+            return _joined, found.tasks
+        if not isinstance(found, handles.TaskRef):
+            return None
+        references.append(found)
+        return _result, (len(references) - 1,)
+
+    try:
+        return _dump(value, reduce)
+    except Exception as error:  # its own methods may raise anything
+        raise TypeError(f"{refusal}: {type(error).__name__}: {error}") from error
+
+
+def load_argument(data: bytes, results: Sequence[Any]) -> Any:
+    """The reverse of ``dump_argument``, with the results of the references."""
+    token = _results.set(results)
+    try:
+        return loads(data)
+    finally:
+        _results.reset(token)
+
+
+_results: ContextVar[Sequence[Any]] = ContextVar("results")
+
+
+def _result(number: int) -> Any:
+    return _results.get()[number]
+
+
+def _joined(*chunks: list[Any]) -> list[Any]:
+    return list(itertools.chain(*chunks))
+
+
+def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
+    """A pickle, of which ``reduce`` says what some objects are made of."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        def reducer_override(self, found: Any) -> Any:
+            reduced = reduce(found)
+            return super().reducer_override(found) if reduced is None else reduced
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
+
+
 def dump_result(value: Any) -> bytes | None:
     """What a task has returned; ``None`` for ``None``. A ``TaskRef`` stands for what its task has returned."""
     if value is None:
         return None
-    import cloudpickle
-
-    class ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-        def reducer_override(self, found: Any) -> Any:
-            reduced = _reduce_result(found)
-            return super().reducer_override(found) if reduced is None else reduced
-
-    file = io.BytesIO()
     try:
-        ResultPickler(file).dump(value)
+        data = _dump(value, _reduce_result)
     except _DoesNotFit as error:
         raise error.reason from None
     except Exception as error:
         raise TypeError(f"the return value cannot be pickled: {type(error).__name__}: {error}; {_FITS}") from error
-    if file.tell() > MAX_RESULT:
-        raise _too_large(file.tell()).reason
-    return file.getvalue()
+    if len(data) > MAX_RESULT:
+        raise _too_large(len(data)).reason
+    return data
 
 
 class _DoesNotFit(Exception):
@@ -165,7 +214,7 @@ def _too_large(size: int) -> _DoesNotFit:
 def _reduce_result(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     handles = sys.modules.get("pytest_aorta.runtime.handles")
     if handles is not None and isinstance(value, handles.TaskRef) and value.record is not None:
-        return _itself, (value.record.payload,)
+        return _itself, (value.record.value,)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return None
@@ -294,5 +343,8 @@ class WorkerSpec:
     startup_timeout_s: float = 300.0
     prepare: Definition | None = None
     grace: float = 5.0
+    max_deaths: int | None = None
+    allowed_failures: int | None = 3
+    check: bool = False
     identity: Mapping[str, str] = field(default_factory=dict)
     children: tuple[tuple[WorkerSpec, str | None], ...] = ()

@@ -136,11 +136,12 @@ class ChildProcesses:
             # As many threads as a slot has cores; one, where slots share cores.
             count = str(threads_of(cores)) if cores else "1"
             threads = {name: count for name in _THREADS if name not in os.environ}
-            what = (list(worker.callables.definitions.values()), worker.prepare)
+            what = (list(worker.callables.definitions.values()), worker.prepare, worker.check)
             payload = {"role": "slot", "variables": dict(variables)}
             return self._fork(endpoint, payload, what, threads=threads, cores=cores, held=held)
 
-        self._add(ProcessEndpoint(self._dispatcher, kind, index, name, launch))
+        deaths = self._describe().max_deaths
+        self._add(ProcessEndpoint(self._dispatcher, kind, index, name, launch, max_deaths=deaths))
 
     def _add_child(self, index: int, level: int, host: str | None) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
@@ -153,11 +154,18 @@ class ChildProcesses:
             return HostLink(endpoint, host, child, worker.identity)
 
         name = f"child_worker {index} level={level}"
-        self._add(
-            ProcessEndpoint(
-                self._dispatcher, TaskKind.NEXT_LEVEL, index, name, launch, respawn=host is None, cancels=True
-            )
+        deaths = self._describe().max_deaths
+        endpoint = ProcessEndpoint(
+            self._dispatcher,
+            TaskKind.NEXT_LEVEL,
+            index,
+            name,
+            launch,
+            respawn=host is None,
+            cancels=True,
+            max_deaths=deaths,
         )
+        self._add(endpoint)
 
     def _fork(
         self,

@@ -7,6 +7,7 @@ thread that made the change: waking a scheduler thread would cost more than a sh
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 import traceback
@@ -17,7 +18,6 @@ from functools import partial
 from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.runtime.event_loop import SIGINT_HELD, EventLoop
 from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, Tag
-from pytest_aorta.runtime.heap import Slab
 from pytest_aorta.runtime.records import (
     Completion,
     Outcome,
@@ -27,6 +27,7 @@ from pytest_aorta.runtime.records import (
     failure_of,
 )
 from pytest_aorta.runtime.scheduling import Dispatch, Endpoint, GraphRun, GraphTask, Placement, record_of
+from pytest_aorta.runtime.tensors import Slab
 
 #: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2
@@ -88,11 +89,13 @@ class Dispatcher:
     Args:
         name: for messages.
         grace: seconds that the peers of a failed group member have to end.
+        allowed_failures: processes in a row that tasks of a callable may kill in a run, before no more of them start.
     """
 
-    def __init__(self, name: str, grace: float) -> None:
+    def __init__(self, name: str, grace: float, allowed_failures: int | None = None) -> None:
         self.name = name
         self.grace = grace
+        self.allowed_failures = allowed_failures
         #: Notified when a run ends, a ring has room, or the worker closes.
         self.lock = _Lock()
         self.placement = Placement()
@@ -119,7 +122,10 @@ class Dispatcher:
         """Start one task, or fail those that can run nowhere any more; whether there were some."""
         match = self.placement.match(run.queues)
         if match is not None:
-            if self.graph.claim(match[0]):
+            quarantine = self._quarantine(match[0]) if run.killed else None
+            if quarantine is not None:
+                self._cancel_unstarted(match[0], Outcome.SKIPPED, quarantine)
+            elif self.graph.claim(match[0]):
                 self._dispatch(*match)
             return True
         hopeless = list(self.placement.take_hopeless(run.queues))
@@ -186,9 +192,9 @@ class Dispatcher:
             while not self.closing and self.unsettled_with(digest):
                 self.lock.wait(PIECE)
 
-    def drain(self, timeout: float) -> bool:
+    def drain(self, timeout: float | None) -> bool:
         """Accept no run any more, and wait for the open ones; whether they have ended in time."""
-        give_up = time.monotonic() + timeout
+        give_up = math.inf if timeout is None else time.monotonic() + timeout
         with self.lock:
             self.closing = True
             self.lock.notify_all()
@@ -196,7 +202,7 @@ class Dispatcher:
                 left = give_up - time.monotonic()
                 if left <= 0:
                     return False
-                self.lock.wait(left)
+                self.lock.wait(min(left, PIECE))
         return True
 
     # Tasks
@@ -220,6 +226,8 @@ class Dispatcher:
         run.take_slot()
         node = self.graph.add(task, run, accesses, after, label)
         run.nodes[node] = None
+        if run.hazards is not None:
+            run.hazards.submitted(node, accesses)
         return node
 
     def wait_for_room(self, run: GraphRun, timeout: float | None) -> None:
@@ -252,6 +260,8 @@ class Dispatcher:
         """The scope in which they were submitted has ended."""
         with self.turn():
             for node in nodes:
+                if isinstance(node.payload, Slab):
+                    node.payload.scope_over = True
                 self.graph.release_scope(node)
 
     def cancel(self, node: Node, why: str, running: bool = True) -> None:
@@ -286,7 +296,8 @@ class Dispatcher:
         task.has_settled = True
         run: GraphRun = node.run
         for member in task.members:  # what only its tensors have kept is free from now on
-            member.args = member.config = member.definition = None
+            member.args = member.config = member.definition = member.scalars = None
+            member.references = ()
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = record_of(node)
         run.unsettled -= 1
@@ -307,6 +318,28 @@ class Dispatcher:
         run: GraphRun = node.run
         if run.nodes.pop(node, self) is None:
             run.records[node.id] = record_of(node)
+
+    # Blame
+
+    def blame(self, dispatch: Dispatch | None) -> None:
+        """A process has died: the task that it ran is the suspect. Without one, kills come from outside."""
+        if dispatch is None:
+            for run in self.runs:
+                run.killed.clear()
+        elif dispatch.stopping is None and dispatch.member.definition is not None:
+            dispatch.node.run.killed.setdefault(dispatch.member.definition.digest, set()).add(dispatch.node.id)
+
+    def _quarantine(self, node: Node) -> TaskFailure | None:
+        for member in node.payload.members:
+            assert member.definition is not None
+            killed = len(node.run.killed.get(member.definition.digest, ()))
+            if self.allowed_failures is not None and killed >= self.allowed_failures:
+                why = (
+                    f"quarantined: {member.definition.name} killed {killed} slots in a row; no more of its tasks start"
+                    " in this run (allowed_failures= of the worker says how many it may kill)"
+                )
+                return TaskFailure("Quarantined", why)
+        return None
 
     # Dispatches
 
@@ -349,6 +382,8 @@ class Dispatcher:
             completion = dispatch.stopping
         task: GraphTask = dispatch.node.payload
         member = dispatch.member
+        if dispatch.node.run.killed and completion.outcome is Outcome.SUCCESS and member.definition is not None:
+            dispatch.node.run.killed.pop(member.definition.digest, None)
         member.completion = completion
         if member.started is not None:
             member.ended = time.time()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.runtime.arguments import TaskArgs
-from pytest_aorta.runtime.callables import loads
+from pytest_aorta.runtime.callables import dumps, loads
 from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import SharedViews, from_bytes, overwrite
 from pytest_aorta.runtime.zygote import Task, ZygoteError, exit_text
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 #: What goes to a process, and what comes back: a word, and what follows it. See ``leaf``, which is the other side.
 Message = tuple[Any, ...]
 
-#: Deaths in a row, without a task that succeeded in between, after which an endpoint is out of service.
-MAX_DEATHS = 3
+#: Processes that are started, one after the other, before one must become ready.
+STARTS = 10
+
+#: Seconds before the second start in a row, doubled for each further one, and the most.
+BACK_OFF, MOST_BACK_OFF = 0.1, 5.0
 
 #: Seconds that a process has to get ready when it takes the place of one that has died.
 RESTART = 300.0
@@ -104,6 +107,7 @@ class ProcessEndpoint:
         launch: starts a process; raises ``StartupError``.
         respawn: whether another process takes the place of one that has died.
         cancels: whether it can end a task and live on.
+        max_deaths: deaths in a row, without a task that succeeded in between, after which it is out of service.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class ProcessEndpoint:
         *,
         respawn: bool = True,
         cancels: bool = False,
+        max_deaths: int | None = None,
     ) -> None:
         self.kind = kind
         self.id = identity
@@ -129,6 +134,7 @@ class ProcessEndpoint:
         self._launch = launch
         self._respawn = respawn
         self._cancels = cancels
+        self._max_deaths = max_deaths
         self._state = ProcessState.STARTING
         #: Of the last process that was started; ``None`` also where that was given up before it was ready.
         self._link: Link | None = None
@@ -196,7 +202,10 @@ class ProcessEndpoint:
         if member.args is not None or member.config is not None:
             args = member.args or _NO_ARGUMENTS
             tensors, gone = link.tensors(args), link.forgotten(False)
-            message = (*message, tensors, args.scalars, member.config, member.first_item, args.written, gone)
+            scalars = args.scalars if member.scalars is None else member.scalars
+            message = (*message, tensors, scalars, member.config, member.first_item, args.written, gone)
+            if member.references:
+                message = (*message, dumps([ref.result() for ref in member.references], "a result of another task"))
         self._current = dispatch
         link.send(message)
 
@@ -231,10 +240,12 @@ class ProcessEndpoint:
         """The process behind a link has sent something; never raises."""
         word, *rest = message
         if word == "ended":
-            number, completion, written = rest[0], *_completion(self.name, *rest[1:])
+            number, completion, written = rest[0], *_completion(self.name, *rest[1:5])
             with self._dispatcher.turn():
                 dispatch = self._current
                 if link is self._link and dispatch is not None and dispatch.id == number:
+                    for changed in rest[5:]:
+                        dispatch.node.run.hazards.changed(dispatch.node, changed)
                     self._ended(dispatch, completion, written)
             return
         with self._dispatcher.turn():
@@ -285,10 +296,12 @@ class ProcessEndpoint:
                 self._deaths += 1
             if not was_ready and self._refused is None:
                 self._refused = failure
-            if not self._respawn or self._deaths >= MAX_DEATHS:
+            if not self._respawn or (self._max_deaths is not None and self._deaths >= self._max_deaths):
                 last = f"; the last of {self._deaths} deaths in a row" if self._respawn else ""
                 self.gone = TaskFailure(failure.type, f"out of service: {how}{last}")
             self._enter(ProcessState.STARTING if self.gone is None else ProcessState.GONE)
+            if self._respawn and was_ready and self._state is not ProcessState.CLOSED:
+                self._dispatcher.blame(self._current)
             self._lose_task(failure)
             if was_ready and self._state is ProcessState.STARTING:
                 # On a thread: its zygote may have to be started again, too.
@@ -297,7 +310,8 @@ class ProcessEndpoint:
                 self._successor.start()
 
     def _start_again(self) -> None:
-        for _ in range(MAX_DEATHS):
+        for attempt in range(min(STARTS, self._max_deaths or STARTS)):
+            self._back_off(self._deaths + attempt - 1)
             try:
                 self.spawn()
                 self.wait_ready(time.monotonic() + RESTART)
@@ -316,6 +330,12 @@ class ProcessEndpoint:
         with self._dispatcher.turn():
             self.gone = self.gone or reason
             self._enter(ProcessState.GONE)
+
+    def _back_off(self, deaths: int) -> None:
+        until = time.monotonic() + (min(MOST_BACK_OFF, BACK_OFF * 2.0 ** (deaths - 1)) if deaths > 0 else 0.0)
+        with self._lock:
+            while self._state is ProcessState.STARTING and (left := until - time.monotonic()) > 0:
+                self._lock.wait(left)
 
     # Callables
 
@@ -382,9 +402,9 @@ def _completion(
         try:
             return Completion(outcome, loads(payload)), written
         except Exception as error:
-            failure = failure_of(error).at("its return value could not be read")
+            outcome, failure = Outcome.TASK_FAILURE, failure_of(error).at("its return value could not be read")
     assert failure is not None
-    return Completion(Outcome.TASK_FAILURE, None, failure.at(name)), ()
+    return Completion(outcome, None, failure.at(name)), ()
 
 
 def framed(message: Message) -> bytes:

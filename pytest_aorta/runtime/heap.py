@@ -6,12 +6,12 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.tensors import contiguous_strides, from_storage, map_storage, overwrite
+from pytest_aorta.runtime.tensors import Slab, contiguous_strides, from_storage, map_buffer, overwrite, part_of_storage
 
 if TYPE_CHECKING:
     import torch
@@ -25,56 +25,68 @@ COPIES = RINGS
 
 _ALIGN = 1024
 
-
-@dataclass(eq=False)
-class Slab:
-    """``nbytes`` bytes from ``offset`` of a ring, up to the position ``stop``."""
-
-    ring: int
-    offset: int
-    nbytes: int
-    stop: int
-    released: bool = False
+#: Seconds between two looks for tensors that their users have dropped, which nothing announces.
+LOOK = 0.1
 
 
 class _Ring:
-    """Handed out in order, and taken back in order: a slab that is released before older ones comes back with those.
-
-    Positions grow for ever; position modulo size is the offset. What is in use lies between tail and head.
-    """
+    """Handed out in order from ``head`` on, around what is still in use."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self._slabs: deque[Slab] = deque()
+        #: Bytes of the slabs that are not free.
+        self.used = 0
         self._head = 0
-        self._tail = 0
-
-    @property
-    def in_use(self) -> int:
-        """Bytes that cannot be allocated now: slabs, rounded up, and released ones behind older ones."""
-        return self._head - self._tail
+        self._behind: list[Slab] = []
+        self._ahead: deque[Slab] = deque()
+        #: Slabs whose last tensor has gone, in the middle of anything.
+        self.dropping: deque[Slab] = deque()
 
     def take(self, nbytes: int) -> Slab | None:
-        """The next slab, if there is room for it."""
+        """The next slab, if there is room for it in one piece."""
+        self.reclaim()
         # A slab of no bytes takes room as well, so that no two slabs have one offset.
-        rounded = max(1, -(-nbytes // _ALIGN)) * _ALIGN
-        start = self._head
-        if start % self.size + rounded > self.size:  # nothing straddles the end; what is left there goes with it
-            start += self.size - start % self.size
-        if start + rounded - self._tail > self.size:
-            return None
-        self._head = start + rounded
-        slab = Slab(self.number, start % self.size, nbytes, self._head)
-        self._slabs.append(slab)
-        return slab
+        size = max(1, -(-nbytes // _ALIGN)) * _ALIGN
+        behind = self._behind
+        for _ in range(2 if self.used + size <= self.size else 0):  # up to the end, and once more from the start
+            while behind and behind[-1].free:  # an empty ring uses the same pages again
+                behind.pop()
+                self._head = behind[-1].offset + behind[-1].size if behind else 0
+            while True:
+                while self._ahead and self._ahead[0].free:
+                    self._ahead.popleft()
+                if self._head + size <= (self._ahead[0].offset if self._ahead else self.size):
+                    slab = Slab(self.number, self._head, size)
+                    behind.append(slab)
+                    self._head += size
+                    self.used += size
+                    return slab
+                if not self._ahead:
+                    break
+                behind.append(self._ahead.popleft())
+                self._head = behind[-1].offset + behind[-1].size
+            self._ahead.extend(behind)
+            behind.clear()
+            self._head = 0
+        return None
 
     def reclaim(self) -> None:
-        """Take back what is released."""
-        while self._slabs and self._slabs[0].released:
-            self._tail = self._slabs.popleft().stop
-        if not self._slabs:  # an empty ring has room for its whole size, and uses the same pages again
-            self._head = self._tail = 0
+        """Take note of the tensors that have gone."""
+        while self.dropping:
+            slab = self.dropping.popleft()
+            slab.dropped = True
+            self.used -= slab.size * slab.released
+
+    def release(self, slab: Slab) -> None:
+        self.reclaim()
+        slab.released = True
+        self.used -= slab.size * slab.dropped
+
+    @property
+    def held(self) -> int:
+        """Bytes that only tensors of the user keep."""
+        return sum(slab.size for slab in (*self._behind, *self._ahead) if slab.released and not slab.dropped)
 
 
 class Heap:
@@ -93,11 +105,13 @@ class Heap:
         #: Calls of ``allocate`` that are blocked at this moment.
         self.waiting = 0
         self._closed = False
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._buffers: dict[int, Any] = {}
 
     def in_use(self, ring: int) -> int:
         """Bytes of a ring that cannot be allocated now."""
-        return self._rings[ring].in_use
+        with self._changed:
+            self._rings[ring].reclaim()
+            return self._rings[ring].used
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype | None, depth: int) -> tuple[torch.Tensor, Slab]:
         """A tensor whose content is undefined (default: float32); waits while its ring is full.
@@ -109,8 +123,9 @@ class Heap:
         import torch
 
         dtype = dtype or torch.float32
-        slab = self._take(min(depth, RINGS - 1), math.prod(shape) * dtype.itemsize, self._patience)
-        return self._tensor(slab, shape, contiguous_strides(shape), dtype), slab
+        nbytes = math.prod(shape) * dtype.itemsize
+        slab = self._take(min(depth, RINGS - 1), nbytes, self._patience)
+        return self._tensor(slab, nbytes, shape, contiguous_strides(shape), dtype), slab
 
     def copy(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Slab] | None:
         """A copy of a tensor that is not empty; ``None`` where it is large, or there is no room for it now."""
@@ -121,7 +136,7 @@ class Heap:
             slab = self._take(COPIES, content.nbytes, 0.0)
         except (RuntimeError, NotImplementedError):  # no room; or torch cannot copy every type of its own
             return None
-        made = self._tensor(slab, content.shape, content.stride(), content.dtype)
+        made = self._tensor(slab, content.nbytes, content.shape, content.stride(), content.dtype)
         overwrite(made, content)
         return made, slab
 
@@ -145,41 +160,47 @@ class Heap:
                     if left <= 0:
                         raise RuntimeError(
                             f"ring {ring} is full: waited {patience:g} s for {nbytes} bytes, but"
-                            f" {room.size - room.in_use} of {room.size} are free and those not always in one piece;"
-                            " raise heap_ring_size, or release older allocations with orch.scope()"
+                            f" {room.size - room.used} of {room.size} are free and those not always in one piece, and"
+                            f" tensors that you hold beyond their scope keep {room.held}; raise heap_ring_size, drop"
+                            " these, or release older allocations with orch.scope()"
                         )
-                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                    self._changed.wait(min(left, LOOK))
             finally:
                 self.waiting -= 1
 
-    def _tensor(self, slab: Slab, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def _tensor(
+        self, slab: Slab, nbytes: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
         try:
-            return from_storage(self._storage(slab.ring), slab.offset // dtype.itemsize, shape, strides, dtype)
+            storage = part_of_storage(self._buffer(slab.ring), slab.offset, nbytes, slab)
+            # The callback comes when the last tensor is gone, in the middle of anything.
+            weakref.finalize(storage, self._rings[slab.ring].dropping.append, slab).atexit = False
+            return from_storage(storage, 0, shape, strides, dtype)
         except BaseException:
+            slab.dropped = True
             self.release(slab)
             raise
 
-    def _storage(self, ring: int) -> torch.UntypedStorage:
+    def _buffer(self, ring: int) -> Any:
         with self._changed:
-            if ring not in self._storages:
+            if ring not in self._buffers:
                 fd = os.memfd_create(f"aorta-ring-{ring}")
                 try:
                     os.ftruncate(fd, self._size)
-                    self._storages[ring] = map_storage(fd, self._size)
+                    self._buffers[ring] = map_buffer(fd, self._size)
                 finally:
                     os.close(fd)
-            return self._storages[ring]
+            return self._buffers[ring]
 
     def release(self, slab: Slab) -> None:
         """No task uses it any more."""
         with self._changed:
-            slab.released = True
-            self._rings[slab.ring].reclaim()
+            self._rings[slab.ring].release(slab)
             self._changed.notify_all()
 
     def close(self) -> None:
         """End the waits for memory."""
         with self._changed:
             self._closed = True
-            self._storages.clear()
+            self._buffers.clear()
             self._changed.notify_all()

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.runtime.arguments import SlotArgs
-from pytest_aorta.runtime.callables import Definition, dump_result, loads
+from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
 from pytest_aorta.runtime.endpoint import Message, MessageSocket
-from pytest_aorta.runtime.records import Outcome, TaskFailure, failure_of
+from pytest_aorta.runtime.hazards import digests
+from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, share, to_bytes
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def _arguments(
     first_item: int | None = None,
     written: Any = (),
     gone: Any = (),
+    results: bytes | None = None,
 ) -> tuple[SlotArgs, int | None, Any]:
     """What follows the digest of a ``task``: its arguments, number of its first item, numbers of written tensors."""
     if mapped is None:  # from another host: by value
@@ -92,7 +94,9 @@ def _arguments(
     else:
         mapped.unmap(gone)
         found = [mapped.tensor(view) for view in tensors]
-    return SlotArgs(tuple(found), tuple(scalars), None if config is None else loads(config)), first_item, written
+    others = () if results is None else loads(results)
+    values = load_argument(scalars, others) if isinstance(scalars, bytes) else tuple(scalars)
+    return SlotArgs(tuple(found), values, config and load_argument(config, others)), first_item, written
 
 
 def _own_failure(error: BaseException) -> TaskFailure:
@@ -118,11 +122,14 @@ class SlotProcess:
     def __init__(self, transport: Transport, mapped: MappedStorages) -> None:
         self.transport = transport
         self.mapped = mapped
+        self.check = False
+        self.changed: tuple[int, ...] = ()
         self.callables: dict[str, Callable[[Any], Any]] = {}
         self.pid = os.getpid()
 
-    def serve(self, definitions: list[Definition], preparation: Definition | None) -> None:
+    def serve(self, definitions: list[Definition], preparation: Definition | None, check: bool = False) -> None:
         """Get ready, then carry out orders until the other side is gone or says so."""
+        self.check = check
         try:
             for definition in definitions:
                 self.callables[definition.digest] = definition.load_task()
@@ -135,7 +142,8 @@ class SlotProcess:
         while (message := self.transport.receive()) is not None and message[0] != "close":
             word, *rest = message
             if word == "task":
-                self.transport.send(("ended", rest[0], *self.run(*rest[1:]), ()))
+                self.changed = ()
+                self.transport.send(("ended", rest[0], *self.run(*rest[1:]), (), *self.changed))
             elif word == "unmap":
                 self.mapped.unmap(rest[0])
             elif word == "register":
@@ -157,8 +165,12 @@ class SlotProcess:
         """Run one task; how it ended."""
         try:
             function = self.callables[digest]
-            args, first, _ = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
+            args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
+            before = digests(args.tensors, written) if self.check else {}
             returned = function(args) if first is None else _map(function, args.config, first)
+            if before:
+                after = digests(args.tensors, written)
+                self.changed = tuple(number for number in before if before[number] != after[number])
             self._end_fork()
             return Outcome.SUCCESS, dump_result(returned), None
         except BaseException as error:
@@ -272,7 +284,10 @@ class WorkerService:
             if error is None:
                 self.transport.send(("ended", number, Outcome.SUCCESS, payload, None, written))
             else:
-                self.transport.send(("ended", number, Outcome.TASK_FAILURE, None, _own_failure(error), ()))
+                # What has happened below is what has happened, but this task itself has run.
+                below = error.record.outcome if isinstance(error, TaskError) else Outcome.TASK_FAILURE
+                outcome = Outcome.TASK_FAILURE if below is Outcome.SKIPPED else below
+                self.transport.send(("ended", number, outcome, None, _own_failure(error), ()))
 
 
 class WorkerTask:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import TaskArgs, expect, given, listed, seconds, whole_number
-from pytest_aorta.runtime.callables import dumps
+from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.event_loop import SIGINT_HELD
 from pytest_aorta.runtime.handles import MapRef, TaskRef
+from pytest_aorta.runtime.hazards import HazardWarning
 from pytest_aorta.runtime.scheduling import GraphTask, Member, RingFull, TaskKind
 from pytest_aorta.runtime.tensors import footprint_of, share
 
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import CallableHandle, Callables
     from pytest_aorta.runtime.dispatcher import Dispatcher
     from pytest_aorta.runtime.graph import Footprint, Node, Tag
-    from pytest_aorta.runtime.heap import Heap, Slab
+    from pytest_aorta.runtime.heap import Heap
     from pytest_aorta.runtime.scheduling import GraphRun
+    from pytest_aorta.runtime.tensors import Slab
 
 #: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.
 CHUNKS = 4
@@ -34,8 +37,20 @@ _MEMBERS = "a list of TaskArgs, one per member"
 _AFTER = "a list of tasks, as submissions return them"
 
 
-def _pickled(config: Any) -> bytes | None:
-    return None if config is None else dumps(config, "config cannot be sent to another process")
+def _pack(task: GraphTask) -> Sequence[TaskRef]:
+    """Pickle what a task is given, as it is now; the tasks whose results stand in it."""
+    references: list[TaskRef] = []
+    config = task.members[0].config  # the same one for all members
+    if config is not None:
+        config = dump_argument(config, "config cannot be sent to another process", references)
+    for member in task.members:
+        member.config = config
+        scalars = () if member.args is None else member.args.scalars
+        if not all(isinstance(value, int | float | str) for value in scalars):
+            member.scalars = dump_argument(scalars, "a scalar cannot be sent to another process", references)
+    for member in task.members if references else ():
+        member.references = tuple(references)
+    return references
 
 
 class Orchestrator:
@@ -61,19 +76,30 @@ class Orchestrator:
         self,
         handle: CallableHandle,
         args: TaskArgs | None = None,
+        config: Any = None,
         *,
         after: Iterable[TaskRef] = (),
         timeout: float | None = None,
     ) -> TaskRef:
-        """Run a callable as ``fn(args)`` on any idle SUB worker."""
+        """Run a callable as ``fn(args)`` on any idle SUB worker.
+
+        Args:
+            handle: from ``register``.
+            args: tensors and values.
+            config: any value that cloudpickle takes, as ``args.config``. In it, and among the scalars, a ``TaskRef`` or
+                ``MapRef`` stands for what its tasks return: the new task waits for them.
+            after: see above.
+            timeout: see above.
+        """
         definition, _ = self._resolve(handle, ())
         self._placement.check_size(TaskKind.SUB, 1)
-        return self._submit(GraphTask(definition, args, timeout=timeout), after)
+        return self._submit(GraphTask(definition, args, config, timeout=timeout), after)
 
     def submit_sub_group(
         self,
         handle: CallableHandle,
         args_list: Sequence[TaskArgs | None],
+        config: Any = None,
         *,
         after: Iterable[TaskRef] = (),
         timeout: float | None = None,
@@ -82,7 +108,7 @@ class Orchestrator:
         definition, _ = self._resolve(handle, ())
         args_list = listed("args_list", args_list, _MEMBERS)
         self._placement.check_size(TaskKind.SUB, len(args_list))
-        members = tuple([Member(definition, args) for args in args_list])
+        members = tuple([Member(definition, args, config) for args in args_list])
         return self._submit(GraphTask(group=members, timeout=timeout), after)
 
     def map(
@@ -114,10 +140,11 @@ class Orchestrator:
         if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
             raise ValueError(f"chunksize must be a whole number from 1, not {chunksize!r}")
         tasks = [
-            GraphTask(definition, config=_pickled(found[first : first + chunksize]), first_item=first, timeout=timeout)
+            GraphTask(definition, config=found[first : first + chunksize], first_item=first, timeout=timeout)
             for first in range(0, len(found), chunksize)
         ]
-        return MapRef([self._submit(task, before) for task in tasks])
+        packed = [_pack(task) for task in tasks]  # all of them, before there is a task
+        return MapRef([self._submit(task, before, refs) for task, refs in zip(tasks, packed, strict=True)])
 
     def submit_next_level(
         self,
@@ -134,7 +161,7 @@ class Orchestrator:
         Args:
             handle: from ``register``.
             args: tensors and scalars.
-            config: any object that can be pickled; slots find it as ``args.config``.
+            config: see ``submit_sub``.
             worker: the id of the worker that must run it; without, any idle one does.
             after: see above.
             timeout: see above.
@@ -145,7 +172,7 @@ class Orchestrator:
         task = GraphTask(
             definition,
             args,
-            _pickled(config),
+            config,
             worker=worker,
             eligible=eligible,
             kind=TaskKind.NEXT_LEVEL,
@@ -175,9 +202,8 @@ class Orchestrator:
             raise ValueError(f"a worker is named twice: {ids}")
         definition, _ = self._resolve(handle, ids)
         self._placement.check_size(TaskKind.NEXT_LEVEL, len(ids))
-        pickled = _pickled(config)
         members = tuple(
-            Member(definition, args, pickled, worker=worker) for args, worker in zip(args_list, ids, strict=True)
+            Member(definition, args, config, worker=worker) for args, worker in zip(args_list, ids, strict=True)
         )
         return self._submit(GraphTask(kind=TaskKind.NEXT_LEVEL, group=members, timeout=timeout), after)
 
@@ -226,11 +252,16 @@ class Orchestrator:
         while self._scopes:
             self._dispatcher.release_scope(self._scopes.pop())
 
-    def _submit(self, task: GraphTask, after: Iterable[TaskRef] = ()) -> TaskRef:
+    def _submit(
+        self, task: GraphTask, after: Iterable[TaskRef] = (), packed: Sequence[TaskRef] | None = None
+    ) -> TaskRef:
         if task.timeout is not None:
             seconds("timeout", task.timeout)
         self._check_open()
         producers = self._producers(after) if after != () else []
+        if task.args is not None or task.group or task.config is not None:
+            _check_arguments(task)
+            producers += self._producers(_pack(task) if packed is None else packed)
         if task.args is None and not task.group:  # what there are most of
             return TaskRef(self._dispatcher, self._add(task, [], producers))
         outputs: list[torch.Tensor] = []
@@ -260,11 +291,6 @@ class Orchestrator:
             accesses: list[tuple[Footprint, Tag]] = []
             for member in task.members:
                 if member.args is not None:
-                    if not isinstance(member.args, TaskArgs):
-                        raise TypeError(
-                            f"the arguments of a task must be TaskArgs or None, not {given(member.args)}; build them"
-                            " with TaskArgs().add(tensor).add_scalar(1)"
-                        )
                     member.args = member.args.submitted(output, copy)
                     accesses += member.args.check()
             node = self._add(task, accesses, producers)
@@ -299,6 +325,9 @@ class Orchestrator:
                         raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")
                     node = self._dispatcher.submit(self._run, task, definition.name, accesses, producers)
                     self._scopes[-1].append(node)
+                    found = self._run.hazards.take() if self._run.hazards is not None else ()
+                for text in found:
+                    warnings.warn(text, HazardWarning, stacklevel=4)
                 return node
             except RingFull:
                 if give_up is not None and time.monotonic() >= give_up:
@@ -310,6 +339,15 @@ class Orchestrator:
     def _check_open(self) -> None:
         if not self._scopes:
             raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
+
+
+def _check_arguments(task: GraphTask) -> None:
+    for member in task.members:
+        if not isinstance(member.args, TaskArgs | None):
+            raise TypeError(
+                f"the arguments of a task must be TaskArgs or None, not {given(member.args)}; build them with"
+                " TaskArgs().add(tensor).add_scalar(1)"
+            )
 
 
 def _check_dtype(dtype: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import pickle
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -12,6 +13,9 @@ from pytest_aorta.common.texts import describe_exception
 #: Characters of a failure's message that travel from level to level.
 MAX_MESSAGE = 4096
 
+#: Bytes of an exception that does.
+MAX_EXCEPTION = 2**16
+
 
 class Outcome(str, enum.Enum):
     """How a task ended."""
@@ -19,7 +23,7 @@ class Outcome(str, enum.Enum):
     SUCCESS = "success"
     #: Its callable raised.
     TASK_FAILURE = "task_failure"
-    #: The process or the host that ran it died.
+    #: The process or the host that ran it, or a part of it on a level below, died.
     ENDPOINT_FAILURE = "endpoint_failure"
     #: Its deadline passed, and it was ended.
     TIMEOUT = "timeout"
@@ -39,6 +43,19 @@ class TaskFailure:
     type: str
     message: str
     traceback: str = field(default="", repr=False)
+    #: The exception itself, if it can be pickled.
+    pickled: bytes = field(default=b"", repr=False, compare=False)
+
+    def exception(self) -> Exception | None:
+        """The exception that was raised, of its own type, with its traceback as text; ``None`` if it cannot be made."""
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:  # its own methods may raise anything
+            return None
+        if not isinstance(error, Exception):
+            return None
+        error.__cause__ = RemoteTraceback(self.traceback)
+        return error
 
     def at(self, place: str) -> TaskFailure:
         """The same, seen from one level above."""
@@ -69,6 +86,11 @@ class TaskRecord:
     def ok(self) -> bool:
         """Whether it succeeded."""
         return self.outcome is Outcome.SUCCESS
+
+    @property
+    def value(self) -> Any:
+        """What its callable returned; of a group, a list of what its members returned."""
+        return [member.payload for member in self.members] if self.members else self.payload
 
     @property
     def seconds(self) -> float | None:
@@ -122,4 +144,17 @@ def failure_of(error: BaseException, trace: TracebackType | None = None) -> Task
     if isinstance(error, TaskError) and error.record.failure is not None:
         return error.record.failure
     told = describe_exception(error if trace is None else error.with_traceback(trace))
-    return TaskFailure(told["type"], f"{told['type']}: {told['message']}"[:MAX_MESSAGE], told["traceback"])
+    text = f"{told['type']}: {told['message']}"[:MAX_MESSAGE]
+    return TaskFailure(told["type"], text, told["traceback"], _pickled(error))
+
+
+def _pickled(error: BaseException) -> bytes:
+    if not isinstance(error, Exception):
+        return b""  # nobody wants to be ended by the exit of a task
+    try:
+        import cloudpickle
+
+        data: bytes = cloudpickle.dumps(error)
+    except Exception:  # its own methods may raise anything
+        return b""
+    return data if len(data) <= MAX_EXCEPTION else b""

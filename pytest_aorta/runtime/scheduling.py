@@ -20,6 +20,7 @@ from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, TaskR
 if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import Definition
+    from pytest_aorta.runtime.hazards import Hazards
 
 
 class TaskKind(enum.Enum):
@@ -34,13 +35,17 @@ class Member:
     """A callable to run at one endpoint: the only member of a task, or one of a group.
 
     ``worker`` is the id of the endpoint that must run it, ``eligible`` the ids of those that may; ``None`` stands for
-    any. ``config`` is pickled. With ``first_item``, it is a list of items, of which the first has this number, and each
-    is a call.
+    any. ``config`` is pickled, once submitted. With ``first_item``, it is a list of items, of which the first has this
+    number, and each is a call.
     """
 
     definition: Definition | None = None
     args: TaskArgs | None = None
-    config: bytes | None = None
+    config: Any = None
+    #: The scalars, pickled, where one is neither a number nor a text.
+    scalars: bytes | None = None
+    #: Tasks (``TaskRef``) whose results stand in the config and the scalars.
+    references: tuple[Any, ...] = ()
     worker: int | None = None
     eligible: frozenset[int] | None = None
     first_item: int | None = None
@@ -314,8 +319,11 @@ class GraphRun:
     the earlier one has ended.
     """
 
-    def __init__(self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None) -> None:
+    def __init__(
+        self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None, hazards: Hazards | None = None
+    ) -> None:
         self.ring_size = ring_size
+        self.hazards = hazards
         #: Tasks that have not ended, and whether a submission waits for one of them.
         self.unsettled = 0
         self.waited_for = False
@@ -327,6 +335,8 @@ class GraphRun:
         self.nodes: dict[Node, None] = {}
         self.records: dict[int, TaskRecord] = {}
         self.first_failure: TaskRecord | None = None
+        #: Tasks in a row, of one callable, whose process has died while it ran them; by the callable's digest.
+        self.killed: dict[str, set[int]] = {}
         #: Why it accepts no further task, if it was cancelled.
         self.cancelled: str | None = None
         #: Whether its graph is complete, and whether all tasks have ended, too.

@@ -7,18 +7,23 @@ all in this file, and have contract tests: torch has no public way to name a sto
 
 from __future__ import annotations
 
+import bisect
+import ctypes
 import itertools
 import math
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.graph import Footprint
 
 if TYPE_CHECKING:
     import torch
+
 
 #: Shape, strides, type and content of a tensor that goes by value.
 ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", bytes]
@@ -78,7 +83,8 @@ def check_writable(tensor: torch.Tensor, what: str) -> None:
     """Raise ``ValueError`` for a tensor that a task could not write for others to see; ``what`` names the tag."""
     if not tensor.numel():
         return
-    if not tensor.untyped_storage().is_shared():
+    storage = tensor.untyped_storage()
+    if not (storage.is_shared() or "_aorta_part" in vars(storage)):
         raise ValueError(
             f"a tensor that is not in shared memory cannot be {what}, since what a task writes to it is lost;"
             " call .share_memory_() on it, or use orch.alloc"
@@ -106,10 +112,30 @@ def is_private(tensor: torch.Tensor) -> bool:
     if not tensor.numel():
         return False
     storage = tensor.untyped_storage()
+    if "_aorta_part" in vars(storage):
+        return False
     return not storage.is_shared() or descriptor_of(storage)[0] < 0
 
 
 # Storages
+
+
+@dataclass(eq=False)
+class Slab:
+    """``size`` bytes from ``offset`` of a ring. Free once no task uses them and no tensor of theirs is left here."""
+
+    ring: int
+    offset: int
+    size: int
+    #: Whether the scope has ended in which it was allocated: no further task may be given it.
+    scope_over: bool = False
+    #: Whether no task uses it any more; whether no tensor does.
+    released: bool = False
+    dropped: bool = False
+
+    @property
+    def free(self) -> bool:
+        return self.released and self.dropped
 
 
 def map_storage(fd: int, size: int) -> torch.UntypedStorage:
@@ -131,9 +157,89 @@ _numbers = itertools.count()
 
 def storage_id(tensor: torch.Tensor) -> int:
     """A number of the memory that a tensor is a view of; no other memory of this process ever has it. Thread-safe."""
+    return _number(tensor.untyped_storage())
+
+
+def _number(storage: torch.UntypedStorage) -> int:
     # torch keeps the Python object of a storage for as long as its memory lives.
-    number: int = vars(tensor.untyped_storage()).setdefault("_aorta_number", next(_numbers))
-    return number
+    found: int | None = vars(storage).get("_aorta_number")
+    if found is None:
+        found = vars(storage).setdefault("_aorta_number", next(_numbers))
+        _mappings.add(storage)
+    return found
+
+
+def map_buffer(fd: int, size: int) -> Any:
+    """``map_storage`` as an object of which ``part_of_storage`` makes storages; ``memory`` is the whole one."""
+    memory = map_storage(fd, size)
+    buffer: Any = (ctypes.c_char * size).from_address(memory.data_ptr())
+    buffer.memory = memory
+    return buffer
+
+
+def part_of_storage(buffer: Any, start: int, nbytes: int, slab: Slab) -> torch.UntypedStorage:
+    """A storage of its own over a part of a buffer: it lives as long as any tensor, view or array of these bytes."""
+    import torch
+
+    part = torch.frombuffer(buffer, dtype=torch.uint8, count=max(1, nbytes), offset=start).untyped_storage()
+    vars(part)["_aorta_part"] = buffer.memory, start, slab
+    return part
+
+
+def slab_of(tensor: torch.Tensor) -> Slab | None:
+    """The memory of the runtime that a tensor is a view of."""
+    part = vars(tensor.untyped_storage()).get("_aorta_part")
+    return None if part is None else part[2]
+
+
+class _Mappings:
+    """Storages that tasks were given, by their addresses: NumPy, DLPack make others over the same bytes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._starts: list[int] = []
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        self._dead: deque[int] = deque()
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        start = storage.data_ptr()
+        with self._lock:
+            self._forget_dead()
+            if start not in self._storages:
+                bisect.insort(self._starts, start)
+            # The callback comes in the middle of anything.
+            self._storages[start] = weakref.ref(storage, lambda _: self._dead.append(start))
+
+    def _forget_dead(self) -> None:
+        while self._dead:
+            start = self._dead.popleft()
+            if start in self._storages and self._storages[start]() is None:
+                del self._storages[start], self._starts[bisect.bisect_left(self._starts, start)]
+
+    def at(self, address: int) -> torch.UntypedStorage | None:
+        with self._lock:
+            self._forget_dead()
+            place = bisect.bisect_right(self._starts, address) - 1
+            found: torch.UntypedStorage | None = self._storages[self._starts[place]]() if place >= 0 else None
+            if found is None or not 0 <= address - found.data_ptr() < found.nbytes():
+                return None
+            return found
+
+
+_mappings = _Mappings()
+
+
+def original(tensor: torch.Tensor) -> torch.Tensor:
+    """The same view of the memory that tasks know; the tensor itself, where its bytes are no such memory."""
+    if not tensor.numel() or not is_private(tensor):
+        return tensor
+    storage = _mappings.at(tensor.data_ptr())
+    if storage is None:
+        return tensor
+    offset, rest = divmod(tensor.data_ptr() - storage.data_ptr(), tensor.element_size())
+    if rest:
+        raise ValueError("a tensor lies across the items of the shared tensor whose memory it is: pass that one")
+    return from_storage(storage, offset, tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def footprint_of(tensor: torch.Tensor) -> Footprint:
@@ -241,10 +347,14 @@ class SharedViews:
 
     def view(self, tensor: torch.Tensor) -> View:
         """What the other process needs to make the same view, as long as this process has the tensor."""
-        layout = int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+        offset, layout = int(tensor.storage_offset()), (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         if not tensor.numel():
-            return (None, *layout)
-        storage, number = tensor.untyped_storage(), storage_id(tensor)
+            return (None, offset, *layout)
+        storage = tensor.untyped_storage()
+        if "_aorta_part" in vars(storage):
+            storage, start, _ = vars(storage)["_aorta_part"]
+            offset += start // tensor.element_size()
+        number = _number(storage)
         fd, size = descriptor_of(storage)
         if number not in self._known:
             try:
@@ -254,7 +364,7 @@ class SharedViews:
                 raise RuntimeError(why) from error
             # The callback comes when the last tensor is gone, in the middle of anything.
             self._known[number] = weakref.ref(storage, lambda _: self._dead.append(number))
-        return ((number, fd, size), *layout)
+        return ((number, fd, size), offset, *layout)
 
     def dead(self) -> list[int]:
         """Numbers of storages that are gone since the last call, and that the other process should unmap."""

@@ -359,6 +359,7 @@ class Task:
 
         Again while that lasts: with the shorter of both graces. After the end: nothing happens.
         """
+        self._server.wake()
         with contextlib.suppress(OSError):
             self._fate.send({"grace": grace, "stacks": self._gives_stacks})
 
@@ -395,6 +396,10 @@ class Server(ABC):
     @abstractmethod
     def death(self) -> ZygoteError:
         """The error to raise when it has gone; ends what it can no longer end."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Have it go on, if somebody has stopped it: it ends tasks."""
 
     def start_task(
         self,
@@ -746,6 +751,11 @@ class Zygote(Server):
                 self._death = ZygoteError(text.rstrip(), returncode=code)
             return ZygoteError(str(self._death), returncode=self._death.returncode)  # each thread has a traceback
 
+    def wake(self) -> None:
+        """Have it go on, if somebody has stopped it: it ends tasks."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGCONT)
+
     def alive(self) -> bool:
         """Whether the process still runs."""
         return self._process.poll() is None
@@ -851,6 +861,12 @@ class Branch(Server):
     def pid(self) -> int:
         """Of the process."""
         return self._task.pid
+
+    def wake(self) -> None:
+        """Have it go on, and the zygote that would end it."""
+        self.zygote.wake()
+        with contextlib.suppress(OSError, ZygoteError):
+            os.kill(self.pid, signal.SIGCONT)
 
     def alive(self) -> bool:
         """Whether the process still runs."""

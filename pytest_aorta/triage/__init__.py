@@ -58,6 +58,7 @@ class Stop:
         decided: whether the trials of a cell end with its verdict.
         first_fix: whether all trials end with the first fix.
         equivalence: whether a cell goes on that is no cure, until it is known to be equal or worse.
+        speed: whether a cell that does not fail is decided when its step times are.
         confirm: whether fresh trials have to confirm a fix first.
         seconds: after which no trial begins; ``None`` for no limit.
     """
@@ -65,9 +66,13 @@ class Stop:
     decided: bool = False
     first_fix: bool = False
     equivalence: bool = False
+    speed: bool = False
     confirm: bool = True
     seconds: float | None = None
 
+
+#: Words for runs that end with their verdicts.
+GOALS = frozenset({"decided", "first-fix", "equivalence", "speed"})
 
 #: Each cell has a verdict.
 DECIDED = Stop(decided=True)
@@ -75,19 +80,26 @@ DECIDED = Stop(decided=True)
 
 def stop(value: str) -> Stop:
     words = [word.strip() for word in value.split(",")]
-    goals = {"decided", "first-fix", "equivalence"}.intersection(words)
+    goals = GOALS.intersection(words)
     times = [word for word in words if word not in (*goals, "confirm=0")]
     if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not goals):
         raise ValueError(_STOP)
     seconds = duration(times[0]) if times else None
     if seconds is not None and not 0 < seconds < math.inf:
         raise ValueError(_STOP)
-    return Stop(bool(goals), "first-fix" in words, "equivalence" in words, "confirm=0" not in words, seconds)
+    return Stop(
+        decided=bool(goals),
+        first_fix="first-fix" in words,
+        equivalence="equivalence" in words,
+        speed="speed" in words,
+        confirm="confirm=0" not in words,
+        seconds=seconds,
+    )
 
 
 _STOP = (
-    "decided, first-fix, equivalence, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 beside the "
-    "first three"
+    "decided, first-fix, equivalence, speed, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 "
+    "beside the first four"
 )
 
 
@@ -108,6 +120,7 @@ class TriageSettings:
         speed_margin: changes of the step times, as a share, that are none.
         sequential: whether the number of trials depends on what was seen of them.
         confirm: whether a cell that fails less needs fresh trials that say so again.
+        screens: whether, of many cells, those end early that are hopeless.
         signatures: rules of the user: names of ways to fail, each with a regular expression for the texts of a failure.
     """
 
@@ -116,4 +129,5 @@ class TriageSettings:
     speed_margin: float = SPEED_MARGIN
     sequential: bool = False
     confirm: bool = False
+    screens: bool = False
     signatures: tuple[tuple[str, str], ...] = ()

@@ -11,8 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
-from pytest_aorta.triage.rates import Interval, upper_bound
-from pytest_aorta.triage.sequential import rate_upper_bound_sequential
+from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import (
     LEVEL,
     Row,
@@ -76,8 +75,6 @@ def counted(number: int, what: str) -> str:
 
 def verdict_note(verdict: Verdict) -> str:
     """What makes a verdict precise; empty where the word says it."""
-    if verdict.rate_below is not None:
-        return f"rate below {below(verdict.rate_below)}"
     if verdict.more_trials is not None:
         return f"about {verdict.more_trials:,} more trials"
     return verdict.reason
@@ -179,7 +176,7 @@ def _short_verdict(row: Row) -> str:
     verdict = row.verdict
     if verdict.more_trials is not None:
         return f"undecided (~{verdict.more_trials} more)"
-    return f"{verdict.kind} (<{below(verdict.rate_below)})" if verdict.rate_below is not None else verdict.text
+    return verdict.text
 
 
 def _top_failure(row: Row) -> str:
@@ -226,8 +223,10 @@ COLUMNS: tuple[Column[Row], ...] = (
            formats=_EVERYWHERE, always=True),
     Column("counted", lambda row: row.cell.counted),
     Column("failure_rate", lambda row: row.cell.rate, "Rate (95%)",
-           lambda row: rate_with_interval(row.cell.rate, row.cell.rate_interval), formats=_EVERYWHERE, always=True),
+           lambda row: f"0% (<{below(row.rate_below)})" if row.rate_below is not None
+           else rate_with_interval(row.cell.rate, row.cell.rate_interval), formats=_EVERYWHERE, always=True),
     Column("failure_rate_interval", lambda row: row.cell.rate_interval),
+    Column("rate_below", lambda row: row.rate_below),
     _number_of("Timeouts", "timeout"),
     _number_of("Infrastructure", "infrastructure"),
     _number_of("Did not run", "did not run"),
@@ -279,10 +278,13 @@ MEANINGS: Mapping[VerdictKind, str] = {
     "fixes": "fails less often than the baseline, and no failure was seen",
     "reduces": "fails less often than the baseline",
     "exchanges": "one way to fail has taken the place of another",
+    "slower": "nothing has failed, and it takes longer than the baseline",
+    "faster": "nothing has failed, and it takes less time than the baseline",
     "confounded": "it ran elsewhere, or at another time, than the baseline: that may make the difference",
     "baseline": "the cell that others are compared with",
     "second baseline": "its variables are what they are without it: not a mitigation, but more trials of the baseline",
     "undecided": "too few trials to tell",
+    "dropped": "given up early: it probably leaves more than half of the failures",
     "no cure": "it leaves more than half of the failures",
     "no effect": "the failure rate is within the margin of the baseline's",
 }
@@ -298,8 +300,13 @@ def conclusions(table: Table) -> list[str]:
     place = table.associations.place
     found = [] if place is None else [f"{place.sentence}."]
     for key, rows in groups.items():
-        base = table.row(key).cell
-        sentence = _sentence(rows, base, table.settings.margin) + _speeds(rows, base)
+        base, most = table.row(key).cell, table.row(key).rate_below
+        speeds = _speeds(rows, base)
+        if most is not None and all(row.rate_below is not None for row in rows if row.cell.counted):
+            sentences = [*speeds, _no_failure(base, most, "No failure" if speeds else "Nothing to fix")]
+        else:
+            sentences = [_sentence(rows, base, table.settings.margin), *speeds]
+        sentence = " ".join(sentences)
         group = " ".join(filter(None, (key.test, key.workload, key.options)))
         found.append(f"{group}: {sentence}" if several else sentence)
     return found
@@ -326,15 +333,11 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
             f"{_mitigation(first, base)} is {first.verdict.text}: {_evidence(first, base)}, but "
             f"{first.verdict.reason}, so that the {first.verdict.of.removeprefix('with ')} may make the difference."
         )
-    if not base.failures and base.counted and not any(row.cell.failures for row in rows):
-        sequential = any(row.comparison and row.comparison.method == "sequential" for row in rows)
-        most = (rate_upper_bound_sequential if sequential else upper_bound)(0, base.counted)
-        lost = f", but {counted(base.lost, 'trial')} of {base.total} were lost" if base.lost else ""
-        start = "No failure" if base.lost else "Nothing to fix"
-        return (
-            f"{start}: {base.key.cell} has not failed in {counted(base.counted, 'trial')}{lost}; "
-            f"its failure rate is below {below(most)}."
-        )
+    if not best("undecided") and (dropped := best("dropped")):
+        names = _names([_mitigation(row, base) for row in dropped])
+        verb = "was" if len(dropped) == 1 else "were"
+        leaves = f"probably leaving more than half of the failures of {base.key.cell}"
+        return f"No cure was found; {names} {verb} dropped early, {leaves}."
     if not best("no effect") and not best("undecided") and (useless := best("no cure")):
         names = _names([_mitigation(row, base) for row in useless])
         return (
@@ -361,8 +364,8 @@ def _bounds(row: Row) -> str:
     found = []
     if row.verdict.removes is not None:
         found.append(f"it removes at least {percent(row.verdict.removes)} of the failures")
-    if row.verdict.rate_below is not None:
-        found.append(f"its failure rate is below {below(row.verdict.rate_below)}")
+    if row.rate_below is not None:
+        found.append(f"its failure rate is below {below(row.rate_below)}")
     return "; " + ", and ".join(found) if found else ""
 
 
@@ -377,15 +380,23 @@ def _fixes(rows: Sequence[Row], base: CellStatistics) -> str:
     return f"{text}."
 
 
-def _speeds(rows: Sequence[Row], base: CellStatistics) -> str:
+def _no_failure(base: CellStatistics, most: float, start: str) -> str:
+    lost = f", but {counted(base.lost, 'trial')} of {base.total} were lost" if base.lost else ""
+    return (
+        f"{'No failure' if lost else start}: {base.key.cell} has not failed in {counted(base.counted, 'trial')}{lost}; "
+        f"its failure rate is below {below(most)}."
+    )
+
+
+def _speeds(rows: Sequence[Row], base: CellStatistics) -> list[str]:
     """Which cells have slower steps, and which faster ones, whatever became of their failures."""
-    text = ""
+    texts = []
     for kind in ("slower", "faster"):
         found = [row for row in rows if row.speed and row.speed.kind == kind and row.verdict.kind != "second baseline"]
         if found:
             names = _names([f"{_mitigation(row, base)} {row.speed.change}" for row in found if row.speed])
-            text += f" {kind.capitalize()} steps: {names}."
-    return text
+            texts.append(f"{kind.capitalize()} {found[0].speed.of if found[0].speed else 'steps'}: {names}.")
+    return texts
 
 
 def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
@@ -421,6 +432,6 @@ def _mitigation(row: Row, base: CellStatistics) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    if len(names) > _MOST_NAMES:
+    if len(names) > _MOST_NAMES + 1:
         return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

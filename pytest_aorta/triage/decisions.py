@@ -66,7 +66,12 @@ class Decisions:
     def _decide_family(self, baseline: CellKey, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
         family, base = baselines.family(baseline), cells[baseline]
         begun = [key for key in family if cells[key].counted and base.counted]
-        for key, (_, verdict) in zip(begun, self._triage.compare(begun, baseline, len(family)), strict=True):
+        judged = self._triage.compare(begun, baseline, len(family))
+        speeds = self._triage.speeds(begun, baseline, len(family), sequential=True) if self._goal.speed else ()
+        for key, speed in zip(begun, speeds, strict=False):
+            if speed.kind in ("slower", "faster", "similar") and not (cells[key].failures or base.failures):
+                self.decided.setdefault(key, f"{speed.kind} ({speed.change})")
+        for key, (_, verdict) in zip(begun, judged, strict=True):
             cell = cells[key]
             # Of a cell without a failure, a few more trials say whether that is a cure.
             is_open = verdict.kind == "undecided" or (verdict.kind == "no cure" and self._goal.equivalence)

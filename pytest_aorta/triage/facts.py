@@ -249,6 +249,8 @@ class TrialFacts:
         culprit: the rank that has failed, if all others have only because of it, and how many ranks there are.
         iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
+        run_sec: duration of ``run()`` of a command that says no steps and has passed; ``None`` for any other, and where
+            it is too short to say more than how fast interpreters start.
         started_at: ISO 8601 in UTC, which sorts as a text.
         event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
             is counted, or was lost alone.
@@ -279,6 +281,7 @@ class TrialFacts:
     event: str | None = None
     detected: tuple[str, ...] = ()
     matched: tuple[tuple[str, bool], ...] = ()
+    run_sec: float | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -324,6 +327,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         matched=tuple(
             (name, lines > 0) for name, lines in (output.get("matched") or {}).items() if name.startswith("metric")
         ),
+        run_sec=_run_sec(record) if outcome == "ok" and output else None,
     )
 
 
@@ -347,6 +351,16 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     if status == "infrastructure_failed" or met_full_disk(record):
         return "infrastructure"
     return "ok" if status == "ok" else "timeout" if status == "timeout" else "failed"
+
+
+#: Seconds of a command that are mostly its interpreter's start.
+_SHORTEST_RUN = 0.1
+
+
+def _run_sec(record: Mapping[str, Any]) -> float | None:
+    seconds = (record.get("phases_sec") or {}).get("run")
+    has_steps = bool(record["result"].get("step_times_ms"))
+    return seconds if not has_steps and isinstance(seconds, float) and seconds >= _SHORTEST_RUN else None
 
 
 def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:

@@ -208,6 +208,7 @@ class EarlierMatrix:
                 margin=_margin(margin),
                 speed_margin=speed if isinstance(speed, float) and 0 < speed < 1 else SPEED_MARGIN,
                 confirm=settings.get("confirm") is True,
+                screens=settings.get("screens") is True,
                 # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
                 sequential=self._was_sequential or content.get("complete") is False,
                 signatures=recorded_rules(content),

@@ -23,6 +23,13 @@ _GRID = [step / 100 for step in range(-99, 100)]
 _RATIOS = [0.01, 0.02, *(step / 20 for step in range(1, 20)), 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0]
 
 
+#: Probabilities that a cell halves the rate, and that it raises it: where both are below, it is given up.
+_HALVED, _RAISED = 0.03, 0.8
+
+#: Pairs before that is asked.
+_LEAST = 8
+
+
 @dataclass(frozen=True)
 class SequentialComparison:
     """What the pairs so far say of d, the cell's failure rate less the baseline's.
@@ -124,6 +131,43 @@ class Confirmation:
             self._process.extend([base], [cell])
             if self._process.peaks[1][0] >= -log(0.05 if self._fresh else self._level / 2):
                 self.is_confirmed, self._fresh, self._process = self._fresh, True, None
+
+
+class Screening:
+    """Whether the second of each pair is hopeless as a cure of the first: its trials are better spent elsewhere.
+
+    It ends trials early and is no verdict: how often a cell is called better falsely does not depend on it.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[bool, bool]] = []
+        #: Failures of both when that was seen, and the number of pairs; ``None`` until then.
+        self.hopeless: tuple[int, int, int] | None = None
+        self._failures = (0, 0)
+
+    def extend(self, pairs: Sequence[tuple[bool, bool]]) -> None:
+        """The next pairs, as those of a ``SequentialTest``."""
+        for base, cell in pairs:
+            self.pairs.append((base, cell))
+            self._failures = self._failures[0] + base, self._failures[1] + cell
+            if self.hopeless is None and is_hopeless(*self._failures, len(self.pairs)):
+                self.hopeless = (*self._failures, len(self.pairs))
+
+
+@lru_cache(maxsize=4096)
+def is_hopeless(base_failures: int, failures: int, trials: int) -> bool:
+    """Whether a cell hardly halves the baseline's rate, and hardly raises it, after as many trials of both.
+
+    The posterior probabilities of either, with a Jeffreys prior for each rate, are below 3 % and 80 %.
+    """
+    if not failures or trials < _LEAST:
+        return False
+    from scipy.special import betainc, betaincinv
+
+    quantiles = [(number + 0.5) / 64 for number in range(64)]
+    base = betaincinv(base_failures + 0.5, trials - base_failures + 0.5, quantiles)
+    halved, lower = (betainc(failures + 0.5, trials - failures + 0.5, share * base).mean() for share in (0.5, 1.0))
+    return bool(halved < _HALVED and lower > 1 - _RAISED)
 
 
 def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:

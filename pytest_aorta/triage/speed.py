@@ -1,4 +1,7 @@
-"""Step times of a cell compared with those of its baseline: how much longer a step takes, and how sure that is."""
+"""Step times of a cell compared with those of its baseline: how much longer a step takes, and how sure that is.
+
+Of commands that say no steps, their whole runs are compared.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ LEVEL = 0.05
 #: ``similar`` is shown, not assumed; ``n/a`` without step times of two trials on both sides.
 SpeedKind = Literal["slower", "faster", "similar", "undecided", "n/a"]
 
-#: One trial: where it ran, and the logarithm of its median step time.
+#: What was measured of each trial.
+Subject = Literal["steps", "runs"]
+
+#: One trial: where it ran, and the logarithm of its median step time, or of the time of its run.
 Measured = tuple[Hashable, float]
 
 #: Below so little, a variance is rounding.
@@ -37,6 +43,7 @@ class Speed:
         p: of "as fast as the baseline", two-sided.
         p_adjusted: corrected for the number of cells (Holm).
         reason: why a cell is ``undecided``, where its interval does not say it.
+        of: what was measured.
     """
 
     kind: SpeedKind
@@ -45,6 +52,7 @@ class Speed:
     p: float = 1.0
     p_adjusted: float = 1.0
     reason: str = ""
+    of: Subject = "steps"
 
     @property
     def change(self) -> str:
@@ -67,8 +75,10 @@ class Speed:
         return "-" if self.kind == "n/a" else f"{self.kind}: {self.change}"
 
 
-def measured(trials: Iterable[TrialFacts]) -> list[Measured]:
-    """Those of the trials that have step times, in their order."""
+def measured(trials: Iterable[TrialFacts], of: Subject = "steps") -> list[Measured]:
+    """Those of the trials that have step times, or whose run was measured as a whole, in their order."""
+    if of == "runs":
+        return [(trial.place.key, log(1000 * trial.run_sec)) for trial in trials if trial.run_sec is not None]
     return [(trial.place.key, log(trial.steps.median_ms)) for trial in trials if trial.steps is not None]
 
 

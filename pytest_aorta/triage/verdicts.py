@@ -27,12 +27,13 @@ from pytest_aorta.triage.rates import (
 )
 from pytest_aorta.triage.sequential import (
     Confirmation,
+    Screening,
     SequentialComparison,
     SequentialTest,
     rate_upper_bound_sequential,
 )
 from pytest_aorta.triage.signatures import Signature
-from pytest_aorta.triage.speed import Measured, Speed, compare_speeds, measured
+from pytest_aorta.triage.speed import Measured, Speed, Subject, compare_speeds, measured
 from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations, dependence
 
 #: Probability that any cell of a baseline is called different although none is.
@@ -50,12 +51,18 @@ VerdictKind = Literal[
     "worse",
     "exchanges",
     "confounded",
+    "slower",
+    "faster",
     "no effect",
     "no cure",
     "undecided",
+    "dropped",
     "did not run",
     "error",
 ]
+
+#: So many cells of a baseline are a search for the one that acts: those that are hopeless end early.
+SEARCHED = 4
 
 #: So many trials on either side would show a large difference.
 _ENOUGH = 8
@@ -102,7 +109,6 @@ class Verdict:
         kind: in a word or two.
         reason: why there is no more to say; empty where the numbers say it.
         more_trials: of ``undecided``: about how many more trials of the cell would decide; ``None`` for not known.
-        rate_below: of a cell that differs and has not failed: the failure rate is below this, 95 %.
         removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
         of: of ``exchanges`` what for what, of ``confounded`` with what.
     """
@@ -110,7 +116,6 @@ class Verdict:
     kind: VerdictKind
     reason: str = ""
     more_trials: int | None = None
-    rate_below: float | None = None
     removes: float | None = None
     of: str = ""
 
@@ -119,8 +124,6 @@ class Verdict:
         """For a table: ``undecided (about 12 more trials)``."""
         if self.more_trials is not None:
             return f"undecided (about {self.more_trials} more trials)"
-        if self.rate_below is not None:
-            return f"{self.kind} (rate below {self.rate_below:.1%})"
         return f"{self.kind} {self.of}".rstrip()
 
 
@@ -289,22 +292,26 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
             of=f"with {pair.apart}",
         )
     if kind in ("fixes", "reduces"):
-        below = None
-        if kind == "fixes":
-            below = (rate_upper_bound_sequential if sequential else upper_bound)(failures, trials)
-            # Three trials without a failure are no cure: the rate may be half of what it was.
-            kind = "fixes" if below < base_failures / base_trials * _CURE else "reduces"
+        # Three trials without a failure are no cure: the rate may be half of what it was.
+        if kind == "fixes" and _rate_below(trials, sequential=sequential) >= base_failures / base_trials * _CURE:
+            kind = "reduces"
         removes = 1 - comparison.ratio.high
-        return Verdict(kind, rate_below=below, removes=removes if removes > 0 else None)
+        return Verdict(kind, removes=removes if removes > 0 else None)
     if kind == "undecided":
         points = margin.of((base_failures + 0.5) / (base_trials + 1))
         # The guess is for trials of one place.
         several = pair.strata != (pair.counts,)
         more = None if several else more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
         if more is not None and more > MOST_MORE:
+            if not failures and not base_failures:
+                return Verdict(kind)
             return Verdict(kind, f"more than {MOST_MORE} more trials would be needed")
         return Verdict(kind, more_trials=more)
     return Verdict(kind)
+
+
+def _rate_below(trials: int, *, sequential: bool) -> float:
+    return (rate_upper_bound_sequential if sequential else upper_bound)(0, trials)
 
 
 def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, comparisons: int) -> str:
@@ -353,6 +360,7 @@ class Row:
         speed: of its steps; ``None`` as above.
         by_signature: where cell or baseline have failed in more than one way.
         effect: whether its mitigation can have acted; ``None`` for a cell that is not compared with another one.
+        rate_below: of a cell that has not failed: the failure rate is below this, 95 %.
         planned: trials of the plan; ``None`` where no plan says it.
     """
 
@@ -362,6 +370,7 @@ class Row:
     speed: Speed | None = None
     by_signature: tuple[SignatureVerdict, ...] = ()
     effect: MitigationEffect | None = None
+    rate_below: float | None = None
     planned: int | None = None
 
     @property
@@ -398,6 +407,7 @@ class Triage:
         #: The sequential tests so far, of cell, baseline and way to fail.
         self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
         self._confirmations: dict[tuple[CellKey, CellKey, int], Confirmation] = {}
+        self._screenings: dict[tuple[CellKey, CellKey], Screening] = {}
 
     def declare(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
         """A cell of the plan. Cells are listed in the order in which they are declared, or first have a trial."""
@@ -440,6 +450,8 @@ class Triage:
         differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
         runs = dependence(self.cells) if differ else None
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
+            if verdict.kind == "undecided" and sequential and self.settings.screens and family >= SEARCHED:
+                verdict = self._screened(key, baseline) or verdict
             doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
             if runs is not None and verdict.kind in _DIFFERENT:
                 come = "come" if runs.is_significant else "may come"
@@ -462,6 +474,19 @@ class Triage:
         seen.extend(pairs[len(seen.pairs) :])
         return "" if seen.is_confirmed else "fresh trials have not confirmed it yet"
 
+    def _screened(self, key: CellKey, baseline: CellKey) -> Verdict | None:
+        pairs = _paired(self._cells[baseline], self._cells[key])
+        seen = self._screenings.get((key, baseline))
+        if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
+            seen = self._screenings[key, baseline] = Screening()
+        seen.extend(pairs[len(seen.pairs) :])
+        if seen.hopeless is None:
+            return None
+        base_failures, failures, number = seen.hopeless
+        return Verdict(
+            "dropped", f"after {number} trials, {failures} failures against {base_failures}: probably no cure"
+        )
+
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
 
@@ -476,7 +501,7 @@ class Triage:
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
             judged = self._judged(compared, baseline, len(family if sequential else compared), sequential=sequential)
             ways = self._ways(compared, baseline, sequential)
-            speeds = self._speeds(compared, baseline, sequential, len(family if sequential else compared))
+            speeds = self.speeds(compared, baseline, len(family if sequential else compared), sequential=sequential)
             exchanges = {key: exchange for key, each in ways.items() if (exchange := _exchanged(each))}
             if exchanges and dependence(self.cells):
                 exchanges.clear()
@@ -484,9 +509,14 @@ class Triage:
                 by_way = tuple(ways.get(key, ()))
                 if verdict.kind != "confounded":
                     verdict = exchanges.get(key, verdict)
+                if verdict.kind in ("undecided", "no effect") and not (cells[key].failures or cells[baseline].failures):
+                    verdict = Verdict(speed.kind) if speed.kind in ("slower", "faster") else verdict
                 rows[key] = Row(cells[key], verdict, comparison, speed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
+        for key, cell in cells.items():
+            if cell.counted and not cell.failures:
+                rows[key] = replace(rows[key], rate_below=_rate_below(cell.counted, sequential=sequential))
         differ = any(row.verdict.kind in _DIFFERENT for row in rows.values())
         found = NO_ASSOCIATIONS if running else associations(self.cells, differ=differ)
         contradictions = filter(None, map(_contradiction, rows.values()))
@@ -517,20 +547,25 @@ class Triage:
         test.extend(pairs[len(test.pairs) :])
         return test
 
-    def _speeds(self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool, family: int) -> list[Speed]:
+    def speeds(self, compared: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool) -> list[Speed]:
+        """What is known of step times, of cells against their baseline, in a family of so many cells."""
+        of: Subject = "steps"
+
         def times(key: CellKey) -> list[Measured]:
             cell = self._cells[key]
-            return measured(cell.stream() if sequential else cell.finished)
+            return measured(cell.stream() if sequential else cell.finished, of)
 
+        if self._cells[baseline].statistics.steps is None:
+            of = "runs"
         base = times(baseline)
         sides = [(times(key), base) for key in compared]
         found = compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
         # Clocks change in a night as failure rates do.
         apart = [not _overlap(self._cells[key], self._cells[baseline]) for key in compared]
         return [
-            replace(speed, kind="undecided", reason="its trials ran at another time")
+            replace(speed, of=of, kind="undecided", reason="its trials ran at another time")
             if elsewhen and speed.kind != "n/a"
-            else speed
+            else replace(speed, of=of)
             for speed, elsewhen in zip(found, apart, strict=True)
         ]
 

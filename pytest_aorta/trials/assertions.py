@@ -11,9 +11,7 @@ import ast
 import inspect
 import linecache
 import math
-import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -25,66 +23,41 @@ _EXPRESSION, _VALUE, _ELEMENTS, _VALUES = 200, 120, 10, 10
 _UNKNOWN = object()
 
 
-@dataclass(frozen=True)
-class Explanation:
-    expression: str
-    values: tuple[str, ...]
-
-
-def explain(error: AssertionError) -> Explanation | None:
-    """Of the statement that has raised the error; ``None`` where that is no ``assert``, or its source is not known."""
-    try:
-        traceback = error.__traceback__
-        while traceback is not None and traceback.tb_next is not None:
-            traceback = traceback.tb_next
-        if traceback is None:
-            return None
-        frame = traceback.tb_frame
-        test = _assertion_at(traceback.tb_lineno, frame)
-        return None if test is None else Explanation(_text(test), tuple(_values(test, frame)))
-    except Exception:  # an explanation is not worth another failure
-        return None
-
-
 def explained(error: AssertionError, described: Mapping[str, str]) -> dict[str, str]:
     """The description of an exception, with what its assertion was about.
 
     The expression is the message where there is none; it is the same in every trial that fails there. The values are at
     the end of the traceback.
     """
-    found = explain(error)
-    if found is None:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    try:
+        assert traceback is not None
+        frame, line = traceback.tb_frame, traceback.tb_lineno
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+        asserts = (node for node in ast.walk(tree) if isinstance(node, ast.Assert))
+        spans = [node for node in asserts if node.lineno <= line <= (node.end_lineno or node.lineno)]
+        test = min(spans, key=lambda node: (node.end_lineno or 0) - node.lineno).test
+        expression, values = _cut(f"assert {' '.join(ast.unparse(test).split())}", _EXPRESSION), _values(test, frame)
+    except Exception:  # no assert statement, or no source: an explanation is not worth another failure
         return dict(described)
-    values = "".join(f"    {line}\n" for line in found.values)
+    lines = "".join(f"    {text} = {value}\n" for text, value in list(values.items())[:_VALUES])
+    message, trace = described["message"] or expression, f"{described['traceback'].rstrip()}\n{lines}"
+    return {**described, "message": message, "traceback": trace}
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _values(test: ast.expr, frame: FrameType) -> dict[str, str]:
+    found = {ast.unparse(node): _shown(value) for node, value in _known(test, frame)}
     return {
-        **described,
-        "message": described["message"] or found.expression,
-        "traceback": f"{described['traceback'].rstrip()}\n{values}",
+        name: "<redacted>" if any(map(is_secret_name, name.split("."))) else value
+        for name, value in found.items()
+        if value and len(name) <= _EXPRESSION
     }
-
-
-def _assertion_at(line: int, frame: FrameType) -> ast.expr | None:
-    source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-    spans = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    return min(spans, key=lambda node: (node.end_lineno or 0) - node.lineno).test if spans else None
-
-
-def _text(test: ast.expr) -> str:
-    text = " ".join(ast.unparse(test).split())
-    return f"assert {text}" if len(text) <= _EXPRESSION else f"assert {text[:_EXPRESSION]}..."
-
-
-def _values(test: ast.expr, frame: FrameType) -> Iterator[str]:
-    shown: dict[str, str] = {}
-    for node, value in _known(test, frame):
-        text = ast.unparse(node)
-        if len(text) <= _EXPRESSION and (value := _shown(value)):
-            shown[text] = "<redacted>" if any(map(is_secret_name, text.split("."))) else value
-    yield from (f"{text} = {value}" for text, value in list(shown.items())[:_VALUES])
 
 
 def _known(node: ast.AST, frame: FrameType) -> Iterator[tuple[ast.expr, Any]]:
@@ -107,35 +80,19 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
     return _UNKNOWN if is_computed else found
 
 
+_PLAIN = (int, float, complex, bool, type(None), str, bytes)
+
+
 def _shown(value: Any) -> str:
-    text = _Shown().repr(value)
-    text = "<redacted>" if has_secret(text) else "" if text == _type_name(value) else text
-    return text if len(text) <= _VALUE else f"{text[:_VALUE]}..."
-
-
-def _type_name(value: Any) -> str:
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"
-
-
-class _Shown(reprlib.Repr):
-    def repr1(self, x: Any, level: int) -> str:
-        kind = type(x)
-        # Before long texts are cut: what shows that there is a secret may be in the middle.
-        if kind in (str, bytes) and has_secret(x if kind is str else x.decode(errors="replace")):
-            return "<redacted>"
-        if kind in (int, float, complex, bool, type(None), str, bytes):
-            return super().repr1(x, level)
-        if kind in (list, tuple, dict, set, frozenset):
-            # reprlib sorts keys and elements, which may be of the workload's types, in a ``try`` of its own.
-            return super().repr1(x, level) if _is_plain(x) else f"{kind.__name__} of {len(x)}"
-        return _array(x) or _type_name(x)
-
-
-def _is_plain(value: Any) -> bool:
-    parts = value.keys() if isinstance(value, Mapping) else value
-    if type(value) in (list, tuple):
-        return True
-    return all(type(part) in (int, float, complex, bool, type(None), str, bytes) for part in parts)
+    kind = type(value)
+    if kind in (list, tuple, dict, set, frozenset):
+        parts = [*value, *value.values()] if kind is dict else value
+        if len(value) > _ELEMENTS or any(type(part) not in _PLAIN for part in parts):
+            return f"{kind.__name__} of {len(value)}"
+    elif kind not in _PLAIN:
+        return _array(value)
+    text = repr(value)
+    return "<redacted>" if has_secret(text) else _cut(text, _VALUE)
 
 
 def _array(value: Any) -> str:

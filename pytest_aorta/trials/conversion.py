@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from pytest_aorta.trials.records import Failure, ResultRecord
@@ -121,50 +122,26 @@ def _text(value: object) -> str:
 #: Bytes of JSON that each of the open-ended fields of a result may have.
 FIELD_LIMIT = 2**23
 
-#: Notes on single metrics.
-_NOTES = 20
+#: Elements that are kept of a longer field.
+_KEPT = 1000
 
 
 def bounded(result: ResultRecord, limit: int = FIELD_LIMIT) -> ResultRecord:
-    """A result without what is too large, and a note in ``failure_details`` for each omission.
+    """A result whose open-ended fields fit: of one that is too large the first elements, where these are small.
 
-    Of ``metrics``, the largest go first; of the lists, the end goes.
+    A note in ``failure_details`` says how many are left out.
     """
+    kept: dict[str, Any] = {}
     notes: list[dict[str, Any]] = []
-    metrics = _largest_left_out(result.metrics, limit, notes)
-    times = _end_left_out(result.step_times_ms, limit, "step_times_ms", notes)
-    details = _end_left_out(result.failure_details, limit, "failure_details", notes)
-    return replace(result, metrics=metrics, step_times_ms=times, failure_details=[*details, *notes])
-
-
-def _largest_left_out(metrics: dict[str, Any], limit: int, notes: list[dict[str, Any]]) -> dict[str, Any]:
-    sizes = {name: len(json.dumps({name: value})) for name, value in metrics.items()}
-    kept = dict(metrics)
-    total = sum(sizes.values())
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        if total <= limit:
-            break
-        del kept[name]
-        total -= sizes[name]
-        if len(notes) < _NOTES:
-            notes.append({"note": f"metrics.{name[:100]}: {sizes[name]} bytes as JSON; left out"})
-    if len(kept) < len(metrics):
-        notes.append(
-            {"note": f"metrics: {len(metrics) - len(kept)} of {len(metrics)} left out; {limit} bytes are kept"}
-        )
-    return kept
-
-
-def _end_left_out(values: list[Any], limit: int, name: str, notes: list[dict[str, Any]]) -> list[Any]:
-    if len(json.dumps(values)) <= limit:
-        return values
-    total = 0
-    for index, value in enumerate(values):
-        total += len(json.dumps(value)) + 2
-        if total > limit:
-            notes.append({"note": f"{name}: the last {len(values) - index} of {len(values)} left out"})
-            return values[:index]
-    return values
+    for name in ("metrics", "step_times_ms", "failure_details"):
+        value = getattr(result, name)
+        if len(json.dumps(value)) > limit:
+            items = value.items() if isinstance(value, dict) else value
+            small = [item for item in islice(items, _KEPT) if len(json.dumps(item)) <= limit // _KEPT]
+            kept[name] = type(value)(small)
+            notes.append({"note": f"{name}: {len(value) - len(small)} of {len(value)} left out"})
+    details = [*kept.pop("failure_details", result.failure_details), *notes]
+    return replace(result, **kept, failure_details=details)
 
 
 _FIELDS = tuple(WorkloadResult.__dataclass_fields__)

@@ -58,7 +58,7 @@ _WRAPPER = re.compile(
 _ASSIGNED = re.compile(r"(?P<name>[\w.\-/ ()@\[\]]*?)[\"'*`)\]\s]*(?:[:=]|[-=]>|\N{RIGHTWARDS ARROW}|\u2248|\u00b1)$")
 
 #: Words that are names of measured values, or end so.
-_MEASURED = re.compile(
+MEASURED = re.compile(
     r"(?:loss|losses|ppl|perplexity|norms?|grads?|gradients?|acc|accuracy|err|errors?|mse|rmse|mae|lr|scores?|value|val"
     r"|train|test|mean|avg|average|std|var|nll|ce|kl|bp[bc]|elbo|rewards?|returns?|entropy|logits?|outputs?|psnr|ssim"
     r"|auc|bleu|scale|weights?|distance|diff|cost|objective|energy|residual|mfu|ratio|metric|delta|f1|checksum|max|min"
@@ -127,7 +127,7 @@ def _is_value(line: str, token: re.Match[str]) -> bool:
     if assigned is not None:
         name = assigned["name"].strip(" )]").rpartition("  ")[2]
         if infinite and bare.endswith(">"):
-            return _MEASURED.search(name) is not None
+            return MEASURED.search(name) is not None
         return not _ON_PURPOSE.search(name[-40:]) and not (text == "Nan" and re.match(r" [A-Z]", after))
     if infinite and re.match(r"\s*(?:-+>|=>|\N{RIGHTWARDS ARROW}|to\b)", after):  # an improvement over nothing
         return False
@@ -136,7 +136,7 @@ def _is_value(line: str, token: re.Match[str]) -> bool:
     if re.search(r"[\d,/;\[({]$|(?:nan|inf)$", bare, re.IGNORECASE):
         return not (_ON_PURPOSE.search(bare) if infinite else _DENIED.search(bare[-40:]))
     word = bare.rpartition(" ")[2]
-    if _MEASURED.search(word) and not _DENIED.search(bare):
+    if MEASURED.search(word) and not _DENIED.search(bare):
         return not (infinite and _ON_PURPOSE.search(bare[-40:]))
     return _is_said(before, after, infinite)
 

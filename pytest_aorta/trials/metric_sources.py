@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pytest_aorta.trials.detectors import MEASURED
 
 #: What lines say, by who writes them. ``pairs`` are names with values; the other groups as in the pattern of a metric.
 LINES: Mapping[str, tuple[re.Pattern[str], ...]] = {
@@ -150,3 +152,63 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             break
     return value, at
+
+
+#: What counts steps, the finest first, and its number, perhaps with their total.
+_COUNTERS = ("global[ _]?step", "steps?", "iterations?", "iters?", "batch(?:es)?", "epochs?")
+_COUNT = r"(?P<before>\b(?:{})[\"']?[^\w\n]{{0,3}})(?P<step>\d+)(?:(?P<of> ?/ ?| of )(?P<total>\d+))?"
+_STEP_LINES = tuple(re.compile(_COUNT.format(word), re.IGNORECASE) for word in _COUNTERS)
+
+#: A name with a value after it; without a sign between them, the name is one of a measured value.
+_NAMED = re.compile(
+    r"(?P<name>[A-Za-z_][\w/.-]*)(?P<sign>['\"]? ?[=:] ?['\"]?| +)"
+    r"(?P<value>[-+]?(?:\d[\d_]*\.?\d*(?:e[-+]?\d+)?|nan|inf)(?: ?(?P<unit>ms|s)\b)?)(?![\w/])",
+    re.IGNORECASE,
+)
+
+#: Metrics that are guessed of one line.
+_MOST_GUESSED = 4
+
+
+def guessed_options(lines: Iterable[str]) -> dict[str, str]:
+    """How the steps of a program can be read from what it has printed: ``metrics-from`` or ``metric``, or neither.
+
+    A source of this module where it says two steps at least; else an expression for the kind of line that does so most
+    often, by a word that counts (``step``, ``iter``, ``epoch``) and names with values behind it.
+    """
+    shown = list(lines)
+    for name in ("nanogpt", "hf", "lightning", "tqdm"):
+        said = [line for line in shown if name != "lightning" or "it/s" in line]
+        steps = {found["step"] for line in said for found in LINES[name][0].finditer(line)}
+        if len(steps) > 1 and (name != "hf" or any(map(LINES[name][1].search, shown))):
+            return {"metrics-from": name}
+    found: dict[str, set[str]] = {}
+    for line in shown:
+        count = next(filter(None, (pattern.search(line) for pattern in _STEP_LINES)), None)
+        if count is not None:
+            found.setdefault(_expression(line, count), set()).add(count["step"])
+    best = max(found, key=lambda text: (len(found[text]), len(text)), default=None)
+    return {"metric": best} if best is not None and len(found[best]) > 1 else {}
+
+
+def _expression(line: str, count: re.Match[str]) -> str:
+    text = rf"{_spaced(count['before'])}(?P<step>\d+)"
+    if count["total"]:
+        text += rf"{_spaced(count['of'])}(?P<total>\d+)"
+    names: set[str] = set()
+    for pair in _NAMED.finditer(line, count.end()):
+        name = re.sub(r"\W", "_", pair["name"])
+        is_time = re.fullmatch(r"(?:step_?)?(?:time|dt|took|ms)(?:_ms)?", name, re.IGNORECASE) is not None
+        if is_time and (pair["unit"] or "ms" in name.lower()):
+            name = "step_ms" if pair["unit"] != "s" else "step_sec"
+        elif is_time or pair["unit"] or (not pair["sign"].strip() and not MEASURED.search(pair["name"])):
+            continue
+        if name.lower() in (*names, "step", "total", "returncode", "seed") or len(names) == _MOST_GUESSED:
+            continue
+        names.add(name.lower())
+        text += rf".*?\b{re.escape(pair['name'])}{_spaced(pair['sign'])}(?P<{name}>\S+)"
+    return text
+
+
+def _spaced(text: str) -> str:
+    return re.sub(r"(?:\\ )+", " *", re.escape(text))

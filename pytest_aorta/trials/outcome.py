@@ -515,5 +515,5 @@ def doubts(result: ResultRecord) -> list[str]:
     found += not_finite[:_DOUBTED]
     found += [f"{len(not_finite)} metrics are not finite"] if not_finite[_DOUBTED:] else []
     detected = [name for name in result.output.get("detected", ()) if name != "nan" or not not_finite]
-    found += [f"its output says {name}" for name in detected]
+    found += [f"its output says {name} (--aorta-fail-on=@{name} fails such trials)" for name in detected]
     return [f"passed=True, but {text}" for text in found]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pytest_aorta.registry.types import Engine
 from pytest_aorta.trials.execution import Cwd, Isolation, Launcher, Limits, Resources
@@ -28,33 +28,6 @@ ExitStatus = Literal["ok", "workload_failed", "infrastructure_failed", "timeout"
 
 #: Characters of a failure's message in the representation of a record.
 _REPR = 200
-
-
-def _where(field: str, allowed: dict[str, Any]) -> dict[str, Any]:
-    return {"properties": {field: allowed}}
-
-
-def _failure_with(field: str, allowed: dict[str, Any]) -> dict[str, Any]:
-    return _where("failure", {"anyOf": [{"type": "null"}, _where(field, allowed)]})
-
-
-_LATE = {"enum": ["timeout", "stall"]}
-
-#: What ``TrialResult`` refuses besides wrong types, for the JSON Schema.
-_AGREEMENT: list[JsonValue] = [
-    {
-        "if": _where("exit_status", {"const": "ok"}),
-        "then": {
-            "allOf": [_where("result", _where("passed", {"const": True})), _failure_with("phase", {"const": "cleanup"})]
-        },
-        "else": _where("result", _where("passed", {"const": False})),
-    },
-    {"if": _where("exit_status", {"const": "timeout"}), "then": _failure_with("kind", _LATE)},
-    {
-        "if": _where("exit_status", {"enum": ["workload_failed", "infrastructure_failed"]}),
-        "then": _failure_with("kind", {"not": _LATE}),
-    },
-]
 
 
 class _Record(BaseModel):
@@ -213,8 +186,6 @@ class TrialResult(_Record):
     one, is that of its cleanup; a ``timeout`` is one in its failure, too. ``warnings`` are what a reader has to know
     before the result is believed. Fields that the schema of AORTA does not have may be missing.
     """
-
-    model_config = ConfigDict(json_schema_extra={"allOf": _AGREEMENT})
 
     schema_version: Literal["0.1"] = SCHEMA_VERSION
     trial_id: str

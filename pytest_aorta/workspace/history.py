@@ -21,8 +21,8 @@ from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths, repeat_o
 #: Earlier records of a trial that are kept.
 KEPT_RECORDS = 10
 
-#: A file or a folder of a trial in the history.
-_PART = re.compile(r"(?P<trial>trial_\d+(?:\.repeat_\d+)?)(?:\.json|\.(?:rank|node)_\d+)?")
+#: The file of a trial, or of a repeat.
+_RECORD = re.compile(r"trial_\d+(?:\.repeat_\d+)?\.json")
 
 
 def stamp() -> str:
@@ -153,54 +153,20 @@ def keep(results: Path, files: Collection[PurePosixPath], run: str, *, even_alon
                 shutil.copy2(results / file, folder / file)
 
 
-def _prune_alone(history: Path, runs: Collection[str], kept: int) -> None:
-    alone = [run for run in runs if all(path.is_file() for path in (history / run).glob("*"))]
-    for run in alone[: max(0, len(alone) - kept)]:
-        shutil.rmtree(history / run, ignore_errors=True)
-
-
 def prune(results: Path, run: str, kept: int) -> int:
-    """Remove all but the newest ``kept`` earlier records, of every trial that ``run`` has added one of; how many."""
+    """Of each workload that ``run`` has moved records of, keep those of the newest ``kept`` runs; how many are gone."""
     history, removed = results / HISTORY, 0
-    runs = sorted((path.name for path in history.glob("*")), key=_order) if (history / run).is_dir() else []
-    # What is in its further folders is of trials that are in the first one as well.
-    for name, folders, files in os.walk(history / run):
-        folder = Path(name).relative_to(history / run)
-        added = {found["trial"] for found in map(_PART.fullmatch, [*folders, *files]) if found and folder.parts}
-        folders[:] = [each for each in folders if not (folder.parts and _PART.fullmatch(each))]
-        for versions in _versions(history, runs, folder, added):
-            for parts in versions[: max(0, len(versions) - kept)]:
-                removed += 1
-                _remove(parts, history)
-    _prune_alone(history, runs, kept)
+    if not (history / run).is_dir():
+        return 0
+    for workload in [path.name for path in (history / run).glob("*") if path.is_dir()]:
+        found = sorted(history.glob(f"*/{glob.escape(workload)}"), key=lambda path: _order(path.parent.name))
+        for folder in found[: max(0, len(found) - kept)]:
+            removed += sum(_RECORD.fullmatch(path.name) is not None for path in folder.rglob("*.json"))
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in sorted(history.glob("*"), key=lambda path: _order(path.name))[:-kept]:
+        if not any(path.is_dir() for path in folder.glob("*")):  # of its records, none is left
+            shutil.rmtree(folder, ignore_errors=True)
     return removed
-
-
-def _versions(
-    history: Path, runs: Collection[str], folder: Path, trials: Collection[str]
-) -> Iterator[list[list[Path]]]:
-    found: dict[str, dict[str, list[Path]]] = {trial: defaultdict(list) for trial in trials}
-    for run in runs if found else ():
-        with contextlib.suppress(OSError):
-            for name in os.listdir(history / run / folder):
-                part = _PART.fullmatch(name)
-                if part is not None and part["trial"] in found:
-                    found[part["trial"]][run].append(history / run / folder / name)
-    for versions in found.values():
-        yield list(versions.values())
-
-
-def _remove(parts: Collection[Path], history: Path) -> None:
-    for part in parts:
-        if part.is_dir() and not part.is_symlink():
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
-    for folder in {part.parent for part in parts}:
-        with contextlib.suppress(OSError):  # it is not empty
-            while folder != history:
-                folder.rmdir()
-                folder = folder.parent
 
 
 #: The cell among the first lines of a trial file; to read all of thousands of them would take seconds.

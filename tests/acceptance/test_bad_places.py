@@ -67,7 +67,7 @@ def steady(stage: Stage) -> Stage:
 
 
 @pytest.mark.parametrize(
-    "how", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["slots", "xdist"]
+    "how", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=[pytest.mark.slow, pytest.mark.long])]
 )
 def test_a_bad_device_is_named_and_no_mitigation(
     steady: Stage, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -65,7 +65,7 @@ def test_a_killed_xdist_worker(stage: Stage, held: Callable[[], psutil.Process])
     assert lost["env"]["partial"]
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2"), ("--aorta-isolation", "spawn")], ids=["plain", "xdist", "spawn"])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["plain", "xdist"])
 def test_a_killed_pytest(stage: Stage, held: Callable[[], psutil.Process], options: tuple[str, ...]) -> None:
     # Trial 0 of both workloads first: one is held, the other one's file is there before or after.
     both = ("simple_workloads.py", "-k", "Held or Second")
@@ -99,6 +99,7 @@ def start_a_pair_that_hangs(stage: Stage, *command: str) -> subprocess.Popen[byt
     return running
 
 
+@pytest.mark.slow
 def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
     running = start_a_pair_that_hangs(stage, *PYTEST)
     running.kill()

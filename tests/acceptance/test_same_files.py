@@ -32,7 +32,6 @@ MAY_DIFFER = (
     "result.elapsed_sec",
     "result.step_times_ms",
     "result.metrics.pid",
-    "result.metrics.gflops",
 )
 
 #: In addition, of trials with ranks.
@@ -65,7 +64,7 @@ MAY_DIFFER_BETWEEN_ISOLATIONS = (
 MAY_DIFFER_IN_KEYS = ("env.end.libraries", "env.end.modules")
 
 #: Trials that pass and trials that fail, in two cells.
-WORKLOADS = ("--aorta-workload", "tells", "--aorta-workload", "gemm", "--aorta-workload", "broken")
+WORKLOADS = ("--aorta-workload", "tells", "--aorta-workload", "broken")
 CELLS = ("--aorta-seed", "1", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,malloc_perturb")
 
 
@@ -127,7 +126,7 @@ def test_the_files_are_the_same(
     may_differ: tuple[str, ...],
 ) -> None:
     done, trials = run(theatre, name, *options)
-    assert counts(done) == counts(plain[0]) == {"passed": 4, "failed": 2}
+    assert counts(done) == counts(plain[0]) == {"passed": 2, "failed": 2}
     assert list(trials) == list(plain[1])
     for path, trial in trials.items():
         assert comparable(trial, may_differ) == comparable(plain[1][path], may_differ), path

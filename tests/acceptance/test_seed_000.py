@@ -74,6 +74,7 @@ def test_run_request_is_frozen_and_has_the_defaults_of_the_contract() -> None:
         request.trials = 3  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_default_run_writes_one_file_per_trial_and_collectors_have_no_effect_yet(stage: Stage) -> None:
     done = stage.run("--aorta-workload", "fsdp", "--aorta-trials", "2", "--aorta-collect", "rocprof,numerics,amd_log")
     assert (done.ret, counts(done)) == (0, {"passed": 2})
@@ -223,6 +224,7 @@ def two_packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sta
     stage.close()
 
 
+@pytest.mark.slow
 def test_workloads_of_another_package_are_found_and_run(two_packages: tuple[Stage, Path]) -> None:
     stage, python = two_packages
     options = ("--aorta-mitigations", "plugin_mode_fast", "--aorta-environment", "plugin_env", "--aorta-steps", "2")

@@ -99,16 +99,10 @@ def html_report(ran: Ran) -> None:
     blob = re.search(r'data-jsonblob="([^"]*)"', (ran.folder / "out.html").read_text())
     assert blob is not None
     rows = {name.partition("::")[2]: tests[0] for name, tests in json.loads(html.unescape(blob[1]))["tests"].items()}
-    expected = {"Good[local-none-0]": "ok", "Bad[local-none-0]": "workload_failed"}
-    expected["Broken[local-none-0]"] = "infrastructure_failed"
-    assert {name: rows[name]["status"] for name in expected} == expected
-    assert {row["cell"] for row in rows.values()} == {"local-none"}
-    assert [rows[name]["result"] for name in expected] == ["Passed", "Failed", "Error"]
+    names = [f"{name}[local-none-0]" for name in ("Good", "Bad", "Broken")]
+    assert [rows[name]["result"] for name in names] == ["Passed", "Failed", "Error"]
     assert "all is well" in rows["Good[local-none-0]"]["log"]
     assert "step &lt;17&gt;" in rows["Bad[local-none-0]"]["log"]
-    links = {extra["name"]: extra["content"] for extra in rows["Bad[local-none-0]"]["extras"]}
-    assert {"trial file", "stdout"} <= links.keys()
-    assert all(Path(link.removeprefix("file://")).exists() for link in links.values())
 
 
 def allure_report(ran: Ran) -> None:
@@ -117,13 +111,6 @@ def allure_report(ran: Ran) -> None:
     statuses = {name.partition("[")[0]: found["status"] for name, found in results.items()}
     assert statuses == {"Good": "passed", "Bad": "failed", "Broken": "broken"}
     assert results["Broken[local-none-0]"]["statusDetails"]["message"].startswith("TrialBroken: ")
-    for name, tail in (("Good", "all is well"), ("Bad", "step <17>")):
-        found = results[f"{name}[local-none-0]"]
-        labels = {label["name"]: label["value"] for label in found["labels"]}
-        assert (labels["aorta_cell"], labels["aorta_exit_status"]) == ("local-none", STATUSES[name][0])
-        (attached,) = found["attachments"]
-        assert attached["name"] == "stdout"
-        assert tail in (ran.folder / "allure" / attached["source"]).read_text()
 
 
 def json_report(ran: Ran) -> None:

@@ -35,7 +35,8 @@ UNDER = [
 #: Seconds in which both ranks are where one of them hangs.
 TO_HANG = {"elastic": "10", "torchrun": "25", "external": "10"}
 
-#: Run by hand: those of ``fork`` and ``elastic`` in the phase ``run`` are what every change is tried with.
+#: Run by hand: every change is tried with those of ``fork``, and of ranks that end under ``elastic`` in ``run()``;
+#: ranks that hang there are in ``test_rank_fault_table.py``.
 BY_HAND = pytest.mark.long
 
 MODES = {
@@ -130,9 +131,7 @@ def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, launcher: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "phase"), [pytest.param(*each, marks=BY_HAND if each != ("elastic", "run") else ()) for each in UNDER]
-)
+@pytest.mark.parametrize(("launcher", "phase"), [pytest.param(*each, marks=BY_HAND) for each in UNDER])
 def test_every_fault_of_a_rank_that_hangs(stage: Stage, launcher: str, phase: str) -> None:
     rows = [row for row in HANGS if row.fault.ranks and row.phase == phase]
     slots = () if launcher == "external" else ("--aorta-slots", "3")

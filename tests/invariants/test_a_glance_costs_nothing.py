@@ -19,8 +19,6 @@ GEMM = ("--aorta-workload", "gemm")
     [
         ("--version",),
         ("--help", *GEMM),
-        ("--fixtures", "test_other.py"),
-        ("test_other.py",),
         ("--collect-only", "-q", "simple.py"),
         ("--collect-only", "-q", *GEMM, "--aorta-trials", "10000"),
         ("--collect-only", "-q", *GEMM, "--aorta-workload", "fsdp", "--aorta-mitigations", "tf32_off", "test_other.py"),

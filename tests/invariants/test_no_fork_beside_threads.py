@@ -11,11 +11,7 @@ from support.stage import Stage
 from support.workloads import GLOO
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [(), pytest.param(("-n", "2"), marks=pytest.mark.slow), ("--aorta-workload", "threaded")],
-    ids=["file", "xdist", "name"],
-)
+@pytest.mark.parametrize("arguments", [(), ("--aorta-workload", "threaded")], ids=["file", "name"])
 def test_module_that_starts_a_thread_falls_back_to_fresh_interpreters(stage: Stage, arguments: tuple[str, ...]) -> None:
     stage.write(
         threaded="""
@@ -34,7 +30,7 @@ def test_module_that_starts_a_thread_falls_back_to_fresh_interpreters(stage: Sta
     )
     stage.register(threaded="threaded:Threaded")
     result = stage.run(*(arguments if "threaded" in arguments else (*arguments, "threaded.py")), "--aorta-trials", "3")
-    result.assert_outcomes(passed=3, warnings=2 if "-n" in arguments else 1)
+    result.assert_outcomes(passed=3, warnings=1)
     result.stdout.fnmatch_lines(["*PytestWarning: importing *threaded.py started Python threads: prefetcher; *"])
     assert len({trial["result"]["metrics"]["pid"] for trial in stage.trials().values()}) == 3
     assert stage.left_running() == []
@@ -84,7 +80,7 @@ def forks_of_agents(stage: Stage) -> list[list[int]]:
         (),
         pytest.param(("rdzv_backend=c10d",), marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(("rdzv_backend=static",), marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param(("tee=3",), marks=pytest.mark.slow),
+        pytest.param(("tee=3",), marks=[pytest.mark.slow, pytest.mark.long]),
     ],
     ids=" ".join,
 )

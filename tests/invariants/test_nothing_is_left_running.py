@@ -9,7 +9,7 @@ from support.stage import Stage
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+    "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGHUP, marks=[pytest.mark.slow, pytest.mark.long])]
 )
 def test_nothing_survives_the_end_of_pytest(waits: Stage, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setenv("WAIT_IN", "run")

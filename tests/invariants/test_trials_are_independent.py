@@ -63,7 +63,7 @@ UNSPOILED = {
 }
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_no_trial_sees_what_another_did(stage: Stage, monkeypatch: pytest.MonkeyPatch, isolation: str) -> None:
     monkeypatch.setenv("KEPT", "1")
     stage.write(

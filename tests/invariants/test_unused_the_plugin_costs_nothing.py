@@ -58,19 +58,16 @@ def counted(stage: Stage, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("as_files", [False, True], ids=["folder", "files"])
-def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_they_run(
-    stage: Stage, as_files: bool
-) -> None:
+def test_tests_without_trials_import_a_handful_of_modules_and_call_nothing_when_they_run(stage: Stage) -> None:
     files = write_tests(stage, files=3, tests=10)
     stage.write_file("settings.toml", "")  # no recipe
-    found = counted(stage, *(files if as_files else ()))
+    found = counted(stage, *files)
     assert found["modules"]["run"] == found["modules"]["start"] == sorted(AT_START)
     assert found["calls"]["run"] == {}
     # Of a test function, the names of its fixtures are compared, and of a file its name. pytest lists a folder again
     # for each of its files that is an argument.
     looked_at = found["calls"]["collect"].pop("hooks.pytest_collect_file")
-    assert looked_at <= (len(files) if as_files else 1) * len(list(stage.path.iterdir()))
+    assert looked_at <= len(files) * len(list(stage.path.iterdir()))
     # Of the session, the folder and each file: it is called, and then goes on.
     assert found["calls"]["collect"].pop("hooks.pytest_make_collect_report") <= 2 * (2 * len(files) + 2)
     assert found["calls"]["collect"] == {"hooks.pytest_generate_tests": 30}
@@ -126,7 +123,6 @@ def test_hooks_of_trials_come_with_the_first_trial(stage: Stage) -> None:
     stage.write(idle="class Idle:\n    def setup(self): pass\n    def run(self): pass")
     stage.write(test_starts="def test_starts(request): request.getfixturevalue('aorta_run')")
     assert "pytest_runtest_makereport" in counted(stage, file, "idle.py", "--collect-only")["hooks"]
-    assert "pytest_runtest_makereport" in counted(stage, file, "--aorta-trials=2")["hooks"]
     assert "pytest_runtest_makereport" in counted(stage, file, "test_starts.py")["hooks"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -181,4 +182,26 @@ class LeavesThingsBehind(_Base):
     def run(self) -> Any:
         threading.Thread(target=time.sleep, args=(FOREVER,)).start()
         subprocess.Popen(["sleep", str(FOREVER)], start_new_session=True)
+        return Result(passed=True)
+
+
+class Garbles(_Base):
+    """Writes nonsense to whatever its process may be listened to through."""
+
+    def run(self) -> Any:
+        for fd in range(3, 256):
+            try:
+                end = socket.socket(fileno=os.dup(fd))
+            except OSError:
+                continue
+            with end:
+                if end.type == socket.SOCK_SEQPACKET:
+                    for text in (b'{"type": "nonsense"}', b'{"type": "end", "phase": 3}', b'{"a": 1}'):
+                        end.send(text)
+        return Result(passed=True)
+
+
+class ClosesAllFiles(_Base):
+    def run(self) -> Any:
+        os.closerange(3, 256)
         return Result(passed=True)

@@ -12,7 +12,7 @@ import pytest
 from support.records import record
 from support.stage import Stage
 
-from pytest_aorta.plugin.failures import failure_text, html_header, html_row, links_of, rerun_line, tail_of
+from pytest_aorta.plugin.failures import failure_text, rerun_line, tail_of
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.result import TrialResult
 
@@ -132,35 +132,6 @@ def test_the_command_to_run_again_names_variables_without_their_values(given: An
 )
 def test_files_are_relative_to_the_directory_that_pytest_was_started_in(node_id: str, here: Path, shown: str) -> None:
     assert shlex.split(rerun_line(item(node_id, here=here))) == ["pytest", shown]
-
-
-# Reports of other plugins; real ones are in tests/downstream/test_plugins_of_others.py
-
-
-def report(**properties: str) -> pytest.TestReport:
-    properties = {f"aorta_{name}": text for name, text in properties.items()}
-    return pytest.TestReport(
-        "a.py::x", ("a.py", 0, "x"), {}, "passed", None, "teardown", user_properties=properties.items()
-    )
-
-
-def test_links_lead_to_the_trial_file_and_the_artifacts_beside_it() -> None:
-    found = links_of(report(trial_file="/r/a b/trial_0.json", artifacts="stderr=trial_0/stderr.log, tmp=trial_0/tmp"))
-    assert {link["name"]: link["content"] for link in found} == {
-        "trial file": "file:///r/a%20b/trial_0.json",
-        "stderr": "file:///r/a%20b/trial_0/stderr.log",
-        "tmp": "file:///r/a%20b/trial_0/tmp",
-    }
-    assert links_of(report()) == []
-
-
-def test_the_table_of_pytest_html_has_columns_with_harmless_texts() -> None:
-    heads = ["result", "test", "duration"]
-    html_header(heads)
-    assert [head.rpartition("</th>")[0].rpartition(">")[2] for head in heads[2:4]] == ["Cell", "Status"]
-    row = ["result", "test", "duration"]
-    html_row(report(trial_id="x", environment="<b>", mitigations="none"), "ok", row)
-    assert row[2:] == ['<td class="col-cell">&lt;b&gt;-none</td>', '<td class="col-status">ok</td>', "duration"]
 
 
 def test_a_passed_trial_has_the_ends_of_its_logs_as_captured_output(faulty: Stage) -> None:

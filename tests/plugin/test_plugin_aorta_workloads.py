@@ -22,7 +22,7 @@ def metrics(stage: Stage) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
+@pytest.mark.parametrize("isolation", ["fork", "none"])
 def test_a_wrapper_forwards_the_variables_of_its_trial(aorta: Stage, isolation: str) -> None:
     options = ("--aorta-mitigations", "omp_1", "--aorta-extra-env", "FIRST=1", "--aorta-isolation", isolation)
     aorta.run_here("--aorta-workload", "wrapper", *options).assert_outcomes(passed=1)
@@ -58,7 +58,7 @@ def test_a_workload_that_requires_a_process_is_refused_without_one(aorta: Stage)
     done.stderr.fnmatch_lines(["*workload queues requires a process per trial*use fork or spawn*"])
 
 
-@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_ranks_find_the_process_group_made_and_their_failures_are_put_together(aorta: Stage, launcher: str) -> None:
     options = ("--aorta-launcher", launcher, "--aorta-config", "corrupt=true", "--aorta-config", "device=cpu")
     aorta.run_here("--aorta-workload", "race", *options).assert_outcomes(failed=1)

@@ -32,8 +32,10 @@ REPRO = """
 """
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("isolation", "method"),
+    [("fork", "spawn"), ("none", "spawn"), pytest.param("fork", "forkserver", marks=pytest.mark.slow)],
+)
 def test_a_pool_of_a_file_workload(stage: Stage, isolation: str, method: str) -> None:
     stage.write(my_repro=REPRO)
     result = stage.run_here("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")

@@ -110,7 +110,7 @@ def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_o
 def test_spawn_imports_once_per_trial_and_once_to_describe_each_cell(stage: Stage) -> None:
     stage.write(slow=slow_to_import("0.1"))
     cells = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    result = stage.run_here("slow.py", "--aorta-isolation", "spawn", "--aorta-trials", "2", *cells, "--durations", "0")
+    result = stage.run_here("slow.py", "--aorta-isolation", "spawn", "--aorta-trials", "2", *cells)
     result.assert_outcomes(passed=4)
     trials = stage.trials()
     own = {str(trial["result"]["metrics"]["pid"]) for trial in trials.values()}
@@ -122,22 +122,17 @@ def test_spawn_imports_once_per_trial_and_once_to_describe_each_cell(stage: Stag
         assert list(trial["phases_sec"]) == ["launch", "import", "setup", "run", "cleanup"]
         log = (stage.results / Path(path).parent / trial["artifacts"]["stdout"]).read_text()
         assert log == "importing\nrunning\n"
-    result.stdout.fnmatch_lines_random(
-        [f"*s import   slow.py::Slow?local-{cell}-{index}?" for cell in ("none", "omp_1") for index in range(2)]
-    )
     assert stage.left_running() == []
 
 
 def test_a_forked_import_is_told_once_by_the_first_trial_of_its_cell(stage: Stage) -> None:
     stage.write(slow=slow_to_import("0.1"))
-    result = stage.run_here("slow.py", "--aorta-trials", "3", "--durations", "0")
+    result = stage.run_here("slow.py", "--aorta-trials", "3")
     result.assert_outcomes(passed=3)
     told = [trial["phases_sec"].get("import") for trial in stage.trials().values()]
     assert told[0] >= 0.1
     assert told[1:] == [None, None]
     assert len(imports(stage)) == 1
-    result.stdout.fnmatch_lines(["*s import   slow.py::Slow?local-none-0?"])
-    result.stdout.no_fnmatch_line("*import   slow.py::Slow?local-none-1?")
 
 
 #: Each rank takes longer to import than its deadline, where it imports for itself.
@@ -159,11 +154,10 @@ class Ranks:
 
 
 @pytest.mark.parametrize(
-    "launcher",
-    [("--aorta-launcher", "torchrun"), pytest.param(("--aorta-elastic", "start_method=spawn"), marks=pytest.mark.long)],
-    ids=" ".join,
+    "launcher", [("--aorta-launcher", "torchrun"), ("--aorta-elastic", "start_method=spawn")], ids=" ".join
 )
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_deadline_of_ranks_begins_after_their_imports(stage: Stage, launcher: tuple[str, str]) -> None:
     stage.write(ranks=RANKS.replace("{sleep}", "11"))
     result = stage.run("ranks.py", "--aorta-nproc", "2", "--aorta-timeout", "10", *launcher)

@@ -15,7 +15,7 @@ FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 THREE = ("--aorta-trials", "6", "--aorta-slots", "3")
 
 
-@pytest.mark.parametrize("phase", ["setup", "run", "cleanup"])
+@pytest.mark.parametrize("phase", [pytest.param("setup", marks=pytest.mark.slow), "run", "cleanup"])
 def test_ctrl_c_keeps_what_is_finished_and_records_what_was_running(
     waits: Stage, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -39,9 +39,9 @@ def test_ctrl_c_keeps_what_is_finished_and_records_what_was_running(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hook", ["pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown"])
+@pytest.mark.parametrize("hook", ["pytest_runtest_setup", "pytest_runtest_teardown"])
 def test_an_interrupt_between_two_phases(waits: Stage, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
-    monkeypatch.setenv("WAIT_IN", "run" if hook == "pytest_runtest_call" else "nothing")
+    monkeypatch.setenv("WAIT_IN", "nothing")
     waits.write(
         conftest=f"""
         import pytest
@@ -114,7 +114,7 @@ def test_the_first_failure_ends_what_runs_and_starts_nothing(beside: Stage) -> N
     assert 2 <= notes(beside, "started-Fails") + notes(beside, "started-Stays") <= len(started)
 
 
-@pytest.mark.parametrize("how", [THREE, ("--aorta-trials", "5", "-n", "3")], ids=["slots", "xdist"])
+@pytest.mark.parametrize("how", [THREE, pytest.param(("--aorta-trials", "5", "-n", "3"), marks=pytest.mark.slow)])
 def test_ctrl_c_records_all_that_runs(beside: Stage, how: tuple[str, ...]) -> None:
     process = beside.start(*workloads("stays"), *how)
     beside.wait_until(lambda: notes(beside, "stays") == 3)
@@ -152,7 +152,7 @@ ORDERS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "KeyboardInterrupt"}
 SIGNALS = [
     (signal.SIGTERM, "oldest_first"),
-    (signal.SIGINT, "newest_first"),
+    pytest.param(signal.SIGINT, "newest_first", marks=pytest.mark.slow),
     *(
         pytest.param(*each, marks=[pytest.mark.slow, pytest.mark.long])
         for each in [(signal.SIGTERM, "newest_first"), (signal.SIGINT, "oldest_first")]
@@ -189,7 +189,7 @@ def test_a_signal_to_all_processes_interrupts_a_trial(
     ("number", "order", "script"),
     [
         (signal.SIGTERM, "oldest_first", "waits_for_a_file"),
-        (signal.SIGINT, "newest_first", "waits_for_a_file"),
+        pytest.param(signal.SIGINT, "newest_first", "waits_for_a_file", marks=pytest.mark.long),
         (signal.SIGTERM, "", "lingers"),
     ],
 )

@@ -51,8 +51,8 @@ def test_header_and_table(simple: Stage) -> None:
             "*= trials =*",
             "cell           failed  rate (95%)  verdict*p  step ms",
             "simple",
-            "  local-none   0 of 3  0% (0-56%)  baseline*     5.75",
-            "  local-omp_1  0 of 3  0% (0-56%)  undecided  1     5.75",
+            "  local-none   0 of 3   0% (<64%)  baseline*     5.75",
+            "  local-omp_1  0 of 3   0% (<64%)  undecided  1     5.75",
             "Nothing to fix: local-none has not failed in 3 trials;*",
             "results: out/here",
             "*= 6 passed in *",
@@ -120,5 +120,4 @@ def test_stepwise_and_failed_first(stage: Stage) -> None:
         "Passes[local-none-0]",
         "RaisesInRun[local-none-0]",
     ]
-    assert list(stage.words(stage.run_here("--sw", *arguments))) == ["RaisesInRun[local-none-0]"]
     assert next(iter(stage.words(stage.run_here("--ff", *arguments)))) == "RaisesInRun[local-none-0]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from support.stage import Stage, counts
 
 from pytest_aorta.plugin import writer as matrix_writer
-from pytest_aorta.plugin.writer import LARGEST_SUMMARY, MatrixWriter, append_to_summary
+from pytest_aorta.plugin.writer import MatrixWriter
 from pytest_aorta.triage.matrix import RunState, matrix_json
 from pytest_aorta.triage.reading import read_triage
 from pytest_aorta.triage.verdicts import Triage
@@ -56,7 +57,7 @@ def seen(content: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize(
     "options",
-    [(), *(pytest.param(each, marks=pytest.mark.slow) for each in (("-n", "2"), ("--aorta-slots", "2")))],
+    [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)],
     ids=" ".join,
 )
 def test_matrix_and_report_of_a_run_are_those_of_its_trial_files(flaky: Stage, options: tuple[str, ...]) -> None:
@@ -67,8 +68,11 @@ def test_matrix_and_report_of_a_run_are_those_of_its_trial_files(flaky: Stage, o
     assert [cell["planned"] for cell in content["cells"]] == [6, 6]
     triage, _ = read_triage(flaky.results)
     from_files = json.loads(matrix_json(triage.table(), RunState()))["cells"]
-    assert [{**cell, "planned": None} for cell in content["cells"]] == from_files
-    line = "| flaky | local-steady | steady | local | 0 of 6 | 0% (0-39%) |"
+    by_name = itemgetter("cell")  # workers begin in any order
+    assert sorted(({**cell, "planned": None} for cell in content["cells"]), key=by_name) == sorted(
+        from_files, key=by_name
+    )
+    line = "| flaky | local-steady | steady | local | 0 of 6 | 0% (&lt;40%) |"
     assert line in (flaky.results / "matrix.md").read_text()
 
     assert "report: report.html" in result.outlines
@@ -154,16 +158,6 @@ def test_the_summary_of_a_step_gets_the_table_of_each_run(simple: Stage, monkeyp
     result = simple.run_here("--aorta-workload", "simple")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["not written: GITHUB_STEP_SUMMARY: *No such file or directory*"])
-
-
-def test_the_summary_of_a_step_never_grows_beyond_what_is_shown(tmp_path: Path) -> None:
-    summary, line = tmp_path / "summary.md", "| " + "x" * 97 + "\n"
-    for _ in range(3):
-        append_to_summary(summary, line * 6000)
-    text = summary.read_text()
-    assert LARGEST_SUMMARY - 1000 < len(text) <= LARGEST_SUMMARY
-    rest = "The rest is in `matrix.md`: the summary of a step has no more room."
-    assert set(text.splitlines()) == {"", line.strip("\n"), rest}
 
 
 class Times:

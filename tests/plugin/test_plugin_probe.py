@@ -23,9 +23,7 @@ ENDS = """
 """
 
 
-@pytest.mark.parametrize(
-    ("isolation", "name"), [("fork", "Raises"), pytest.param("none", "Sets", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("isolation", "name"), [("fork", "Raises"), ("none", "Sets")])
 def test_the_state_of_torch_is_that_at_the_end_of_run(stage: Stage, isolation: str, name: str) -> None:
     stage.write(ends=ENDS)
     stage.run_here(f"ends.py::{name}", "--aorta-isolation", isolation)

@@ -26,7 +26,6 @@ class Counts:
 
 #: Ways to run pytest.
 WAYS = {"plain": (), "xdist": ("-n", "2"), "slots": ("--aorta-slots", "2"), "host": ("--aorta-host", "popen")}
-#: What is shown at length is the same in all of them.
 SOME_WAYS = [
     "plain",
     pytest.param("xdist", marks=pytest.mark.slow),
@@ -89,14 +88,13 @@ ALL_STATUSES = {
 }
 
 
-@pytest.mark.parametrize("way", SOME_WAYS[:3])
-def test_it_shows_as_it_did(stage: Stage, way: str) -> None:
+def test_it_shows_as_it_did(stage: Stage) -> None:
     stage.copy(FAULTY)
     stage.register(**{name: f"faulty_workloads:{cls}" for name, cls in ALL_STATUSES.items()})
     options = [word for name in ALL_STATUSES for word in ("--aorta-workload", name)]
-    first = stage.run(*options, "-v", "-p", "no:cacheprovider", *WAYS[way])
+    first = stage.run(*options, "-v", "-p", "no:cacheprovider")
     before = contents(stage)
-    again = stage.run(*options, "-v", "-p", "no:cacheprovider", *WAYS[way], "--aorta-resume")
+    again = stage.run(*options, "-v", "-p", "no:cacheprovider", "--aorta-resume")
     assert again.ret == first.ret == pytest.ExitCode.TESTS_FAILED
     assert again.parseoutcomes() == first.parseoutcomes()
     assert stage.words(again) == stage.words(first)
@@ -106,16 +104,15 @@ def test_it_shows_as_it_did(stage: Stage, way: str) -> None:
     assert contents(stage) == before
 
 
-@pytest.mark.parametrize(
-    "other", [("--aorta-config", "a=1"), ("--aorta-extra-env", "A=1"), ("--aorta-isolation", "spawn")]
-)
-def test_another_request_runs(counts: Stage, other: tuple[str, str]) -> None:
-    run(counts)
-    again = run(counts, "--aorta-resume", *other)
-    again.stdout.fnmatch_lines(["0 of 4 trials had a result already (--aorta-resume)"])
-    assert (runs(counts), len(counts.earlier())) == (8, 4)
-    run(counts, "--aorta-resume", *other).assert_outcomes(passed=4)
-    assert runs(counts) == 8
+def test_another_request_runs(counts: Stage) -> None:
+    run(counts, trials=1)
+    others = (("--aorta-config", "a=1"), ("--aorta-extra-env", "A=1"), ("--aorta-isolation", "spawn"))
+    for number, other in enumerate(others, 1):
+        again = run(counts, "--aorta-resume", *other, trials=1)
+        again.stdout.fnmatch_lines(["0 of 1 trial had a result already (--aorta-resume)"])
+        assert (runs(counts), len(counts.earlier())) == (1 + number, number)
+    run(counts, "--aorta-resume", *other, trials=1).assert_outcomes(passed=1)
+    assert runs(counts) == 4
 
 
 def test_trials_of_a_cell_with_different_numbers_of_slots_are_noted(counts: Stage) -> None:
@@ -126,14 +123,12 @@ def test_trials_of_a_cell_with_different_numbers_of_slots_are_noted(counts: Stag
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", SOME_WAYS[:3])
-def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage, way: str) -> None:
+def test_a_plan_that_has_grown_takes_its_results_along(counts: Stage) -> None:
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
     run(counts)
     before = contents(counts)
     cells = ("--aorta-mitigations", "blue", "--aorta-mitigations", "none")
-    again = run(counts, "--aorta-resume", "--aorta-registry-file", "registry.json", *cells, *WAYS[way])
+    again = run(counts, "--aorta-resume", "--aorta-registry-file", "registry.json", *cells)
     again.assert_outcomes(passed=8)
     again.stdout.fnmatch_lines(["4 of 8 trials had a result already (--aorta-resume)"])
     assert (runs(counts), counts.earlier()) == (8, [])
@@ -230,14 +225,13 @@ try:
 """
 
 
-@pytest.mark.parametrize("way", [*SOME_WAYS[:1], pytest.param("xdist", marks=pytest.mark.slow)])
-def test_a_cell_that_has_lost_a_trial_runs_again_as_a_whole(counts: Stage, way: str) -> None:
+def test_a_cell_that_has_lost_a_trial_runs_again_as_a_whole(counts: Stage) -> None:
     counts.write(counts=COUNTS.replace("def setup(self): pass", f"def setup(self):\n        {ONE_DIES.strip()}"))
     counts.write_registry(mitigations={"blue": {"SHADE": "blue"}})
     cells = ("--aorta-mitigations", "blue", "--aorta-mitigations", "none", "--aorta-registry-file", "registry.json")
-    run(counts, *cells, *WAYS[way], trials=3).assert_outcomes(passed=5, errors=1)
+    run(counts, *cells, trials=3).assert_outcomes(passed=5, errors=1)
     before = contents(counts)
-    again = run(counts, "--aorta-resume", *cells, *WAYS[way], trials=3)
+    again = run(counts, "--aorta-resume", *cells, trials=3)
     again.assert_outcomes(passed=6)
     again.stdout.fnmatch_lines(
         [
@@ -250,7 +244,7 @@ def test_a_cell_that_has_lost_a_trial_runs_again_as_a_whole(counts: Stage, way: 
     assert {name for name in after if after[name] == before[name]} == {
         f"counts/local-blue/trial_{index}.json" for index in range(3)
     }
-    run(counts, "--aorta-resume", *cells, *WAYS[way], trials=3)
+    run(counts, "--aorta-resume", *cells, trials=3)
     assert contents(counts) == after
 
 

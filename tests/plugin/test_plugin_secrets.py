@@ -107,17 +107,10 @@ def check(stage: Stage, *results: pytest.RunResult) -> None:
     ] == []
 
 
-WAYS = {
-    "fork": (),
-    "spawn": ("--aorta-isolation", "spawn"),
-    "xdist": ("-n", "2"),
-}
-
-
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way != "fork" else ()) for way in WAYS])
-def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: str) -> None:
+@pytest.mark.parametrize("way", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["fork", "xdist"])
+def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: tuple[str, ...]) -> None:
     result = holder.run(
-        *("holds.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *WAYS[way]),
+        *("holds.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *way),
         *("-vv", "-ra", "--showlocals", "--junitxml", "out.xml", "-o", "junit_logging=all"),
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -65,14 +65,7 @@ def union(parts: Iterable[list[str]]) -> list[str]:
     return [name for part in parts for name in part]
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        ("-k", "omp_1"),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in [(), ("-o", "aorta_order=random")]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("extra", [("-k", "omp_1"), pytest.param(("-o", "aorta_order=random"), marks=pytest.mark.slow)])
 def test_shards_are_disjoint_and_together_the_plan(stage: Stage, extra: tuple[str, ...]) -> None:
     whole = collected(stage, *MATRIX, *extra)
     parts = [collected(stage, *MATRIX, *extra, "--aorta-shard", f"{number}/3") for number in (1, 2, 3)]
@@ -168,15 +161,8 @@ def test_conditions_select_marked_tests_and_no_others(stage: Stage) -> None:
         ("lr<0.1", "*--aorta-where: 'lr<0.1' is not valid; expected POINTER OPERATOR VALUE, such as*"),
     ],
 )
-@pytest.mark.parametrize("xdist", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
-def test_a_condition_that_no_trial_could_meet_is_refused(
-    stage: Stage, condition: str, message: str, xdist: tuple[str, ...]
-) -> None:
-    result = (
-        stage.run(*MATRIX, "--aorta-where", condition, *xdist)
-        if xdist
-        else stage.run_here(*MATRIX, "--aorta-where", condition)
-    )
+def test_a_condition_that_no_trial_could_meet_is_refused(stage: Stage, condition: str, message: str) -> None:
+    result = stage.run_here(*MATRIX, "--aorta-where", condition)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([message])
     result.stderr.no_fnmatch_line("*Traceback*")

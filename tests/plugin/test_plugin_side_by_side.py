@@ -51,7 +51,7 @@ def test_trials_side_by_side_see_what_one_sees_alone(beside: Stage, how: tuple[s
     [
         pytest.param(TWO, id="slots"),
         pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
-        pytest.param((*TWO, "--aorta-host", "popen"), id="host", marks=pytest.mark.slow),
+        pytest.param((*TWO, "--aorta-host", "popen"), id="host", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_own_cores_are_imposed_recorded_and_said(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonschema
 import pytest
 from support.stage import Stage
+
+from pytest_aorta import TrialResult
 
 FAULTY = Path(__file__).with_name("faulty_workloads.py")
 
@@ -55,6 +59,8 @@ TABLE = {
     "HangsInCleanup": Seen("ok", "cleanup timeout stacks", UNCLEAN),
     "FailsInRunAndCleanup": Seen("workload_failed", "run exception ValueError", FAILED),
     "LeavesThingsBehind": Seen("ok", "", PASSED),
+    "Garbles": Seen("ok", "", PASSED),
+    "ClosesAllFiles": Seen("workload_failed", "run exit_code code 1", FAILED),
 }
 
 
@@ -78,6 +84,13 @@ def check_endings(stage: Stage, result: pytest.RunResult, workloads: tuple[str, 
 
 def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.RunResult]) -> None:
     check_endings(*every, tuple(TABLE))
+
+
+def test_records_fit_the_published_schema_and_come_back(every: tuple[Stage, pytest.RunResult]) -> None:
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text())
+    for trial in every[0].trials().values():
+        jsonschema.validate(trial, schema)
+        assert TrialResult.from_dict(trial).to_dict() == trial
 
 
 def test_artifacts_exist(every: tuple[Stage, pytest.RunResult]) -> None:
@@ -149,7 +162,7 @@ IMPORTS = {
 }
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn"])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_import_that_fails_is_no_fault_of_the_workload(stage: Stage, isolation: str) -> None:
     for name, (line, _) in IMPORTS.items():
         stage.write(

@@ -55,11 +55,7 @@ def test_same_files_as_without(faulty: Stage, mode: str) -> None:
     "dist",
     [
         "load",
-        pytest.param("worksteal", marks=pytest.mark.slow),
-        *(
-            pytest.param(dist, marks=[pytest.mark.slow, pytest.mark.long])
-            for dist in ("loadfile", "loadscope", "loadgroup")
-        ),
+        pytest.param("worksteal", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage, dist: str) -> None:

@@ -123,10 +123,9 @@ def test_a_verdict_that_is_no_bool_fails_the_trial(verdicts: Stage) -> None:
     result.stdout.fnmatch_lines([f"workload_failed in run: {message}"])
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_the_last_step_is_known_however_the_process_ends(verdicts: Stage, isolation: str) -> None:
+def test_the_last_step_is_known_however_the_process_ends(verdicts: Stage) -> None:
     names = ("Killed", "HangsInC")
-    options = ("--aorta-isolation", isolation, "--aorta-timeout", "0.5", "-o", "aorta_grace=0.1")
+    options = ("--aorta-timeout", "0.5", "-o", "aorta_grace=0.1")
     verdicts.run_here(*(f"verdicts.py::{name}" for name in names), *options)
     killed, hung = (verdicts.trial(f"{name}/trial_0.json") for name in names)
     assert killed["failure"]["message"] == "ended by SIGKILL in run(), after step 637 of 1000"

@@ -51,7 +51,7 @@ def evidence(stage: Stage, workload: str, cell: str = "none", trial: int = 0) ->
     return (stage.trial(f"{workload}/local-{cell}/trial_{trial}.json")["env"].get("end") or {}).get("variables")
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
+@pytest.mark.parametrize("isolation", ["fork", "none"])
 def test_every_trial_says_who_names_the_variables_of_the_plan(cells: Stage, isolation: str) -> None:
     cells.run("reads.py::Reads", *AXIS, "--aorta-isolation", isolation, "--aorta-trials", "2")
     for cell in ("none", "reads+made_up"):

@@ -91,11 +91,10 @@ class Stage:
     def start_command(
         self, *command: Argument, env: Mapping[str, str] | None = None, **settings: Any
     ) -> subprocess.Popen[bytes]:
-        given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **settings}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        given = {**pipes, "start_new_session": True, **settings}
         words = [os.fspath(word) for word in command]
-        return subprocess.Popen(
-            words, cwd=self.path, env=self.environ(env), stdin=subprocess.DEVNULL, preexec_fn=reset_signals, **given
-        )
+        return subprocess.Popen(words, cwd=self.path, env=self.environ(env), preexec_fn=reset_signals, **given)
 
     def start(self, *arguments: Argument, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start pytest."""

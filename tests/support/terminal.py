@@ -84,6 +84,10 @@ class Terminal:
             )
         )
 
+    def type(self, text: str) -> None:
+        """What a user types, now or before it is read."""
+        os.write(self._master, text.encode())
+
     def close(self) -> None:
         """Close both ends."""
         os.close(self.slave)

@@ -6,6 +6,7 @@ from itertools import chain
 
 from support.triage_facts import trials
 
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import conclusions
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.verdicts import triage_of
@@ -36,8 +37,22 @@ def test_slower_and_faster_steps_are_said_whatever_becomes_of_failures() -> None
     base = trials("none", "." * 20, step_ms=(10.0, 10.1))
     slow, fast = trials("a", "." * 20, step_ms=(11.0, 11.1)), trials("b", "." * 20, step_ms=(9.0, 9.1))
     [sentence] = said(base, slow, fast)
-    assert sentence.startswith("Nothing to fix: ")
-    assert sentence.endswith("Slower steps: a +10.0% (9.6 to 10.3%). Faster steps: b -10.0% (-10.3 to -9.6%).")
+    assert sentence == (
+        "Slower steps: a +10.0% (9.6 to 10.3%). Faster steps: b -10.0% (-10.3 to -9.6%). "
+        "No failure: local-none has not failed in 20 trials; its failure rate is below 14%."
+    )
+    failing = trials("none", "F" + "." * 19, step_ms=(10.0, 10.1))
+    assert said(failing, slow)[0].startswith("Undecided: ")
+    assert said(failing, slow)[0].endswith(" Slower steps: a +10.0% (9.6 to 10.3%).")
+
+
+def test_many_cells_of_which_none_helps_are_said_to_be_dropped() -> None:
+    cells = [trials(name, "F." * 12) for name in ("none", "a", "b", "c", "d")]
+    settings = TriageSettings(sequential=True, screens=True)
+    assert conclusions(triage_of(chain(*cells), settings)) == [
+        "No cure was found; a, b, c and d were dropped early, probably leaving more than half of the failures of "
+        "local-none."
+    ]
 
 
 def test_rarer_worse_and_equal_are_told_from_fixed() -> None:

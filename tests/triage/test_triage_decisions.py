@@ -10,6 +10,7 @@ from support.triage_facts import trials
 from pytest_aorta.triage import DECIDED, Stop, TriageSettings
 from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, TrialFacts, WatchedVariables
+from pytest_aorta.triage.sequential import is_hopeless
 from pytest_aorta.triage.verdicts import Triage, triage_of
 
 SEQUENTIAL = TriageSettings(sequential=True)
@@ -18,8 +19,10 @@ SEQUENTIAL = TriageSettings(sequential=True)
 class Watched:
     """A run whose cells stop as soon as they are decided."""
 
-    def __init__(self, *cells: list[TrialFacts], baseline: str | None = None, goal: Stop = DECIDED) -> None:
-        self.triage = Triage(TriageSettings(baseline, sequential=True))
+    def __init__(
+        self, *cells: list[TrialFacts], baseline: str | None = None, goal: Stop = DECIDED, screens: bool = False
+    ) -> None:
+        self.triage = Triage(TriageSettings(baseline, sequential=True, screens=screens))
         for cell in cells:
             self.triage.declare(cell[0].key, cell[0].environment, cell[0].mitigations)
         self.decisions = Decisions(self.triage, goal)
@@ -58,6 +61,41 @@ def test_a_cell_that_is_no_cure_goes_on_where_equivalence_is_asked_for() -> None
     cells = trials("none", "F." * 100), trials("same", "F." * 100)
     assert Watched(*cells).trials("local-same") < 100
     assert Watched(*cells, goal=Stop(decided=True, equivalence=True)).trials("local-same") == 200
+
+
+def test_of_many_cells_the_hopeless_ones_end_early_and_say_after_how_many_trials() -> None:
+    base, same = trials("none", "F." * 50), [trials(name, ".F" * 50) for name in ("a", "b", "c")]
+    fix = trials("fix", "." * 100)
+    run = Watched(base, *same, fix, screens=True)
+    [dropped] = {run.trials(cell[0].key.cell) for cell in same}
+    assert 8 <= dropped < 30
+    half = f"{dropped // 2} of {dropped}"
+    assert run.reasons()["local-a"] == f"decided: dropped ({half} against {half})"
+    assert run.reasons()["local-fix"].startswith("decided: fixes (0 of ")
+    row = run.triage.table().row(same[0][0].key)
+    assert row.verdict.kind == "dropped"
+    failures = f"{dropped // 2} failures against {dropped // 2}"
+    assert row.verdict.reason == f"after {dropped} trials, {failures}: probably no cure"
+    few = Watched(base, *same[:2], fix, screens=True)
+    assert few.trials("local-a") > dropped
+
+
+def test_what_raises_the_rate_is_not_hopeless_and_neither_is_what_has_not_failed() -> None:
+    assert not any(is_hopeless(base, 0, trials) for trials in (8, 50, 200) for base in range(0, trials + 1, 4))
+    assert not is_hopeless(2, 12, 20)
+    assert is_hopeless(12, 12, 24)
+    assert not is_hopeless(3, 3, 7)
+
+
+def test_step_times_decide_where_that_is_asked_for_and_nothing_fails() -> None:
+    quick, slow = (10.0, 10.1), (13.0, 13.2)
+    cells = trials("none", "." * 40, step_ms=quick), trials("a", "." * 40, step_ms=slow)
+    assert Watched(*cells).trials("local-a") == 40
+    run = Watched(*cells, goal=Stop(decided=True, speed=True))
+    assert run.trials("local-a") < 15
+    assert run.reasons()["local-a"].startswith("decided: slower (+30% (")
+    failing = trials("none", "F" + "." * 39, step_ms=quick)
+    assert Watched(failing, cells[1], goal=Stop(decided=True, speed=True)).trials("local-a") == 40
 
 
 def variables(**overlay: str) -> WatchedVariables:

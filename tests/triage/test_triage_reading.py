@@ -67,7 +67,6 @@ def test_marked(aorta_trial, size):
     [
         pytest.param((), id="serial"),
         pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
-        pytest.param(("--aorta-slots", "2"), id="slots", marks=pytest.mark.slow),
     ],
 )
 def test_the_table_that_is_read_is_that_of_the_run(stage: Stage, how: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_mitigation_without_a_failure_fixes_when_the_baseline_fails_often() ->
     assert fixed.comparison is not None
     assert fixed.comparison.difference == pytest.approx(-0.7)
     assert fixed.comparison.interval.high < 0
-    assert fixed.verdict.rate_below == pytest.approx(1 - 0.05 ** (1 / 20))
+    assert fixed.rate_below == pytest.approx(1 - 0.05 ** (1 / 20))
 
 
 def test_one_failure_in_eight_against_none_is_undecided() -> None:
@@ -51,6 +52,37 @@ def test_no_effect_has_to_be_shown() -> None:
     assert few["local-a"] == "undecided"
     assert some["local-a"] == "no cure"
     assert many["local-a"] == "no effect"
+
+
+def test_slower_and_faster_are_verdicts_only_where_nothing_fails() -> None:
+    quick, slow = (10.0, 10.1), (13.0, 13.2)
+    base = trials("none", "." * 12, step_ms=quick)
+    cells = trials("a", "." * 12, step_ms=slow), trials("b", "." * 12, step_ms=(8.0, 8.1)), trials("c", "." * 12)
+    assert kinds(base, *cells) == {
+        "local-none": "baseline",
+        "local-a": "slower",
+        "local-b": "faster",
+        "local-c": "undecided",
+    }
+    failing = trials("none", "F" + "." * 11, step_ms=quick)
+    assert kinds(failing, cells[0])["local-a"] == "undecided"
+    assert kinds(base, trials("a", "F" + "." * 11, step_ms=slow))["local-a"] == "undecided"
+    assert kinds(base, trials("a", "F" * 12, step_ms=slow))["local-a"] == "worse"
+
+
+def test_runs_of_commands_without_steps_are_compared_as_wholes() -> None:
+    times = {"none": (1.0, 1.01), "a": (2.0, 2.02)}
+    cells = {
+        name: [replace(facts, run_sec=run_sec[facts.index % 2]) for facts in trials(name, "." * 8)]
+        for name, run_sec in times.items()
+    }
+    row = rows(*cells.values())["local-a"]
+    assert row.verdict.kind == "slower"
+    assert row.speed is not None
+    assert (row.speed.of, row.speed.change) == ("runs", "+100% (99 to 101%)")
+    [*_, steps] = rows(cells["none"], cells["a"], trials("b", "." * 8, step_ms=(5.0,))).values()
+    assert steps.speed is not None
+    assert steps.speed.kind == "n/a"
 
 
 def test_hangs_count_as_failures_and_infrastructure_never() -> None:

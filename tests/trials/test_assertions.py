@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.stage import Stage
 
-from pytest_aorta.trials.assertions import Explanation, explain
+from pytest_aorta.trials import assertions
 
 HOSTILE = """
 class Hostile:
@@ -35,8 +35,8 @@ odd = Vars()
 """
 
 
-def explained(statement: str, **variables: Any) -> Explanation | None:
-    """Of a statement that fails in a function with these variables."""
+def explained(statement: str, **variables: Any) -> tuple[str, list[str]]:
+    """Message, and values, of a statement that fails in a function with these variables."""
     source = HOSTILE + f"def check({', '.join(variables)}):\n" + textwrap.indent(statement, "    ")
     name = f"<{abs(hash(source))}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -44,9 +44,9 @@ def explained(statement: str, **variables: Any) -> Explanation | None:
     exec(compile(source, name, "exec"), namespace)
     with pytest.raises(AssertionError) as caught:
         namespace["check"](**variables)
-    found = explain(caught.value)
+    found = assertions.explained(caught.value, {"message": "", "traceback": "trace\n"})
     assert namespace["calls"].count(1) + namespace["calls"].count(2) <= statement.count("costly")
-    return found
+    return found["message"], [line.strip() for line in found["traceback"].splitlines()[1:]]
 
 
 CASES: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -69,7 +69,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
         ["my_token = <redacted>", "d = <redacted>"],
     ),
     ("assert url == 1", {"url": "http://me:pw@host"}, ["url = <redacted>"]),
-    ("assert a == 0", {"a": "x" * 5000}, ["a = 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"]),
+    ("assert a == 0", {"a": "x" * 5000}, ["a = '" + "x" * 119 + "..."]),
     ("assert t.sum() == 0", {"t": torch.ones(3)}, ["t = Tensor([1.0, 1.0, 1.0], torch.float32)"]),
     ("assert not t.any()", {"t": torch.ones(3, 30)}, ["t = Tensor of shape [3, 30], torch.float32, on cpu"]),
     ("assert m is None", {"m": torch.ones(3, device="meta")}, ["m = Tensor of shape [3], torch.float32, on meta"]),
@@ -78,40 +78,21 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("statement", "variables", "values"), CASES, ids=[case[0][:40] for case in CASES])
-def test_values_are_those_that_are_known_without_a_call(
-    statement: str, variables: dict[str, Any], values: list[str]
-) -> None:
-    found = explained(statement, **variables)
-    assert found is not None
-    assert list(found.values) == values
+def test_values_are_those_that_are_known_without_a_call() -> None:
+    for statement, variables, values in CASES:
+        assert explained(statement, **variables)[1] == values, statement
 
 
 def test_a_secret_is_seen_where_a_long_text_is_cut() -> None:
     url, header = f"postgresql://user:{'x' * 40}@host/base", f"GITHUB_AUTH_TOKEN={'x' * 40}".encode()
-    found = explained("assert a == [b, c]", a=url, b=header, c=[url])
-    assert found is not None
-    assert found.values == ("a = <redacted>", "b = <redacted>", "c = [<redacted>]")
-
-
-def test_of_objects_in_a_list_the_types_are_shown() -> None:
-    found = explained("assert a == [hostile]", a=[object(), 1])
-    assert found is not None
-    assert found.values == ("a = [<builtins.object>, 1]",)
+    _, values = explained("assert a == [b, c]", a=url, b=header, c=[url])
+    assert values == ["a = <redacted>", "b = <redacted>", "c = <redacted>"]
 
 
 def test_the_text_of_the_assertion_is_on_one_line_and_bounded() -> None:
-    found = explained("assert (a ==\n    1), 'said'", a=2)
-    assert found is not None
-    assert found.expression == "assert a == 1"
-    long = explained("assert a == '" + "x" * 500 + "'", a=2)
-    assert long is not None
-    assert len(long.expression) < 250
-
-
-def test_what_is_no_assert_statement_is_not_explained() -> None:
-    assert explained("raise AssertionError") is None
-    assert explain(AssertionError()) is None
+    assert explained("assert (a ==\n    1), 'said'", a=2)[0] == "assert a == 1"
+    assert len(explained("assert a == '" + "x" * 500 + "'", a=2)[0]) < 250
+    assert explained("raise AssertionError") == ("", [])
 
 
 WORKLOAD = """

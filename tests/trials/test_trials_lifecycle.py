@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,32 +49,6 @@ def story(events: list[Any]) -> list[str]:
     """``setup ok``, ``run failed``, ... for every phase that has ended."""
     ends = [event for event in events if event["type"] == "end"]
     return [f"{event['phase']} {'failed' if event.get('failure') else 'ok'}" for event in ends]
-
-
-@pytest.mark.parametrize(
-    ("method", "told"),
-    [
-        ("__init__", ["setup failed"]),
-        ("setup", ["setup failed", "cleanup ok"]),
-        ("run", ["setup ok", "run failed", "cleanup ok"]),
-        ("cleanup", ["setup ok", "run ok", "cleanup failed"]),
-    ],
-)
-@pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-def test_whatever_is_raised_the_phase_ends_and_what_was_constructed_is_cleaned_up(
-    method: str, told: list[str], error: BaseException
-) -> None:
-    def method_that_raises(self: Any, *arguments: Any) -> None:
-        raise error
-
-    events = live(workload(**{method: method_that_raises}))
-
-    assert story(events) == told
-    failure = next(event["failure"] for event in events if event.get("failure"))
-    assert failure.kind == "exception"
-    assert failure.type == type(error).__name__
-    assert "method_that_raises" in failure.traceback
-    to_json(events)
 
 
 @pytest.mark.parametrize(
@@ -244,3 +220,9 @@ def test_a_class_with_slots_lives_without_progress() -> None:
 
     assert story(events) == ["setup ok", "run ok", "cleanup ok"]
     assert events[3]["result"].passed is True
+
+
+def test_a_trial_is_told_without_pydantic() -> None:
+    code = "import sys, pytest_aorta.trials.lifecycle; sys.exit('pydantic' in sys.modules)"
+
+    subprocess.run([sys.executable, "-c", code], check=True)

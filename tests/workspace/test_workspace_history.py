@@ -130,7 +130,7 @@ def retire_often(results: Path, times: int) -> None:
             retire(results, TrialPaths(PurePosixPath(f"{name}.json")), f"run{run}")
 
 
-def test_of_every_trial_the_newest_earlier_records_are_kept(tmp_path: Path) -> None:
+def test_of_every_workload_the_newest_earlier_runs_are_kept(tmp_path: Path) -> None:
     retire_often(tmp_path, 4)
     fill(tmp_path, ".history/run0/other/trial_0.json", ".history/run0/w/notes.txt")
 
@@ -138,8 +138,8 @@ def test_of_every_trial_the_newest_earlier_records_are_kept(tmp_path: Path) -> N
 
     kept = tree(tmp_path / ".history")
     assert {name.split("/")[0] for name in kept if "trial" in name} == {"run0", "run2", "run3"}
-    assert [name for name in kept if name.startswith("run0/")] == ["run0/other/trial_0.json", "run0/w/notes.txt"]
-    assert len(kept) == 2 + 2 * 2 * 3
+    assert [name for name in kept if name.startswith("run0/")] == ["run0/other/trial_0.json"]
+    assert len(kept) == 1 + 2 * 2 * 3
     assert not (tmp_path / ".history/run1").exists()
     assert prune(tmp_path, "run3", 2) == 0
 
@@ -150,7 +150,7 @@ def test_a_run_prunes_only_what_it_has_added_to(tmp_path: Path) -> None:
 
     assert prune(tmp_path, "run9", 1) == 0
     assert prune(tmp_path / "nothing", "run9", 1) == 0
-    fill(tmp_path, ".history/run9/w/trial_7.json")
+    fill(tmp_path, ".history/run9/other/trial_7.json")
     assert prune(tmp_path, "run9", 1) == 0
     assert prune(tmp_path, "run2", sys.maxsize) == 0
     assert before.items() <= tree(tmp_path).items()

@@ -397,6 +397,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
             speed_margin,
             sequential=until_decided or given.stop.seconds is not None,
             confirm=until_decided and (given.triage.confirm or not given.stop.decided),
+            screens=until_decided and not given.stop.equivalence,
             signatures=action.signatures,
         ),
         stop=replace(given.stop, decided=until_decided, seconds=None),  # the time is that of the whole run

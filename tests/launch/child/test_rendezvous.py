@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 
 import psutil
+import pytest
 from support.processes import outcome_of
+
+pytestmark = pytest.mark.slow
 
 LOOKS = """
 import os, psutil
@@ -66,22 +69,3 @@ def test_a_store_ends_with_the_process_that_has_started_it() -> None:
     pid = outcome_of(f"{LOOKS}\nconnect(open_store(forks=True))\nprint(here.children()[0].pid)")
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(pid)).wait(10)
-
-
-def test_no_rank_is_forked_beside_a_thread_of_a_library() -> None:
-    """A store in this process has one, which may hold a lock of libc at any time."""
-    text = outcome_of("""
-        import threading
-        import torch.distributed as dist
-        from pytest_aorta.launch.child.torch_compat import refuse_native_threads
-
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-        refuse_native_threads()  # one of Python's own is no danger
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        try:
-            refuse_native_threads()
-        except RuntimeError as error:
-            print(error)
-    """)
-    assert "thread(s) that a library has started" in text
-    assert "start_method=spawn" in text

@@ -24,6 +24,7 @@ def printed_by(*command: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_hooks_of_an_agent(tmp_path: Path) -> None:
     """``_worker_group``, ``_remaining_restarts``, ``_restart_workers``, ``_stop_workers``, ``MultiprocessContext`` with
     ``_start``, ``_poll``, ``_close``, ``envs``, ``_pc``, ``_ret_vals`` and ``_worker_finished_event``: else states,
@@ -90,6 +91,7 @@ print(json.dumps(calls))
 """
 
 
+@pytest.mark.slow
 def test_the_hooks_of_ranks_that_are_programs(tmp_path: Path) -> None:
     """``SubprocessContext``, its ``_start``, ``_poll``, ``_close``, ``envs`` and ``subprocess_handlers``: else the ends
     of ranks under torchrun are not recorded, and a rank that ignores SIGTERM has a minute to live."""
@@ -117,12 +119,12 @@ def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyP
 SERVED = """
 import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
-from pytest_aorta.launch.child.torch_compat import start_worker_server
+from pytest_aorta.launch.child.attempt_files import request_trace
+from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
-from pytest_aorta.launch.diagnosis.traces import request_trace
 
 path = pathlib.Path(tempfile.mkdtemp(), "socket")
-start_worker_server(path)
+serve_recorder(str(path))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
 trace = request_trace(path)
@@ -132,6 +134,7 @@ print(json.dumps([sorted(trace), last and str(last)]))
 """
 
 
+@pytest.mark.slow
 def test_the_worker_server_serves_the_flight_recorder() -> None:
     """``_WorkerServer`` and ``/handler/fr_trace_json``: else no record of a hang names a collective."""
     keys, last = printed_by("-c", SERVED)
@@ -155,6 +158,7 @@ print(json.dumps([store.port == port, store.get("key").decode(), listening.filen
 """
 
 
+@pytest.mark.slow
 def test_a_store_can_serve_on_a_socket_that_listens() -> None:
     """``master_listen_fd``: else a store listens on all interfaces, and libc looks up the names of its peers."""
     assert printed_by("-c", SERVING) == [True, "value", -1]

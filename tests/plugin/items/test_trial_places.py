@@ -84,11 +84,8 @@ def test_an_ide_finds_trials_beside_tests_and_runs_them_by_its_own_ids(mine: Sta
     ("argument", "trials"),
     [(".", 4), ("mine", 4), ("tests", 0), ("tests/test_it.py::test_alone", 0), ("aorta::other[local-none-1]", 1)],
 )
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
-def test_workloads_of_the_ini_file_run_where_their_folder_is_given(
-    mine: Stage, argument: str, trials: int, workers: tuple[str, ...]
-) -> None:
-    result = mine.run(argument, *workers, "-v")
+def test_workloads_of_the_ini_file_run_where_their_folder_is_given(mine: Stage, argument: str, trials: int) -> None:
+    result = mine.run(argument, "-v")
     result.assert_outcomes(passed=trials + {".": 3, "tests": 3, "tests/test_it.py::test_alone": 1}.get(argument, 0))
     assert len(mine.files()) == trials
 

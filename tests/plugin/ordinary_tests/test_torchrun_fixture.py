@@ -131,6 +131,7 @@ def check_runs(stage: Stage, names: tuple[str, ...], *options: str) -> None:
     assert stage.left_running() == []
 
 
+@pytest.mark.slow
 def test_a_script_and_its_segfault_are_in_the_result_and_in_a_trial_file(scripts: Stage) -> None:
     check_runs(scripts, ("passes", "segfault"))
 
@@ -156,6 +157,7 @@ with open("told", "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_modules_variables_and_folders(stage: Stage) -> None:
     stage.write_file("work/json.py", "raise RuntimeError('torchrun itself must not find this')")
     stage.write_file("elsewhere/tools/__init__.py", "")

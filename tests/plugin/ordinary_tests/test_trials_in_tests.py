@@ -273,13 +273,10 @@ def test_a_wrong_marker_is_one_clear_error(echo: Stage) -> None:
 def test_unknown_name_in_a_marker_is_an_error_of_the_collection(echo: Stage, marker: str, message: str) -> None:
     argument = "aorta_run" if "lokal" in marker else "aorta_trial"
     with_tests(echo, f"\n@pytest.mark.aorta({marker})\ndef test_marked({argument}):\n    pass\n")
-    runs = [echo.run_here("test_it.py")]
-    if "lokal" in marker:
-        runs.append(echo.run("test_it.py", "-n", "1"))
-    for result in runs:
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stdout.fnmatch_lines([f"test_it.py::test_marked: @pytest.mark.aorta: {message}", "*short test summary*"])
-        result.stdout.no_fnmatch_line("During handling *")
+    result = echo.run_here("test_it.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines([f"test_it.py::test_marked: @pytest.mark.aorta: {message}", "*short test summary*"])
+    result.stdout.no_fnmatch_line("During handling *")
 
 
 def test_another_error_of_the_collection_ends_a_run_as_ever(stage: Stage) -> None:

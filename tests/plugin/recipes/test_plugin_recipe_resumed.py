@@ -65,9 +65,8 @@ def ran(stage: Stage) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("side_by_side", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["one", "xdist"])
-def test_after_kill_9_only_the_rest_runs(recipe: Stage, side_by_side: tuple[str, ...]) -> None:
-    process = recipe.start("aorta.toml", *side_by_side)
+def test_after_kill_9_only_the_rest_runs(recipe: Stage) -> None:
+    process = recipe.start("aorta.toml")
     log = recipe.path / "ran"
     recipe.wait_until(lambda: log.exists() and len(log.read_text().splitlines()) > 5)
     recipe.wait_until(lambda: len(recipe.files("workspace")) >= 4)
@@ -78,7 +77,7 @@ def test_after_kill_9_only_the_rest_runs(recipe: Stage, side_by_side: tuple[str,
     before = ran(recipe)
     assert short_status()["first"] == [len(kept), 0, 0, 0, 8 - len(kept), 0]
     Path(recipe.path, "go").touch()
-    recipe.run("aorta.toml", *side_by_side).assert_outcomes(passed=10)
+    recipe.run("aorta.toml").assert_outcomes(passed=10)
     assert len(ran(recipe)) == 10 - len(kept)
     assert len(before) >= 6
     after = recipe.trials("workspace")

@@ -67,10 +67,7 @@ def test_each_action_has_its_results_and_commands_see_them(stage: Stage) -> None
         **{f"local-none/{index}": "workload_failed" for index in range(2)},
         **{f"local-fix/{index}": "ok" for index in range(2)},
     }
-
-
-def test_a_second_run_shows_again_what_is_there(stage: Stage) -> None:
-    stage.run_here("aorta.toml")
+    # A second run shows again what is there.
     before = stage.trials("workspace")
     result = stage.run_here("-v", "aorta.toml")
     assert stage.words(result) == {
@@ -113,6 +110,7 @@ def test_a_command_on_each_trial_follows_only_those_that_are_ok(stage: Stage) ->
     assert (stage.path / "workspace/matrix/shaky/local-fix/trial_1/listing").exists()
 
 
+@pytest.mark.slow
 def test_under_xdist_a_matrix_waits_for_the_smoke_test_and_commands_for_their_cells(stage: Stage) -> None:
     result = stage.run("-n", "2", "--dist", "load", "aorta.toml")
     result.assert_outcomes(passed=5, failed=2)
@@ -141,15 +139,12 @@ def test_what_cannot_be_is_an_error_of_the_recipe(stage: Stage, old: str, new: s
     result.stdout.fnmatch_lines([message])
 
 
-@pytest.mark.parametrize(
-    "side_by_side", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["slots", "xdist"]
-)
-def test_trials_of_a_recipe_are_in_the_live_view(stage: Stage, side_by_side: tuple[str, ...]) -> None:
+def test_trials_of_a_recipe_are_in_the_live_view(stage: Stage) -> None:
     held = "def setup(self):\n        while not os.path.exists('go'): pass"
     stage.write(work=SHAKY.replace("def setup(self): pass", held))
     change(stage, 'previous_actions = ["smoke"]\n', "")
     terminal = Terminal()
-    process = start_pytest(stage, terminal, "aorta.toml", "-k", "matrix", *side_by_side)
+    process = start_pytest(stage, terminal, "aorta.toml", "-k", "matrix", "--aorta-slots", "2")
     shown = terminal.wait_until(lambda lines: sum("[local-" in line for line in lines) == 2)
     assert any(line.startswith("aorta: 0/4 done, elapsed ") for line in shown)
     (stage.path / "go").touch()

@@ -61,7 +61,7 @@ def test_a_triage_reads_like_this() -> None:
         "    not counted: 1 infrastructure, 1 did not run",
         "    8x loss is nan",
         "    6x SIGSEGV in run()",
-        "  local-omp_1      0 of 20    0% (0-16%)  fixes (<14%)          <0.0001    20.50",
+        "  local-omp_1      0 of 20     0% (<14%)  fixes                 <0.0001    20.50",
         "  local-tf32_off   9 of 20  45% (26-66%)  undecided (~N more)     0.13        -",
         "    8x loss is nan: undecided",
         "    1x timeout in run(): undecided",

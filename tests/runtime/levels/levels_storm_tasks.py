@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, SlotArgs, TaskArgs, endpoint
-
-#: So many deaths in a row that none is the last one.
-MANY = 1_000_000
+from pytest_aorta.runtime import CallableHandle, Orchestrator, SlotArgs, TaskArgs
 
 
 def square(args: SlotArgs) -> list[int]:
@@ -25,7 +22,6 @@ class SumOfSquares:
         self.handle = handle
 
     def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> list[int]:
-        endpoint.MAX_DEATHS = MANY
         number = int(args.scalars[0])
         refs = [orch.submit_sub(self.handle, TaskArgs().add_scalar(number + step)) for step in (0, 1)]
         records = [ref.wait() for ref in refs]

@@ -8,9 +8,12 @@ from typing import Any
 import levels_tensor_tasks
 import pytest
 import torch
+import torch.utils.dlpack
+from levels_stage import Gates
+from levels_stage import gates as gates
 from levels_tensor_tasks import share
 
-from pytest_aorta.runtime import Orchestrator, Outcome, Tag, TaskArgs, TaskError, Worker
+from pytest_aorta.runtime import Orchestrator, Outcome, Tag, TaskArgs, TaskError, TaskRef, Worker
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +89,60 @@ def test_new_memory_is_not_marked_by_what_failed_in_the_memory_before_it(worker:
 
     with pytest.raises(TaskError):
         worker.run(build)
+
+
+def test_memory_whose_scope_is_over_is_refused_and_not_recycled_while_it_is_held(
+    worker: Worker, fill: Any, total: Any
+) -> None:
+    held: list[Any] = []
+
+    def build(orch: Orchestrator, _: Any, config: Any) -> None:
+        with orch.scope():
+            ref = orch.submit_sub(fill, TaskArgs().add_output([4]).add_scalar(3))
+            view = ref.outputs[0][1:].numpy()
+        prepared = ref.outputs[0]
+        ref.wait()
+        held.extend([prepared, view])
+        for step in range(40):  # more than the ring has
+            with orch.scope():
+                orch.submit_sub(fill, TaskArgs().add_output([100]).add_scalar(step)).wait()
+        with pytest.raises(ValueError, match="its scope has ended"):
+            orch.submit_sub(total, TaskArgs().add(prepared))
+        with pytest.raises(ValueError, match="its scope has ended"):
+            orch.submit_sub(total, TaskArgs().add(torch.from_numpy(view)))
+
+    worker.run(build)
+    assert held[0].tolist() == [3] * 4
+    assert held[1].tolist() == [3] * 3
+    assert sum(worker._heap.in_use(ring) for ring in range(4)) == 1024
+    held.clear()
+    assert sum(worker._heap.in_use(ring) for ring in range(4)) == 0
+
+
+def test_an_alias_of_a_shared_tensor_is_ordered_as_the_tensor_itself(
+    worker: Worker, fill: Any, total: Any, gates: Gates
+) -> None:
+    late = worker.register(levels_tensor_tasks.fill_at_gate)
+    t = share(torch.zeros(6))
+    ends: list[TaskRef] = []
+
+    def build(orch: Orchestrator, _: Any, config: Any) -> None:
+        own = orch.alloc((6,)).zero_()
+        for name, tensor in (("t", t), ("own", own)):
+            orch.submit_sub(
+                late, TaskArgs().add(tensor, Tag.OUTPUT).add_scalar(2).add_scalar(str(gates.folder)).add_scalar(name)
+            )
+            for alias in (
+                torch.from_numpy(tensor.numpy()),
+                torch.utils.dlpack.from_dlpack(tensor[1:]),
+                tensor.detach().numpy()[::2],
+            ):
+                ends.append(orch.submit_sub(total, TaskArgs().add(torch.as_tensor(alias))))
+        alias = torch.utils.dlpack.from_dlpack(t[3:])
+        ends.append(orch.submit_sub(fill, TaskArgs().add(alias, Tag.INOUT).add_scalar(7), after=list(ends)))
+        gates.open()
+
+    worker.run(build)
+    assert [end.wait().payload for end in ends] == [12, 10, 6, 12, 10, 6, None]
+    assert t.tolist() == [2, 2, 2, 7, 7, 7]
+    worker.unregister(late)

@@ -13,7 +13,7 @@ from levels_stage import nothing_left, scalars
 from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskFailure, TaskRecord, TaskRef, Worker, endpoint
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskFailure, TaskRecord, TaskRef, Worker
 
 #: What tasks do, how they end, and how often.
 DEEDS = {
@@ -29,8 +29,7 @@ DEEDS = {
 @pytest.mark.statement(25)
 @pytest.mark.statement(29)
 @pytest.mark.parametrize("seed", range(4))
-def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "MAX_DEATHS", 1_000)
+def test_every_task_settles_as_it_must(seed: int, tmp_path: Path) -> None:
     dice = random.Random(seed)
     deeds: list[str] = []
     before: list[list[int]] = []
@@ -62,7 +61,7 @@ def test_every_task_settles_as_it_must(seed: int, tmp_path: Path, monkeypatch: p
             before.append(wanted)
             refs.append(ref)
 
-    with nothing_left(), Worker(3, device_ids=[0, 1], num_sub_workers=2, grace=0.05) as worker:
+    with nothing_left(), Worker(3, device_ids=[0, 1], num_sub_workers=2, grace=0.05, allowed_failures=None) as worker:
         handle = worker.register(levels_tasks.deed)
         run = worker.submit(build)
         records = [ref.wait(2 * PATIENCE) for ref in refs]

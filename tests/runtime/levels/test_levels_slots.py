@@ -9,14 +9,13 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, run_next, run_one, run_sub
+from levels_stage import Gates, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.endpoint import MAX_DEATHS
 from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 from pytest_aorta.runtime.scheduling import TaskKind
 
@@ -32,6 +31,7 @@ class Host:
         self.gate = worker.register(levels_tasks.gate)
         self.stubborn = worker.register(levels_tasks.gate_against_sigterm)
         self.die = worker.register(levels_tasks.die)
+        self.die_at_times = worker.register(levels_tasks.die_at_times)
 
     def pid(self) -> int:
         """Of the slot's process."""
@@ -94,7 +94,7 @@ def test_a_process_that_dies_in_a_task_is_that_tasks_failure_and_is_replaced(hos
 
 def test_an_idle_process_that_is_killed_is_replaced(host: Host) -> None:
     pids = [host.pid()]
-    for _ in range(MAX_DEATHS + 1):  # tasks that succeed in between are what counts
+    for _ in range(4):
         endpoint: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
         link = endpoint._link
         os.kill(pids[-1], signal.SIGKILL)
@@ -104,11 +104,55 @@ def test_an_idle_process_that_is_killed_is_replaced(host: Host) -> None:
     assert len(set(pids)) == len(pids)
 
 
-def test_a_slot_whose_processes_die_time_and_again_is_out_of_service(host: Host) -> None:
+def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_run(host: Host) -> None:
+    refs: list[TaskRef] = []
+    host.worker.init()
+    killed_by: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for _ in range(3):  # a task that succeeds in between says that the callable is fit
+            refs.append(orch.submit_next_level(host.die_at_times, scalars("die"), worker=0))
+            refs.append(orch.submit_next_level(host.die_at_times, scalars("live"), worker=0))
+        refs.extend(orch.submit_next_level(host.die, worker=0) for _ in range(5))
+        refs.append(orch.submit_next_level(host.nothing, worker=0))
+        refs.append(orch.submit_sub(host.nothing, after=refs[-1:]))
+
+    host.worker.submit(build)
+    records = [ref.wait(PATIENCE) for ref in refs]
+    died, fine, skipped = Outcome.ENDPOINT_FAILURE, Outcome.SUCCESS, Outcome.SKIPPED
+    assert [record.outcome for record in records] == [died, fine] * 3 + [died] * 3 + [skipped] * 2 + [fine] * 2
+    assert records[9].failure is not None
+    assert records[9].failure.message.startswith("quarantined: die killed 3 slots in a row; no more of its tasks start")
+    assert run_next(host.worker, host.die).outcome is died  # another run begins anew
+    assert killed_by.gone is None
+
+
+def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for _ in range(4):
+            assert orch.submit_next_level(host.die).wait().outcome is Outcome.ENDPOINT_FAILURE
+            wait_until(lambda: endpoint.ready, "its successor")
+            link = endpoint._link
+            os.kill(link._task.pid, signal.SIGKILL)
+            wait_until(lambda: endpoint._link is not link and endpoint.ready, "the next one")  # noqa: B023
+        assert all(orch.submit_next_level(host.nothing).wait().ok for _ in range(9))
+
+    host.worker.init()
+    endpoint: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
+    with pytest.raises(TaskError):
+        host.worker.run(build)
+
+
+def test_a_slot_whose_processes_die_more_often_than_it_may_is_out_of_service(gates: Gates) -> None:
+    with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1, max_deaths=2) as worker:
+        _test_out_of_service(Host(worker, gates), 2)
+
+
+def _test_out_of_service(host: Host, deaths: int) -> None:
     refs: list[TaskRef] = []
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        refs.extend(orch.submit_next_level(host.die, worker=0) for _ in range(MAX_DEATHS))
+        refs.extend(orch.submit_next_level(host.die, worker=0) for _ in range(deaths))
         refs.append(orch.submit_next_level(host.nothing, worker=0))
         refs.append(orch.submit_next_level_group(host.nothing, [None], workers=[0]))
         refs.append(orch.submit_sub(host.nothing))
@@ -116,11 +160,11 @@ def test_a_slot_whose_processes_die_time_and_again_is_out_of_service(host: Host)
     host.worker.submit(build)
     records = [ref.wait(PATIENCE) for ref in refs]
 
-    assert [record.outcome for record in records] == [Outcome.ENDPOINT_FAILURE] * (MAX_DEATHS + 2) + [Outcome.SUCCESS]
-    for record in records[MAX_DEATHS:-1]:
+    assert [record.outcome for record in records] == [Outcome.ENDPOINT_FAILURE] * (deaths + 2) + [Outcome.SUCCESS]
+    for record in records[deaths:-1]:
         assert record.failure is not None
         assert record.failure.message == (
-            f"slot 0: out of service: its process died with signal SIGKILL; the last of {MAX_DEATHS} deaths in a row"
+            f"slot 0: out of service: its process died with signal SIGKILL; the last of {deaths} deaths in a row"
         )
         assert record.started is None
     assert not run_next(host.worker, host.nothing).ok

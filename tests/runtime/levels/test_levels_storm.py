@@ -19,7 +19,7 @@ from levels_stage import no_torch as no_torch
 from levels_stage import nothing_left, run_next, run_one, scalars
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRef, Worker, endpoint
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRef, Worker
 
 #: Tasks of each kind in one run of the load.
 BATCH = 6
@@ -125,8 +125,7 @@ def check(load: Load) -> None:
 
 @pytest.mark.statement(37)
 @pytest.mark.statement(38)
-def test_kills_of_any_process_cost_tasks_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "MAX_DEATHS", levels_storm_tasks.MANY)
+def test_kills_of_any_process_cost_tasks_and_nothing_else() -> None:
     with nothing_left():
         check(storm(12, seed=1, most_pause=0.1))
 
@@ -134,9 +133,8 @@ def test_kills_of_any_process_cost_tasks_and_nothing_else(monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
-def test_a_hundred_kills_of_any_process_cost_tasks_and_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hundred_kills_of_any_process_cost_tasks_and_nothing_else(seed: int) -> None:
     """Five seeds: five hundred kills."""
-    monkeypatch.setattr(endpoint, "MAX_DEATHS", levels_storm_tasks.MANY)
     with nothing_left():
         load = storm(100, seed=seed, most_pause=0.3)
     print(f"100 kills: {dict(load.outcomes)}")

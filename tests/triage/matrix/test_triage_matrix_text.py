@@ -75,7 +75,8 @@ def test_columns_and_legend_are_only_for_what_appears() -> None:
         "1",
     )
     assert base["Top failure"] == "5x loss is nan (and 3 others)"
-    assert (base["Verdict"], fixed["Verdict"]) == ("baseline", "fixes (rate below 13.9%)")
+    assert (base["Verdict"], fixed["Verdict"]) == ("baseline", "fixes")
+    assert fixed["Rate (95%)"] == "0% (<14%)"
     assert fixed["Speed"].startswith("slower: +9")
     assert float(fixed["p"]) < 0.05
     assert "**fixes**" in full

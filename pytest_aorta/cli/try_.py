@@ -1,0 +1,607 @@
+"""``pytest-aorta try``: what a command does, how it fails, and the line of pytest that finds out what fixes it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import psutil
+
+from pytest_aorta.common.texts import first_names, one_line, read_tail
+from pytest_aorta.settings import RequestError, seconds
+
+if TYPE_CHECKING:
+    from pytest_aorta.triage.reading import RecordedTrial
+
+#: Runs that are enough: if some have failed, and if none has.
+_ENOUGH, _MOST = 4, 20
+
+#: How many times as long as for all runs is waited for the first one.
+_FIRST = 5
+
+#: Seconds after which a first run hangs that says nothing and uses less than this share of a core.
+_SILENCE, _IDLE = 5.0, 0.05
+
+#: A run that takes so many times as long as the longest one that has ended by itself hangs; and seconds at least, or
+#: where none has.
+_TIMES_LONGER, _SHORTEST_TIMEOUT, _TIMEOUT = 5, 5, 10
+
+#: Files in the working directory, and their bytes, up to which each trial gets a copy of it.
+_MOST_FILES, _MOST_BYTES = 2000, 50 * 2**20
+
+#: Bytes of the output that are looked at for steps.
+_LOOKED_AT = 2**20
+
+#: Trials of a cell, and candidates on a CPU and on GPUs.
+_FEWEST_TRIALS, _MOST_TRIALS, _CANDIDATES, _CANDIDATES_ON_GPU = 20, 300, 3, 5
+
+#: Seconds that the measurement has at least, and trials of each cell that it has time for.
+_TIME, _ROUNDS = 240.0, 10
+
+#: Physical cores for each trial, where several run at a time.
+_CORES = 4
+
+
+class _Candidate(NamedTuple):
+    """A mitigation of ``registry.builtins``.
+
+    Attributes:
+        parts: what the program must have: cpu (it uses no GPU), gpu, nvidia, amd, torch, native (code in C), ranks.
+        signs: what must have been seen, one of them; empty for anything.
+        why: for the user.
+    """
+
+    name: str
+    parts: set[str]
+    signs: set[str]
+    why: str
+
+
+#: Those to try first come first. ``read_by`` in ``registry.builtins`` says where each is known from.
+_CANDIDATES_OF = (
+    _Candidate("omp_1", {"cpu"}, set(), "one thread: no races between threads, and sums in one order"),
+    _Candidate("hip_launch_blocking", {"amd"}, {"nan", "crash", "wrong"}, "no kernel runs beside another one"),
+    _Candidate("cuda_launch_blocking", {"nvidia"}, {"nan", "crash", "wrong"}, "no kernel runs beside another one"),
+    _Candidate("gpu_max_hw_queues_2", {"amd"}, set(), "fewer hardware queues: streams overlap less"),
+    _Candidate("nccl_launch_order_implicit", {"gpu", "ranks"}, {"hang"}, "collectives start in one order"),
+    _Candidate("nccl_p2p_off", {"gpu", "ranks"}, {"hang", "crash", "nan", "wrong"}, "GPUs talk through host memory"),
+    _Candidate("hsa_no_sdma", {"amd"}, {"hang", "nan", "wrong"}, "copies by kernels, not by the SDMA engines"),
+    _Candidate("rccl_gfx942_cheap_fence_off", {"amd", "ranks"}, {"nan", "wrong"}, "a full fence in RCCL"),
+    _Candidate("nccl_proto_simple", {"gpu", "ranks"}, {"nan", "wrong"}, "one protocol of NCCL"),
+    _Candidate("pytorch_alloc_expandable_segments", {"gpu", "torch"}, {"oom"}, "GPU memory fragments less"),
+    _Candidate(
+        "pytorch_no_cuda_memory_caching",
+        {"gpu", "torch"},
+        {"nan", "crash", "wrong"},
+        "torch's allocator gives no block to two tensors",
+    ),
+    _Candidate("nvidia_tf32_override_off", {"nvidia"}, {"nan", "wrong"}, "float32 products without TF32"),
+    _Candidate("cublas_workspace_4096_8", {"nvidia"}, {"wrong"}, "sums of cuBLAS in one order"),
+    _Candidate("aten_cpu_default", {"cpu", "torch"}, {"nan", "wrong"}, "torch's kernels without vector instructions"),
+    _Candidate(
+        "mmap_always", {"cpu", "native"}, {"nan", "crash"}, "large blocks start as zeros; none is used after its end"
+    ),
+    _Candidate(
+        "malloc_perturb", {"cpu", "native"}, {"nan", "crash"}, "fills memory: a change shows reads of unwritten memory"
+    ),
+    _Candidate("mkl_cbwr_compatible", {"cpu", "torch"}, {"nan", "wrong"}, "one code path of MKL"),
+)
+
+
+@click.command("try", context_settings={"allow_interspersed_args": False})
+@click.option("--yes", is_flag=True, help="Run the line that is found, without being asked.")
+@click.option(
+    "--time", "looking", default="1m", metavar="SEC", help="How long to look (default 1m), once a run has ended."
+)
+@click.option("--timeout", metavar="SEC", help="A run that takes longer hangs (default: from the first runs).")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
+def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -> None:
+    """Run a command a few times, say what it does and how it fails, and find out what fixes it.
+
+    pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen.
+    """
+    from pytest_aorta.trials.command_line import checked_command
+
+    command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)
+    _checked("the command", checked_command, command)
+    limits = _checked("--time", seconds, looking), _checked("--timeout", seconds, timeout) if timeout else None
+    with tempfile.TemporaryDirectory(prefix="aorta-try-") as folder:
+        look = _Look(command, Path(folder), *limits)
+        look.run()
+        found = look.findings()
+        click.echo("\n".join(found.lines()))
+        line = Line(found) if found.trials else None
+    if line is None:
+        raise SystemExit(1)
+    click.echo(f"\n{line.introduction}\n\n{line.text()}\n")
+    click.echo("\n".join(line.reasons()))
+    if not yes and not (sys.stdin.isatty() and sys.stdout.isatty() and click.confirm("Run it?")):
+        return
+    sys.stdout.flush()
+    with _ended(subprocess.Popen([sys.executable, "-m", "pytest", *line.words])) as pytest:
+        while pytest.poll() is None:
+            with contextlib.suppress(KeyboardInterrupt):  # pytest has got it as well, and says what it has
+                pytest.wait()
+    # Trials that fail are what it looks for.
+    raise SystemExit({0: 0, 1: 0, 2: 130}.get(pytest.returncode, 1))
+
+
+@contextlib.contextmanager
+def _ended(pytest: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Of a pytest that does not outlive this process, which may be told to end as well."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield pytest
+    finally:
+        if pytest.poll() is None:
+            pytest.terminate()  # it ends in order
+        pytest.wait()
+
+
+def _checked(name: str, reader: Callable[[str], Any], text: str) -> Any:
+    try:
+        return reader(text)
+    except ValueError as error:
+        raise RequestError(f"{name}: {text!r} is not valid; expected {error}") from None
+
+
+class _Look:
+    """Runs of a command, by pytest: one as it is, then more of them with what the first one has shown."""
+
+    def __init__(self, command: str, folder: Path, looking: float, timeout: float | None) -> None:
+        self._command, self._folder, self._timeout = command, folder, timeout
+        self._began, self._looking = time.monotonic(), looking
+        self._trials: list[RecordedTrial] = []
+        self._options: dict[str, str] = {}
+        self._is_over = self._is_idle = False
+        self._said = ""
+
+    def run(self) -> None:
+        self._pytest("first", {"timeout": f"{self._timeout:g}"} if self._timeout else {}, most=1)
+        self._options = {**self.findings().options_of_trials(), **guessed(self._folder)}
+        if not self._is_over and (self._is_idle or self.findings().trials):
+            self._pytest("more", self._options, most=_MOST)
+            self._options |= {**guessed(self._folder), **self._options}
+        self._show("")
+
+    def findings(self) -> Findings:
+        counted = [trial for trial in self._trials if trial.facts.is_counted]
+        lost = [trial for trial in self._trials if not trial.facts.is_counted]
+        return Findings(self._command, counted, lost, self._options, self._timeout, self._said)
+
+    def _pytest(self, name: str, options: Mapping[str, str], most: int) -> None:
+        results, before = self._folder / name, list(self._trials)
+        given = {"command": self._command, "trials": str(most), "mitigations": "none", **options}
+        words = [*_words(given), f"--aorta-results-dir={results}", "-p", "no:cacheprovider"]
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as output:
+            started = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        with _ended(started) as pytest:
+            try:
+                self._watch(pytest, results, before, is_first=most == 1)
+            except KeyboardInterrupt:  # which pytest has got as well
+                self._is_over = True
+            self._read(results, before)  # before what was running is ended
+        if not self._trials:
+            self._said = self._still_running(results) or read_tail(log, 4000).strip()
+
+    def _watch(
+        self, pytest: subprocess.Popen[bytes], results: Path, before: Sequence[RecordedTrial], is_first: bool
+    ) -> None:
+        idle = _Idle(pytest.pid, results)
+        while pytest.poll() is None and not self._is_over:
+            self._read(results, before)
+            self._is_over = self._has_enough()
+            self._show(self._progress())
+            if is_first and not self._timeout and idle.is_over():
+                self._is_idle = True
+                return
+            time.sleep(0.1)
+
+    def _read(self, results: Path, before: Sequence[RecordedTrial]) -> None:
+        if len(list(results.glob("*/trial_*.json"))) > len(self._trials) - len(before):
+            from pytest_aorta.triage.reading import Results
+
+            self._trials = [*before, *Results(results)]
+
+    def _has_enough(self) -> bool:
+        looking = self._looking if self._trials or self._is_idle else _FIRST * self._looking
+        enough = _ENOUGH if any(map(is_bad, self._trials)) else _MOST
+        return len(self._trials) >= enough or time.monotonic() - self._began > looking
+
+    def _progress(self) -> str:
+        elapsed = time.monotonic() - self._began
+        return f"{elapsed:.0f}s: {len(self._trials)} runs, {sum(map(is_bad, self._trials))} failed (Ctrl-C: enough)"
+
+    def _still_running(self, results: Path) -> str:
+        logs = [file.stat().st_size for file in results.glob("*/trial_0/std*.log")]
+        if not logs:
+            return ""
+        return (
+            f"The first run had not ended when the time was over ({sum(logs)} bytes of output). "
+            "Give it less to do, such as fewer steps, or more time (--time 10m)."
+        )
+
+    def _show(self, text: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+
+class _Idle:
+    """Notices that a trial does nothing any more: neither does it write, nor does it compute."""
+
+    def __init__(self, pid: int, results: Path) -> None:
+        self._pytest, self._results = psutil.Process(pid), results
+        self._since, self._before = time.monotonic(), (0, 0.0)
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        written = sum(file.stat().st_size for file in self._results.glob("*/trial_0/std*.log"))
+        used = 0.0
+        for process in self._pytest.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                used += times.user + times.system
+        if written != self._before[0] or used - self._before[1] > _IDLE * _SILENCE:
+            self._since, self._before = now, (written, used)
+        return now - self._since > _SILENCE and any(self._results.glob("*/trial_0/stdout.log"))
+
+
+def guessed(folder: Path) -> dict[str, str]:
+    """How the steps of the trials below a folder can be read, as an option of pytest."""
+    from pytest_aorta.trials.detectors import plain_line
+    from pytest_aorta.trials.metric_sources import guessed_options
+
+    lines: list[str] = []
+    for log in sorted(folder.glob("*/*/trial_*/std*.log")):
+        with log.open(errors="replace") as file:
+            lines += map(plain_line, re.split(r"[\r\n]+", file.read(_LOOKED_AT)))
+    return guessed_options(lines)
+
+
+def is_bad(trial: RecordedTrial) -> bool:
+    """Whether it has failed, or has passed in spite of a NaN that it has printed."""
+    return trial.facts.is_failure or "nan" in trial.facts.detected
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the runs of a command have shown.
+
+    Attributes:
+        command: as one text.
+        trials: those that say something about it.
+        lost: those that have not come to their work.
+        options: with which all but the first were run.
+        timeout: that of the user, in seconds.
+        said: what there is to say where no trial has ended.
+    """
+
+    command: str
+    trials: Sequence[RecordedTrial]
+    lost: Sequence[RecordedTrial] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | None = None
+    said: str = ""
+
+    @cached_property
+    def bad(self) -> list[RecordedTrial]:
+        return [trial for trial in self.trials if is_bad(trial)]
+
+    @cached_property
+    def signs(self) -> set[str]:
+        """Of ``_Candidate``."""
+        found: set[str] = set()
+        for trial in self.bad:
+            failure = trial.record.get("failure") or {}
+            said = {"nan", "oom"}.intersection(trial.facts.detected)
+            crashed = failure.get("signal") and trial.facts.outcome != "timeout"
+            found |= {"hang"} if trial.facts.outcome == "timeout" else {"crash"} if crashed else said or {"wrong"}
+        return found
+
+    @cached_property
+    def parts(self) -> set[str]:
+        """Of ``_Candidate``."""
+        from pytest_aorta.runtime.resources.devices import find_devices
+        from pytest_aorta.trials.command_line import files_in, words_of
+
+        records = [trial.record for trial in self.trials]
+        found = {"ranks"} if self.launcher or any(record.get("ranks") for record in records) else set()
+        scripts = [file for file in files_in(words_of(self.command)) if file.endswith(".py")]
+        imports = (line for file in scripts for line in _IMPORTS.findall(Path(file).read_text(errors="replace")))
+        imported = set(re.findall(r"\w+", " ".join(imports)))
+        found |= {"torch"} if imported & _TORCH or any(_end(record).get("torch") for record in records) else set()
+        found |= {"native"} if "torch" in found or imported & _NATIVE or not scripts or "crash" in self.signs else set()
+        vendor = find_devices().vendor
+        used = [_output(record).get("devices") for record in records]
+        if vendor != "none" and (any(used) or None in used):
+            return found | {"gpu", vendor}
+        return found | {"cpu"}
+
+    @property
+    def launcher(self) -> str | None:
+        from pytest_aorta.trials.command_line import launcher_in
+
+        return launcher_in(self.command)
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """How long the trials took that have ended by themselves."""
+        return [each.facts.wall_sec or 0 for each in self.trials if each.facts.outcome != "timeout"]
+
+    @cached_property
+    def deadline(self) -> float:
+        """Of a trial, in seconds."""
+        longest = self.timeout or max(
+            _TIMES_LONGER * max(self.seconds) if self.seconds else _TIMEOUT, _SHORTEST_TIMEOUT
+        )
+        return math.ceil(longest / 5) * 5
+
+    def options_of_trials(self) -> dict[str, str]:
+        """Deadline and working directory, as options of pytest."""
+        from pytest_aorta.plugin.summary import duration_text
+
+        cwd = {"cwd": "copy"} if self.written and _is_small(Path.cwd()) else {}
+        return {"timeout": duration_text(self.deadline), **cwd}
+
+    @cached_property
+    def written(self) -> list[str]:
+        """Files in the working directory that Python processes of the command have written, sorted."""
+        return sorted({name for trial in self.trials for name in _output(trial.record).get("written", ())})
+
+    def lines(self) -> Iterator[str]:
+        """What there is to say, with the first sentence first."""
+        why = one_line((self.lost[0].record.get("failure") or {}).get("message") or "") if self.lost else ""
+        if not self.trials:
+            yield f"It did not run: {why}" if self.lost else self.said
+            return
+        yield self.headline()
+        rows = [("runs", self._durations()), ("starts", self._starts()), ("steps", self._steps())]
+        rows += [("metrics", self._metrics()), ("files", self._files()), *(("fails", text) for text in self._ways())]
+        rows += [*(("output", text) for text in self._detected()), ("lost", f"{len(self.lost)}x {why}" if why else "")]
+        for name, text in rows:
+            if text:
+                yield f"  {name:<8} {one_line(text)}"
+
+    def headline(self) -> str:
+        from pytest_aorta.triage.columns import below, counted
+        from pytest_aorta.triage.rates import upper_bound
+
+        count, bad = len(self.trials), len(self.bad)
+        runs = counted(count, "run")
+        names = {"hang": "hangs", "crash": "crashes", "nan": "says NaN", "oom": "runs out of memory", "wrong": "fails"}
+        verbs = " or ".join(names[sign] for sign in names if sign in self.signs)
+        ranks = {each.facts.failed_rank for each in self.bad}
+        where = "" if None in ranks or len(ranks) != 1 else f", by rank {ranks.pop()}"
+        if not bad:
+            return f"It did not fail in {runs}; its failure rate is below {below(upper_bound(0, count))}."
+        if bad < count:
+            return f"It {verbs} sometimes: in {bad} of {runs}{where}."
+        return f"It {verbs} in {'its only run' if count == 1 else f'all of {runs}'}{where}."
+
+    def _durations(self) -> str:
+        return (
+            f"{_range(self.seconds, 's')} each"
+            if self.seconds
+            else (f"none has ended by itself within {self.deadline:g} s (--timeout 1m waits longer)")
+        )
+
+    def _starts(self) -> str:
+        record = self.trials[-1].record
+        ranks = len(record.get("ranks") or ())
+        parts = [self.launcher or "no launcher", *([f"{ranks} ranks"] if ranks else [])]
+        parts += ["torch"] if "torch" in self.parts else []
+        if devices := _output(record).get("devices"):
+            parts.append(f"used {', '.join(map(str, devices))}")
+        else:
+            parts.append("no GPU" if "cpu" in self.parts else f"GPUs of {'AMD' if 'amd' in self.parts else 'NVIDIA'}")
+        return ", ".join(parts)
+
+    def _steps(self) -> str:
+        counts = [each for trial in self.trials if (each := trial.record["result"].get("executed_iterations"))]
+        if not counts:
+            return "no line was found that counts them (--aorta-metric would name it)"
+        medians = [trial.facts.steps.median_ms for trial in self.trials if trial.facts.steps]
+        text = f"the last is {_range(counts)}"
+        return f"{text}; {_range(medians, 'ms')} each (median of a run)" if medians else text
+
+    @cached_property
+    def _last_values(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for trial in self.trials:
+            for name, value in trial.record["result"].get("metrics", {}).items():
+                if isinstance(value, int | float) and name not in ("returncode", "seed"):
+                    found.setdefault(name, []).append(value)
+        return found
+
+    def _metrics(self) -> str:
+        return "; ".join(f"{name} ends at {_range(values)}" for name, values in self._last_values.items())
+
+    def _files(self) -> str:
+        if not self.written:
+            return ""
+        names = ", ".join(first_names(self.written, 4))
+        if "cwd" in self.options:
+            return f"writes {names}; so that no run finds what another has left, each gets a copy of this folder"
+        return f"writes {names}; a run may find what another has left (see --aorta-cwd)"
+
+    def _ways(self) -> Iterator[str]:
+        first: dict[str, str] = {}
+        ways = Counter(trial.facts.signature.text for trial in self.trials if trial.facts.signature)
+        for trial in self.trials:
+            if trial.facts.signature:
+                first.setdefault(trial.facts.signature.text, (trial.record.get("failure") or {}).get("message") or "")
+        for text, count in ways.most_common(4):
+            yield f"{count}x {_shortened(first[text]) if text.startswith('exit code') else text}"
+
+    def _detected(self) -> Iterator[str]:
+        counts = Counter(name for trial in self.trials for name in trial.facts.detected)
+        for name, count in counts.items():
+            said = next(_output(each.record)["detected"][name] for each in self.trials if name in each.facts.detected)
+            yield f"says {name} in {count} of {len(self.trials)} runs, such as {_shortened(said['first'])!r}"
+
+
+class Line:
+    """The line of pytest that measures a command, with candidates chosen by what was seen."""
+
+    def __init__(self, found: Findings) -> None:
+        from pytest_aorta.plugin.summary import duration_text
+
+        self._found = found
+        fitting = [
+            each
+            for each in _CANDIDATES_OF
+            if each.parts <= found.parts
+            and (not each.signs or each.signs & found.signs)
+            and _can_differ(each, found.launcher)
+        ]
+        self.candidates = fitting[: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
+        cells = len(self.candidates) + 1
+        hung = len(found.trials) - len(found.seconds)
+        self._each = (sum(found.seconds) + hung * found.deadline) / len(found.trials)
+        self._trials = self._number_of_trials(cells)
+        self._limit = max(_TIME, _ROUNDS * cells * self._each)
+        options = {**found.options, **found.options_of_trials()}
+        if "nan" in found.signs:
+            options["fail-on"] = "@nan"
+        options |= self._slots(self._trials * cells * self._each / _TIME)
+        goal = "first-fix" if found.bad else "speed"
+        options |= {"trials": str(self._trials), "stop": f"{goal},{duration_text(math.ceil(self._limit / 60) * 60)}"}
+        #: What stands behind ``pytest``.
+        self.words = [
+            *_words({"command": found.command, **options, "mitigations": "none"}),
+            *(word for each in self.candidates for word in _words({"mitigations": each.name})),
+        ]
+
+    def _number_of_trials(self, cells: int) -> int:
+        from pytest_aorta.triage.rates import smallest_fault, wilson
+
+        rate = wilson(len(self._found.bad), len(self._found.trials)).low
+        enough = (
+            number
+            for number in range(_FEWEST_TRIALS, _MOST_TRIALS, 5)
+            # Half of them would do, if nobody looked before the end.
+            if (fault := smallest_fault(number // 2, max(1, cells - 1))) is not None and fault <= rate
+        )
+        return next(enough, _MOST_TRIALS) if self._found.bad else _FEWEST_TRIALS
+
+    def _slots(self, times_too_long: float) -> dict[str, str]:
+        """Trials side by side, where one after the other takes too long, and nothing is shared but the host."""
+        from pytest_aorta.runtime.resources.devices import find_devices
+
+        if self._found.launcher or times_too_long < 1 or (self._found.written and "cwd" not in self._found.options):
+            return {}
+        if "gpu" in self._found.parts:
+            gpus = find_devices().visible
+            used = max(len(_output(trial.record).get("devices") or gpus) for trial in self._found.trials)
+            number = len(gpus) // max(1, used)
+            return {"slots": str(number), "devices": ",".join(map(str, gpus))} if used == 1 < number else {}
+        number = min((os.cpu_count() or 1) // _CORES, math.ceil(times_too_long))
+        return {"slots": str(number)} if number > 1 else {}
+
+    @property
+    def introduction(self) -> str:
+        what = "finds out what fixes it" if self._found.bad else "looks longer, and compares speeds"
+        if not self.candidates:
+            what = "measures how often it fails" if self._found.bad else "looks longer"
+        return f"This line {what}:"
+
+    def text(self) -> str:
+        """For a shell, an option in each line."""
+        shown = []
+        for word in self.words:
+            name, _, value = word.partition("=")
+            # pytest takes a word that begins with "@" for a file with arguments.
+            shown.append(f"{name}{'=' if value[0] in '@-' else ' '}{_quoted(value)}")
+        return "    pytest " + " \\\n        ".join(shown)
+
+    def reasons(self) -> Iterator[str]:
+        """Why these mitigations, and how long it takes."""
+        from pytest_aorta.plugin.summary import duration_text
+        from pytest_aorta.triage.columns import counted
+
+        width = max((len(each.name) for each in self.candidates), default=0)
+        for each in self.candidates:
+            yield f"  {each.name:<{width}}  {each.why}"
+        if not self.candidates:
+            yield "  No mitigation that comes with pytest-aorta fits. Your own: --aorta-mitigations NAME=VALUE"
+        cells = len(self.candidates) + 1
+        longest = min(self._limit, self._trials * cells * self._each)
+        most = f"{counted(self._trials, 'trial')} of {counted(cells, 'cell')}"
+        end = "the first fix ends it" if self._found.bad else "a verdict ends it"
+        yield f"  At most {most}, {duration_text(math.ceil(longest / 60) * 60)}; {end}."
+
+
+def _can_differ(candidate: _Candidate, launcher: str | None) -> bool:
+    """Whether its variables are not what they are without it."""
+    from pytest_aorta.registry.builtins import BUILTIN_MITIGATIONS
+
+    (env,) = (each.env for each in BUILTIN_MITIGATIONS if each.name == candidate.name)
+    # torchrun and what is made of it set it themselves.
+    ambient = {"OMP_NUM_THREADS": "1"} if launcher in _OF_TORCHRUN else {}
+    return any({**ambient, **os.environ}.get(name) != value for name, value in env.items() if name != "MKL_NUM_THREADS")
+
+
+#: What scripts import, and of that what brings torch, and other code in C that computes.
+_IMPORTS = re.compile(r"^\s*(?:import|from)\s.+", re.MULTILINE)
+_TORCH = {"torch", "transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "torchvision"}
+_NATIVE = {"numpy", "scipy", "pandas", "jax", "tensorflow", "cupy", "ctypes", "cffi"}
+
+_OF_TORCHRUN = ("torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
+
+
+def _words(options: Mapping[str, str]) -> list[str]:
+    return [f"--aorta-{name}={value}" for name, value in options.items()]
+
+
+def _quoted(text: str) -> str:
+    """For a shell, readable also where the text has quotes."""
+    return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
+
+
+def _output(record: Mapping[str, Any]) -> dict[str, Any]:
+    return record["result"].get("output") or {}
+
+
+def _end(record: Mapping[str, Any]) -> dict[str, Any]:
+    return (record.get("env") or {}).get("end") or {}
+
+
+def _shortened(text: str, longest: int = 100) -> str:
+    text = one_line(text)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _range(values: Sequence[float], unit: str = "") -> str:
+    low, high = (f"{value:.3g}" for value in (min(values), max(values)))
+    unit = f" {unit}" if unit else ""
+    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+
+
+def _is_small(folder: Path) -> bool:
+    """Whether a folder can be copied for each trial."""
+    files = size = 0
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != ".git" and not os.path.exists(f"{path}/{name}/pyvenv.cfg")]
+        for name in names:
+            files, size = files + 1, size + os.lstat(os.path.join(path, name)).st_size
+            if files > _MOST_FILES or size > _MOST_BYTES:
+                return False
+    return True
