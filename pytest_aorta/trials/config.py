@@ -253,12 +253,6 @@ def _guess(value: Any) -> Any:
         return {"true": True, "false": False, "none": None}.get(value.lower(), value)
 
 
-#: Keys of a JSON Schema, and what they say of a value.
-_BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
-
-_WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "null": "null", "object": "mapping"}
-
-
 @dataclass(frozen=True)
 class DeclaredOption:
     name: str
@@ -278,34 +272,15 @@ def declared_options(cls: type[Any]) -> list[DeclaredOption]:
 
 
 def _of_model(model: Any) -> list[DeclaredOption]:
-    try:
-        schema = model.model_json_schema(by_alias=True)
-    except Exception:  # a type that JSON does not have, such as torch.dtype
-        schema = {}
-    properties = schema.get("properties", {})
+    from annotated_types import BaseMetadata  # pydantic's own
+
     found = []
     for name, field in model.model_fields.items():
-        shown = properties.get(field.alias or name)
-        takes = _takes(shown, schema.get("$defs", {})) if shown else inspect.formatannotation(field.annotation)
+        bounds = (str(each).partition("(")[2][:-1] for each in field.metadata if isinstance(each, BaseMetadata))
+        takes = ", ".join([inspect.formatannotation(field.annotation), *bounds])
         default = None if field.is_required() else _json(field.get_default(call_default_factory=True))
         found.append(DeclaredOption(field.alias or name, takes, default, field.description or ""))
     return found
-
-
-def _takes(schema: Mapping[str, Any], shared: Mapping[str, Any], depth: int = 0) -> str:
-    if depth > 4:
-        return "..."
-    if "$ref" in schema:
-        return _takes(shared.get(schema["$ref"].rpartition("/")[2], {}), shared, depth + 1)
-    if "const" in schema or "enum" in schema:
-        return f"one of {', '.join(map(str, schema.get('enum', [schema.get('const')])))}"
-    if "anyOf" in schema:
-        return ", or ".join(_takes(each, shared, depth + 1) for each in schema["anyOf"])
-    kind = schema.get("type", "anything")
-    if kind == "array":
-        return f"list of ({_takes(schema.get('items', {}), shared, depth + 1)})"
-    bounds = [f"{words} {schema[key]}" for key, words in _BOUNDS.items() if key in schema]
-    return " ".join([_WORDS.get(kind, kind), " and ".join(bounds)]).rstrip()
 
 
 def _type_name(value: Any) -> str:
