@@ -12,6 +12,7 @@ from pytest_aorta.settings import RequestError
 
 @click.command("convert")
 @click.argument("sweep", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option(
     "-o",
     "--output",
@@ -21,11 +22,11 @@ from pytest_aorta.settings import RequestError
     metavar="FILE",
     help="The recipe; - for stdout.",
 )
-def convert(sweep: Path, output: Path) -> None:
+def convert(sweep: Path, command: tuple[str, ...], output: Path) -> None:
     """Write a sweep recipe of AORTA's (YAML) as a recipe, which pytest runs.
 
-    What has no counterpart is said in the recipe and on stderr; a key that is not known is an error. Nothing is
-    overwritten.
+    One with mode: probe is about a COMMAND. What has no counterpart is said in the recipe and on stderr; a key that is
+    not known is an error. Nothing is overwritten.
     """
     import os
 
@@ -36,7 +37,7 @@ def convert(sweep: Path, output: Path) -> None:
     if str(output) != "-" and not (output.name == "aorta.toml" or output.name.endswith(".aorta.toml")):
         raise RequestError(f"-o {output}: pytest would not collect it; expected aorta.toml or NAME.aorta.toml")
     try:
-        text, notes = converted(read_sweep(sweep))
+        text, notes = converted(read_sweep(sweep), sweep, command)
     except RequestError as error:
         raise error if str(sweep) in str(error) else RequestError(f"{sweep}: {error}") from None
     parse_recipe(text, output)

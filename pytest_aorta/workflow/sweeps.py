@@ -1,20 +1,24 @@
 """A sweep recipe of AORTA's (``aorta sweep run --recipe``, schema version 1) as the text of a recipe.
 
-The cells of an action are all environments with all mitigation sets, and have the rest in common. So cells that differ
-in something else, such as options or variables, become actions of their own.
+The cells of an action are all environments with all mitigation sets, and have the rest in common. Variables of a cell
+are part of its mitigation set; cells that differ in something else, such as options, become actions of their own.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from pytest_aorta.settings import RequestError
+from pytest_aorta.probe.variables import is_secret_name
+from pytest_aorta.settings import RequestError, is_variable
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import PositiveWhole, Table
 from pytest_aorta.workflow.toml_errors import Location, describe, line_of
@@ -22,10 +26,13 @@ from pytest_aorta.workflow.toml_errors import Location, describe, line_of
 _ISOLATION = {"process": "spawn", "in_process": "none"}
 
 
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
 class Confound(Table):
     """When a cell is slower than its baseline, and which that is."""
 
-    threshold: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    threshold: Positive | None = None
     baseline_cell: str | None = None
 
 
@@ -65,7 +72,48 @@ class Sweep(Table):
     stop_after: Mapping[str, Any] | None = None
 
 
-def read_sweep(file: Path) -> Sweep:
+class OutputPattern(Table):
+    """What is looked for in the output of a command."""
+
+    id: str
+    match: Mapping[str, Any]
+    on_match: str = "fail"
+
+
+class Probe(Table):
+    """``mode: probe``: a command, under each mitigation with each diagnostic."""
+
+    schema_version: Literal[1]
+    mode: Literal["probe"]
+    trials: PositiveWhole
+    mitigation_axis: tuple[str, ...] = Field(min_length=1)
+    diagnostic_axis: tuple[str, ...] = Field(min_length=1)
+    ticket: str | None = None
+    timeout_per_trial: Positive | None = None
+    custom_patterns: tuple[OutputPattern, ...] = ()
+    confound: Confound = Confound()
+    collect: Collect = ()
+    stop_after: Mapping[str, Any] | None = None
+    step_time_regex: str | None = None
+    collect_paths: tuple[str, ...] = ()
+    env_passthrough_mode: Literal["inherit", "file"] = "inherit"
+    hang_window_sec: Positive | None = None
+    hang_grace_period_at_start: float | None = None
+    tier3_vram_growth: bool = True
+    disable_detectors: tuple[str, ...] = ()
+    disable_detector_tiers: tuple[str | int, ...] = ()
+    retain: Any = None
+    redaction: Any = None
+
+
+class Sanitizers(BaseModel):
+    """``mode: sanitizer``, or with a ``sanitizer_plan``: analyzers of GPU code, which AORTA itself runs."""
+
+    sanitizer_plan: Mapping[str, Any]
+    ticket: str | None = None
+
+
+def read_sweep(file: Path) -> Sweep | Probe | Sanitizers:
     """A sweep recipe, checked.
 
     Raises:
@@ -89,10 +137,14 @@ def read_sweep(file: Path) -> Sweep:
         what = getattr(error, "problem", None) or str(error)
         raise RecipeError(f"is not valid YAML: {what}", file, None if mark is None else mark.line + 1) from None
     try:
-        sweep = Sweep.model_validate(content)
+        table = content if isinstance(content, dict) else {}
+        kind = Sanitizers if "sanitizer_plan" in table else Probe if table.get("mode") == "probe" else Sweep
+        sweep = kind.model_validate(content)
     except ValidationError as error:
         location, sentence = describe(error, content)
         raise RecipeError(sentence, file, line_of(lines, location)) from None
+    if not isinstance(sweep, Sweep):
+        return sweep
     names = [cell.name for cell in sweep.cells]
     for index, cell in enumerate(sweep.cells):
         if cell.name in names[:index]:
@@ -137,29 +189,97 @@ class _Action:
     mitigations: list[str]
 
 
-def converted(sweep: Sweep) -> tuple[str, list[str]]:
-    """The text of a recipe, and what of the sweep is not in it.
+def converted(sweep: Sweep | Probe | Sanitizers, file: Path, command: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """The text of a recipe, and what of the sweep in ``file`` is not in it.
+
+    ``command``: the words that a probe is about.
 
     Raises:
-        RequestError: an option has a value that TOML does not have.
+        RequestError: an option has a value that TOML does not have; a probe has no command, or another sweep has one.
     """
+    if isinstance(sweep, Probe):
+        return _of_probe(sweep, file, command)
+    if command:
+        raise RequestError(f"{shlex.join(command)}: only a recipe with mode: probe is about a command")
+    if isinstance(sweep, Sanitizers):
+        runs = ["aorta", "sweep", "run", "--recipe", os.path.abspath(file)]
+        note = "sanitizer_plan: AORTA's own analyzers run it (pip install amd-aorta); here, that is a trial"
+        return _text([("sanitizer", {"command": shlex.join(runs), "trials": 1}, [])], sweep.ticket, [note]), [note]
     actions = _actions(sweep)
     notes = [*_notes(sweep), *_comparisons(sweep, actions)]
     name = {id(action): "matrix" if len(actions) == 1 else action.cells[0].name for action in actions}
-    lines = [f"# ticket: {_comment(sweep.ticket)}"] if sweep.ticket else []
+    tables = [
+        (name[id(action)], _table(sweep, action), [f"{cell.name}: {_label(sweep, cell)}" for cell in action.cells])
+        for action in actions
+    ]
+    return _text(tables, sweep.ticket, notes), notes
+
+
+def _text(actions: Sequence[tuple[str, Mapping[str, Any], list[str]]], ticket: str | None, notes: list[str]) -> str:
+    lines = [f"# ticket: {_comment(ticket)}"] if ticket else []
     lines += [f"# not converted: {_comment(note)}" for note in notes]
-    for action in actions:
-        lines += ["", *(f"# {cell.name}: {_label(cell)}" for cell in action.cells), "[[action]]"]
-        keys = {"name": name[id(action)], **_table(sweep, action)}
-        lines += [f"{key} = {_toml(value, key)}" for key, value in keys.items()]
-    return "\n".join(lines).lstrip("\n") + "\n", notes
+    for name, table, comments in actions:
+        lines += ["", *(f"# {_comment(comment)}" for comment in comments), "[[action]]"]
+        lines += [f"{key} = {_toml(value, key)}" for key, value in {"name": name, **table}.items()]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+#: Keys of a probe without a counterpart, and what there is in their place.
+_OF_PROBES = {
+    "stop_after": "until_decided = true ends the trials of cells that are decided",
+    "step_time_regex": "metric, with a group (?P<step>...)",
+    "collect_paths": 'the output is always kept, and with cwd = "fresh" what a trial writes',
+    "hang_window_sec": "stall_timeout, in seconds without a step",
+    "hang_grace_period_at_start": "stall_timeout begins with the first step",
+    "disable_detectors": 'what output says is shown, and fails a trial by fail_on = "@oom" only',
+    "disable_detector_tiers": 'what output says is shown, and fails a trial by fail_on = "@oom" only',
+    "retain": "all artifacts are kept",
+    "redaction": "values of variables that may be secrets are never recorded",
+}
+
+
+def _of_probe(probe: Probe, file: Path, command: Sequence[str]) -> tuple[str, list[str]]:
+    if not command:
+        raise RequestError(f"mode: probe is about a command: pytest-aorta convert {file} -- python train.py")
+    cells = {
+        f"{mitigation}-{diagnostic}": _mitigations([mitigation, diagnostic], {})
+        for mitigation, diagnostic in itertools.product(probe.mitigation_axis, probe.diagnostic_axis)
+    }
+    wanted = probe.confound.baseline_cell or ("none-none" if "none-none" in cells else next(iter(cells)))
+    if wanted not in cells:
+        raise RequestError(f"confound.baseline_cell = {wanted!r}: there are {', '.join(cells)}")
+    fail_on: list[str] = []
+    others: list[str] = []
+    for pattern in probe.custom_patterns:
+        regex = pattern.match.get("regex")
+        (fail_on if pattern.on_match == "fail" and isinstance(regex, str) else others).append(regex or pattern.id)
+    table: dict[str, Any] = {"command": shlex.join(command), "trials": probe.trials}
+    table["mitigations"] = list(dict.fromkeys(cells.values()))
+    if len(cells) > 1:
+        table["baseline"] = cells[wanted]
+    table |= {"timeout": probe.timeout_per_trial} if probe.timeout_per_trial else {}
+    table |= {"fail_on": fail_on} if fail_on else {}
+    table |= {"collect": list(probe.collect)} if probe.collect else {}
+    notes = [f"{key}: {text}" for key, text in _OF_PROBES.items() if getattr(probe, key)]
+    notes += [f"custom_patterns: {pattern}" for pattern in others] + list(_collector_options([probe.collect]))
+    comments = [f"{name}: {text}" for name, text in cells.items()]
+    return _text([("probe", table, comments)], probe.ticket, notes), notes
+
+
+def _mitigations(names: Sequence[str], variables: Mapping[str, str]) -> str:
+    """A mitigation set as a text."""
+    found = [name for name in names if name != "none"] + [f"{name}={value}" for name, value in variables.items()]
+    return ",".join(dict.fromkeys(found)) or "none"
 
 
 def _actions(sweep: Sweep) -> list[_Action]:
     found: list[_Action] = []
+    shared = _shared_variables(sweep)
     for cell in sweep.cells:
         keys = _common(sweep, cell)
-        text = ",".join(cell.mitigations)
+        if shared is not None:
+            keys["extra_env"] = shared
+        text = _set_of(sweep, cell)
         for action in found:
             same = action.keys == keys and action.environments == [cell.environment]
             if same and text not in action.mitigations:
@@ -179,6 +299,23 @@ def _actions(sweep: Sweep) -> list[_Action]:
         else:
             merged.append(action)
     return merged
+
+
+def _shared_variables(sweep: Sweep) -> dict[str, str] | None:
+    """Those that all cells have; ``None`` where what others have cannot be part of their mitigation sets."""
+    variables = [{**sweep.extra_env, **cell.extra_env} for cell in sweep.cells]
+    shared = dict(set.intersection(*(set(each.items()) for each in variables)))
+    own = {pair for each in variables for pair in each.items()} - set(shared.items())
+    if any("," in value or is_secret_name(name) or not is_variable(name, value) for name, value in own):
+        return None
+    return dict(sorted(shared.items()))
+
+
+def _set_of(sweep: Sweep, cell: SweepCell) -> str:
+    shared = _shared_variables(sweep)
+    variables = {**sweep.extra_env, **cell.extra_env}
+    own = {} if shared is None else {name: value for name, value in variables.items() if name not in shared}
+    return _mitigations(cell.mitigations, own)
 
 
 def _common(sweep: Sweep, cell: SweepCell) -> dict[str, Any]:
@@ -204,7 +341,8 @@ def _table(sweep: Sweep, action: _Action) -> dict[str, Any]:
         keys["isolation"] = _ISOLATION[sweep.trial_isolation]
     baseline = next((cell for cell in action.cells if cell is _baseline(sweep)), None)
     if baseline is not None and len(action.cells) > 1:
-        keys["baseline"] = _label(baseline) if len(action.environments) > 1 else ",".join(baseline.mitigations)
+        several = len(action.environments) > 1
+        keys["baseline"] = _label(sweep, baseline) if several else _set_of(sweep, baseline)
     return keys
 
 
@@ -223,7 +361,10 @@ def _notes(sweep: Sweep) -> Iterator[str]:
     threshold = sweep.confound.threshold
     if threshold is not None and not 1 < threshold < 2:
         yield f"confound.threshold {threshold}: speed_margin is a share above 0 and below 1"
-    collects = [sweep.collect, *(cell.collect for cell in sweep.cells)]
+    yield from _collector_options([sweep.collect, *(cell.collect for cell in sweep.cells)])
+
+
+def _collector_options(collects: Sequence[Collect | None]) -> Iterator[str]:
     if any(isinstance(collect, Mapping) and any(collect.values()) for collect in collects):
         yield "collect: options of collectors"
 
@@ -240,8 +381,8 @@ def _comparisons(sweep: Sweep, actions: Sequence[_Action]) -> Iterator[str]:
             )
 
 
-def _label(cell: SweepCell) -> str:
-    return f"{cell.environment}-{'+'.join(cell.mitigations)}"
+def _label(sweep: Sweep, cell: SweepCell) -> str:
+    return f"{cell.environment}-{_set_of(sweep, cell).replace(',', '+')}"
 
 
 def _comment(text: str | None) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stage import Stage
+from support.pip_environments import kept_environment
+from support.stage import PYTEST, Stage
 
 FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 
@@ -18,22 +20,45 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
-def test_the_rank_that_is_the_cause_is_named(stage: Stage) -> None:
-    stage.copy(FAULTS)
-    commands = [
-        word for part in EXPECTED for word in ("--aorta-command", f"torchrun --nproc-per-node 3 rank_faults.py {part}")
-    ]
-    stage.run_here(*commands, "--aorta-trials", "1", "--aorta-timeout", "60")
-    records = {str(trial["config"]["command"]).split()[-1]: trial for trial in stage.trials().values()}
-    for part, said in EXPECTED.items():
-        trial = records[part]
-        assert {name: trial["failure"][name] for name in said} == said
+def named(stage: Stage, parts: Sequence[str]) -> list[dict[str, Any]]:
+    """The records of trials with these faults; all of them say which rank it was and why."""
+    records = [stage.trial(f"command-rank_faults/trial_{trial}.json") for trial in range(len(parts))]
+    for part, trial in zip(parts, records, strict=True):
+        assert {name: trial["failure"][name] for name in EXPECTED[part]} == EXPECTED[part]
         assert [rank["blame"] for rank in trial["ranks"]] == ["collateral", "cause", "collateral"], part
         assert trial["failure"]["rank"] == 1
-    assert "rank 1 is missing: play_alone() at rank_faults.py" in records["sleeps"]["failure"]["message"]
-    assert records["sleeps"]["ranks"][0]["collective"].startswith("gloo:all_reduce number ")
-    assert all(rank["stacks"] for rank in records["sleeps"]["ranks"])
-    assert "in string_at" in (records["segfaults"]["failure"]["traceback"] or "")
     assert not os.path.exists(stage.results / "processes")
     assert stage.left_running() == []
+    return records
+
+
+@pytest.mark.slow
+def test_the_rank_that_is_the_cause_is_named_as_typed_and_in_forks(stage: Stage) -> None:
+    stage.copy(FAULTS)
+    parts = ("raises", "sleeps", "raises", "segfaults")  # the first trial learns what to import before the forks
+    command = f"torchrun --nproc-per-node 3 rank_faults.py {'.'.join(parts)}"
+    stage.run_here("--aorta-command", command, "--aorta-trials", "4", "--aorta-timeout", "40")
+
+    _, slept, _, segfaulted = named(stage, parts)
+
+    assert "rank 1 is missing: play_alone() at rank_faults.py" in slept["failure"]["message"]
+    assert slept["ranks"][0]["collective"].startswith("gloo:all_reduce number ")
+    stacks = [(stage.results / "command-rank_faults" / rank["stacks"]).read_text() for rank in slept["ranks"]]
+    assert all("/launch/child/script.py" in text for text in stacks)  # as the first frame of forked programs
+    assert "in string_at" in (segfaulted["failure"]["traceback"] or "")
+
+
+@pytest.mark.slow
+def test_the_rank_that_is_the_cause_is_named_under_accelerate(stage: Stage) -> None:
+    python = kept_environment("accelerate")
+    stage.copy(FAULTS)
+    parts = ("raises", "segfaults")
+    command = (
+        "accelerate launch --multi_gpu --num_processes 3 --num_machines 1 --mixed_precision no --dynamo_backend no "
+        f"--main_process_port 0 rank_faults.py {'.'.join(parts)}"
+    )
+    stage.command(
+        *(python, *PYTEST[1:], "--aorta-command", command, "--aorta-trials", "2", "--aorta-timeout", "90"),
+        env={"PATH": f"{python.parent}:/usr/bin:/bin"},
+    )
+    named(stage, parts)

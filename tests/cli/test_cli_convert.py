@@ -54,21 +54,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_cells_that_differ_in_mitigations_are_one_action_and_others_are_actions_of_their_own(folder: Path) -> None:
+def test_cells_that_differ_in_mitigations_or_variables_are_one_action_and_others_are_actions_of_their_own(
+    folder: Path,
+) -> None:
     result = command("convert", "sweep.yaml")
     assert (result.exit_code, result.stdout) == (0, "recipe: aorta.toml; pytest aorta.toml\n")
     text = (folder / "aorta.toml").read_text()
     found = {action.name: action.table for action in recipe_of(text).actions}
     assert {name: (table.mitigations, table.trials, dict(table.extra_env)) for name, table in found.items()} == {
-        "baseline-local": (("none", "tf32_off"), 2, {"GLOBAL_DEBUG_FLAG": "1"}),
+        "baseline-local": (("none", "tf32_off", "tf32_off,MY_DEBUG_FLAG=1"), 2, {"GLOBAL_DEBUG_FLAG": "1"}),
         "stack-local": (("tf32_off,omp_1",), 3, {"GLOBAL_DEBUG_FLAG": "1"}),
-        "custom-env": (("tf32_off",), 2, {"GLOBAL_DEBUG_FLAG": "1", "MY_DEBUG_FLAG": "1"}),
     }
     assert {(table.workload, table.steps, table.environments) for table in found.values()} == {("tiny", 5, ("local",))}
     assert found["baseline-local"].baseline == "none"
     assert "# ticket: EXAMPLE-001\n" in text
     assert "# stack-local: local-tf32_off+omp_1\n" in text
-    assert re.findall("comparison of (.*) with baseline-local", result.stderr) == ["stack-local", "custom-env"]
+    assert re.findall("comparison of (.*) with baseline-local", result.stderr) == ["stack-local"]
     assert command("convert", "sweep.yaml").stderr == "Error: aorta.toml is there already; -o FILE names another one\n"
     assert command("convert", "sweep.yaml", "-o", "-").stdout == text
     assert "would not collect it" in command("convert", "sweep.yaml", "-o", "other.toml").stderr
@@ -150,6 +151,46 @@ def test_what_has_no_counterpart_is_said(folder: Path) -> None:
     assert [line.split(": ")[2] for line in result.stderr.splitlines()][:2] == ["stop_after", "collect"]
     assert {action.table.speed_margin for action in recipe_of(result.stdout).actions} == {0.3}
     assert {action.table.isolation for action in recipe_of(result.stdout).actions} == {"spawn"}
+
+
+PROBE = """
+schema_version: 1
+mode: probe
+trials: 3
+timeout_per_trial: 1800
+mitigation_axis: [none, tf32_off]
+diagnostic_axis: [none, omp_1]
+collect_paths: [out/*.log]
+confound: {baseline_cell: tf32_off-none}
+custom_patterns:
+  - {id: died, match: {regex: 'FAIL: (a|b)'}, on_match: fail}
+  - {id: seen, match: {regex: 'warn'}, on_match: warn}
+"""
+
+
+def test_a_probe_is_the_command_that_is_given_with_it(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(PROBE)
+    result = command("convert", "sweep.yaml", "-o", "-", "--", "python", "train.py", "--text", "a b")
+    (action,) = recipe_of(result.stdout).actions
+    table = action.table
+    assert (table.command, table.trials, table.timeout) == ("python train.py --text 'a b'", 3, 1800.0)
+    assert table.mitigations == ("none", "omp_1", "tf32_off", "tf32_off,omp_1")
+    assert (table.baseline, table.fail_on) == ("tf32_off", ("FAIL: (a|b)",))
+    assert re.findall("not converted: (.*?):", result.stderr) == ["collect_paths", "custom_patterns"]
+
+    assert "pytest-aorta convert sweep.yaml -- python train.py" in command("convert", "sweep.yaml").stderr
+    (folder / "sweep.yaml").write_text(PROBE.replace("tf32_off-none", "other"))
+    assert "= 'other': there are none-none, none-omp_1" in command("convert", "sweep.yaml", "true").stderr
+    (folder / "sweep.yaml").write_text(SWEEP)
+    assert "true: only a recipe with mode: probe is about a command" in command("convert", "sweep.yaml", "true").stderr
+
+
+def test_analyzers_of_aorta_are_a_command(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text("schema_version: 1\nmode: sanitizer\nsanitizer_plan: {target: gfx950}\n")
+    result = command("convert", "sweep.yaml", "-o", "-")
+    (action,) = recipe_of(result.stdout).actions
+    assert action.table.command == f"aorta sweep run --recipe {folder / 'sweep.yaml'}"
+    assert "pip install amd-aorta" in result.stderr
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.pip_environments import environ_without_this_run, environment_beside_this_run, pip
+from support.projects import command
 
 pytestmark = pytest.mark.downstream
 
@@ -45,8 +46,28 @@ def run(python: Path, source: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_suite_of_aorta_ends_the_same_with_the_plugin_and_without(tmp_path: Path) -> None:
-    source, python = suite_of("amd-aorta==0.3.0", tmp_path)
+@pytest.fixture(scope="module")
+def aorta(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return suite_of("amd-aorta==0.3.0", tmp_path_factory.mktemp("aorta"))
+
+
+def test_sweep_recipes_of_aorta_are_converted_and_collected(aorta: tuple[Path, Path], tmp_path: Path) -> None:
+    source, python = aorta
+    sweeps = sorted([*source.glob("recipes/**/*.yaml"), *source.glob("examples/**/recipe.yaml")])
+    assert len(sweeps) == 53
+    for number, sweep in enumerate(sweeps):
+        words = ("--", "bash", "launch.sh") if "\nmode: probe" in sweep.read_text() else ()
+        result = command("convert", str(sweep), "-o", str(tmp_path / f"{number}.aorta.toml"), *words)
+        assert result.exit_code == 0, result.stderr
+    _, text = run(python, tmp_path, "--collect-only", "-q", "--continue-on-collection-errors", ".")
+    # Of AORTA's emulator, of files beside the recipes, and a collector.
+    missing = re.findall(r"unknown (?:environment 'emulated|mitigation 'ts_|collector 'proton')", text)
+    assert len(set(re.findall(r"^(\d+)\.aorta\.toml::", text, re.MULTILINE))) == 53 - len(missing)
+    assert len(missing) == 9, text
+
+
+def test_the_suite_of_aorta_ends_the_same_with_the_plugin_and_without(aorta: tuple[Path, Path]) -> None:
+    source, python = aorta
     # Those with classes that derive from a workload, named one by one, as is done while they are worked on.
     files = [f"tests/run/test_{name}.py" for name in ("validation", "integration", "dispatcher", "discovery")]
     ends = []

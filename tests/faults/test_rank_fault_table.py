@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rank_fault_table import LAUNCHERS, RANK_FAULTS, SCRIPTS, Launcher, Outcome, RankFault, as_markdown
+from support.pip_environments import kept_environment
 from support.stage import Stage, torchrun_command
 
 from pytest_aorta.triage.signatures import signature_of
@@ -123,8 +124,8 @@ def test_a_fault_of_a_rank_is_recorded_alike_under_every_launcher(
     stage: Stage, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("support.stage.PATIENCE", 900)  # for all faults in one run
-    if launcher == "accelerate line" and shutil.which("accelerate") is None:
-        pytest.skip("accelerate is not installed")
+    if launcher == "accelerate line":
+        monkeypatch.setenv("PATH", f"{kept_environment('accelerate').parent}{os.pathsep}{os.environ['PATH']}")
     stage.copy(FAULTS)
     faults = [fault for fault in RANK_FAULTS if not (launcher == "spawn" and fault.restarts)]
     if launcher == "external":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -47,7 +49,31 @@ def environment_beside_this_run(folder: Path, *packages: str) -> Path:
     python = folder / "bin" / "python"
     (installed,) = folder.glob("lib/python*/site-packages")
     # Again, for what these paths' own files name.
-    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("site-packages")]
+    lines = [f"import site; site.addsitedir({path!r})" for path in _installed_here()]
     (installed / "this_run.pth").write_text("\n".join([str(ROOT), *lines, ""]))
-    pip(python, "install", "-c", str(ROOT / "constraints.txt"), *packages)
+    pip(python, "install", "--no-compile", "-c", str(ROOT / "constraints.txt"), *packages)
     return python
+
+
+def _installed_here() -> list[str]:
+    return [path for path in sys.path if path.endswith("site-packages")]
+
+
+def kept_environment(*packages: str) -> Path:
+    """As ``environment_beside_this_run``, made once for all runs of this interpreter."""
+    constraints = (ROOT / "constraints.txt").read_text()
+    key = hashlib.sha256("\n".join([str(ROOT), *_installed_here(), constraints, *packages]).encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-aorta-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / key
+    with (cache / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            python = environment_beside_this_run(folder, *packages)
+            # What pip writes where torch is installed here, too.
+            torchrun = folder / "bin" / "torchrun"
+            torchrun.write_text(f"#!{python}\nimport sys\nfrom torch.distributed.run import main\nsys.exit(main())\n")
+            torchrun.chmod(0o755)
+            (folder / "complete").touch()
+    return folder / "bin" / "python"

@@ -35,8 +35,13 @@ from pytest_aorta.launch.child.attempt_files import (
     recorder_socket,
     save_collectives,
 )
+from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
 from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
-from pytest_aorta.launch.child.torch_compat import ReportingAgent, quiet_stderr, start_worker_server, use_recorder
+from pytest_aorta.launch.child.torch_compat import (
+    MONITOR_INTERVAL,
+    ReportingAgent,
+    use_recorder,
+)
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, is_about_a_missing_rank, judge, ranks_event
@@ -95,8 +100,8 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
         _import(payload, seed, log.send)
     use_seed(seed)
     sockets = Path(payload["sockets"])
-    with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
-        start_worker_server(recorder_socket(folder, rank, sockets))  # before the rank makes a process group
+    with contextlib.suppress(OSError):
+        serve_recorder(str(recorder_socket(folder, rank, sockets)))
 
     def on_error(error: BaseException) -> None:
         _write_error_file(error)
@@ -200,10 +205,6 @@ class _Recorder(WorkloadRecorder):
         self._send(attempt_event(trial, reason))
 
 
-#: Seconds between two looks of the agent at its ranks.
-_MONITOR_INTERVAL = 0.01
-
-
 def run_elastic(payload: TrialPayload, send: Send) -> None:
     """Start the ranks, wait for them, report how they ended."""
     folder = Path(payload["folder"])
@@ -231,7 +232,7 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             entrypoint=rank_main if forked else fresh_rank_main,
             args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
             max_restarts=options.max_restarts,
-            monitor_interval=options.monitor_interval or _MONITOR_INTERVAL,
+            monitor_interval=options.monitor_interval or MONITOR_INTERVAL,
             master_addr=options.master_addr,
             master_port=options.master_port,
             local_addr=options.local_addr,

@@ -18,12 +18,13 @@ from pytest_aorta.launch.child.attempt_files import (
     collectives_file,
     event_log,
     read_error_file,
+    request_trace,
     write_exit,
     write_start,
     write_stop,
 )
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence
-from pytest_aorta.launch.diagnosis.traces import infer_exit_reason, request_trace
+from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, to_json
 
 #: Where they write, in the folder of the trial.
@@ -49,24 +50,19 @@ class Process:
     @property
     def failure(self) -> Failure | None:
         """Why it has ended, where it has failed."""
+        return self.failure_in(None, None)
+
+    def failure_in(self, error_file: Path | None, stderr: Path | None) -> Failure | None:
+        """Likewise, with what it has left in these files where it has not told what it raised."""
         error, code = self.raised, None if self.end is None else self.end.exitcode
-        if code == 0:  # what was raised has not ended it
+        if code == 0 or (error is None and code is None):  # what was raised has not ended it
             return None
-        if error is not None:
-            failure = Failure(
-                "run", "exception", error["message"], error["type"], error["traceback"], at=error["raised"]
-            )
-            reason = infer_exit_reason(code or 1, None, None)
-            return replace(failure, exit_code=reason.exit_code, signal=reason.signal)
-        if code is None:
-            return None
-        return replace(infer_exit_reason(code, None, None), at=None if self.end is None else self.end.at)
-
-
-def has_lived(folder: Path, pid: int) -> bool | None:
-    """Whether a process of this host has ended in order; ``None`` of one that tells nothing."""
-    path = folder / PROCESSES / f"{os.uname().nodename}.{pid}.events"
-    return any("lived" in entry for entry in _entries(path)) if path.exists() else None
+        if error is None:
+            failure = infer_exit_reason(code or 1, read_error_file(error_file), stderr)
+            return replace(failure, at=None if self.end is None else self.end.at)
+        failure = Failure("run", "exception", error["message"], error["type"], error["traceback"], at=error["raised"])
+        reason = infer_exit_reason(code or 1, None, None)
+        return replace(failure, exit_code=reason.exit_code, signal=reason.signal)
 
 
 def read_processes(folder: Path) -> list[Process]:
@@ -149,7 +145,7 @@ def _write(folder: Path, attempt: int, members: dict[int, Process], stops: list[
         write_stop(own, min(after))
     for rank, process in members.items():
         with contextlib.suppress(OSError), contextlib.closing(EventLogWriter(event_log(own, rank))) as log:
-            for event in _events(process):
+            for event in begin_events(process.pid) + end_events(process):
                 log.send(event)
         if process.end is not None:
             write_exit(own, rank, process.end)
@@ -199,19 +195,23 @@ def _waits(rank: RankEvidence) -> bool:
     return any(in_group) or in_collective or bool(rank.exit is not None and rank.exit.stopped)
 
 
-def _events(process: Process) -> Iterator[Event]:
-    yield {"type": "env", "env": {"process": {"pid": process.pid}}}
-    yield {"type": "begin", "phase": "run"}
-    end, failure = process.end, process.failure
+def begin_events(pid: int) -> list[Event]:
+    """What the event log of a rank begins with that writes none itself."""
+    return [{"type": "env", "env": {"process": {"pid": pid}}}, {"type": "begin", "phase": "run"}]
+
+
+def end_events(process: Process, error_file: Path | None = None, stderr: Path | None = None) -> list[Event]:
+    """Of a rank that writes no events; the files are read where it has not told what it raised."""
+    end, failure = process.end, process.failure_in(error_file, stderr)
     at = process.lived if end is None else end.at
     done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
     if failure is not None and (process.raised is not None or (end is not None and not end.stopped)):
         if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is False:
             failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
-        yield {**done, "failure": failure}
-    elif failure is None and (process.lived is not None or process.raised is not None):
-        yield {**done, "result": ResultRecord(True)}
-        yield {"type": "lived", "at": at}
+        return [{**done, "failure": failure}]
+    if failure is None and (process.lived is not None or process.raised is not None):
+        return [{**done, "result": ResultRecord(True)}, {"type": "lived", "at": at}]
+    return []
 
 
 #: What a Python program raises because of one that it has started.
@@ -270,7 +270,7 @@ _ENDED_BY = re.compile(r"TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
 
 
 def _complete(ranks: list[Process], said: str, code: int) -> None:
-    """Add ends that nobody has waited for in Python; of a single rank without a word, that of the command."""
+    """Add ends that no Python process has seen, as launchers print them; of a single silent rank, the command's."""
     words = {int(number): signal.strsignal(number) or "" for number in signal.valid_signals()}
     names = {word.lower(): number for number, word in words.items()}
     told: dict[int, int] = {}

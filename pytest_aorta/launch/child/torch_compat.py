@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import json
 import logging
@@ -27,6 +26,7 @@ from torch.distributed.elastic.multiprocessing.api import (
     SubprocessContext,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.utils import _delay
 from torch.distributed.launcher import api as launcher
 
 from pytest_aorta.launch.child.attempt_files import AttemptRecorder
@@ -37,6 +37,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds in which ranks mostly end that are done.
 _AT_ONCE = 0.5
+
+#: Seconds between two looks of an agent at its ranks.
+MONITOR_INTERVAL = 0.01
 
 
 class _ObservedGroup(WorkerGroup):
@@ -202,10 +205,27 @@ def use_popen_in_agent(popen: Callable[..., Any]) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     setattr(subprocess_handler, "Popen", popen)  # noqa: B010
+    setattr(launcher, "LocalElasticAgent", _QuickAgent)  # noqa: B010
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     # For the name of each caller, torch would read the source of all functions that are running.
     setattr(dynamic_rendezvous, "inspect", _Callers)  # noqa: B010
+    # Before it meets others, an agent would wait for 0 to 0.3 seconds, so that thousands do not come at once.
+    setattr(dynamic_rendezvous, "_delay", _delay_only_retries)  # noqa: B010
+
+
+def _delay_only_retries(seconds: float | tuple[float, float]) -> None:
+    if not isinstance(seconds, tuple):
+        _delay(seconds)
+
+
+class _QuickAgent(LocalElasticAgent):
+    """torch's elastic agent, which looks at its ranks as often as under ``auto``, unless it was told how often."""
+
+    def __init__(self, spec: WorkerSpec, *arguments: Any, **keywords: Any) -> None:
+        if spec.monitor_interval == launcher.LaunchConfig.monitor_interval:
+            spec.monitor_interval = MONITOR_INTERVAL
+        super().__init__(spec, *arguments, **keywords)
 
 
 class _Callers:
@@ -247,23 +267,6 @@ def quiet_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(null)
-
-
-def start_worker_server(path: Path) -> None:
-    """Serve torch's diagnosis of this process on a Unix socket, from a thread without the GIL.
-
-    Does nothing where torch has no such server.
-
-    Raises:
-        RuntimeError: the socket cannot be used.
-    """
-    try:
-        from torch._C._distributed_c10d import _WorkerServer
-    except ImportError:
-        return
-    server = _WorkerServer(str(path))
-    # Its destructor would wait for its thread, and write to the rank's log.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
 
 def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name-defined]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +20,22 @@ from pytest_aorta.launch.child.attempt_files import (
     attempt_evidence,
     event_log,
     find_file,
-    read_error_file,
 )
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.elastic import WorkloadRecorder, run_rank
-from pytest_aorta.launch.child.process_files import has_lived, save_process_collectives
+from pytest_aorta.launch.child.process_files import (
+    Process,
+    begin_events,
+    end_events,
+    read_processes,
+    save_process_collectives,
+)
 from pytest_aorta.launch.child.torch_compat import use_agent_in_torchrun, use_recorder
 from pytest_aorta.launch.child.torchrun import ERROR, STATES
 from pytest_aorta.launch.diagnosis.evidence import RankExit
 from pytest_aorta.launch.diagnosis.judge import is_about_a_missing_rank
-from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
 from pytest_aorta.runtime.process_tree import request_stacks
-from pytest_aorta.trials.records import Event, GroupState, ResultRecord
+from pytest_aorta.trials.records import Event, GroupState
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.launch_mode import TrialPayload
@@ -49,23 +51,14 @@ class ScriptRecorder(AttemptRecorder):
     def started(self, pids: Mapping[int, int]) -> None:
         super().started(pids)
         for rank, pid in self.running.items():
-            env: Event = {"type": "env", "env": {"process": {"pid": pid}}}
-            self._append(rank, env, {"type": "begin", "phase": "run"})
+            self._append(rank, begin_events(pid))
 
     def ended(self, rank: int, end: RankExit) -> None:
-        at = end.at or time.time()
-        event: Event = {"type": "end", "phase": "run", "sec": end.sec, "at": at}
-        if end.exitcode == 0 and has_lived(self.folder, end.pid or 0) is not False:
-            self._append(rank, {**event, "result": ResultRecord(True)}, {"type": "lived", "at": at})
-        elif end.exitcode != 0 and not end.stopped:
-            error_file, stderr = (find_file(self.folder, self.attempt, rank, it) for it in ("error.json", "stderr.log"))
-            failure = infer_exit_reason(end.exitcode, read_error_file(error_file), stderr)
-            if end.exitcode == -signal.SIGTERM:
-                failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
-            # A rank writes why it fails before its exit is noticed.
-            written = [error_file, stderr if failure.kind == "exception" else None]
-            first = min([at, *(path.stat().st_mtime for path in written if path is not None)])
-            self._append(rank, {**event, "failure": replace(failure, at=first)})
+        told = (process for process in read_processes(self.folder) if process.pid == end.pid)
+        unarmed = Process("", end.pid or 0, 0, "", (end.at or 0.0) - end.sec, lived=None if end.exitcode else end.at)
+        process = replace(next(told, unarmed), end=end)
+        left = (find_file(self.folder, self.attempt, rank, name) for name in ("error.json", "stderr.log"))
+        self._append(rank, end_events(process, *left))
         super().ended(rank, end)
 
     def stop(self) -> None:
@@ -75,7 +68,7 @@ class ScriptRecorder(AttemptRecorder):
             save_process_collectives(self.folder, self._sockets)
             request_stacks(self.running.values())
 
-    def _append(self, rank: int, *events: Event) -> None:
+    def _append(self, rank: int, events: list[Event]) -> None:
         own = event_log(self.attempt_folder, rank)
         with contextlib.suppress(OSError), contextlib.closing(EventLogWriter(own)) as log:  # the disk may be full
             for event in events:

@@ -318,11 +318,9 @@ class _Case:
         """
         ranks, found = self.ranks, self.found
         hung = {number for number, own in found.items() if own.hung}
-        waited, lost = None, False
-        if not hung:
-            lost = all(own.weight != GAVE_UP for own in found.values())
-            those = [number for number, own in found.items() if own.weight == (PEER_LOST if lost else GAVE_UP)]
-            waited = min(those, key=lambda number: (found[number].at, number), default=None)
+        gave_up = [number for number, own in found.items() if own.weight in (GAVE_UP, PEER_LOST) and not hung]
+        waited = min(gave_up, key=lambda number: (found[number].weight, found[number].at, number), default=None)
+        lost = waited is not None and found[waited].weight == PEER_LOST
         # A script, and a rank of an outer launcher, is asked for its stack only when its deadline has passed. One that
         # was ended when another gave up may have waited as well, and is not missing. One that ran has not been lost.
         asked = waited is None or self.trial.launcher in ("elastic", "torchrun")
@@ -332,43 +330,38 @@ class _Case:
         mismatch = find_mismatch(entered, self.trial.world_size or len(ranks))
         behind, level = positions(entered)
         newest = {number for number in level if not ranks[number].location}
-        missing = [number for number in ranks if number not in waiting | unseen | newest] if waiting else sorted(behind)
-        done = [number for number in missing if number not in found]
-        late = [] if lost else [number for number in missing if number in found]
+        missing = ranks.keys() - waiting - unseen - newest if waiting else behind
+        done, late = missing - found.keys(), set() if lost else missing & found.keys()
         missing = late or done
-        texts = {number: self._where(number, unseen=number in unseen) for number in ranks}
-        named = late or (done if len(done) == 1 else [])
-        parts = [f"rank {number} is missing: {texts[number]}" for number in named]
-        parts += [f"rank {number}: {texts[number]}" for number in ranks if number not in named]
-        present = ((waiting or entered.keys()) | newest) - set(missing) if missing else set()
-        grounds, seen = f"{rank_names(present)} waited for it", [ranks[number].location for number in missing]
-        confidence: Confidence = "certain" if late and waiting and None not in seen else "likely"
-        # Ranks of which nothing is heard are lost together.
-        unheard = late and all(found[number].weight == UNHEARD for number in late)
-        blamed = late[:1] if unheard else missing
+        present = ((waiting or entered.keys()) | newest) - missing if missing else set()
+
+        confidence: Confidence = "likely"
+        blamed, grounds = missing, f"{rank_names(present)} waited for it"
+        if late and all(found[number].weight == UNHEARD for number in late):
+            blamed = {min(late)}  # they are lost together
         several = f"{rank_names(present)} waited for {rank_names(blamed)}" if len(blamed) > 1 and present else ""
         if mismatch is not None:
-            blamed = [] if mismatch.odd is None else [mismatch.odd]
-            present = set(mismatch.ranks) - set(blamed) if blamed else set()
-            confidence, grounds, several = "likely", mismatch.text, mismatch.text
-            parts.insert(0, mismatch.text)
-        elif done and not late:
+            blamed = set() if mismatch.odd is None else {mismatch.odd}
+            present = set(mismatch.ranks) - blamed if blamed else set()
+            grounds = several = mismatch.text
+        elif late:
+            if waiting and all(ranks[number].location for number in late):
+                confidence = "certain"
+        elif done and len(ranks) - len(done) == 1:
+            blamed = waiting if len(done) > 1 else set()
+            present, grounds = set(), f"it waited when {rank_names(done)} were done"
+        elif done:
             grounds = f"it was done when {rank_names(present)} still waited"
-            if len(ranks) - len(done) == 1:
-                blamed = sorted(waiting) if len(done) > 1 else []
-                grounds, present = f"it waited when {rank_names(done)} were done", set()
-        elif not missing and len(hung - unseen) == 1:
-            blamed, grounds = list(hung - unseen), "only it had not ended"
-        return _Wait(
-            text="; ".join(parts),
-            blamed=blamed[0] if len(blamed) == 1 else None,
-            waiting=set(present),
-            waited=waited,
-            unseen=unseen,
-            confidence=confidence,
-            grounds=grounds,
-            several=several,
-        )
+        elif len(hung - unseen) == 1:
+            blamed, grounds = hung - unseen, "only it had not ended"
+
+        texts = {number: self._where(number, unseen=number in unseen) for number in ranks}
+        named = sorted(late or (done if len(done) == 1 else ()))
+        parts = [] if mismatch is None else [mismatch.text]
+        parts += [f"rank {number} is missing: {texts[number]}" for number in named]
+        parts += [f"rank {number}: {text}" for number, text in texts.items() if number not in named]
+        only = next(iter(blamed)) if len(blamed) == 1 else None
+        return _Wait("; ".join(parts), only, present, waited, unseen, confidence, grounds, several)
 
     def _waits(self, number: int, *, by_stack: bool) -> bool:
         rank, own = self.ranks[number], self.found.get(number)

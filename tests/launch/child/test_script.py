@@ -140,21 +140,23 @@ if way == 7:
     raise OSError(2, "gone")
 if way == 8: os._exit(9)
 if way == 9: threading.Thread(target=lambda: 1 / 0).start()
+if way == 10: raise KeyboardInterrupt
 """
 
 
 def test_its_ends_are_those_of_a_fresh_interpreter(stage: Stage) -> None:
     stage.write(ends=ENDS)
-    options = ("--aorta-command", f"{shlex.quote(sys.executable)} ends.py {{trial}}", "--aorta-trials", "10")
+    options = ("--aorta-command", f"{shlex.quote(sys.executable)} ends.py {{trial}}", "--aorta-trials", "11")
     found = []
     for isolation in ("spawn", "fork"):
-        stage.run(*options, "--aorta-isolation", isolation).assert_outcomes(passed=2, failed=8)
-        trials = stage.trials().values()
-        logs = [(stage.results / "command-ends" / f"trial_{index}" / "stderr.log").read_text() for index in range(10)]
+        stage.run(*options, "--aorta-isolation", isolation).assert_outcomes(passed=2, failed=9)
+        trials = sorted(stage.trials().values(), key=lambda trial: int(trial["trial_index"]))
+        logs = [(stage.results / "command-ends" / f"trial_{index}" / "stderr.log").read_text() for index in range(11)]
         logs = [re.sub(r"0x[0-9a-f]+", "0x", re.sub(r"(?s)Fatal Python error.*", "fatal", text)) for text in logs]
         keys = ("kind", "type", "message", "signal", "exit_code", "traceback")
         failures = [{key: (trial["failure"] or {}).get(key) for key in keys} for trial in trials]
         found.append([(trial["exit_status"], trial["result"]["metrics"]["returncode"]) for trial in trials])
+        assert failures[10]["signal"] == "SIGINT"
         failures[5].pop("traceback")  # whose last frames, of a crash, are those of the process that was forked
         found.append(list(zip(logs, failures, strict=True)))
         shutil.rmtree(stage.results)

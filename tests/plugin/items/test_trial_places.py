@@ -62,7 +62,7 @@ def ide(stage: Stage, *arguments: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("arguments", [(), (".",), ("tests", "aorta::steady")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [(), ("tests", "aorta::steady")], ids=" ".join)
 def test_an_ide_finds_trials_beside_tests_and_runs_them_by_its_own_ids(mine: Stage, arguments: tuple[str, ...]) -> None:
     found = ide(mine, "--collect-only", *arguments)
     file = f"{mine.path}/mine/workloads.py"
