@@ -23,7 +23,7 @@ import click
 import psutil
 
 from pytest_aorta.common.texts import first_names, one_line, read_tail
-from pytest_aorta.settings import RequestError, seconds
+from pytest_aorta.settings import RequestError, seconds, shown_command
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.reading import RecordedTrial
@@ -115,10 +115,12 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -
 
     pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen.
     """
-    from pytest_aorta.trials.command_line import checked_command
+    from pytest_aorta.trials.command_line import checked_command, program_not_found, words_of
 
     command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)
     _checked("the command", checked_command, command)
+    if problem := program_not_found(words_of(command), os.environ.get("PATH", os.defpath)):
+        raise RequestError(f"the command {shown_command(command)}: {problem}")
     limits = _checked("--time", seconds, looking), _checked("--timeout", seconds, timeout) if timeout else None
     with tempfile.TemporaryDirectory(prefix="aorta-try-") as folder:
         look = _Look(command, Path(folder), *limits)

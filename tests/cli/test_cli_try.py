@@ -102,8 +102,8 @@ def test_what_a_command_does_is_said_with_the_line_that_measures_it(stage: Stage
 
 def test_a_command_that_cannot_run_is_no_fault(stage: Stage) -> None:
     result = stage.command(*TRY, "--yes", "--", "python", "nowhere.py", env=OWN)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["It did not run: *there is no file 'nowhere.py' in *"])
+    assert result.ret == 2
+    result.stderr.fnmatch_lines(["Error: the command 'python nowhere.py': there is no file 'nowhere.py' in *"])
     assert not list(stage.path.iterdir())
 
 
