@@ -153,8 +153,8 @@ def test_the_variables_of_a_cell_are_there_and_nothing_else_has_changed(
 
 
 def test_a_program_that_is_not_there_has_not_run(stage: Stage) -> None:
-    result = stage.run_here("--aorta-command", "trian --steps 4", "--aorta-command", "./folder x")
-    assert counts(result) == {"errors": 2}
+    result = stage.run_here("--aorta-workload", "command", "--aorta-config", "command=trian --steps 4")
+    assert counts(result) == {"errors": 1}
     result.stdout.fnmatch_lines(
         ["infrastructure_failed in setup: CommandNotFound: there is no program 'trian' in the folders of PATH: */*"]
     )
@@ -220,7 +220,8 @@ def test_what_says_nothing_about_the_workload_is_not_counted(stage: Stage) -> No
 
 @pytest.mark.parametrize("ranks", [(), ("--aorta-nproc", "2")], ids=["alone", "ranks"])
 def test_a_script_that_is_not_there_has_not_run(stage: Stage, ranks: tuple[str, ...]) -> None:
-    result = stage.run_here(*command("-u trian.py --steps 4"), *ranks)
+    words = f"{command('')[1]}-u trian.py --steps 4"
+    result = stage.run_here("--aorta-workload", "command", "--aorta-config", f"command={words}", *ranks)
     assert counts(result) == {"errors": 1}
     result.stdout.fnmatch_lines(
         [f"infrastructure_failed in setup: CommandNotFound: there is no file 'trian.py' in {stage.path}"]

@@ -72,12 +72,8 @@ def test_wrong_options_are_refused_once_and_before_the_first_trial(faulty: Stage
         """
     )
     faulty.register(typed="typed:Typed")
-    result = faulty.run("--aorta-workload", "typed", "-n", "2", "--aorta-config", "siez=3")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert result.errlines == ["ERROR: Typed has no option 'siez'; valid: size", ""]
-    assert faulty.files() == []
-    # The workloads of a file are known to the workers only; there, each trial says so.
-    result = faulty.run("typed.py", "-n", "2", "--aorta-config", "siez=3")
-    result.assert_outcomes(errors=1)
-    assert faulty.statuses() == {"Typed/trial_0.json": "infrastructure_failed"}
-    assert faulty.trial("Typed/trial_0.json")["failure"]["message"] == "Typed has no option 'siez'; valid: size"
+    for trials in (("--aorta-workload", "typed"), ("typed.py",)):
+        result = faulty.run(*trials, "-n", "2", "--aorta-config", "siez=3")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert result.errlines == ["ERROR: Typed has no option 'siez'; valid: size", ""]
+        assert faulty.files() == []

@@ -98,6 +98,7 @@ def test_what_has_ended_several_trials_is_one_event(what: str) -> None:
     assert one.event is not None
     assert one.event == other.event
     assert not one.is_counted
+    assert (one.outcome == "interrupted") == (what == "the end of a run")
     found = cell(*SHARED[what], record()).statistics
     assert (found.lost, found.loss_events, found.events) == (2, 1, {one.event: 2})
 
@@ -235,6 +236,7 @@ def test_infrastructure_is_shown_and_never_counts() -> None:
         "failed": (3,),
         "timeout": (4,),
         "infrastructure": (1, 5),
+        "interrupted": (),
         "did not run": (2,),
     }
     assert sum(len(each.trials) for each in found.signatures) == 2

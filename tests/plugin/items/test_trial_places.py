@@ -146,3 +146,9 @@ def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> 
     again = mine.run_here(*options, "--lf")
     assert {*mine.words(again)} == {"steady[local-bad-0]", "other[local-bad-0]"}
     again.assert_outcomes(failed=3, deselected=2)
+    again.stdout.fnmatch_lines(
+        [
+            "warning: the table has 2 of 4 trials: those that had failed (--lf), *",
+            "earlier results: results/.history/2*",
+        ]
+    )
