@@ -19,6 +19,7 @@ from pytest_aorta.runtime.endpoint import Message, MessageSocket
 from pytest_aorta.runtime.hazards import digests
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, share, to_bytes
+from pytest_aorta.runtime.zygote import Seed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.channel import Channel
@@ -48,7 +49,11 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
 
 def serve(payload: dict[str, Any], channel: Channel) -> None:
     """Serve as a slot or as a worker until the other side closes the socket."""
-    os.environ.update(payload["variables"])
+    # A fork of this process is a zygote that has everything imported; later, there will be threads here.
+    seed = Seed(channel) if payload["role"] == "worker" else None
+    os.environ.update(payload.get("variables", {}))
+    for name in payload.get("unset", ()):
+        del os.environ[name]
     socket_fd = channel.receive_fd()
     assert socket_fd is not None
     _take_output(channel, payload["output"])
@@ -58,7 +63,7 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     if spec is None:
         return
     if payload["role"] == "worker":
-        serve_worker(spec[0], transport, mapped)
+        serve_worker(spec[0], transport, mapped, seed)
     else:
         SlotProcess(transport, mapped).serve(*spec)
 
@@ -196,7 +201,9 @@ def _map(function: Any, items: Any, first: int) -> list[Any]:
 # Workers
 
 
-def serve_worker(packed_spec: Any, transport: Transport, mapped: MappedStorages | None) -> None:
+def serve_worker(
+    packed_spec: Any, transport: Transport, mapped: MappedStorages | None, seed: Seed | None = None
+) -> None:
     """Build the worker of a specification, and serve until the level above closes or goes.
 
     Without ``mapped``, tensors come by value, from another host.
@@ -205,6 +212,7 @@ def serve_worker(packed_spec: Any, transport: Transport, mapped: MappedStorages 
 
     try:
         worker = Worker.from_spec(packed_spec)
+        worker.seed = seed
         worker.init()
     except BaseException as error:
         transport.send(("failed", _own_failure(error)))

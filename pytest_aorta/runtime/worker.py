@@ -25,6 +25,7 @@ from pytest_aorta.runtime.scheduling import GraphRun
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import SlotArgs
+    from pytest_aorta.runtime.zygote import Seed
 
 #: Seconds that a child has to end in order.
 CLOSE_GRACE = 5.0
@@ -116,6 +117,8 @@ class Worker:
             allowed_failures=allowed_failures,
             check=check,
         )
+        #: Of the process of a worker below another one: what its zygote is forked from.
+        self.seed: Seed | None = None
         self._state = WorkerState.NEW
         #: Held while processes are started, and while they load a callable.
         self._lifecycle = threading.RLock()
@@ -290,7 +293,7 @@ class Worker:
             spec = self._arguments
             self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace, spec.allowed_failures)
             self._heap = Heap(spec.heap_ring_size)
-            self._processes = ChildProcesses(self._dispatcher, self.spec)
+            self._processes = ChildProcesses(self._dispatcher, self.spec, self.seed)
             self._dispatcher.release_slab = self._heap.release
             self._dispatcher.run_ended = self._processes.run_ended
             try:

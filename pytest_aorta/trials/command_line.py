@@ -285,14 +285,26 @@ def program_not_found(words: Sequence[str], path: str) -> str | None:
     if shutil.which(program, path=path) is not None:
         script = _python_script(words)
         found = script is None or os.path.exists(script)
-        return None if found else f"there is no file {script!r} in {os.getcwd()}"
+        return None if found else f"there is no file {script!r} in {os.getcwd()}{_alike(str(script))}"
     if os.sep not in program:
+        if os.path.isfile(program):
+            return f"{program!r} is no program in PATH, but a file here: python {program}, or ./{program}"
         return f"there is no program {program!r} in the folders of PATH: {path}"
     if os.path.isdir(program):
         return f"{program!r} is a folder, not a program"
     if os.path.exists(program):
         return f"{program!r} is not executable; make it so, or name its interpreter before it"
     return f"there is no program {program!r} in {os.getcwd()}"
+
+
+def _alike(path: str) -> str:
+    import difflib
+
+    folder, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        if nearest := difflib.get_close_matches(name, os.listdir(folder or os.curdir), 1):
+            return f"; did you mean {os.path.join(folder, nearest[0])!r}?"
+    return ""
 
 
 def runnable(words: Sequence[str], path: str) -> list[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from pytest_aorta.common.import_target import target_file
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, TRIAL_DIR
@@ -199,9 +203,7 @@ def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
     valid = {field.alias or name: field for name, field in model.model_fields.items()}
     unknown = [key for key in given if key not in valid and key not in model.model_fields]
     if unknown and model.model_config.get("extra") != "allow":
-        raise ConfigError(
-            f"{cls.__name__} has no option {', '.join(map(repr, unknown))}; valid: {', '.join(sorted(valid)) or 'none'}"
-        )
+        raise _no_option(cls.__name__, unknown, valid)
     try:
         value = _validate(model, given)
     except ValidationError as error:
@@ -214,6 +216,68 @@ def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
     except Exception:  # an option that pydantic cannot write, such as a torch.dtype
         plain = dict(value)
     return Config(value, to_plain(plain))
+
+
+def _no_option(cls: str, unknown: Iterable[str], valid: Collection[str]) -> ConfigError:
+    return ConfigError(
+        f"{cls} has no option {', '.join(map(repr, unknown))}; valid: {', '.join(sorted(valid)) or 'none'}"
+    )
+
+
+def check_names(target: str, given: Collection[str]) -> None:
+    """Refuse options that a workload does not have, where its source says so: to import it may take long.
+
+    Raises:
+        ConfigError: as ``resolve_config``.
+    """
+    valid = _names_in_source(target, "Config") if given else None
+    unknown = [key for key in given if valid is not None and key not in valid]
+    if valid is not None and unknown:
+        raise _no_option(target.rpartition(":")[2], unknown, valid)
+
+
+def _names_in_source(target: str, inner: str = "") -> set[str] | None:
+    """Fields of a pydantic model, by its source and that of the models above it; ``None`` where that does not say.
+
+    ``inner``: the model is a class of this name in that of ``target``.
+    """
+    file, name = target_file(target) if target.rpartition(":")[0] else None, target.rpartition(":")[2]
+    try:
+        top = [] if file is None else ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found = _class_in(top, name)
+    if found is not None and inner:
+        found = _class_in(found.body, inner)
+    if (
+        found is None
+        or found.name in map(ast.unparse, found.bases)
+        or re.search(r"\b(alias\w*|allow|populate_by_name)\b", ast.unparse(found))
+    ):
+        return None
+    fields = (node.target for node in found.body if isinstance(node, ast.AnnAssign))
+    names = {field.id for field in fields if isinstance(field, ast.Name)}
+    for base in map(ast.unparse, found.bases):
+        above = set() if base in ("BaseModel", "pydantic.BaseModel") else _names_in_source(_target_of(base, top, file))
+        if above is None:
+            return None
+        names |= above
+    return names
+
+
+def _class_in(body: Sequence[ast.stmt], name: str) -> ast.ClassDef | None:
+    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def _target_of(name: str, top: Sequence[ast.stmt], file: Path | None) -> str:
+    """Where a class is that a module calls ``name``: in another one that it is imported from, else in itself."""
+    for node in top:
+        if isinstance(node, ast.ImportFrom) and name in [each.asname or each.name for each in node.names]:
+            module = node.module or ""
+            if node.level and file is not None:
+                module = f"{file.parents[node.level - 1].joinpath(*module.split('.'))}.py"
+            return f"{module}:{name}"
+    return f"{file}:{name}"
 
 
 def _validate(model: Any, given: dict[str, Any]) -> Any:

@@ -18,7 +18,8 @@ from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE
 
-from pytest_aorta.runtime import Outcome, Worker
+from pytest_aorta.runtime import Orchestrator, Outcome, Worker
+from pytest_aorta.runtime.resources.cores import core_shares, threads_of
 
 
 def close_stdout_and_return_twice(args: Any) -> str:
@@ -73,6 +74,33 @@ def test_a_stopped_zygote_does_not_suspend_a_deadline(gates: Gates) -> None:
         assert found[0].wait(PATIENCE).outcome is Outcome.TIMEOUT
         assert handle.done
         assert run_sub(worker, nothing).ok
+
+
+def environment_below(orch: Orchestrator, args: Any, config: Any) -> list[Any]:
+    """Variables of threads in the process of a worker, and in that of a slot below it; or the next level's answer."""
+    if isinstance(config, list):
+        deeper, slot = config
+        return [orch.submit_next_level(deeper, config=slot).result()]
+    return [os.environ.get("OMP_NUM_THREADS"), orch.submit_sub(config).result()["threads"]["OMP_NUM_THREADS"]]
+
+
+def test_a_tree_of_workers_starts_one_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with Worker(5, grace=0.1) as top:
+        middle = Worker(4, grace=0.1)
+        middle.add_worker(Worker(3, num_sub_workers=2, grace=0.1))
+        top.add_worker(middle)
+        below, slot = top.register(environment_below), top.register(levels_tasks.threads_and_cores)
+        found: list[Any] = []
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            found.append(orch.submit_next_level(below, config=[below, slot]).result())
+
+        top.run(build)
+        commands = {tuple(process.cmdline()) for process in psutil.Process().children(recursive=True)}
+
+    assert len(commands) == 1
+    assert found == [[[None, str(threads_of(core_shares(2)[0]))]]]
 
 
 def test_a_fork_that_returns_without_a_stdout_takes_no_tasks() -> None:
