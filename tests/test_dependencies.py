@@ -23,7 +23,7 @@ else:
 ROOT = Path(__file__).parents[1]
 
 #: Where imports are of something that only an extra brings.
-BY_EXTRA = {"report": r"pytest_aorta/triage/(report|charts)\.py", "sweeps": "pytest_aorta/workflow/sweeps.py"}
+BY_EXTRA = {"sweeps": "pytest_aorta/workflow/sweeps.py"}
 
 #: Plugins of pytest that runs take part in; nothing of them is imported, for a user may disable them.
 PLUGINS = {"pytest_timeout", "pytest_xdist"}
