@@ -391,8 +391,7 @@ _REGEX = "trials.output:checked_regex"
 
 #: Groups of ``pytest --help``, and the settings in each.
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
-    "trials": (
-        Setting("workload", name, "NAME", "run this registered workload (repeat)", separator=";"),
+    "commands as trials": (
         Setting("command", "trials.command_line:checked_command", "CMD", "run this command (repeat)", separator="\n"),
         Setting("fail-on", _REGEX, "RE", "a line that matches fails a command (repeat)", separator="\n"),
         Setting("pass-on", _REGEX, "RE", "a command passes only if a line matches (repeat)", separator="\n"),
@@ -413,6 +412,9 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
         Setting("depends", name, "PATH", "a command's result depends on this file (repeat)", separator=";"),
+    ),
+    "trials": (
+        Setting("workload", name, "NAME", "run this registered workload (repeat)", separator=";"),
         Setting("trials", positive_int, "N", "trials per cell", "1"),
         Setting("environment", name, "NAME", "registered environment (repeat)", "local", separator=";"),
         Setting("mitigations", mitigation_set, "A,B", "a set of names or K=V; repeat for more", "none", separator=";"),

@@ -135,11 +135,19 @@ def verify_result():
 
 
 def test_every_statement_of_the_runtime_has_a_row_and_a_test() -> None:
-    rows = re.findall(r"^\| (\d+) \|", (DOCS / "runtime.md").read_text(), re.MULTILINE)
+    text = (DOCS / "runtime.md").read_text()
+    named = dict(re.findall(r"^\| (\d+) \|.*\| `(\w+)` \|$", text, re.MULTILINE))
+    rows = re.findall(r"^\| (\d+) \|", text, re.MULTILINE)
     assert [int(number) for number in rows] == list(range(1, 51))
     files = [Path(__file__), *(DOCS.parent / "tests" / "runtime").rglob("test_*.py")]
     sources = "".join(path.read_text() for path in files)
     assert set(re.findall(r"statement\((\d+)\)", sources)) == set(rows)
+    for number, test in named.items():
+        marks = sources.partition(f"def {test}(")[0].rpartition("\n\n\n")[2]
+        assert f"statement({number})" in marks, test
+    assert len(named) == len(rows)
+    for test in re.findall(r"`(test_\w+)`", text):
+        assert f"def {test}(" in sources, test
 
 
 def test_the_example_of_a_registry_file_is_valid(pytester: pytest.Pytester) -> None:

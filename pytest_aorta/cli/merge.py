@@ -55,17 +55,16 @@ def merge(
     with _file_errors():
         there = look(target) if target.is_dir() else Found(target)
         plan = plan_merge([look(root) for root in roots], there, newer=newer)
-        conflicts = plan.conflicts
-        if not dry_run and not conflicts:
-            conflicts = carry_out(plan, there, stamp())
+        if not dry_run and not plan.conflicts:
+            carry_out(plan, target, stamp())
             _write_matrices(plan, target, roots)
     if not dry_run and not plan.conflicts:
         _update_index(target, sources, files)
     if as_json:
-        click.echo(json.dumps(_plain(plan, conflicts, target, dry_run), indent=1))
+        click.echo(json.dumps(_plain(plan, target, dry_run), indent=1))
     else:
-        _echo(plan, conflicts, target, dry_run)
-    if conflicts:
+        _echo(plan, target, dry_run)
+    if plan.conflicts:
         raise click.exceptions.Exit(_CONFLICT)
 
 
@@ -106,11 +105,9 @@ def _file_errors() -> Iterator[None]:
 
 def _write_matrices(plan: MergePlan, target: Path, roots: Sequence[Path]) -> None:
     from pytest_aorta.triage.matrix import write_merged_matrix
-    from pytest_aorta.workspace.merge import PENDING
 
     for results in sorted(plan.results):
         write_merged_matrix(target / results, [root / results for root in roots if (root / results).is_dir()])
-        (target / results / PENDING).unlink(missing_ok=True)
 
 
 def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -> None:
@@ -146,7 +143,7 @@ def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -
         project.workspace.record(search.found)
 
 
-def _plain(plan: MergePlan, conflicts: Sequence[Conflict], target: Path, dry_run: bool) -> dict[str, Any]:
+def _plain(plan: MergePlan, target: Path, dry_run: bool) -> dict[str, Any]:
     return {
         "destination": str(target),
         "dry_run": dry_run,
@@ -157,12 +154,13 @@ def _plain(plan: MergePlan, conflicts: Sequence[Conflict], target: Path, dry_run
         "replaced": [str(path) for _, path in plan.replaced],
         "left_out": [str(path) for path in plan.left_out],
         "conflicts": [
-            {"path": str(each.path), "first": str(each.first), "second": str(each.second)} for each in conflicts
+            {"path": str(each.path), "first": str(each.first), "second": str(each.second)} for each in plan.conflicts
         ],
     }
 
 
-def _echo(plan: MergePlan, conflicts: Sequence[Conflict], target: Path, dry_run: bool) -> None:
+def _echo(plan: MergePlan, target: Path, dry_run: bool) -> None:
+    conflicts = plan.conflicts
     for path in plan.left_out:
         click.echo(f"warning: left out, as it is of no finished trial: {one_line(str(path))}", err=True)
     for each in conflicts[:_MOST]:
@@ -170,9 +168,8 @@ def _echo(plan: MergePlan, conflicts: Sequence[Conflict], target: Path, dry_run:
     if len(conflicts) > _MOST:
         click.echo(f"and {len(conflicts) - _MOST} more (--json)", err=True)
     if conflicts:
-        said = "nothing was changed" if plan.conflicts else "these stay as they are, all others are merged"
         hint = "; --newer takes the later one of two records" if any(map(_is_record, conflicts)) else ""
-        click.echo(f"{_counted(len(conflicts), 'conflict')}: {said}{hint}", err=True)
+        click.echo(f"{_counted(len(conflicts), 'conflict')}: nothing was changed{hint}", err=True)
         return
     parts = [_counted(plan.records, "trial"), f"{_counted(len(plan.additions) - plan.records, 'other file')}"]
     more = [f"{plan.identical:,} there already"] if plan.identical else []

@@ -31,11 +31,15 @@ if TYPE_CHECKING:
 #: Runs that are enough: if some have failed, and if none has.
 _ENOUGH, _MOST = 4, 20
 
+#: How many times as long as for all runs is waited for the first one.
+_FIRST = 5
+
 #: Seconds after which a first run hangs that says nothing and uses less than this share of a core.
 _SILENCE, _IDLE = 5.0, 0.05
 
-#: A run that takes so many times as long as the longest one that has ended by itself hangs; and seconds at least.
-_TIMES_LONGER, _SHORTEST_TIMEOUT = 5, 5
+#: A run that takes so many times as long as the longest one that has ended by itself hangs; and seconds at least, or
+#: where none has.
+_TIMES_LONGER, _SHORTEST_TIMEOUT, _TIMEOUT = 5, 5, 10
 
 #: Files in the working directory, and their bytes, up to which each trial gets a copy of it.
 _MOST_FILES, _MOST_BYTES = 2000, 50 * 2**20
@@ -101,7 +105,9 @@ _CANDIDATES_OF = (
 
 @click.command("try", context_settings={"allow_interspersed_args": False})
 @click.option("--yes", is_flag=True, help="Run the line that is found, without being asked.")
-@click.option("--time", "looking", default="1m", metavar="SEC", help="How long to look at most (default 1m).")
+@click.option(
+    "--time", "looking", default="1m", metavar="SEC", help="How long to look (default 1m), once a run has ended."
+)
 @click.option("--timeout", metavar="SEC", help="A run that takes longer hangs (default: from the first runs).")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
 def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -> None:
@@ -119,7 +125,7 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -
         look.run()
         found = look.findings()
         click.echo("\n".join(found.lines()))
-        line = Line(found) if found.has_ended else None
+        line = Line(found) if found.trials else None
     if line is None:
         raise SystemExit(1)
     click.echo(f"\n{line.introduction}\n\n{line.text()}\n")
@@ -159,7 +165,7 @@ class _Look:
 
     def __init__(self, command: str, folder: Path, looking: float, timeout: float | None) -> None:
         self._command, self._folder, self._timeout = command, folder, timeout
-        self._ends_at = time.monotonic() + looking
+        self._began, self._looking = time.monotonic(), looking
         self._trials: list[RecordedTrial] = []
         self._options: dict[str, str] = {}
         self._is_over = self._is_idle = False
@@ -168,38 +174,46 @@ class _Look:
     def run(self) -> None:
         self._pytest("first", {"timeout": f"{self._timeout:g}"} if self._timeout else {}, most=1)
         self._options = {**self.findings().options_of_trials(), **guessed(self._folder)}
-        if not self._is_over and (self._is_idle or any(trial.facts.is_counted for trial in self._trials)):
+        if not self._is_over and (self._is_idle or self.findings().trials):
             self._pytest("more", self._options, most=_MOST)
             self._options |= {**guessed(self._folder), **self._options}
         self._show("")
 
     def findings(self) -> Findings:
-        return Findings(self._command, tuple(self._trials), self._options, self._timeout, self._said)
+        counted = [trial for trial in self._trials if trial.facts.is_counted]
+        lost = [trial for trial in self._trials if not trial.facts.is_counted]
+        return Findings(self._command, counted, lost, self._options, self._timeout, self._said)
 
     def _pytest(self, name: str, options: Mapping[str, str], most: int) -> None:
         results, before = self._folder / name, list(self._trials)
         given = {"command": self._command, "trials": str(most), "mitigations": "none", **options}
         words = [*_words(given), f"--aorta-results-dir={results}", "-p", "no:cacheprovider"]
-        log, ended = self._folder / f"{name}.log", False
+        log = self._folder / f"{name}.log"
         with log.open("wb") as output:
             started = subprocess.Popen(
                 [sys.executable, "-m", "pytest", *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
-        with contextlib.suppress(KeyboardInterrupt), _ended(started) as pytest:
-            idle = _Idle(pytest.pid, results)
-            while pytest.poll() is None and not self._is_over:
-                self._read(results, before)
-                self._is_over = self._has_enough() or time.monotonic() > self._ends_at
-                self._show(self._progress())
-                if most == 1 and not self._timeout and idle.is_over():
-                    self._is_idle = True
-                    break
-                time.sleep(0.1)
-            self._read(results, before)
-            ended = True
-        self._is_over = self._is_over or not ended  # by Ctrl-C, which pytest has got as well
+        with _ended(started) as pytest:
+            try:
+                self._watch(pytest, results, before, is_first=most == 1)
+            except KeyboardInterrupt:  # which pytest has got as well
+                self._is_over = True
+            self._read(results, before)  # before what was running is ended
         if not self._trials:
             self._said = self._still_running(results) or read_tail(log, 4000).strip()
+
+    def _watch(
+        self, pytest: subprocess.Popen[bytes], results: Path, before: Sequence[RecordedTrial], is_first: bool
+    ) -> None:
+        idle = _Idle(pytest.pid, results)
+        while pytest.poll() is None and not self._is_over:
+            self._read(results, before)
+            self._is_over = self._has_enough()
+            self._show(self._progress())
+            if is_first and not self._timeout and idle.is_over():
+                self._is_idle = True
+                return
+            time.sleep(0.1)
 
     def _read(self, results: Path, before: Sequence[RecordedTrial]) -> None:
         if len(list(results.glob("*/trial_*.json"))) > len(self._trials) - len(before):
@@ -208,12 +222,13 @@ class _Look:
             self._trials = [*before, *Results(results)]
 
     def _has_enough(self) -> bool:
-        return len(self._trials) >= (_ENOUGH if any(map(is_bad, self._trials)) else _MOST)
+        looking = self._looking if self._trials or self._is_idle else _FIRST * self._looking
+        enough = _ENOUGH if any(map(is_bad, self._trials)) else _MOST
+        return len(self._trials) >= enough or time.monotonic() - self._began > looking
 
     def _progress(self) -> str:
-        left = max(0, self._ends_at - time.monotonic())
-        failed = sum(map(is_bad, self._trials))
-        return f"looking: {len(self._trials)} runs, {failed} failed; {left:.0f}s left (Ctrl-C: enough)"
+        elapsed = time.monotonic() - self._began
+        return f"{elapsed:.0f}s: {len(self._trials)} runs, {sum(map(is_bad, self._trials))} failed (Ctrl-C: enough)"
 
     def _still_running(self, results: Path) -> str:
         logs = [file.stat().st_size for file in results.glob("*/trial_0/std*.log")]
@@ -263,7 +278,7 @@ def guessed(folder: Path) -> dict[str, str]:
 
 def is_bad(trial: RecordedTrial) -> bool:
     """Whether it has failed, or has passed in spite of a NaN that it has printed."""
-    return trial.facts.outcome != "ok" or "nan" in trial.facts.detected
+    return trial.facts.is_failure or "nan" in trial.facts.detected
 
 
 @dataclass(frozen=True)
@@ -272,22 +287,19 @@ class Findings:
 
     Attributes:
         command: as one text.
-        trials: those that have ended.
+        trials: those that say something about it.
+        lost: those that have not come to their work.
         options: with which all but the first were run.
         timeout: that of the user, in seconds.
         said: what there is to say where no trial has ended.
     """
 
     command: str
-    trials: tuple[RecordedTrial, ...]
+    trials: Sequence[RecordedTrial]
+    lost: Sequence[RecordedTrial] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     timeout: float | None = None
     said: str = ""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether any trial says something about the command."""
-        return any(trial.facts.is_counted for trial in self.trials)
 
     @cached_property
     def bad(self) -> list[RecordedTrial]:
@@ -337,7 +349,9 @@ class Findings:
     @cached_property
     def deadline(self) -> float:
         """Of a trial, in seconds."""
-        longest = self.timeout or max([_SHORTEST_TIMEOUT, *(_TIMES_LONGER * each for each in self.seconds)])
+        longest = self.timeout or max(
+            _TIMES_LONGER * max(self.seconds) if self.seconds else _TIMEOUT, _SHORTEST_TIMEOUT
+        )
         return math.ceil(longest / 5) * 5
 
     def options_of_trials(self) -> dict[str, str]:
@@ -354,14 +368,14 @@ class Findings:
 
     def lines(self) -> Iterator[str]:
         """What there is to say, with the first sentence first."""
-        if not self.has_ended:
-            failures = [(trial.record.get("failure") or {}).get("message") or "" for trial in self.trials]
-            yield f"It did not run: {one_line(failures[0])}" if failures else self.said
+        why = one_line((self.lost[0].record.get("failure") or {}).get("message") or "") if self.lost else ""
+        if not self.trials:
+            yield f"It did not run: {why}" if self.lost else self.said
             return
         yield self.headline()
         rows = [("runs", self._durations()), ("starts", self._starts()), ("steps", self._steps())]
         rows += [("metrics", self._metrics()), ("files", self._files()), *(("fails", text) for text in self._ways())]
-        rows += [("output", text) for text in self._detected()]
+        rows += [*(("output", text) for text in self._detected()), ("lost", f"{len(self.lost)}x {why}" if why else "")]
         for name, text in rows:
             if text:
                 yield f"  {name:<8} {one_line(text)}"
@@ -383,7 +397,11 @@ class Findings:
         return f"It {verbs} in {'its only run' if count == 1 else f'all of {runs}'}{where}."
 
     def _durations(self) -> str:
-        return f"{_range(self.seconds, 's')} each" if self.seconds else "none has ended by itself"
+        return (
+            f"{_range(self.seconds, 's')} each"
+            if self.seconds
+            else (f"none has ended by itself within {self.deadline:g} s (--timeout 1m waits longer)")
+        )
 
     def _starts(self) -> str:
         record = self.trials[-1].record
@@ -447,8 +465,13 @@ class Line:
         from pytest_aorta.plugin.summary import duration_text
 
         self._found = found
-        self._all = [each for each in _CANDIDATES_OF if each.parts <= found.parts and _can_differ(each, found)]
-        fitting = [each for each in self._all if not each.signs or each.signs & found.signs]
+        fitting = [
+            each
+            for each in _CANDIDATES_OF
+            if each.parts <= found.parts
+            and (not each.signs or each.signs & found.signs)
+            and _can_differ(each, found.launcher)
+        ]
         self.candidates = fitting[: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
         cells = len(self.candidates) + 1
         hung = len(found.trials) - len(found.seconds)
@@ -459,7 +482,7 @@ class Line:
         if "nan" in found.signs:
             options["fail-on"] = "@nan"
         options |= self._slots(self._trials * cells * self._each / _TIME)
-        goal = "first-fix" if found.bad else "decided"
+        goal = "first-fix" if found.bad else "speed"
         options |= {"trials": str(self._trials), "stop": f"{goal},{duration_text(math.ceil(self._limit / 60) * 60)}"}
         #: What stands behind ``pytest``.
         self.words = [
@@ -526,13 +549,13 @@ class Line:
         yield f"  At most {most}, {duration_text(math.ceil(longest / 60) * 60)}; {end}."
 
 
-def _can_differ(candidate: _Candidate, found: Findings) -> bool:
+def _can_differ(candidate: _Candidate, launcher: str | None) -> bool:
     """Whether its variables are not what they are without it."""
     from pytest_aorta.registry.builtins import BUILTIN_MITIGATIONS
 
     (env,) = (each.env for each in BUILTIN_MITIGATIONS if each.name == candidate.name)
     # torchrun and what is made of it set it themselves.
-    ambient = {"OMP_NUM_THREADS": "1"} if found.launcher in _OF_TORCHRUN else {}
+    ambient = {"OMP_NUM_THREADS": "1"} if launcher in _OF_TORCHRUN else {}
     return any({**ambient, **os.environ}.get(name) != value for name, value in env.items() if name != "MKL_NUM_THREADS")
 
 

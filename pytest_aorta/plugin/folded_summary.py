@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_aorta.common.texts import format_ranges
@@ -36,38 +35,6 @@ _MOST_RANGES = 6
 Report = TypeVar("Report")
 
 
-@dataclass
-class Fold:
-    """Trials that are not shown, although they have failed like one that is: their numbers, by cell."""
-
-    like: str
-    trials: dict[str, list[int]]
-
-    @property
-    def line(self) -> str:
-        """Below the last trial that is shown."""
-        cell, *others = self.trials
-        cells = f"{cell} and {counted(len(others), 'other cell')}" if others else cell
-        return f"... and {self._number} more like this in {cells}{self._trials} (each has its file)"
-
-    @property
-    def short_line(self) -> str:
-        """In the short summary."""
-        cells = f" in {counted(len(self.trials), 'more cell')}" if len(self.trials) > 1 else ""
-        return f"... and {self._number} more like {self.like.rpartition('::')[2]}{cells}{self._trials}"
-
-    @property
-    def _number(self) -> int:
-        return sum(map(len, self.trials.values()))
-
-    @property
-    def _trials(self) -> str:
-        if len(self.trials) > 1:
-            return ""
-        (numbers,) = self.trials.values()
-        return f": trial{'s' * (len(numbers) > 1)} {ranges(numbers)}"
-
-
 class AlikeFailures:
     """How the trials of items have failed, by node id."""
 
@@ -82,8 +49,9 @@ class AlikeFailures:
 
     def fold(
         self, reports: Iterable[Report], nodeid_of: Callable[[Report], str]
-    ) -> tuple[list[Report], dict[str, list[Fold]]]:
-        """The reports to show, in their order; and by node id what is said below one of them of those that are not."""
+    ) -> tuple[list[Report], dict[str, list[str]]]:
+        """The reports to show, in their order; and by node id the lines below one of them, which count those that are
+        not shown, although their trials have failed alike."""
         reports = list(reports)
         ways: dict[tuple[Outcome, Signature], dict[str, list[str]]] = {}
         for nodeid in map(nodeid_of, reports):
@@ -92,25 +60,27 @@ class AlikeFailures:
                 ways.setdefault(way, {}).setdefault(cell, []).append(nodeid)
         several = len({cell.partition(" ")[0] for cells in ways.values() for cell in cells}) > 1
         hidden: set[str] = set()
-        folds: dict[str, list[Fold]] = {}
+        lines: dict[str, list[str]] = {}
 
-        def fold(below: str, like: str, cells: Iterable[tuple[str, Sequence[str]]]) -> None:
-            trials = {}
-            for cell, names in cells:
-                hidden.update(names)
-                label = cell if several else cell.partition(" ")[2]
-                trials[label] = sorted(self._failed[name][2] for name in names)
-            folds.setdefault(below, []).append(Fold(like, trials))
+        def fold(below: str, cell: str, names: Sequence[str], others: int = 0) -> None:
+            hidden.update(names)
+            where = cell if several else cell.partition(" ")[2]
+            numbers = sorted(self._failed[name][2] for name in names)
+            which = f": trial{'s' * (len(numbers) > 1)} {ranges(numbers)}"
+            which = f" and {counted(others, 'other cell')}" if others else which
+            like = below.rpartition("::")[2]
+            text = f"... and {len(names)} more like {like} in {where}{which} (each has its file)"
+            lines.setdefault(below, []).append(text)
 
         for cells in ways.values():
             for cell, names in list(cells.items())[:_CELLS]:
                 number = _FIRST if len(names) > _ALL else len(names)
                 last = names[number - 1]
                 if names[number:]:
-                    fold(last, names[0], [(cell, names[number:])])
+                    fold(last, cell, names[number:])
             if further := list(cells.items())[_CELLS:]:
-                fold(last, last, further)
-        return [report for report in reports if nodeid_of(report) not in hidden], folds
+                fold(last, further[0][0], [name for _, names in further for name in names], len(further) - 1)
+        return [report for report in reports if nodeid_of(report) not in hidden], lines
 
 
 class FoldedSummary:
@@ -122,10 +92,10 @@ class FoldedSummary:
         self._shown: dict[str, list[Any]] = {}
         self._short_lines: list[str] = []
         for category, reports in self._all.items():
-            shown, folds = alike.fold(reports, _nodeid)
-            self._shown[category] = [_with_folds(report, folds.get(_nodeid(report), [])) for report in shown]
+            shown, lines = alike.fold(reports, _nodeid)
+            self._shown[category] = [_with_lines(report, lines.get(_nodeid(report), [])) for report in shown]
             if terminal.hasopt(_CATEGORIES[category]):
-                self._short_lines += [fold.short_line for found in folds.values() for fold in found]
+                self._short_lines += [line for found in lines.values() for line in found]
 
     def narrow(self) -> None:
         """While pytest prints failures, and its short summary."""
@@ -146,11 +116,11 @@ def _nodeid(report: Any) -> str:
     return "" if hasattr(report, "_pdbshown") else str(report.nodeid)
 
 
-def _with_folds(report: Any, folds: list[Fold]) -> Any:
-    if not folds:
+def _with_lines(report: Any, lines: list[str]) -> Any:
+    if not lines:
         return report
     report = copy.copy(report)
-    report.longrepr = with_lines(report.longrepr, [fold.line for fold in folds])
+    report.longrepr = with_lines(report.longrepr, lines)
     return report
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 import pytest
@@ -18,9 +20,11 @@ from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.workload_files import workload_classes
 from pytest_aorta.plugin.writer import check_report
 from pytest_aorta.request_checks import check_resources, check_results
-from pytest_aorta.settings import RequestError
+from pytest_aorta.settings import RequestError, shown_command
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.triage.verdicts import check_baseline
+from pytest_aorta.trials.command_line import placeholders_in, program_not_found, words_of
+from pytest_aorta.trials.config import check_names
 from pytest_aorta.trials.output import OUTPUT_OPTIONS
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -52,6 +56,8 @@ def check_trials(session: pytest.Session) -> None:
     if not (mentioned or specs):
         return
     run = run_of(config)
+    plans = _plans(run)
+    _check_plans(session, run, plans)
     if specs:
         _check_results(run)
     elif is_controller(config) and (run.selection.workloads or run.selection.commands):
@@ -62,14 +68,38 @@ def check_trials(session: pytest.Session) -> None:
     patience = _PATIENCE if run.selection.resources.total_slots > 1 else None
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
         run.runner.check(spec, deadline, patience)
-    if plans := _plans(run):
-        cells = list({spec.cell: spec.mitigations for plan in plans for spec in plan.trials}.items())
-        if run.selection.triage.baseline is not None:
-            check_baseline(run.selection.triage.baseline, cells)
-        if run.selection.gates and not _has_marked_tests(session):
-            check_gates(run.selection.gates, cells)
     for plan in plans:
         run.runner.store.sort_into_cells(plan.flat_cells)
+
+
+def _check_plans(session: pytest.Session, run: Run, plans: Sequence[Plan]) -> None:
+    """What can be known before a workload is imported, and a folder is made."""
+    selection = run.selection
+    cells = {(spec.workload.target, spec.cell): spec for plan in plans for spec in plan.trials}
+    names = [*selection.config, *([] if selection.steps is None else ["steps"])]
+    for target in {target for target, _ in cells}:
+        check_names(target, names)
+    if selection.commands and not selection.resources.hosts:
+        _check_files(cells.values(), selection.depends)
+    known = [(spec.cell, spec.mitigations) for spec in cells.values()]
+    if known and selection.triage.baseline is not None:
+        check_baseline(selection.triage.baseline, known)
+    if known and selection.gates and not _has_marked_tests(session):
+        check_gates(selection.gates, known)
+
+
+def _check_files(cells: Iterable[TrialSpec], depends: Sequence[str]) -> None:
+    for spec in cells:
+        elsewhere = spec.environment.docker or spec.environment.venv or spec.environment.launcher
+        command = spec.workload.options.get("command")
+        if elsewhere or not isinstance(command, str):
+            continue
+        words = words_of(command)
+        problem = program_not_found(words, spec.overlay.get("PATH", os.environ.get("PATH", os.defpath)))
+        if problem is not None and not placeholders_in(words[:2]):
+            raise RequestError(f"--aorta-command {shown_command(command)}: {problem}")
+        if missing := [path for path in depends if not os.path.exists(path)]:
+            raise RequestError(f"--aorta-depends {missing[0]!r}: there is no such file or folder in {os.getcwd()}")
 
 
 def _check_recipes(session: pytest.Session) -> None:

@@ -16,7 +16,7 @@ from pytest_aorta.plugin.verdict_table import table_lines
 from pytest_aorta.triage.columns import counted, percent
 from pytest_aorta.triage.rates import smallest_fault
 from pytest_aorta.trials.command_line import COMMAND_TARGET, launcher_in, line_of
-from pytest_aorta.workspace.paths import repeat_of
+from pytest_aorta.workspace.paths import HISTORY, repeat_of
 
 if TYPE_CHECKING:
     import pytest
@@ -221,6 +221,9 @@ class Summary:
             terminal.write_line(f"history: {gone} removed, {kept} of each workload kept (aorta_history)")
         for error in errors:
             terminal.write_line(f"not written: {error}", red=True)
+        earlier = self._run.results / HISTORY / self._run.runner.store.stamp
+        if earlier.is_dir():
+            terminal.write_line(f"earlier results: {_shown(self._run, earlier)}")
         terminal.write_line(f"results: {_shown(self._run)}")
 
     def _warnings(self) -> list[str]:
@@ -305,9 +308,9 @@ def shard_line(selection: Selection) -> list[str]:
     return [f"aorta: shard {number} of {count}, by the {by}"]
 
 
-def _shown(run: Run) -> Path:
-    start = run.config.invocation_params.dir
-    return run.results.relative_to(start) if run.results.is_relative_to(start) else run.results
+def _shown(run: Run, path: Path | None = None) -> Path:
+    start, path = run.config.invocation_params.dir, path or run.results
+    return path.relative_to(start) if path.is_relative_to(start) else path
 
 
 def _resources(resources: Resources) -> str:

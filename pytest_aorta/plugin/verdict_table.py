@@ -188,7 +188,7 @@ def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) 
     if missing := [f"{row.cell.count(kind)} {kind}" for kind in LOSSES if row.cell.count(kind)]:
         events = f" ({counted(row.cell.loss_events, 'event')})" if row.cell.loss_events < row.cell.lost else ""
         yield Piece(f"not counted: {', '.join(missing)}{events}", "yellow")
-        if row.cell.losses:
+        if row.cell.losses and row.cell.count("interrupted") < row.cell.lost:
             yield Piece(f"why: {row.cell.losses[0].signature.text}", "yellow")
     yield from _ways(row, seen)
 

@@ -434,6 +434,11 @@ class TrialWriter:
         if self.decisions is not None:
             self.run.on_decided({key.cell: why for key, why in self.decisions.stopped.items()})
         self.table = self.triage.table(running=stopped is not None)
+        seen, planned = sum(row.cell.total for row in self.table.rows), sum(planned_trials(self.plans).values())
+        if self.run.config.getoption("lf", False) and seen < planned:
+            only = f"{seen} of {counted(planned, 'trial')}: those that had failed (--lf)"
+            text = f"the table has {only}, so that its rates say nothing about how often the workload fails"
+            self.table = replace(self.table, warnings=(*self.table.warnings, text))
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)
         self.summary.pruned = self.store.prune(self.run.selection.history)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.handles import MapRef as MapRef
     from pytest_aorta.runtime.handles import RunHandle as RunHandle
     from pytest_aorta.runtime.handles import TaskRef as TaskRef
+    from pytest_aorta.runtime.hazards import HazardWarning as HazardWarning
     from pytest_aorta.runtime.orchestrator import Orchestrator as Orchestrator
     from pytest_aorta.runtime.records import Outcome as Outcome
     from pytest_aorta.runtime.records import StartupError as StartupError
@@ -41,6 +42,7 @@ _HOMES = {
     "Tag": "graph",
     "TaskArgs": "arguments",
     "TaskError": "records",
+    "HazardWarning": "hazards",
     "TaskFailure": "records",
     "TaskRecord": "records",
     "TaskRef": "handles",

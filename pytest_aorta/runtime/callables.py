@@ -345,5 +345,6 @@ class WorkerSpec:
     grace: float = 5.0
     max_deaths: int | None = None
     allowed_failures: int | None = 3
+    check: bool = False
     identity: Mapping[str, str] = field(default_factory=dict)
     children: tuple[tuple[WorkerSpec, str | None], ...] = ()

@@ -26,7 +26,7 @@ from pytest_aorta.runtime.resources.devices import (
 )
 from pytest_aorta.runtime.resources.leases import LeaseCancelled, LeaseError, Leases
 from pytest_aorta.runtime.scheduling import TaskKind
-from pytest_aorta.runtime.zygote import ZygoteError, ZygotePool, ZygoteSpec
+from pytest_aorta.runtime.zygote import Seed, ZygoteError, ZygotePool, ZygoteSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import Definition, WorkerSpec
@@ -43,10 +43,10 @@ PATIENCE = 5.0
 class ChildProcesses:
     """All endpoints of a worker; ``describe`` gives its specification, with all that is registered at the moment."""
 
-    def __init__(self, dispatcher: Dispatcher, describe: Callable[[], WorkerSpec]) -> None:
+    def __init__(self, dispatcher: Dispatcher, describe: Callable[[], WorkerSpec], seed: Seed | None) -> None:
         self._dispatcher = dispatcher
         self._describe = describe
-        self._pool = ZygotePool()
+        self._pool = ZygotePool(seed=seed)
         self._endpoints: list[ProcessEndpoint] = []
         self._starting: ThreadPoolExecutor | None = None
         self._lease: Lease | None = None
@@ -133,10 +133,8 @@ class ChildProcesses:
     ) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
             worker = self._describe()
-            # As many threads as a slot has cores; one, where slots share cores.
-            count = str(threads_of(cores)) if cores else "1"
-            threads = {name: count for name in _THREADS if name not in os.environ}
-            what = (list(worker.callables.definitions.values()), worker.prepare)
+            threads = _thread_variables(cores)
+            what = (list(worker.callables.definitions.values()), worker.prepare, worker.check)
             payload = {"role": "slot", "variables": dict(variables)}
             return self._fork(endpoint, payload, what, threads=threads, cores=cores, held=held)
 
@@ -148,7 +146,9 @@ class ChildProcesses:
             worker = self._describe()
             child, _ = worker.children[index]
             if host is None:
-                return self._fork(endpoint, {"role": "worker", "variables": {}}, (child,))
+                # Of the environment that the slots below need: their zygote is a fork of this one, too.
+                threads = _threads_below(child)
+                return self._fork(endpoint, {"role": "worker", "unset": list(threads)}, (child,), threads=threads)
             from pytest_aorta.runtime.hosts import HostLink  # which loads execnet
 
             return HostLink(endpoint, host, child, worker.identity)
@@ -252,6 +252,20 @@ def expects_tensors() -> bool:
 def _bring_up(endpoint: ProcessEndpoint, give_up: float) -> None:
     endpoint.spawn()
     endpoint.wait_ready(give_up)
+
+
+def _thread_variables(cores: tuple[int, ...] | None) -> dict[str, str]:
+    """As many threads as a slot has cores; one, where slots share cores."""
+    count = str(threads_of(cores)) if cores else "1"
+    return {name: count for name in _THREADS if name not in os.environ}
+
+
+def _threads_below(worker: WorkerSpec) -> dict[str, str]:
+    """The variables of the first slot below a worker."""
+    if worker.children:
+        return next((_threads_below(child) for child, host in worker.children if host is None), {})
+    named_only = not worker.device_ids or are_named_only(find_devices())
+    return _thread_variables(next(_shares(worker.num_sub_workers + len(worker.device_ids), named_only=named_only)))
 
 
 def _shares(slots: int, *, named_only: bool) -> Iterator[tuple[int, ...] | None]:

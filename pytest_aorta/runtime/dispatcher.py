@@ -7,6 +7,7 @@ thread that made the change: waking a scheduler thread would cost more than a sh
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 import traceback
@@ -17,7 +18,6 @@ from functools import partial
 from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.runtime.event_loop import SIGINT_HELD, EventLoop
 from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, Tag
-from pytest_aorta.runtime.heap import Slab
 from pytest_aorta.runtime.records import (
     Completion,
     Outcome,
@@ -27,6 +27,7 @@ from pytest_aorta.runtime.records import (
     failure_of,
 )
 from pytest_aorta.runtime.scheduling import Dispatch, Endpoint, GraphRun, GraphTask, Placement, record_of
+from pytest_aorta.runtime.tensors import Slab
 
 #: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2
@@ -191,9 +192,9 @@ class Dispatcher:
             while not self.closing and self.unsettled_with(digest):
                 self.lock.wait(PIECE)
 
-    def drain(self, timeout: float) -> bool:
+    def drain(self, timeout: float | None) -> bool:
         """Accept no run any more, and wait for the open ones; whether they have ended in time."""
-        give_up = time.monotonic() + timeout
+        give_up = math.inf if timeout is None else time.monotonic() + timeout
         with self.lock:
             self.closing = True
             self.lock.notify_all()
@@ -201,7 +202,7 @@ class Dispatcher:
                 left = give_up - time.monotonic()
                 if left <= 0:
                     return False
-                self.lock.wait(left)
+                self.lock.wait(min(left, PIECE))
         return True
 
     # Tasks
@@ -225,6 +226,8 @@ class Dispatcher:
         run.take_slot()
         node = self.graph.add(task, run, accesses, after, label)
         run.nodes[node] = None
+        if run.hazards is not None:
+            run.hazards.submitted(node, accesses)
         return node
 
     def wait_for_room(self, run: GraphRun, timeout: float | None) -> None:

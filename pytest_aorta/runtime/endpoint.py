@@ -240,10 +240,12 @@ class ProcessEndpoint:
         """The process behind a link has sent something; never raises."""
         word, *rest = message
         if word == "ended":
-            number, completion, written = rest[0], *_completion(self.name, *rest[1:])
+            number, completion, written = rest[0], *_completion(self.name, *rest[1:5])
             with self._dispatcher.turn():
                 dispatch = self._current
                 if link is self._link and dispatch is not None and dispatch.id == number:
+                    for changed in rest[5:]:
+                        dispatch.node.run.hazards.changed(dispatch.node, changed)
                     self._ended(dispatch, completion, written)
             return
         with self._dispatcher.turn():
@@ -400,9 +402,9 @@ def _completion(
         try:
             return Completion(outcome, loads(payload)), written
         except Exception as error:
-            failure = failure_of(error).at("its return value could not be read")
+            outcome, failure = Outcome.TASK_FAILURE, failure_of(error).at("its return value could not be read")
     assert failure is not None
-    return Completion(Outcome.TASK_FAILURE, None, failure.at(name)), ()
+    return Completion(outcome, None, failure.at(name)), ()
 
 
 def framed(message: Message) -> bytes:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_timeout
 from pytest_aorta.runtime.dispatcher import Dispatcher
 from pytest_aorta.runtime.event_loop import wait_for
+from pytest_aorta.runtime.hazards import HazardWarning
 from pytest_aorta.runtime.records import TaskError, TaskRecord
 from pytest_aorta.runtime.scheduling import record_of
 
@@ -142,6 +147,8 @@ class RunHandle:
         check_timeout(timeout)
         if not wait_for(self._run.ended, timeout):
             raise TimeoutError(f"the run has not ended within {timeout:g} s")
+        for text in self._run.hazards.take() if self._run.hazards is not None else ():
+            warnings.warn(text, HazardWarning, stacklevel=2)
         if self._run.first_failure is not None:
             raise TaskError(self._run.first_failure)
 
@@ -156,6 +163,31 @@ class RunHandle:
             found = {node.id: record_of(node) for node in self._run.nodes if node.payload.has_settled}
             found.update(self._run.records)
         return [found[number] for number in sorted(found)]
+
+    def trace(self, file: str | os.PathLike[str]) -> None:
+        """Write when and where its tasks ran, as ``chrome://tracing`` and https://ui.perfetto.dev read it.
+
+        One row per slot; tasks that have not started, or not ended yet, are left out.
+        """
+        rows: dict[str, int] = {}
+        events: list[dict[str, Any]] = []
+        for record in self.records:
+            for part in record.members or (record,):
+                if part.started is None or part.ended is None or part.worker is None:
+                    continue
+                told = {
+                    "task": part.id,
+                    "outcome": part.outcome.value,
+                    "waited_ms": 1e3 * (part.started - part.submitted),
+                }
+                if part.failure is not None:
+                    told["failure"] = part.failure.message
+                row = rows.setdefault(part.worker, len(rows))
+                where = {"ts": 1e6 * part.started, "dur": 1e6 * (part.ended - part.started), "pid": 0, "tid": row}
+                events.append({"name": part.label, "cat": part.outcome.value, "ph": "X", **where, "args": told})
+        for name, row in rows.items():
+            events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": name}})
+        Path(file).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def cancel(self, why: str = "cancelled", *, running: bool = False) -> None:
         """Start no further task; with ``running``, end those that run."""

@@ -9,10 +9,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.tensors import contiguous_strides, from_storage, map_buffer, overwrite, part_of_storage
+from pytest_aorta.runtime.tensors import Slab, contiguous_strides, from_storage, map_buffer, overwrite, part_of_storage
 
 if TYPE_CHECKING:
     import torch
@@ -28,24 +27,6 @@ _ALIGN = 1024
 
 #: Seconds between two looks for tensors that their users have dropped, which nothing announces.
 LOOK = 0.1
-
-
-@dataclass(eq=False)
-class Slab:
-    """``size`` bytes from ``offset`` of a ring. Free once no task uses them and no tensor of theirs is left here."""
-
-    ring: int
-    offset: int
-    size: int
-    #: Whether the scope has ended in which it was allocated: no further task may be given it.
-    scope_over: bool = False
-    #: Whether no task uses it any more; whether no tensor does.
-    released: bool = False
-    dropped: bool = False
-
-    @property
-    def free(self) -> bool:
-        return self.released and self.dropped
 
 
 class _Ring:

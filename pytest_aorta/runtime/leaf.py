@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
 from pytest_aorta.runtime.endpoint import Message, MessageSocket
-from pytest_aorta.runtime.records import Outcome, TaskFailure, failure_of
+from pytest_aorta.runtime.hazards import digests
+from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, share, to_bytes
+from pytest_aorta.runtime.zygote import Seed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.channel import Channel
@@ -47,7 +49,11 @@ def prepare(argument: dict[str, Any]) -> dict[str, Any]:
 
 def serve(payload: dict[str, Any], channel: Channel) -> None:
     """Serve as a slot or as a worker until the other side closes the socket."""
-    os.environ.update(payload["variables"])
+    # A fork of this process is a zygote that has everything imported; later, there will be threads here.
+    seed = Seed(channel) if payload["role"] == "worker" else None
+    os.environ.update(payload.get("variables", {}))
+    for name in payload.get("unset", ()):
+        del os.environ[name]
     socket_fd = channel.receive_fd()
     assert socket_fd is not None
     _take_output(channel, payload["output"])
@@ -57,7 +63,7 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     if spec is None:
         return
     if payload["role"] == "worker":
-        serve_worker(spec[0], transport, mapped)
+        serve_worker(spec[0], transport, mapped, seed)
     else:
         SlotProcess(transport, mapped).serve(*spec)
 
@@ -121,11 +127,14 @@ class SlotProcess:
     def __init__(self, transport: Transport, mapped: MappedStorages) -> None:
         self.transport = transport
         self.mapped = mapped
+        self.check = False
+        self.changed: tuple[int, ...] = ()
         self.callables: dict[str, Callable[[Any], Any]] = {}
         self.pid = os.getpid()
 
-    def serve(self, definitions: list[Definition], preparation: Definition | None) -> None:
+    def serve(self, definitions: list[Definition], preparation: Definition | None, check: bool = False) -> None:
         """Get ready, then carry out orders until the other side is gone or says so."""
+        self.check = check
         try:
             for definition in definitions:
                 self.callables[definition.digest] = definition.load_task()
@@ -138,7 +147,8 @@ class SlotProcess:
         while (message := self.transport.receive()) is not None and message[0] != "close":
             word, *rest = message
             if word == "task":
-                self.transport.send(("ended", rest[0], *self.run(*rest[1:]), ()))
+                self.changed = ()
+                self.transport.send(("ended", rest[0], *self.run(*rest[1:]), (), *self.changed))
             elif word == "unmap":
                 self.mapped.unmap(rest[0])
             elif word == "register":
@@ -160,8 +170,12 @@ class SlotProcess:
         """Run one task; how it ended."""
         try:
             function = self.callables[digest]
-            args, first, _ = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
+            args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
+            before = digests(args.tensors, written) if self.check else {}
             returned = function(args) if first is None else _map(function, args.config, first)
+            if before:
+                after = digests(args.tensors, written)
+                self.changed = tuple(number for number in before if before[number] != after[number])
             self._end_fork()
             return Outcome.SUCCESS, dump_result(returned), None
         except BaseException as error:
@@ -187,7 +201,9 @@ def _map(function: Any, items: Any, first: int) -> list[Any]:
 # Workers
 
 
-def serve_worker(packed_spec: Any, transport: Transport, mapped: MappedStorages | None) -> None:
+def serve_worker(
+    packed_spec: Any, transport: Transport, mapped: MappedStorages | None, seed: Seed | None = None
+) -> None:
     """Build the worker of a specification, and serve until the level above closes or goes.
 
     Without ``mapped``, tensors come by value, from another host.
@@ -196,6 +212,7 @@ def serve_worker(packed_spec: Any, transport: Transport, mapped: MappedStorages 
 
     try:
         worker = Worker.from_spec(packed_spec)
+        worker.seed = seed
         worker.init()
     except BaseException as error:
         transport.send(("failed", _own_failure(error)))
@@ -275,7 +292,10 @@ class WorkerService:
             if error is None:
                 self.transport.send(("ended", number, Outcome.SUCCESS, payload, None, written))
             else:
-                self.transport.send(("ended", number, Outcome.TASK_FAILURE, None, _own_failure(error), ()))
+                # What has happened below is what has happened, but this task itself has run.
+                below = error.record.outcome if isinstance(error, TaskError) else Outcome.TASK_FAILURE
+                outcome = Outcome.TASK_FAILURE if below is Outcome.SKIPPED else below
+                self.transport.send(("ended", number, outcome, None, _own_failure(error), ()))
 
 
 class WorkerTask:

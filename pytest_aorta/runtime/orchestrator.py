@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from pytest_aorta.runtime.arguments import TaskArgs, expect, given, listed, seco
 from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.event_loop import SIGINT_HELD
 from pytest_aorta.runtime.handles import MapRef, TaskRef
+from pytest_aorta.runtime.hazards import HazardWarning
 from pytest_aorta.runtime.scheduling import GraphTask, Member, RingFull, TaskKind
 from pytest_aorta.runtime.tensors import footprint_of, share
 
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import CallableHandle, Callables
     from pytest_aorta.runtime.dispatcher import Dispatcher
     from pytest_aorta.runtime.graph import Footprint, Node, Tag
-    from pytest_aorta.runtime.heap import Heap, Slab
+    from pytest_aorta.runtime.heap import Heap
     from pytest_aorta.runtime.scheduling import GraphRun
+    from pytest_aorta.runtime.tensors import Slab
 
 #: Tasks per SUB worker that ``map`` makes: as many as ``multiprocessing.Pool.map``, whose items may differ as much.
 CHUNKS = 4
@@ -322,6 +325,9 @@ class Orchestrator:
                         raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")
                     node = self._dispatcher.submit(self._run, task, definition.name, accesses, producers)
                     self._scopes[-1].append(node)
+                    found = self._run.hazards.take() if self._run.hazards is not None else ()
+                for text in found:
+                    warnings.warn(text, HazardWarning, stacklevel=4)
                 return node
             except RingFull:
                 if give_up is not None and time.monotonic() >= give_up:

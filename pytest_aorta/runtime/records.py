@@ -23,7 +23,7 @@ class Outcome(str, enum.Enum):
     SUCCESS = "success"
     #: Its callable raised.
     TASK_FAILURE = "task_failure"
-    #: The process or the host that ran it died.
+    #: The process or the host that ran it, or a part of it on a level below, died.
     ENDPOINT_FAILURE = "endpoint_failure"
     #: Its deadline passed, and it was ended.
     TIMEOUT = "timeout"

@@ -20,7 +20,7 @@ from pytest_aorta.runtime.records import Completion, Outcome, TaskFailure, TaskR
 if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import Definition
-    from pytest_aorta.runtime.handles import TaskRef
+    from pytest_aorta.runtime.hazards import Hazards
 
 
 class TaskKind(enum.Enum):
@@ -44,8 +44,8 @@ class Member:
     config: Any = None
     #: The scalars, pickled, where one is neither a number nor a text.
     scalars: bytes | None = None
-    #: Tasks whose results stand in the config and the scalars.
-    references: tuple[TaskRef, ...] = ()
+    #: Tasks (``TaskRef``) whose results stand in the config and the scalars.
+    references: tuple[Any, ...] = ()
     worker: int | None = None
     eligible: frozenset[int] | None = None
     first_item: int | None = None
@@ -319,8 +319,11 @@ class GraphRun:
     the earlier one has ended.
     """
 
-    def __init__(self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None) -> None:
+    def __init__(
+        self, *, ring_size: int, fail_fast: bool = False, keeps: Any = None, hazards: Hazards | None = None
+    ) -> None:
         self.ring_size = ring_size
+        self.hazards = hazards
         #: Tasks that have not ended, and whether a submission waits for one of them.
         self.unsettled = 0
         self.waited_for = False

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.graph import Footprint
@@ -23,7 +24,6 @@ from pytest_aorta.runtime.graph import Footprint
 if TYPE_CHECKING:
     import torch
 
-    from pytest_aorta.runtime.heap import Slab
 
 #: Shape, strides, type and content of a tensor that goes by value.
 ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", bytes]
@@ -118,6 +118,24 @@ def is_private(tensor: torch.Tensor) -> bool:
 
 
 # Storages
+
+
+@dataclass(eq=False)
+class Slab:
+    """``size`` bytes from ``offset`` of a ring. Free once no task uses them and no tensor of theirs is left here."""
+
+    ring: int
+    offset: int
+    size: int
+    #: Whether the scope has ended in which it was allocated: no further task may be given it.
+    scope_over: bool = False
+    #: Whether no task uses it any more; whether no tensor does.
+    released: bool = False
+    dropped: bool = False
+
+    @property
+    def free(self) -> bool:
+        return self.released and self.dropped
 
 
 def map_storage(fd: int, size: int) -> torch.UntypedStorage:

@@ -12,21 +12,20 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.arguments import check_function, expect, listed, seconds, whole_number
+from pytest_aorta.runtime.arguments import check_function, check_timeout, expect, listed, seconds, whole_number
 from pytest_aorta.runtime.callables import CallableHandle, Callables, Definition, WorkerSpec, define
 from pytest_aorta.runtime.children import ChildProcesses
 from pytest_aorta.runtime.dispatcher import Dispatcher
 from pytest_aorta.runtime.event_loop import SIGINT_HELD
 from pytest_aorta.runtime.handles import RunHandle
+from pytest_aorta.runtime.hazards import Hazards
 from pytest_aorta.runtime.heap import Heap
 from pytest_aorta.runtime.orchestrator import Orchestrator
 from pytest_aorta.runtime.scheduling import GraphRun
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import SlotArgs
-
-#: Seconds that ``close`` waits for the runs that were accepted.
-DRAIN = 10.0
+    from pytest_aorta.runtime.zygote import Seed
 
 #: Seconds that a child has to end in order.
 CLOSE_GRACE = 5.0
@@ -71,6 +70,8 @@ class Worker:
             later one starts after a longer pause (at most five seconds).
         allowed_failures: slots in a row that tasks of one callable may kill in a run; then no more of its tasks start
             in this run. ``None``: any number.
+        check: warn (``HazardWarning``) of writes that nothing orders after earlier accesses of the same bytes, and of
+            tasks that change what they were given as ``INPUT``. Inputs are read twice more.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Worker:
         grace: float = 5.0,
         max_deaths: int | None = None,
         allowed_failures: int | None = 3,
+        check: bool = False,
     ) -> None:
         whole_number("ring_size", ring_size, 1)
         if ring_timeout is not None:
@@ -113,7 +115,10 @@ class Worker:
             grace=grace,
             max_deaths=max_deaths,
             allowed_failures=allowed_failures,
+            check=check,
         )
+        #: Of the process of a worker below another one: what its zygote is forked from.
+        self.seed: Seed | None = None
         self._state = WorkerState.NEW
         #: Held while processes are started, and while they load a callable.
         self._lifecycle = threading.RLock()
@@ -288,7 +293,7 @@ class Worker:
             spec = self._arguments
             self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace, spec.allowed_failures)
             self._heap = Heap(spec.heap_ring_size)
-            self._processes = ChildProcesses(self._dispatcher, self.spec)
+            self._processes = ChildProcesses(self._dispatcher, self.spec, self.seed)
             self._dispatcher.release_slab = self._heap.release
             self._dispatcher.run_ended = self._processes.run_ended
             try:
@@ -299,14 +304,18 @@ class Worker:
                 raise
             self._state = WorkerState.READY
 
-    def close(self) -> None:
-        """Wait up to ten seconds for the runs that were accepted, then end every process. Twice is harmless.
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for the runs that were accepted, then end every process. Twice is harmless.
+
+        Args:
+            timeout: seconds that the runs have; as long as they take, if not given.
 
         Raises:
             RuntimeError: from another thread than that of ``init`` while that one lives, or from within a graph that
                 is being built.
             TimeoutError: the runs have not ended; nothing was ended, and ``close`` can be called again.
         """
+        check_timeout(timeout)
         if self._process not in (None, os.getpid()):
             return  # in a fork, which leaves the worker to the process that has started it
         if self._state is not WorkerState.INITIALIZING and not self._has_started:
@@ -316,8 +325,8 @@ class Worker:
             raise RuntimeError("close within a run: the graph is still being built")
         if self._owner is not threading.current_thread() and self._owner is not None and self._owner.is_alive():
             raise RuntimeError(f"close from another thread than {self._owner.name}, which called init and still lives")
-        if self._state is not WorkerState.CLOSING and not self._dispatcher.drain(DRAIN):
-            raise TimeoutError(f"there are runs that have not ended within {DRAIN:g} s; close can be called again")
+        if self._state is not WorkerState.CLOSING and not self._dispatcher.drain(timeout):
+            raise TimeoutError(f"there are runs that have not ended within {timeout:g} s; close can be called again")
         self._state = WorkerState.CLOSING
         self._end()
         self._state = WorkerState.CLOSED
@@ -389,7 +398,12 @@ class Worker:
         spec = self._arguments
         with SIGINT_HELD:
             run = self._dispatcher.open_run(
-                GraphRun(ring_size=spec.ring_size, fail_fast=fail_fast, keeps=(orch_fn, args, config))
+                GraphRun(
+                    ring_size=spec.ring_size,
+                    fail_fast=fail_fast,
+                    keeps=(orch_fn, args, config),
+                    hazards=Hazards() if spec.check else None,
+                )
             )
             orchestrator = Orchestrator(self._dispatcher, run, self._heap, self.callables, spec.ring_timeout)
             handle = RunHandle(self._dispatcher, run)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -359,6 +360,7 @@ class Task:
 
         Again while that lasts: with the shorter of both graces. After the end: nothing happens.
         """
+        self._server.wake()
         with contextlib.suppress(OSError):
             self._fate.send({"grace": grace, "stacks": self._gives_stacks})
 
@@ -395,6 +397,10 @@ class Server(ABC):
     @abstractmethod
     def death(self) -> ZygoteError:
         """The error to raise when it has gone; ends what it can no longer end."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Have it go on, if somebody has stopped it: it ends tasks."""
 
     def start_task(
         self,
@@ -518,6 +524,78 @@ class PrefixSocket:
             os.close(process)
 
 
+class Seed:
+    """A fork of this process from before it had a thread: it becomes a zygote without starting an interpreter.
+
+    To ``Zygote``, it is as ``subprocess.Popen``. It is used by the first zygote of the same environment.
+
+    Args:
+        private: what the fork must not keep open.
+    """
+
+    def __init__(self, private: Channel) -> None:
+        self.environ = dict(os.environ)
+        self.control, theirs = Channel.pair()
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by the zygote)
+        self.used = False
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                from pytest_aorta.runtime.zygote_main import main
+
+                private.close()
+                self.control.close()
+                os.setsid()
+                for fd in (1, 2):
+                    os.dup2(self.log.fileno(), fd)
+                main(theirs.fileno(), parent)
+            finally:
+                os._exit(1)
+        theirs.close()
+
+    def fits(self, spec: ZygoteSpec) -> bool:
+        """Whether it is what the specification asks for; what is missing in ``sys.path`` is added there."""
+        return not self.used and not spec.has_prefix and dict(spec.environ) == self.environ
+
+    def poll(self) -> int | None:
+        """Its exit status, once it has one."""
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status; raises ``subprocess.TimeoutExpired``."""
+        give_up = math.inf if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > give_up:
+                raise subprocess.TimeoutExpired("zygote", timeout or 0.0)
+            time.sleep(0.005)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """As ``os.kill``, if it has not been reaped."""
+        with self._lock:
+            if self.returncode is None:
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, if it was not used."""
+        if not self.used:
+            self.used = True
+            self.control.close()
+            self.log.close()
+            self.wait(_LINGER)
+
+
 class Zygote(Server):
     """A running zygote process: start it, wait until it is ready, start tasks, close it.
 
@@ -528,11 +606,12 @@ class Zygote(Server):
         load_sec: seconds that ``ZygoteSpec.load`` took, and ``loaded_at``, when it had ended (``time.monotonic()``).
     """
 
-    def __init__(self, spec: ZygoteSpec) -> None:
+    def __init__(self, spec: ZygoteSpec, seed: Seed | None = None) -> None:
         self.spec = spec
         self.info = {}
         self.against_forking = []
         self.tag = process_tree.new_tag()
+        self._process: subprocess.Popen[bytes] | Seed
         self.load_sec: float | None = None
         self.loaded_at = 0.0
         self._ready = False
@@ -542,9 +621,15 @@ class Zygote(Server):
         self._last_output = ""
         self._death: ZygoteError | None = None
         self._dying = threading.Lock()
-        self.control, theirs = Channel.pair()
         #: Open until a zygote behind a prefix has reported; keeps the way to end it until this is closed.
         self._socket: PrefixSocket | None = None
+        if seed is not None:
+            self._log.close()
+            self._process, self.control, self._log = seed, seed.control, seed.log
+            with contextlib.suppress(OSError):
+                self._send_order()
+            return
+        self.control, theirs = Channel.pair()
         try:
             if spec.has_prefix:
                 self._socket = PrefixSocket(theirs, self.tag)
@@ -746,6 +831,11 @@ class Zygote(Server):
                 self._death = ZygoteError(text.rstrip(), returncode=code)
             return ZygoteError(str(self._death), returncode=self._death.returncode)  # each thread has a traceback
 
+    def wake(self) -> None:
+        """Have it go on, if somebody has stopped it: it ends tasks."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGCONT)
+
     def alive(self) -> bool:
         """Whether the process still runs."""
         return self._process.poll() is None
@@ -852,6 +942,12 @@ class Branch(Server):
         """Of the process."""
         return self._task.pid
 
+    def wake(self) -> None:
+        """Have it go on, and the zygote that would end it."""
+        self.zygote.wake()
+        with contextlib.suppress(OSError, ZygoteError):
+            os.kill(self.pid, signal.SIGCONT)
+
     def alive(self) -> bool:
         """Whether the process still runs."""
         with self._asking:
@@ -895,10 +991,12 @@ class ZygotePool:
 
     Args:
         limit: zygotes that are kept warm. One that has imported torch holds some 200 MB.
+        seed: what the first zygote of its environment grows from.
     """
 
-    def __init__(self, limit: int = 8) -> None:
+    def __init__(self, limit: int = 8, seed: Seed | None = None) -> None:
         self._limit = limit
+        self._seed = seed
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._starting: set[Zygote] = set()
@@ -968,7 +1066,11 @@ class ZygotePool:
             raise ZygoteUnwanted("its start was cancelled")
 
     def _start(self, spec: ZygoteSpec, limits: StartLimits, wanted: Callable[[], bool]) -> Zygote:
-        zygote = Zygote(spec)
+        with self._lock:
+            seed = self._seed if self._seed is not None and self._seed.fits(spec) else None
+            if seed is not None:
+                seed.used = True
+        zygote = Zygote(spec, seed)
         with self._lock:
             self._starting.add(zygote)
         try:
@@ -1002,6 +1104,8 @@ class ZygotePool:
             entries = list(self._entries.values())
             self._entries.clear()
             zygotes = {*self._starting, *(entry.zygote for entry in entries if entry.zygote is not None)}
+        if self._seed is not None:
+            self._seed.close()
         for zygote in zygotes:
             zygote.hang_up()
         for zygote in zygotes:

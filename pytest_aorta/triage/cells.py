@@ -103,8 +103,8 @@ class CellStatistics:
 
     @property
     def did_not_run(self) -> bool:
-        """Whether no trial has come to its main work."""
-        return self.total > 0 and self.count("did not run") == self.total
+        """Whether no trial has come to its main work, of those that were not interrupted."""
+        return self.count("did not run") > 0 and self.count("did not run", "interrupted") == self.total
 
     @property
     def signature_numbers(self) -> dict[Signature, int]:

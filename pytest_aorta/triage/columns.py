@@ -229,6 +229,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("rate_below", lambda row: row.rate_below),
     _number_of("Timeouts", "timeout"),
     _number_of("Infrastructure", "infrastructure"),
+    _number_of("Interrupted", "interrupted"),
     _number_of("Did not run", "did not run"),
     Column("error_rate", _error_rate),
     Column("outcome_counts", lambda row: {each: row.cell.count(each) for each in OUTCOMES}),

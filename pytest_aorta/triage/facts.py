@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.triage.signatures import Signature, signature_of
-from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event
+from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event, was_interrupted
 
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
@@ -182,12 +182,12 @@ def _common(found: Iterable[Values]) -> Values:
 
 
 #: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it:
-#: they are losses.
-Outcome = Literal["ok", "failed", "timeout", "infrastructure", "did not run"]
-OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "timeout", "infrastructure", "did not run")
+#: they are losses, and so is ``interrupted``.
+Outcome = Literal["ok", "failed", "timeout", "infrastructure", "interrupted", "did not run"]
+OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "timeout", "infrastructure", "interrupted", "did not run")
 FAILURES: tuple[Outcome, ...] = ("failed", "timeout")
 COUNTED: tuple[Outcome, ...] = ("ok", "failed", "timeout")
-LOSSES: tuple[Outcome, ...] = ("infrastructure", "did not run")
+LOSSES: tuple[Outcome, ...] = ("infrastructure", "interrupted", "did not run")
 
 #: Failures of which a process died: its step times are those of a part of its work.
 _CRASHES = ("exception", "signal", "exit_code", "timeout", "stall", "rank")
@@ -346,6 +346,8 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     Neither is what a full disk has ended.
     """
     status = record["exit_status"]
+    if status == "infrastructure_failed" and was_interrupted(record):
+        return "interrupted"
     if did_not_run(record):
         return "did not run"
     if status == "infrastructure_failed" or met_full_disk(record):

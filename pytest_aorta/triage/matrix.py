@@ -161,8 +161,8 @@ def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
         if has_verdicts and kind in shown:
             yield f"**{kind}**: {meaning}"
     if any(row.cell.lost for row in rows):
-        yield "**Infrastructure**, **Did not run**: say nothing about the workload, and do not count"
-    if any(row.is_slower for row in rows):
+        yield "**Infrastructure**, **Interrupted**, **Did not run**: say nothing about the workload, and do not count"
+    if any(row.is_slower and row.verdict.kind != "slower" for row in rows):
         yield "**slower**: its steps take longer than the baseline's, which alone can hide a fault of timing"
     if any(row.comparison and row.comparison.method == "sequential" for row in rows):
         yield "p and intervals hold whenever one looks, so that trials may be added or left out"

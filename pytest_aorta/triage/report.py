@@ -540,7 +540,7 @@ def _warnings(table: Table, material: Material, labels: Mapping[CellKey, str]) -
     """What concerns several cells, then slower steps, what their variables have not done, and what trials say."""
     found = [*table.warnings]
     for row in table.rows:
-        if row.is_slower and row.speed is not None:
+        if row.is_slower and row.speed is not None and row.verdict.kind != "slower":
             found.append(f"{labels[row.cell.key]}: {row.speed.text}; a fault of timing can hide in slower steps")
     found += dict.fromkeys(text for row in table.rows if row.effect is not None for text in row.effect.sentences)
     for row in table.rows:

@@ -663,7 +663,7 @@ def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], b
     """The verdict on a cell as far as it is not compared with another one."""
     if cell.did_not_run:
         return Verdict("did not run")
-    if cell.total and not cell.counted:
+    if not cell.counted and cell.count("infrastructure", "did not run"):
         return Verdict("error", "no trial says anything about the workload")
     if cell.key not in baselines.of:
         return Verdict("baseline" if cell.key in baselines.cells else "undecided")

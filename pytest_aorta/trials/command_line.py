@@ -11,31 +11,11 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED, start_folder
-
-_INSTALLED = {"site-packages", "dist-packages"}
-
-
-def imported_files(script: str, path: Sequence[str]) -> list[str]:
-    """Files in the folders of ``path`` that a script imports, or may import, directly or by another one."""
-    from modulefinder import ModuleFinder  # not in every trial
-
-    folders = [folder for folder in path if _INSTALLED.isdisjoint(Path(folder).parts)]
-    finder = ModuleFinder(folders)
-    with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError):  # the script itself will say so
-        finder.run_script(script)
-    files = (getattr(module, "__file__", None) for module in finder.modules.values())
-    return [file for file in map(str, map(Path, filter(None, files))) if file != str(Path(script))]
-
-
-def search_path(script: str, *, is_module: bool) -> list[str]:
-    first = os.curdir if is_module else os.path.dirname(script) or os.curdir
-    return [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-
 
 #: The workload that runs a command.
 COMMAND_TARGET = "aorta_workloads.command:Command"
@@ -55,8 +35,6 @@ _CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf")
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 
-_SHELL = re.compile(r"(ba|da|k|z)?sh")
-
 #: What quotes and backslashes keep a shell from looking at.
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
 
@@ -65,6 +43,9 @@ _SHELL_SYNTAX = re.compile(r"[|&;<>`]+|\$(\w+|[{(])|(?<!\S)~(?=/|\s|$)")
 
 #: Ends of the names of scripts that no shell reads.
 _NO_SHELL_SCRIPTS = tuple(end for end in _SCRIPTS if end not in (".sh", ".bash"))
+
+#: What stands between words of a shell.
+_SEPARATORS = re.compile(r"[\s;|&()<>'\"=`]+")
 
 #: Characters of a shell script that are looked at.
 _LONGEST_SCRIPT = 2**20
@@ -181,45 +162,23 @@ def _is_text(path: str) -> bool:
 
 
 def files_in(words: Sequence[str]) -> list[str]:
-    """Files that a command names and that decide what it does: programs, scripts and configurations, as written there.
+    """Scripts and configurations that a command names, and its program where that lies here; as written there.
 
-    And the files of its own that a Python script imports, and what the words of a shell's ``-c`` and of shell scripts
-    name. Neither data nor folders: what a command writes, it names as well.
+    Also those in the words of ``bash -c``, and in the shell scripts among them. Neither data nor folders: what a
+    command writes, it names as well. What its Python processes read is known when they have run.
     """
-    found: dict[str, None] = {}
-    commands: list[list[str]] = [list(words)]
-    read: set[str] = set()
-    while commands:
-        words = commands.pop(0)
-        files = _files_named(words)
-        texts = [*_shell_arguments(words), *(_shell_script(file) for file in files if file not in read)]
-        read.update(files)
-        found |= files
-        commands += [command for text in texts for command in _commands_in(text)]
-    return list(found)
-
-
-def _files_named(words: Sequence[str]) -> dict[str, None]:
     script = script_of(words)
     found = dict.fromkeys([script] if script is not None else [])
-    if script is not None and script.endswith(".py"):
-        found |= dict.fromkeys(imported_files(script, search_path(script, is_module=script not in words)))
-    if words and os.sep in words[0] and not is_python(words[0]) and os.path.isfile(words[0]):
+    if os.sep in words[0] and not is_python(words[0]) and os.path.isfile(words[0]):
         found |= dict.fromkeys([words[0]] if Path(words[0]).absolute().is_relative_to(Path.cwd()) else [])
-    for word in words:
-        for name in (word, word.partition("=")[2]):
-            if name.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) and os.path.isfile(name):
+    texts = [*words, *map(_shell_script, found)]
+    for text in texts:  # grows
+        for name in (text, *_SEPARATORS.split(text)):
+            is_one = name.lower().endswith((*_SCRIPTS, *_CONFIGURATIONS)) and os.path.isfile(name)
+            if is_one and name not in found:
                 found[name] = None
-    return found
-
-
-def _shell_arguments(words: Sequence[str]) -> Iterator[str]:
-    """What follows the ``-c`` of a shell."""
-    shells = (number for number, word in enumerate(words) if _SHELL.fullmatch(Path(word).name))
-    for option, text in itertools.pairwise(words[next(shells, len(words)) :]):
-        if re.fullmatch(r"-[a-z]*c", option):
-            yield text
-            return
+                texts.append(_shell_script(name))
+    return list(found)
 
 
 def _shell_script(file: str) -> str:
@@ -231,24 +190,6 @@ def _shell_script(file: str) -> str:
         if "\0" not in text and (text[:2] != "#!" or _SHELL_LINE.match(text)):
             return text
     return ""
-
-
-def _commands_in(text: str) -> list[list[str]]:
-    """Simple commands of a shell's text, as far as they can be told without running it."""
-    found: list[list[str]] = []
-    for line in text.replace("\\\n", " ").splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        found.append([])
-        try:
-            for word in lexer:
-                if set(word) <= set("|&;()<>"):
-                    found.append([])
-                else:
-                    found[-1].append(word)
-        except ValueError:  # quotes that end in another line
-            found.append(line.split())
-    return list(filter(None, found))
 
 
 def label_of(words: Sequence[str]) -> str:
@@ -344,14 +285,26 @@ def program_not_found(words: Sequence[str], path: str) -> str | None:
     if shutil.which(program, path=path) is not None:
         script = _python_script(words)
         found = script is None or os.path.exists(script)
-        return None if found else f"there is no file {script!r} in {os.getcwd()}"
+        return None if found else f"there is no file {script!r} in {os.getcwd()}{_alike(str(script))}"
     if os.sep not in program:
+        if os.path.isfile(program):
+            return f"{program!r} is no program in PATH, but a file here: python {program}, or ./{program}"
         return f"there is no program {program!r} in the folders of PATH: {path}"
     if os.path.isdir(program):
         return f"{program!r} is a folder, not a program"
     if os.path.exists(program):
         return f"{program!r} is not executable; make it so, or name its interpreter before it"
     return f"there is no program {program!r} in {os.getcwd()}"
+
+
+def _alike(path: str) -> str:
+    import difflib
+
+    folder, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        if nearest := difflib.get_close_matches(name, os.listdir(folder or os.curdir), 1):
+            return f"; did you mean {os.path.join(folder, nearest[0])!r}?"
+    return ""
 
 
 def runnable(words: Sequence[str], path: str) -> list[str]:

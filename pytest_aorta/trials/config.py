@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from pytest_aorta.common.import_target import target_file
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, TRIAL_DIR
@@ -211,9 +215,7 @@ def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
     valid = {field.alias or name: field for name, field in model.model_fields.items()}
     unknown = [key for key in given if key not in valid and key not in model.model_fields]
     if unknown and model.model_config.get("extra") != "allow":
-        raise ConfigError(
-            f"{cls.__name__} has no option {', '.join(map(repr, unknown))}; valid: {', '.join(sorted(valid)) or 'none'}"
-        )
+        raise _no_option(cls.__name__, unknown, valid)
     try:
         value = _validate(model, given)
     except ValidationError as error:
@@ -226,6 +228,68 @@ def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
     except Exception:  # an option that pydantic cannot write, such as a torch.dtype
         plain = dict(value)
     return Config(value, to_plain(plain))
+
+
+def _no_option(cls: str, unknown: Iterable[str], valid: Collection[str]) -> ConfigError:
+    return ConfigError(
+        f"{cls} has no option {', '.join(map(repr, unknown))}; valid: {', '.join(sorted(valid)) or 'none'}"
+    )
+
+
+def check_names(target: str, given: Collection[str]) -> None:
+    """Refuse options that a workload does not have, where its source says so: to import it may take long.
+
+    Raises:
+        ConfigError: as ``resolve_config``.
+    """
+    valid = _names_in_source(target, "Config") if given else None
+    unknown = [key for key in given if valid is not None and key not in valid]
+    if valid is not None and unknown:
+        raise _no_option(target.rpartition(":")[2], unknown, valid)
+
+
+def _names_in_source(target: str, inner: str = "") -> set[str] | None:
+    """Fields of a pydantic model, by its source and that of the models above it; ``None`` where that does not say.
+
+    ``inner``: the model is a class of this name in that of ``target``.
+    """
+    file, name = target_file(target) if target.rpartition(":")[0] else None, target.rpartition(":")[2]
+    try:
+        top = [] if file is None else ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found = _class_in(top, name)
+    if found is not None and inner:
+        found = _class_in(found.body, inner)
+    if (
+        found is None
+        or found.name in map(ast.unparse, found.bases)
+        or re.search(r"\b(alias\w*|allow|populate_by_name)\b", ast.unparse(found))
+    ):
+        return None
+    fields = (node.target for node in found.body if isinstance(node, ast.AnnAssign))
+    names = {field.id for field in fields if isinstance(field, ast.Name)}
+    for base in map(ast.unparse, found.bases):
+        above = set() if base in ("BaseModel", "pydantic.BaseModel") else _names_in_source(_target_of(base, top, file))
+        if above is None:
+            return None
+        names |= above
+    return names
+
+
+def _class_in(body: Sequence[ast.stmt], name: str) -> ast.ClassDef | None:
+    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def _target_of(name: str, top: Sequence[ast.stmt], file: Path | None) -> str:
+    """Where a class is that a module calls ``name``: in another one that it is imported from, else in itself."""
+    for node in top:
+        if isinstance(node, ast.ImportFrom) and name in [each.asname or each.name for each in node.names]:
+            module = node.module or ""
+            if node.level and file is not None:
+                module = f"{file.parents[node.level - 1].joinpath(*module.split('.'))}.py"
+            return f"{module}:{name}"
+    return f"{file}:{name}"
 
 
 def _validate(model: Any, given: dict[str, Any]) -> Any:
@@ -253,12 +317,6 @@ def _guess(value: Any) -> Any:
         return {"true": True, "false": False, "none": None}.get(value.lower(), value)
 
 
-#: Keys of a JSON Schema, and what they say of a value.
-_BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
-
-_WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "null": "null", "object": "mapping"}
-
-
 @dataclass(frozen=True)
 class DeclaredOption:
     name: str
@@ -278,34 +336,15 @@ def declared_options(cls: type[Any]) -> list[DeclaredOption]:
 
 
 def _of_model(model: Any) -> list[DeclaredOption]:
-    try:
-        schema = model.model_json_schema(by_alias=True)
-    except Exception:  # a type that JSON does not have, such as torch.dtype
-        schema = {}
-    properties = schema.get("properties", {})
+    from annotated_types import BaseMetadata  # pydantic's own
+
     found = []
     for name, field in model.model_fields.items():
-        shown = properties.get(field.alias or name)
-        takes = _takes(shown, schema.get("$defs", {})) if shown else inspect.formatannotation(field.annotation)
+        bounds = (str(each).partition("(")[2][:-1] for each in field.metadata if isinstance(each, BaseMetadata))
+        takes = ", ".join([inspect.formatannotation(field.annotation), *bounds])
         default = None if field.is_required() else _json(field.get_default(call_default_factory=True))
         found.append(DeclaredOption(field.alias or name, takes, default, field.description or ""))
     return found
-
-
-def _takes(schema: Mapping[str, Any], shared: Mapping[str, Any], depth: int = 0) -> str:
-    if depth > 4:
-        return "..."
-    if "$ref" in schema:
-        return _takes(shared.get(schema["$ref"].rpartition("/")[2], {}), shared, depth + 1)
-    if "const" in schema or "enum" in schema:
-        return f"one of {', '.join(map(str, schema.get('enum', [schema.get('const')])))}"
-    if "anyOf" in schema:
-        return ", or ".join(_takes(each, shared, depth + 1) for each in schema["anyOf"])
-    kind = schema.get("type", "anything")
-    if kind == "array":
-        return f"list of ({_takes(schema.get('items', {}), shared, depth + 1)})"
-    bounds = [f"{words} {schema[key]}" for key, words in _BOUNDS.items() if key in schema]
-    return " ".join([_WORDS.get(kind, kind), " and ".join(bounds)]).rstrip()
 
 
 def _type_name(value: Any) -> str:

@@ -351,6 +351,11 @@ def interruption(phase: Phase, why: str) -> Failure:
     return Failure(phase, "signal", f"{INTERRUPTED}{why}")
 
 
+def was_interrupted(record: Mapping[str, Any]) -> bool:
+    """Whether a trial, as its file has it, was ended on request: by Ctrl-C, by SIGTERM, by the end of its run."""
+    return ((record.get("failure") or {}).get("message") or "").startswith(INTERRUPTED)
+
+
 def did_not_run(record: Mapping[str, Any]) -> bool:
     """Whether a trial, as its file has it, has ended before its main work, and so says nothing about the workload.
 

@@ -107,6 +107,8 @@ def checked_regex(text: object) -> str:
     """
     if not isinstance(text, str) or not text:
         raise ValueError("a regular expression of Python")
+    if re.fullmatch(r"@[\w-]+", text) and text[1:] not in DETECTORS:
+        raise ValueError(f"a regular expression of Python, or one of {', '.join(f'@{name}' for name in DETECTORS)}")
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import filecmp
 import json
 import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.workspace import history
-from pytest_aorta.workspace.atomic import locked, remove_abandoned
+from pytest_aorta.workspace.atomic import locked
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 
 #: End of the name of a copy that is being made.
 UNFINISHED = ".merging"
+
+_INDEX = ".aorta"
+_TRIAL = re.compile(r"(?P<stem>trial_\d+(?:\.repeat_\d+)?)\.json")
+_ARTIFACTS = re.compile(r"(?P<stem>trial_\d+(?:\.repeat_\d+)?)(?:\.(?:rank|node)_\d+)?")
+
+#: What is made anew of the merged trials.
+MATRIX_FILES = frozenset(("matrix.json", "matrix.md"))
+
+
+def is_trial_file(name: str) -> bool:
+    """Whether this is the name of the file of a trial, or of a repeat."""
+    return _TRIAL.fullmatch(name) is not None
 
 
 def is_same(one: Path, other: Path) -> bool:
@@ -35,53 +45,6 @@ def is_same(one: Path, other: Path) -> bool:
     return stat.S_ISREG(first.st_mode) and first.st_size == second.st_size and filecmp.cmp(one, other, shallow=False)
 
 
-def place(source: Path, target: Path, *, may_link: bool) -> None:
-    """Have a file at ``target`` as well; of a link, the link.
-
-    ``may_link``: whether both may be one file. Raises ``FileExistsError`` where something is there.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_symlink():
-        os.symlink(os.readlink(source), target)
-        return
-    if may_link:
-        with contextlib.suppress(OSError):  # another file system, or one without links
-            os.link(source, target)
-            return
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=UNFINISHED)
-    temporary = Path(name)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it has a writer, see ``atomic.remove_abandoned``
-        shutil.copy2(source, temporary)
-        os.fsync(fd)
-        _rename(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-        os.close(fd)
-
-
-def _rename(temporary: Path, target: Path) -> None:
-    try:
-        os.link(temporary, target)  # a rename would replace what is there
-    except FileExistsError:
-        raise
-    except OSError:
-        if os.path.lexists(target):
-            raise FileExistsError(target) from None
-        temporary.rename(target)
-
-
-_INDEX = ".aorta"
-_TRIAL = re.compile(r"(?P<stem>trial_\d+(?:\.repeat_\d+)?)\.json")
-_ARTIFACTS = re.compile(r"(?P<stem>trial_\d+(?:\.repeat_\d+)?)(?:\.(?:rank|node)_\d+)?")
-
-
-def is_trial_file(name: str) -> bool:
-    """Whether this is the name of the file of a trial, or of a repeat."""
-    return _TRIAL.fullmatch(name) is not None
-
-
 @dataclass(frozen=True)
 class Record:
     """A trial file.
@@ -93,6 +56,7 @@ class Record:
         is_flat: whether it lies in the folder of the workload, where files of one cell only may lie.
         workload: that it is of.
         started_at: sortable.
+        artifacts: files of the trial, relative to the folder of this one.
     """
 
     file: Path
@@ -101,6 +65,7 @@ class Record:
     is_flat: bool
     workload: str
     started_at: str
+    artifacts: tuple[PurePosixPath, ...]
 
     @property
     def key(self) -> tuple[PurePosixPath, str | None, str]:
@@ -124,20 +89,16 @@ class Found:
 
     Attributes:
         records: trial files.
-        artifacts: files of trials, by the trial file that they belong to, relative to its folder.
-        files: all others, relative to the folder.
-        folders: likewise, those of artifacts left out.
+        files: all others but artifacts, relative to the folder.
+        folders: likewise.
         left_out: folders of artifacts without a trial file, and what is neither file, folder nor link.
-        unfinished: what killed merges have left.
     """
 
     root: Path
     records: list[Record] = field(default_factory=list)
-    artifacts: dict[Path, list[PurePosixPath]] = field(default_factory=dict)
     files: list[PurePosixPath] = field(default_factory=list)
     folders: list[PurePosixPath] = field(default_factory=list)
     left_out: list[Path] = field(default_factory=list)
-    unfinished: list[Path] = field(default_factory=list)
 
 
 def look(root: Path) -> Found:
@@ -147,58 +108,58 @@ def look(root: Path) -> Found:
         OSError: a folder cannot be read.
     """
     found = Found(root)
-    _look(found, PurePosixPath(), in_history=False)
+    for folder, below, folders, names in _walk(root):
+        found.folders.append(below)
+        in_history = HISTORY in below.parts
+        trials = {match["stem"] for name in names if (match := _TRIAL.fullmatch(name)) and not in_history}
+        artifacts: dict[str, list[PurePosixPath]] = {}
+        for name in list(folders):
+            match = _ARTIFACTS.fullmatch(name) if below.parts and not in_history else None
+            if match is not None:
+                folders.remove(name)
+                if match["stem"] in trials:
+                    artifacts.setdefault(match["stem"], []).extend(_files_below(folder, name, found))
+                else:
+                    found.left_out.append(folder / name)
+        for name in names:
+            stem = name.removesuffix(".json")
+            record = None
+            if stem in trials:
+                record = _record(folder / name, below, tuple(artifacts.get(stem, ())))
+            if record is not None:
+                found.records.append(record)
+            elif _is_kept(folder / name, found):
+                found.files.append(below / name)
     return found
 
 
-def _look(found: Found, below: PurePosixPath, in_history: bool) -> None:
-    folder = found.root / below
-    with os.scandir(folder) as scanned:
-        entries = sorted(scanned, key=lambda entry: entry.name)
-    trials = {match["stem"] for entry in entries if (match := _TRIAL.fullmatch(entry.name)) and not in_history}
-    found.folders.append(below)
-    for entry in entries:
-        path = below / entry.name
-        if entry.is_dir(follow_symlinks=False):
-            artifacts = _ARTIFACTS.fullmatch(entry.name) if not in_history and below.parts else None
-            if entry.name == _INDEX:
-                continue
-            if artifacts is not None and artifacts["stem"] in trials:
-                names = found.artifacts.setdefault(folder / f"{artifacts['stem']}.json", [])
-                names += [PurePosixPath(entry.name) / each for each in _files_below(folder / entry.name, found)]
-            elif artifacts is not None and not _has_trials(folder / entry.name):
-                found.left_out.append(folder / entry.name)
-                found.unfinished += Path(entry.path).rglob(f".*{UNFINISHED}")
-            else:
-                _look(found, path, in_history or entry.name == HISTORY)
-        elif not (entry.is_symlink() or entry.is_file()):
-            found.left_out.append(folder / entry.name)
-        elif entry.name.startswith(".") and entry.name.endswith((".tmp", UNFINISHED)):  # of a killed writer
-            found.unfinished += [folder / entry.name] * entry.name.endswith(UNFINISHED)
-        elif not in_history and _TRIAL.fullmatch(entry.name) and (record := _record(folder / entry.name, below)):
-            found.records.append(record)
-        else:
-            found.files.append(path)
+def _walk(root: Path) -> Iterator[tuple[Path, PurePosixPath, list[str], list[str]]]:
+    """Folders with their names of folders and of files; a link is a file."""
 
+    def refuse(error: OSError) -> None:
+        raise error
 
-def _has_trials(folder: Path) -> bool:
-    return any(_TRIAL.fullmatch(name) for _, _, names in os.walk(folder) for name in names)
-
-
-def _files_below(folder: Path, found: Found) -> Iterator[PurePosixPath]:
-    for name, folders, files in os.walk(folder):
+    for name, folders, files in os.walk(root, onerror=refuse):
         links = [each for each in folders if os.path.islink(os.path.join(name, each))]
-        for each in sorted([*files, *links]):
-            path = Path(name, each)
-            if path.name.startswith(".") and path.name.endswith(UNFINISHED):
-                found.unfinished.append(path)
-            elif path.is_symlink() or path.is_file():
-                yield PurePosixPath(path.relative_to(folder).as_posix())
-            else:
-                found.left_out.append(path)
+        folders[:] = sorted({*folders} - {*links, _INDEX})
+        yield Path(name), PurePosixPath(Path(name).relative_to(root).as_posix()), folders, sorted([*files, *links])
 
 
-def _record(file: Path, below: PurePosixPath) -> Record | None:
+def _files_below(folder: Path, name: str, found: Found) -> Iterator[PurePosixPath]:
+    for _, below, _, names in _walk(folder / name):
+        yield from (name / below / each for each in names if _is_kept(folder / name / below / each, found))
+
+
+def _is_kept(path: Path, found: Found) -> bool:
+    if path.name.startswith(".") and path.name.endswith((".tmp", UNFINISHED)):  # of a killed writer
+        return False
+    if not (path.is_symlink() or path.is_file()):
+        found.left_out.append(path)
+        return False
+    return True
+
+
+def _record(file: Path, below: PurePosixPath, artifacts: tuple[PurePosixPath, ...]) -> Record | None:
     try:
         content = json.loads(file.read_bytes())
         workload, cell = content["workload"], content["cell"]
@@ -208,17 +169,10 @@ def _record(file: Path, below: PurePosixPath) -> Record | None:
     if not isinstance(workload, str) or not isinstance(cell, str):
         return None
     if below.name == identifier(cell) and below.parent.name == identifier(workload):
-        return Record(file, below.parent, cell, False, workload, started)
+        return Record(file, below.parent, cell, False, workload, started, artifacts)
     if below.name == identifier(workload):
-        return Record(file, below, cell, True, workload, started)
-    return Record(file, below, None, False, workload, started)
-
-
-#: What is made anew of the merged trials.
-MATRIX_FILES = frozenset(("matrix.json", "matrix.md"))
-
-#: In a results directory, until that is done.
-PENDING = f".matrix{UNFINISHED}"
+        return Record(file, below, cell, True, workload, started, artifacts)
+    return Record(file, below, None, False, workload, started, artifacts)
 
 
 @dataclass(frozen=True)
@@ -250,7 +204,7 @@ class MergePlan:
         replaced: records of the destination that are older than those that come, with their results directories.
         older: records of sources that are older than others, and stay where they are.
         to_nest: folders of workloads, with these, whose files of the destination move to folders of their cells.
-        results: results directories that get records, or have got some from a merge that was killed.
+        results: results directories that the sources have records of.
         left_out: see ``Found``.
     """
 
@@ -281,40 +235,32 @@ def plan_merge(sources: Iterable[Found], destination: Found, *, newer: bool = Fa
     plan = MergePlan(left_out=[path for found in sources for path in found.left_out])
     here = {record.key: record for record in destination.records}
     chosen = dict(here)
-    owner: dict[Path, Found] = {}
-    for found in sources:
-        for record in found.records:
-            other = chosen.setdefault(record.key, record)
-            owner[record.file] = found
-            if other is record:
-                continue
-            if is_same(record.file, other.file):
-                plan.identical += 1
-                if other is here.get(record.key):  # it may have got more artifacts since
-                    _add_artifacts(plan, found, record, record.target(nested[record.base]), destination)
-            elif not newer:
-                plan.conflicts.append(Conflict(record.target(nested[record.base]), other.file, record.file))
-            elif record.started_at > other.started_at:
-                chosen[record.key] = record
-                plan.older += other is not here.get(record.key)
-            else:
-                plan.older += 1
-    for key, record in chosen.items():
-        target = record.target(nested[record.base])
-        if record is here.get(key):
-            if record.is_flat and nested[record.base]:
-                plan.to_nest[record.base] = record.workload
-            continue
-        if key in here:
-            plan.replaced.append((record.results, target))
-            if here[key].is_flat and nested[record.base]:
-                plan.to_nest[record.base] = record.workload
-        _add_artifacts(plan, owner[record.file], record, target, None if key in here else destination)
-        plan.additions.append(Addition(record.file, target, is_record=True, may_link=True))
+    for record in (record for found in sources for record in found.records):
         plan.results.add(record.results)
+        other, target = chosen.setdefault(record.key, record), record.target(nested[record.base])
+        if other is record:
+            continue
+        is_here, is_later = other is here.get(record.key), record.started_at > other.started_at
+        if is_same(record.file, other.file):
+            plan.identical += 1
+            if is_here:  # it may have got more artifacts since
+                _add_artifacts(plan, record, target, destination)
+        elif not newer:
+            plan.conflicts.append(Conflict(target, other.file, record.file))
+        else:
+            plan.older += not (is_here and is_later)
+            chosen[record.key] = record if is_later else other
+    for key, record in chosen.items():
+        target, old = record.target(nested[record.base]), here.get(key)
+        if old is not None and old.is_flat and nested[record.base]:
+            plan.to_nest[record.base] = record.workload
+        if record is old:
+            continue
+        if old is not None:
+            plan.replaced.append((record.results, target))
+        _add_artifacts(plan, record, target, destination if old is None else None)
+        plan.additions.append(Addition(record.file, target, is_record=True, may_link=True))
     _add_files(plan, sources, destination)
-    pending = [path for path in destination.unfinished if path.name == PENDING]
-    plan.results.update(PurePosixPath(path.parent.relative_to(destination.root).as_posix()) for path in pending)
     return plan
 
 
@@ -328,10 +274,8 @@ def _nested(folders: Iterable[Found]) -> dict[PurePosixPath, bool]:
     return {base: nested[base] or len(cells[base]) > 1 for base in cells}
 
 
-def _add_artifacts(
-    plan: MergePlan, found: Found, record: Record, target: PurePosixPath, destination: Found | None
-) -> None:
-    for name in found.artifacts.get(record.file, ()):
+def _add_artifacts(plan: MergePlan, record: Record, target: PurePosixPath, destination: Found | None) -> None:
+    for name in record.artifacts:
         _add(plan, record.file.parent / name, target.parent / name, destination, may_link=True)
 
 
@@ -360,40 +304,40 @@ def _add_files(plan: MergePlan, sources: Iterable[Found], destination: Found) ->
                 _add(plan, first, path, destination, may_link=is_listing or HISTORY in path.parts)
 
 
-def carry_out(plan: MergePlan, destination: Found, run: str) -> list[Conflict]:
-    """Do what was planned. What is killed on the way can be done again: then the rest is planned.
+def carry_out(plan: MergePlan, root: Path, run: str) -> None:
+    """Do what was planned, without conflicts, at ``root``. What is killed on the way can be done again.
 
-    Args:
-        plan: without conflicts.
-        destination: as it was when that was planned.
-        run: name in the history, for what is replaced.
-
-    Returns:
-        What was written there by others in the meantime, and differs; it stays.
+    ``run``: name in the history, for what is replaced.
 
     Raises:
-        OSError: the destination cannot be written.
+        OSError: the destination cannot be written, or something else has been written there meanwhile.
     """
-    root = destination.root
-    for unfinished in destination.unfinished:
-        remove_abandoned(unfinished)
     for folder in sorted(plan.folders):
         (root / folder).mkdir(parents=True, exist_ok=True)
-    for results in plan.results:
-        (root / results).mkdir(parents=True, exist_ok=True)
-        (root / results / PENDING).touch()
     for base, workload in plan.to_nest.items():
         with locked(root / base.parent):
             history.sort_into_cells(root / base.parent, workload, None, run)
     for results, path in plan.replaced:
         with locked(root / results):
             history.retire(root / results, TrialPaths(path.relative_to(results)), run)
-    conflicts = []
     for addition in plan.additions:
-        target = root / addition.target
-        try:
-            place(addition.source, target, may_link=addition.may_link)
-        except FileExistsError:
-            if not is_same(addition.source, target):
-                conflicts.append(Conflict(addition.target, target, addition.source))
-    return conflicts
+        _place(addition.source, root / addition.target, may_link=addition.may_link)
+
+
+def _place(source: Path, target: Path, *, may_link: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        os.symlink(os.readlink(source), target)
+        return
+    if may_link:
+        with contextlib.suppress(OSError):  # another file system, or one without links
+            os.link(source, target)
+            return
+    if os.path.lexists(target):
+        raise FileExistsError(17, "another process has written it meanwhile", str(target))
+    # A name that the same merge, when it is repeated, takes again.
+    temporary = target.with_name(f".{target.name[:50]}{UNFINISHED}")
+    shutil.copy2(source, temporary)
+    with temporary.open("rb") as file:
+        os.fsync(file)
+    os.rename(temporary, target)

@@ -91,6 +91,7 @@ def test_a_bad_device_is_named_and_no_mitigation(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_bad_node_is_named_and_no_mitigation(steady: Stage, slurm: Slurm) -> None:  # noqa: F811
     steady.write_file("aorta.toml", RECIPE)
     jobs = SubmittingStage(steady, slurm)

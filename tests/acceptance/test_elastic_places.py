@@ -54,6 +54,7 @@ def found(stage: Stage, *options: str) -> dict[str, str]:
     return metrics
 
 
+@pytest.mark.slow
 def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
     port = free_port()
     variables = found(sums, *given(master_addr="127.0.0.1", master_port=port, local_addr="127.0.0.1"))

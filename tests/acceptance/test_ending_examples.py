@@ -39,6 +39,8 @@ def test_it_runs_until_all_is_decided(stage: Stage) -> None:
         assert line in done.outlines
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.long)], ids=["slots", "xdist"]
 )

@@ -47,24 +47,6 @@ def is_zygote(process: psutil.Process) -> bool:
     return "pytest_aorta.runtime.zygote_main" in " ".join(process.cmdline())
 
 
-def test_a_killed_xdist_worker(stage: Stage, held: Callable[[], psutil.Process]) -> None:
-    running = stage.start(*trials_of_held(8, "-n", "2"))
-    zygote = ancestor(held(), is_zygote)
-    worker = ancestor(zygote, lambda process: process.pid != running.pid)
-    assert worker.ppid() == running.pid
-    worker.kill()
-    done = stage.finish(running)
-    assert done.ret == 1
-    # xdist does not run it again; the workload is not what failed.
-    assert counts(done) == {"errors": 1, "passed": 7}
-    statuses = stage.statuses()
-    assert list(statuses) == [f"Held/trial_{index}.json" for index in range(8)]
-    assert sorted(statuses.values()) == ["infrastructure_failed"] + ["ok"] * 7
-    lost = next(trial for trial in stage.trials().values() if trial["exit_status"] != "ok")
-    assert lost["failure"]["message"] == "the xdist worker that ran this trial died"
-    assert lost["env"]["partial"]
-
-
 @pytest.mark.parametrize("options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["plain", "xdist"])
 def test_a_killed_pytest(stage: Stage, held: Callable[[], psutil.Process], options: tuple[str, ...]) -> None:
     # Trial 0 of both workloads first: one is held, the other one's file is there before or after.

@@ -69,6 +69,7 @@ def test_two_planted_bugs_give_two_signatures(example: tuple[Stage, pytest.RunRe
     assert "SIGSEGV" in text(done)
 
 
+@pytest.mark.slow
 def test_a_planted_drift_is_warned_of(example: tuple[Stage, pytest.RunResult], tmp_path: Path) -> None:
     done = example[1]
     assert "over the run" not in text(done)

@@ -174,7 +174,9 @@ class Workspaces(RuleBasedStateMachine):
         return expected
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(40, marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "examples", [3, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.long])], ids=["few", "many"]
+)
 def test_the_index_is_what_a_scan_from_scratch_finds(examples: int) -> None:
     run_state_machine_as_test(
         Workspaces,

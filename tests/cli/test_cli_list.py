@@ -210,11 +210,11 @@ def test_options_of_a_workload_have_types_and_defaults(stage: Stage) -> None:
     stage.write(mine=WORKLOADS)
     found = listed("--workload", "mine.py:Typed")["options"]
     assert {name: (entry["takes"], entry["default"]) for name, entry in found.items()} == {
-        "steps": ("whole number at least 1 and at most 9", "3"),
-        "rate": ("number at least 0", None),
-        "kinds": ("list of (one of one, two)", '["one"]'),
-        "maybe": ("whole number, or null", "null"),
-        "call-it": ("text", '"x"'),
+        "steps": ("int, ge=1, le=9", "3"),
+        "rate": ("float, ge=0", None),
+        "kinds": ("list[mine.Kind]", '["one"]'),
+        "maybe": ("int | None", "null"),
+        "call-it": ("str", '"x"'),
     }
     assert found["steps"]["help"] == "how many"
     assert found["steps"]["source"] == "file:mine.py"

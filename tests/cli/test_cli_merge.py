@@ -145,17 +145,16 @@ def test_what_has_no_record_stays(here: Path) -> None:
 
 
 @pytest.mark.parametrize("allowed", [0, 12])
-def test_a_killed_merge_is_repeated(here: Path, allowed: int) -> None:
+def test_a_killed_merge_is_repeated(here: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it has done so far: a record is there only with all of its artifacts."""
     code = (
-        "import itertools, os, sys\n"
-        "from pytest_aorta.workspace import merge\n"
+        "import itertools, os\n"
         f"left = itertools.count({allowed}, -1)\n"
-        "real = merge._rename\n"
+        "real = os.rename\n"
         "def rename(temporary, target):\n"
         "    if not next(left): os._exit(9)\n"
         "    real(temporary, target)\n"
-        "merge._rename = rename\n"
+        "os.rename = rename\n"
         "def refuse(*paths): raise OSError(18, 'other file system')\n"
         "os.link = refuse\n"
         "from pytest_aorta.cli.main import main\n"
@@ -164,6 +163,11 @@ def test_a_killed_merge_is_repeated(here: Path, allowed: int) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     for path in (here / "all").rglob("trial_?.json"):
         assert (path.with_suffix("") / "stdout.log").exists()
+
+    def refuse(*paths: object) -> None:
+        raise OSError(18, "other file system")
+
+    monkeypatch.setattr(os, "link", refuse)
     assert command("merge", "a", "b", "all").exit_code == 0
     assert tree(here / "all") == {**tree(here / "a"), **tree(here / "b")}
     cells = {cell["cell"]: cell["seen"] for cell in json.loads((here / "all/matrix.json").read_text())["cells"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,8 @@ DOCS = HERE.parents[1] / "docs"
 HANGS = [row for row in ROWS if row.fault.hangs]
 OTHERS = [row for row in ROWS if not row.fault.hangs]
 
-#: Under which launchers ranks misbehave: ``elastic`` is what ``auto`` is outside of a launcher, and ``external`` what
-#: it is as a rank. The real torchrun takes seconds per trial, so it gets the hangs of one phase, unless all is
-#: asked for:
-#: ``AORTA_FAULT_LAUNCHER=torchrun pytest tests/faults -m "" -k rank``.
-ASKED = os.environ.get("AORTA_FAULT_LAUNCHER")
-LAUNCHERS = ("elastic", "torchrun", "external") if ASKED is None else (ASKED,)
-
-#: Launchers and phases.
-UNDER = [
-    (launcher, phase)
-    for launcher in LAUNCHERS
-    for phase in PHASES
-    if launcher == "elastic" or ASKED is not None or phase == "run"
-]
-
-#: Seconds in which both ranks are where one of them hangs.
-TO_HANG = {"elastic": "10", "torchrun": "25", "external": "10"}
-
-#: Run by hand: every change is tried with those of ``fork``, and of ranks that end under ``elastic`` in ``run()``;
-#: ranks that hang there are in ``test_rank_fault_table.py``.
+#: Run by hand: every change is tried with those of ``fork``, and of ranks that end in ``run()``; ranks that hang, and
+#: other launchers, are in ``test_rank_fault_table.py``.
 BY_HAND = pytest.mark.long
 
 MODES = {
@@ -54,18 +35,15 @@ def run(stage: Stage, workload: str, rows: Sequence[Row], *options: str) -> dict
         stage.copy(HERE / name)
     script = ".".join(f"{row.fault.name}-{row.phase}" for row in rows)
     options = ("--aorta-trials", str(len(rows)), "--aorta-config", f"script={script}", *LIMITS, *options)
-    if "external" in options:
-        result = stage.torchrun(2, f"faulty.py::{workload}", *options)
-    else:
-        result = stage.run(f"faulty.py::{workload}", *options)
+    result = stage.run(f"faulty.py::{workload}", *options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert stage.left_running() == []
     assert stage.files() == sorted(f"{workload}/trial_{index}.json" for index in range(len(rows)))
     return {row: stage.trial(f"{workload}/trial_{index}.json") for index, row in enumerate(rows)}
 
 
-def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None, *, notes: bool = True) -> list[str]:
-    """Rows whose record is not what the table says, its ``notes`` included."""
+def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None) -> list[str]:
+    """Rows whose record is not what the table says."""
     wrong = []
     for row, trial in found.items():
         failure = trial["failure"]
@@ -79,7 +57,7 @@ def mistakes(found: dict[Row, dict[str, Any]], rank: int | None = None, *, notes
         if failure is not None and failure["rank"] != rank:
             wrong.append(f"{where}: rank {failure['rank']} instead of {rank}: {failure['message'][:300]}")
         details = str(trial["result"]["failure_details"])
-        if notes and row.fault.note is not None and row.fault.note not in details:
+        if row.fault.note is not None and row.fault.note not in details:
             wrong.append(f"{where}: nothing says {row.fault.note!r}: {details[:300]}")
         if (failure is None or row.phase == "cleanup") and not trial["result"]["metrics"]:
             wrong.append(f"{where}: the result is lost")
@@ -115,34 +93,21 @@ def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "phase"),
-    [
-        pytest.param(*each, marks=BY_HAND if each != ("elastic", "run") else ())
-        for each in UNDER
-        if each[0] != "torchrun" or ASKED is not None
-    ],
-)
-def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, launcher: str, phase: str) -> None:
+@pytest.mark.parametrize("phase", [pytest.param(each, marks=BY_HAND if each != "run" else ()) for each in PHASES])
+def test_every_fault_of_a_rank_that_ends_by_itself(stage: Stage, phase: str) -> None:
     rows = [row for row in OTHERS if row.fault.ranks and row.phase == phase]
-    options = ("--aorta-launcher", launcher, "--aorta-timeout", "50", "--aorta-memory", "4G")
-    found = run(stage, "FaultyRanks", rows, *options)
-    assert mistakes(found, rank=1, notes=launcher != "external") == []  # what rank 1 has left, only its pytest knows
+    assert mistakes(run(stage, "FaultyRanks", rows, "--aorta-timeout", "50", "--aorta-memory", "4G"), rank=1) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "phase"), [pytest.param(*each, marks=BY_HAND) for each in UNDER])
-def test_every_fault_of_a_rank_that_hangs(stage: Stage, launcher: str, phase: str) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_fault_of_a_rank_that_hangs(stage: Stage, phase: str) -> None:
     rows = [row for row in HANGS if row.fault.ranks and row.phase == phase]
-    slots = () if launcher == "external" else ("--aorta-slots", "3")
-    options = ("--aorta-launcher", launcher, *slots, "--aorta-timeout", TO_HANG[launcher])
-    found = run(stage, "FaultyRanks", rows, *options)
+    found = run(stage, "FaultyRanks", rows, "--aorta-slots", "3", "--aorta-timeout", "10")
     assert mistakes(found, rank=1) == []
     for row, trial in found.items():
         if row.phase == "run" and row.fault.name != "stopped":
-            assert f"{row.fault.name}() at fault_actions.py line" in trial["failure"]["message"]
-            if launcher == "external":  # where the other rank may end before a deadline of its own
-                continue
             assert f"rank 1 is missing: {row.fault.name}() at fault_actions.py line" in trial["failure"]["message"]
             assert "rank 0: all_reduce in run() at faulty.py line" in trial["failure"]["message"]
 

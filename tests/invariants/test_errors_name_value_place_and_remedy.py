@@ -1,4 +1,7 @@
-"""Every error message names the bad value, the place it came from and what would be valid."""
+"""Every error message names the bad value, the place it came from and what would be valid.
+
+It comes before anything is written, and before torch is imported, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,32 @@ import re
 import pytest
 from support.stage import Stage
 
+#: Leaves a file where it is imported.
+TORCH = "import pathlib; pathlib.Path(__file__).with_name('imported').touch()"
+
 PLAIN = ("--aorta-workload", "plain")
 
 TYPED = ("--aorta-workload", "typed")
+
+COMMAND = ("--aorta-command",)
+
+#: A workload that takes long to import, as those of torch do.
+HEAVY = """
+import torch
+from pydantic import BaseModel, ConfigDict
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    steps: int = 1
+
+class Heavy:
+    class Config(Options):
+        size: int = 1
+
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self): return {"passed": True}
+"""
 
 #: Arguments, and what the one line of the error has to say.
 BAD = {
@@ -51,6 +77,92 @@ BAD = {
         "'tf32_off' is offered twice, by .* and by .*twice",
     ),
     "nproc": ((*PLAIN, "--aorta-nproc", "2"), "workload plain is single_process; --aorta-nproc 2 does not apply to it"),
+    "no such option": (
+        (*PLAIN, "--aorta-trial", "3"),
+        "--aorta-trial: there is no such option; did you mean --aorta-tr",
+    ),
+    "trials and a unit": ((*PLAIN, "--aorta-trials=3x"), "--aorta-trials: '3x' is not valid; expected a whole number"),
+    "timeout and a unit": (
+        (*PLAIN, "--aorta-timeout", "5min"),
+        "--aorta-timeout: '5min' .* or a time such as 5m or 1h30m",
+    ),
+    "memory": ((*PLAIN, "--aorta-memory", "8Q"), "--aorta-memory: '8Q' .* such as 500M or 1.5G"),
+    "share": ((*PLAIN, "--aorta-speed-margin", "10"), "--aorta-speed-margin: '10' .* a share .* such as 5% or 0.05"),
+    "stop": ((*PLAIN, "--aorta-stop", "decide"), "--aorta-stop: 'decide' is not valid; expected decided, first-fix"),
+    "shard": ((*PLAIN, "--aorta-shard", "5/4"), "--aorta-shard: '5/4' is not valid; expected I/N with I from 1 to N"),
+    "slots": ((*PLAIN, "--aorta-slots", "0"), "--aorta-slots: '0' is not valid; expected a whole number of at least 1"),
+    "devices": ((*PLAIN, "--aorta-devices", "0-x"), "--aorta-devices: '0-x' is not valid; expected a list such as 0-3"),
+    "cwd": ((*PLAIN, "--aorta-cwd", "tmp"), "--aorta-cwd: 'tmp' is not valid; expected one of here, fresh, copy"),
+    "vary": ((*PLAIN, "--aorta-vary", "A=1"), "--aorta-vary: 'A=1' is not valid; expected a variable and at least two"),
+    "gate": ((*PLAIN, "--aorta-gate", "failure_rte<=1"), "--aorta-gate: 'failure_rte<=1' .* one of failure_rate, fail"),
+    "gate on no cell": (
+        (*PLAIN, "--aorta-gate", "failures(omp_1)<=1"),
+        r"--aorta-gate 'failures\(omp_1\)<=1': there is no cell 'omp_1'; there are local-none",
+    ),
+    "no baseline": ((*PLAIN, "--aorta-baseline", "omp"), "--aorta-baseline: there is no cell 'omp'; there are local-n"),
+    "where": ((*PLAIN, "--aorta-where", "lr<1"), "--aorta-where: 'lr<1' is not valid; expected POINTER OPERATOR VALU"),
+    "where nothing is": (
+        (*PLAIN, "--aorta-where", "/lr<1"),
+        "--aorta-where '/lr<1': no trial .* has /lr; there are /wor",
+    ),
+    "no such trial": (
+        (*PLAIN, "::plain[local-none-7]"),
+        r"no such trial: plain\[local-none-7\]; the plan has plain\[local",
+    ),
+    "replay": (("--aorta-replay", "none.json"), "--aorta-replay: .*/none.json: No such file or directory"),
+    "broken replay": (("--aorta-replay", "broken.json"), "--aorta-replay: .*/broken.json: no record of a trial: it is"),
+    "report": ((*PLAIN, "--aorta-report", "x/y.html"), "--aorta-report x/y.html: the folder .*/x does not exist; exp"),
+    "results": (
+        (*PLAIN, "--aorta-results-dir", "broken.json"),
+        "--aorta-results-dir .*/broken.json: cannot write there",
+    ),
+    "config of torch's": (("heavy.py", "--aorta-config", "siez=2"), "Heavy has no option 'siez'; valid: size, steps"),
+    "no script": (
+        (*COMMAND, "python hevy.py"),
+        "--aorta-command 'python hevy.py': .* no file .*; did you mean 'heavy.py'",
+    ),
+    "no python": (
+        (*COMMAND, "heavy.py"),
+        "'heavy.py' is no program in PATH, but a file here: python heavy.py, or ./hea",
+    ),
+    "no program": ((*COMMAND, "pyton heavy.py"), "--aorta-command 'pyton heavy.py': there is no program 'pyton' in"),
+    "a pipe": (
+        (*COMMAND, "python heavy.py | tee x"),
+        "--aorta-command: 'python .* no '|' outside of quotes, .*bash -o pip",
+    ),
+    "variables": (
+        (*COMMAND, "A=secret python heavy.py"),
+        "--aorta-command: 'A=... python heavy.py' .* --aorta-extra-env",
+    ),
+    "quotes": ((*COMMAND, "python 'heavy.py"), r"--aorta-command: .* is not valid; .* \(no closing quotation\)"),
+    "steps of a command": (
+        (*COMMAND, "python heavy.py", "--aorta-steps", "3"),
+        "Command has no option 'steps'; valid: command, depends",
+    ),
+    "depends": (
+        (*COMMAND, "python heavy.py", "--aorta-depends", "a.yaml"),
+        "--aorta-depends 'a.yaml': there is no such f",
+    ),
+    "pattern": (
+        (*COMMAND, "python heavy.py", "--aorta-fail-on", "(nan"),
+        r"--aorta-fail-on: '\(nan' .* \(missing \), unter",
+    ),
+    "detector": (
+        (*COMMAND, "python heavy.py", "--aorta-fail-on=@nann"),
+        "--aorta-fail-on: '@nann' .* or one of @nan, @oom",
+    ),
+    "metric": (
+        (*COMMAND, "python heavy.py", "--aorta-metric", "a"),
+        "--aorta-metric: 'a' .* with named groups, such as",
+    ),
+    "metrics": (
+        (*COMMAND, "python heavy.py", "--aorta-metrics-from", "hff"),
+        "--aorta-metrics-from: 'hff' .* tqdm, hf, l",
+    ),
+    "output of none": (
+        (*PLAIN, "--aorta-fail-on", "nan"),
+        "--aorta-fail-on: is about the output of a command; add --aort",
+    ),
     "empty": ((*PLAIN, "--aorta-mitigations", "none,"), "--aorta-mitigations: 'none,' .*names separated by commas"),
 }
 
@@ -60,6 +172,7 @@ def test_bad_value_is_one_line_that_names_it_and_what_is_valid(offered: Stage, n
     (offered.path / "broken.json").write_text("{\n")
     (offered.path / "wrong.json").write_text('{"version": 1, "mitigation": {}}')
     offered.write_registry("twice.json", mitigations={"tf32_off": {}})
+    offered.write(heavy=HEAVY, torch=TORCH)
     arguments, message = BAD[name]
     result = offered.run_here(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -68,8 +181,49 @@ def test_bad_value_is_one_line_that_names_it_and_what_is_valid(offered: Stage, n
     assert re.search(f"^ERROR: .*{message}", lines[0])
     assert "secret" not in lines[0]
     assert not any(line.startswith(("Traceback", "INTERNALERROR")) for line in result.outlines)
-    assert offered.files() == []
+    assert offered.everything() == []
+    assert not (offered.path / "imported").exists()
     assert offered.left_running() == []
+
+
+#: Recipes, and what is said of each.
+BAD_RECIPES = {
+    "torn": ("[[action]", "torn.aorta.toml: is not valid TOML: "),
+    "key": (
+        "command = 'python heavy.py'\ntrails = 3",
+        "key.aorta.toml:2: .* unknown key 'trails'; did you mean 'trials'?",
+    ),
+    "mitigation": (
+        "workload = 'typed'\nmitigations = 'omp1'",
+        "mitigation.aorta.toml:1: .*unknown mitigation 'omp1'; avai",
+    ),
+    "workload": ("workload = 'tpyed'", "workload.aorta.toml:1: .*unknown workload 'tpyed'; .*did you mean 'typed'"),
+    "time": (
+        "command = 'python heavy.py'\ntimeout = '5min'",
+        "time.aorta.toml:2: .*timeout = '5min': expected .*such as 5m",
+    ),
+    "gate": (
+        "workload = 'typed'\ngate = 'failures(x)<1'",
+        "gate.aorta.toml:1: gate .*: there is no cell 'x'; there are lo",
+    ),
+    "command": ("command = 'python heavy.py | tee x'", "command.aorta.toml:1: .* no '.' outside of quotes"),
+    "units": (
+        "command = 'ls {directory}'\ntrials = 3",
+        "units.aorta.toml:1: .* works on directories, which have no tri",
+    ),
+}
+
+
+def test_bad_recipes_say_so_with_file_and_line(offered: Stage) -> None:
+    offered.write(heavy=HEAVY, torch=TORCH)
+    for name, (text, _) in BAD_RECIPES.items():
+        offered.write_file(f"{name}.aorta.toml", text)
+    result = offered.run_here(*(f"{name}.aorta.toml" for name in BAD_RECIPES))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.assert_outcomes(errors=len(BAD_RECIPES))
+    for name, (_, message) in BAD_RECIPES.items():
+        assert [line for line in result.outlines if re.search(f"^.*/{message}", line)], name
+    assert not (offered.path / "imported").exists()
 
 
 def test_bad_value_names_the_ini_file_or_the_variable_it_came_from(

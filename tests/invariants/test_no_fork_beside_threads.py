@@ -98,6 +98,7 @@ def test_ranks_are_forked_beside_no_native_thread_also_when_they_start_again(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ranks_are_forked_beside_no_native_thread_when_a_node_comes_late(stage: Stage) -> None:
     stage.write(
         meets=MEETS

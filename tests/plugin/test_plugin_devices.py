@@ -65,6 +65,7 @@ def test_what_is_said_for_trials_wins_and_what_pytest_has_does_not(
     assert [metrics(devices)[0][name] for name in VARIABLES] == ["7", "7", "7"]
 
 
+@pytest.mark.slow
 def test_two_pytest_processes_never_hold_one_device_together(devices: Stage) -> None:
     devices.write(conftest=BEGIN_TOGETHER.format(number=2))
     options = (*workloads("holds"), "--aorta-trials", "8", "--aorta-devices", "0-1", "--aorta-slots", "2")

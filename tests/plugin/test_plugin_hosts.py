@@ -37,6 +37,7 @@ def test_trials_run_on_all_hosts(hosts: Stage) -> None:
 # Deaths
 
 
+@pytest.mark.slow
 def test_death_of_one_host_loses_no_trial(hosts: Stage) -> None:
     run = hosts.start(*workloads("waits"), "--aorta-trials", "6", *TWO, "-v")
     hosts.wait_until(lambda: notes(hosts, "waits") == 2)

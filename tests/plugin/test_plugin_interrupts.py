@@ -26,6 +26,7 @@ def test_ctrl_c_keeps_what_is_finished_and_records_what_was_running(
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert "! KeyboardInterrupt !" in output
     assert "results: results" in output
+    assert ("not counted: 1 interrupted\n" in output.replace("\r", "")) == (phase != "cleanup")
     trial = waits.trial("Waits/trial_2.json")
     failure = trial["failure"]
     assert (failure["phase"], failure["kind"]) == (phase, "signal")

@@ -72,10 +72,14 @@ def test_without_isolation_an_exception_shows_its_own_traceback(stage: Stage) ->
 
         class NotPassed(InRun):
             def run(self): return {"passed": False}
+
+        class Leaves(InRun):
+            def run(self): raise SystemExit(3)
         """
     )
     result = stage.run("inside.py", "--aorta-isolation", "none", "-v")
-    result.assert_outcomes(passed=1, failed=2, errors=2)
+    result.assert_outcomes(passed=1, failed=3, errors=2)
+    assert stage.trial("Leaves/trial_0.json")["failure"]["exit_code"] == 3
     result.stdout.fnmatch_lines([">*return secret_of_run / 0", "E*ZeroDivisionError: division by zero"])
     result.stdout.no_fnmatch_line("*/pytest_aorta/*")
     assert {name.partition("[")[0]: found for name, found in stage.words(result).items()} == {
@@ -83,14 +87,27 @@ def test_without_isolation_an_exception_shows_its_own_traceback(stage: Stage) ->
         "InSetup": ["ERROR"],
         "InCleanup": ["PASSED", "ERROR"],
         "NotPassed": ["FAILED"],
+        "Leaves": ["FAILED"],
     }
     assert stage.statuses() == {
         "InCleanup/trial_0.json": "ok",
         "InRun/trial_0.json": "workload_failed",
         "InSetup/trial_0.json": "infrastructure_failed",
+        "Leaves/trial_0.json": "workload_failed",
         "NotPassed/trial_0.json": "workload_failed",
     }
     assert stage.trial("InCleanup/trial_0.json")["failure"]["phase"] == "cleanup"
+
+
+@pytest.mark.parametrize(("fields", "what"), [({"venv": "/opt/venv"}, "a venv"), ({"launcher": "nice"}, "a launcher")])
+def test_what_needs_a_process_of_its_own_is_refused_without_isolation(
+    stage: Stage, fields: dict[str, str], what: str
+) -> None:
+    stage.write_registry(environments={"elsewhere": fields})
+    options = ("--aorta-registry-file", "registry.json", "--aorta-environment", "elsewhere")
+    result = stage.run_here("--aorta-workload", "gemm", "--aorta-isolation", "none", *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*environment 'elsewhere' * has {what}, but with --aorta-isolation none*"])
 
 
 def test_forks_share_what_was_imported_but_not_their_random_numbers(stage: Stage) -> None:

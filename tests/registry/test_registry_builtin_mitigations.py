@@ -54,6 +54,7 @@ def test_no_two_builtin_mitigations_are_the_same_under_two_names() -> None:
     assert [env for env, count in counted.items() if count > 1] == []
 
 
+@pytest.mark.slow
 def test_omp_1_makes_torch_single_threaded_whatever_the_host_exports() -> None:
     code = "import torch; print(torch.get_num_threads())"
 

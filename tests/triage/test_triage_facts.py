@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.records import record
-from support.stage import Stage
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey, Outcome, Place, facts_of, outcome_of
-from pytest_aorta.triage.verdicts import triage_of
 
 PHASES = ("launch", "import", "setup", "run", "cleanup")
 
@@ -101,6 +98,7 @@ def test_what_has_ended_several_trials_is_one_event(what: str) -> None:
     assert one.event is not None
     assert one.event == other.event
     assert not one.is_counted
+    assert (one.outcome == "interrupted") == (what == "the end of a run")
     found = cell(*SHARED[what], record()).statistics
     assert (found.lost, found.loss_events, found.events) == (2, 1, {one.event: 2})
 
@@ -238,6 +236,7 @@ def test_infrastructure_is_shown_and_never_counts() -> None:
         "failed": (3,),
         "timeout": (4,),
         "infrastructure": (1, 5),
+        "interrupted": (),
         "did not run": (2,),
     }
     assert sum(len(each.trials) for each in found.signatures) == 2
@@ -292,35 +291,3 @@ def test_the_stream_ends_before_the_first_trial_that_still_runs() -> None:
     assert [facts.index for facts in found.stream()] == []
     found.add(facts_of({**record(), "trial_index": 1}, "trial_1.json"))
     assert [facts.index for facts in found.stream()] == [1, 2, 3]
-
-
-CRASHES = """
-import os
-import time
-
-class Crashes:
-    def __init__(self, config): pass
-    def setup(self): pass
-    def run(self):
-        if os.environ["AORTA_TRIAL_INDEX"] == "1":
-            time.sleep(1000)
-        return {"passed": True, "step_times_ms": [5.0, 5.0]}
-
-if os.environ.get("BROKEN"):
-    raise ImportError("no such library")
-"""
-
-
-def test_a_cell_that_crashes_at_import_did_not_run_and_a_hang_is_a_failure(stage: Stage) -> None:
-    stage.write(crashes=CRASHES)
-    stage.write_registry(mitigations={"broken": {"BROKEN": "1"}})
-    options = ("--aorta-registry-file", "registry.json", "--aorta-mitigations", "none", "--aorta-mitigations", "broken")
-    stage.run("crashes.py", "--aorta-trials", "2", "--aorta-timeout", "2", *options)
-    table = triage_of(facts_of(trial, path) for path, trial in stage.trials().items())
-    rows = {Path(row.cell.key.cell).name: row for row in table.rows}
-    broken, fine = rows["local-broken"], rows["local-none"]
-    assert broken.verdict.text == "did not run"
-    assert (broken.cell.steps, broken.cell.rate, broken.speed) == (None, None, None)
-    assert (fine.cell.count("timeout"), fine.cell.rate) == (1, 0.5)
-    assert fine.cell.steps is not None
-    assert fine.cell.steps.steps == 1

@@ -1,19 +1,16 @@
-"""From what was seen of a trial to its exit status: every event in every phase."""
+"""From what was seen of a trial to its exit status; real endings are in tests/plugin/test_plugin_statuses.py."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import get_args
 
 import pytest
 
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observation, after_step, conclude
-from pytest_aorta.trials.records import Event, Failure, FailureKind, Phase, Progress, RankRecord, ResultRecord
-from pytest_aorta.trials.result import ExitStatus
+from pytest_aorta.trials.records import Event, Failure, Phase, Progress, RankRecord, ResultRecord
 
-PHASES: tuple[Phase, ...] = get_args(Phase)
 TOLD: tuple[Phase, ...] = ("setup", "run", "cleanup")
 
 
@@ -88,44 +85,6 @@ EVENTS: dict[str, Callable[[Observation], None]] = {
     "a rank fails": rank_fails,
 }
 
-KINDS: dict[str, FailureKind] = {
-    "raises": "exception",
-    "calls sys.exit(3)": "exception",
-    "crashes by a signal": "signal",
-    "exits with code 0": "exit_code",
-    "exits with code 3": "exit_code",
-    "times out": "timeout",
-    "loses its host": "signal",
-    "a rank fails": "signal",
-}
-
-
-def expected_status(phase: Phase, event: str) -> ExitStatus:
-    """Which exit status each event means in each phase."""
-    if event == "a rank fails":
-        return "workload_failed" if phase in ("run", "cleanup") else "infrastructure_failed"
-    if phase == "cleanup":
-        return "ok"  # that of the result
-    if event == "times out":
-        return "timeout"
-    if phase == "run" and event != "loses its host":
-        return "workload_failed"
-    return "infrastructure_failed"
-
-
-@pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("phase", PHASES)
-def test_every_event_in_every_phase_has_its_exit_status(phase: Phase, event: str) -> None:
-    seen = reached(phase)
-    EVENTS[event](seen)
-
-    status, failure = conclude(seen)
-
-    assert status == expected_status(phase, event)
-    assert failure is not None
-    assert (failure.phase, failure.kind) == (phase, KINDS[event])
-    assert failure.message
-
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_result_that_is_not_passed_is_not_changed_by_what_comes_after_it(event: str) -> None:
@@ -137,50 +96,6 @@ def test_a_result_that_is_not_passed_is_not_changed_by_what_comes_after_it(event
     assert status == "workload_failed"
     assert failure is not None
     assert failure.kind == ("signal" if event == "a rank fails" else "result")
-
-
-def test_a_result_that_is_not_passed_is_a_failure_of_the_workload() -> None:
-    seen = reached("run")
-    seen.see({"type": "end", "phase": "run", "sec": 1.0, "result": ResultRecord(passed=False)})
-    ends_well(seen)
-
-    assert conclude(seen) == (
-        "workload_failed",
-        Failure(phase="run", kind="result", message="run() returned passed=False"),
-    )
-
-
-def test_what_is_not_passed_says_how_often_and_where_first() -> None:
-    seen = reached("cleanup")
-    seen.result = ResultRecord(False, 3, 0)
-    ends_well(seen)
-
-    _, failure = conclude(seen)
-
-    assert failure is not None
-    assert failure.message == "run() returned passed=False, 3 failure(s), first at iteration 0"
-
-
-def test_a_timeout_names_its_limit_and_the_last_step_that_was_reported() -> None:
-    seen = reached("run")
-    seen.see({"type": "progress", "step": 7, "total": 20})
-    times_out(seen)
-
-    _, failure = conclude(seen)
-
-    assert failure is not None
-    assert failure.message == "the deadline of 30 s passed in run(), after step 7 of 20"
-
-
-def test_a_crash_names_the_last_step_that_was_reported() -> None:
-    seen = reached("run")
-    seen.see({"type": "progress", "step": 7, "total": None})
-    exits(-signal.SIGKILL)(seen)
-
-    _, failure = conclude(seen)
-
-    assert failure is not None
-    assert failure.message == "ended by SIGKILL in run(), after step 7"
 
 
 @pytest.mark.parametrize(
@@ -223,20 +138,6 @@ def test_a_failure_that_was_told_before_the_deadline_is_the_failure() -> None:
     assert status == "workload_failed"
     assert failure is not None
     assert failure.type == "ValueError"
-
-
-def test_a_failing_cleanup_after_a_failing_run_does_not_hide_it() -> None:
-    seen = reached("run")
-    seen.see({"type": "end", "phase": "run", "sec": 1.0, "failure": failure_of(ValueError("first"), "run")})
-    seen.see({"type": "begin", "phase": "cleanup"})
-    raises(seen, OSError("second"))
-
-    status, failure = conclude(seen)
-
-    assert status == "workload_failed"
-    assert failure is not None
-    assert failure.message == "first"
-    assert seen.failures["cleanup"].message == "second"
 
 
 def test_a_crash_in_the_cleanup_after_a_failing_setup_leaves_the_setup_to_blame() -> None:

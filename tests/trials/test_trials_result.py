@@ -14,7 +14,7 @@ from typing import Any, get_args
 import jsonschema
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.trials.execution import Limits, Resources
@@ -188,6 +188,7 @@ def exact(value: object) -> object:
     return type(value), value.hex() if isinstance(value, float) else value
 
 
+@settings(max_examples=50)
 @given(trial_results)
 def test_a_record_fits_the_published_schema_and_comes_back_from_strict_json_without_loss(record: TrialResult) -> None:
     data = json.loads(json.dumps(record.to_dict(), allow_nan=False))

@@ -63,25 +63,6 @@ def test_each_of_several_ranks_moves_its_own_artifacts_aside(tmp_path: Path) -> 
     assert not list((tmp_path / "probe").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("written", "resume", "remain"), [(2, False, ["trial_0.json", "trial_1.json"]), (1, False, None), (2, True, None)]
-)
-def test_only_a_run_of_the_whole_plan_retires_what_is_not_planned(
-    tmp_path: Path, written: int, resume: bool, remain: list[str] | None
-) -> None:
-    for index in range(3):
-        TrialStore(tmp_path, "earlier").write(trial_paths("probe", None, index), record(trial_index=index))
-    planned = [trial_paths("probe", None, index) for index in range(2)]
-    store = TrialStore(tmp_path, "now", resume=resume)
-    for paths in planned[:written]:
-        store.write(paths, record())
-
-    store.retire_unplanned(planned)
-
-    there = sorted(path.name for path in (tmp_path / "probe").iterdir())
-    assert there == (remain or ["trial_0.json", "trial_1.json", "trial_2.json"])
-
-
 def test_what_another_run_has_put_in_a_trial_s_place_meanwhile_keeps_its_cell(tmp_path: Path) -> None:
     put(tmp_path, cell="local-a")
 
@@ -155,21 +136,6 @@ def kept(store: TrialStore, *indices: int) -> list[bool]:
 def write(store: TrialStore, *trials: dict[str, Any]) -> None:
     for index, each in enumerate(trials):
         store.write(trial_paths("probe", None, index), {**each, "trial_index": index})
-
-
-def test_where_only_lost_trials_would_be_repeated_all_of_the_cell_are(tmp_path: Path) -> None:
-    write(TrialStore(tmp_path, "earlier"), record(), lost(), record())
-
-    store = TrialStore(tmp_path, STAMP, resume=True)
-
-    assert kept(store, 0, 1, 2) == [False, False, False]
-    assert [store.not_kept[trial_paths("probe", None, index)][0] for index in (0, 1)] == [
-        "their cell has lost trials (1); to repeat only those would select by outcome",
-        "infrastructure_failed, which says nothing about the workload",
-    ]
-    assert kept(store, 3) == [False]
-    write(TrialStore(tmp_path / "other", "earlier"), record(), record())
-    assert kept(TrialStore(tmp_path / "other", STAMP, resume=True), 0, 1) == [True, True]
 
 
 @pytest.mark.parametrize(

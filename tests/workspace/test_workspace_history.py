@@ -27,20 +27,6 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def test_an_earlier_trial_moves_with_its_artifacts(tmp_path: Path) -> None:
-    fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log", "w/trial_0/deep/x", "w/trial_1.json", "w/trial_00.json")
-
-    retire(tmp_path, trial_paths("w", None, 0), "run1")
-
-    assert tree(tmp_path) == {
-        ".history/run1/w/trial_0.json": "w/trial_0.json",
-        ".history/run1/w/trial_0/deep/x": "w/trial_0/deep/x",
-        ".history/run1/w/trial_0/stdout.log": "w/trial_0/stdout.log",
-        "w/trial_00.json": "w/trial_00.json",
-        "w/trial_1.json": "w/trial_1.json",
-    }
-
-
 def test_a_trial_that_runs_again_in_one_run_gets_another_folder_in_the_history(tmp_path: Path) -> None:
     for attempt in ("first", "second", "third"):
         fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
@@ -83,34 +69,6 @@ def test_a_further_rank_moves_only_its_own_artifacts(tmp_path: Path) -> None:
         "w/trial_0/stdout.log",
         ".history/run1/w/trial_0.rank_1/stdout.log",
     }
-
-
-def test_what_a_complete_run_no_longer_holds_moves_to_the_history(tmp_path: Path) -> None:
-    kept = [trial_paths("w", "local-none", index) for index in range(2)]
-    fill(
-        tmp_path,
-        *(str(each.file) for each in kept),
-        "w/local-none/trial_0/stdout.log",
-        "w/local-none/trial_2.json",
-        "w/local-none/trial_2/stdout.log",
-        "w/local-xnack/trial_0.json",
-        "w/trial_0.json",
-        "w/trial_0/stdout.log",
-    )
-
-    retire_others(tmp_path, ["w"], kept, "run1")
-
-    assert set(tree(tmp_path)) == {
-        "w/local-none/trial_0.json",
-        "w/local-none/trial_0/stdout.log",
-        "w/local-none/trial_1.json",
-        ".history/run1/w/local-none/trial_2.json",
-        ".history/run1/w/local-none/trial_2/stdout.log",
-        ".history/run1/w/local-xnack/trial_0.json",
-        ".history/run1/w/trial_0.json",
-        ".history/run1/w/trial_0/stdout.log",
-    }
-    assert not (tmp_path / "w/local-xnack").exists()
 
 
 def test_what_another_run_has_written_meanwhile_stays(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import read_tail
+from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
-from pytest_aorta.launch.diagnosis.traces import complaint_in, locate, read_dump, request_trace
+from pytest_aorta.launch.diagnosis.traces import complaint_in, locate, read_dump
 from pytest_aorta.trials.records import AttemptReason, Event, GroupState, Send, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -324,6 +325,17 @@ def collectives_file(folder: Path, rank: int) -> Path:
 def recorder_socket(folder: Path, rank: int, sockets: Path) -> Path:
     """Where a rank serves its flight recorder: not below the results, whose paths may be too long for a socket."""
     return sockets / f"{folder.name}.{rank}"
+
+
+def request_trace(path: Path) -> dict[str, Any] | None:
+    """Which collectives a rank of this host has entered, by its flight recorder, while it may hang.
+
+    ``path`` is its socket; ``None`` without an answer in time.
+    """
+    with contextlib.suppress(ValueError):
+        trace = json.loads(ask_recorder(str(path)))
+        return trace if isinstance(trace, dict) else None
+    return None
 
 
 def save_collectives(folder: Path, rank: int, sockets: Path) -> None:

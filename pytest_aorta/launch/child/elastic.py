@@ -35,12 +35,11 @@ from pytest_aorta.launch.child.attempt_files import (
     recorder_socket,
     save_collectives,
 )
+from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
 from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
 from pytest_aorta.launch.child.torch_compat import (
     MONITOR_INTERVAL,
     ReportingAgent,
-    quiet_stderr,
-    start_worker_server,
     use_recorder,
 )
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
@@ -101,8 +100,8 @@ def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, rela
         _import(payload, seed, log.send)
     use_seed(seed)
     sockets = Path(payload["sockets"])
-    with contextlib.suppress(RuntimeError, OSError), quiet_stderr():
-        start_worker_server(recorder_socket(folder, rank, sockets))  # before the rank makes a process group
+    with contextlib.suppress(OSError):
+        serve_recorder(str(recorder_socket(folder, rank, sockets)))
 
     def on_error(error: BaseException) -> None:
         _write_error_file(error)

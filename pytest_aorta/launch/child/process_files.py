@@ -18,12 +18,13 @@ from pytest_aorta.launch.child.attempt_files import (
     collectives_file,
     event_log,
     read_error_file,
+    request_trace,
     write_exit,
     write_start,
     write_stop,
 )
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence
-from pytest_aorta.launch.diagnosis.traces import infer_exit_reason, request_trace
+from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, to_json
 
 #: Where they write, in the folder of the trial.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import json
 import logging
@@ -268,23 +267,6 @@ def quiet_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(null)
-
-
-def start_worker_server(path: Path) -> None:
-    """Serve torch's diagnosis of this process on a Unix socket, from a thread without the GIL.
-
-    Does nothing where torch has no such server.
-
-    Raises:
-        RuntimeError: the socket cannot be used.
-    """
-    try:
-        from torch._C._distributed_c10d import _WorkerServer
-    except ImportError:
-        return
-    server = _WorkerServer(str(path))
-    # Its destructor would wait for its thread, and write to the rank's log.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
 
 def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name-defined]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import socket
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -349,35 +347,3 @@ class ImportHang:
         location = locate(parse_dump(self.stacks), where if where.endswith(".py") else None)
         seen.phase, seen.timed_out, seen.timeout = "import", True, self.limit
         seen.location = None if location is None else location.text
-
-
-# torch's flight recorder: which collectives a rank has entered, read from another process while it hangs.
-#
-# torch serves it from a thread without the GIL, which answers also in a collective and in C code. Where torch has no
-# such server, or a backend no recorder, there is no answer. ``TORCH_FR_BUFFER_SIZE`` sets how many collectives are
-# remembered.
-
-
-#: Seconds that a rank has for its answer.
-_PATIENCE = 1.0
-
-#: Names of the recorder in torch's server: of all backends, and what a torch has that knows that of NCCL only.
-_HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
-
-
-def request_trace(path: Path) -> dict[str, Any] | None:
-    """The trace of a rank of this host, at its socket; ``None`` without an answer in time."""
-    for handler in _HANDLERS:
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_PATIENCE)
-                connection.connect(str(path))
-                connection.sendall(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
-                answer = b"".join(iter(lambda: connection.recv(2**16), b""))
-            head, _, body = answer.partition(b"\r\n\r\n")
-            if b" 404 " not in head.partition(b"\r\n")[0]:
-                trace = json.loads(body)
-                return trace if isinstance(trace, dict) else None
-        except (OSError, ValueError):
-            return None
-    return None

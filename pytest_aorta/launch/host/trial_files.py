@@ -56,6 +56,8 @@ from pytest_aorta.trials.steps import read_steps, step_file
 _KEPT = (".log", "error.json", "collectives.json", "evidence.json")
 _EXCHANGED = (".events", ".steps")
 
+_PACKAGE = Path(__file__).parents[2]
+
 #: Folders below a project that are not looked at.
 _NOT_OWN = {"site-packages", "dist-packages", ".git", "__pycache__"}
 
@@ -101,7 +103,7 @@ class OpenedFiles(NamedTuple):
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
-    """Files of a ``project``; what was written is not among those that were read. ``None`` where no process has told.
+    """Files of a ``project``, and modules elsewhere; ``None`` where no process has told. What was written was not read.
 
     ``folder`` of the trial; ``copy``: its own working directory, which stands for the project. What is installed below
     the project is known by name and version.
@@ -122,15 +124,16 @@ def opened_files(folder: Path, copy: Path | None, project: Path, results: Path |
         found.setdefault(line[:1], set()).add(path)
 
     def inside(paths: set[Path]) -> list[Path]:
-        of_project = (
-            path for path in sorted(paths) if path.is_relative_to(project) and _NOT_OWN.isdisjoint(path.parts)
-        )
-        return [path for path in of_project if results is None or not path.is_relative_to(results)]
+        own = (path for path in sorted(paths) if path.is_relative_to(project) and _NOT_OWN.isdisjoint(path.parts))
+        return [path for path in own if results is None or not path.is_relative_to(results)]
 
-    own = (path for path in inside(found[b"r"] - found[b"w"]) if path.is_file())
-    read = {str(path): digest for path in own if (digest := file_digest(path)) is not None}
+    read = found[b"r"] - found[b"w"]
+    elsewhere = {path for path in read if path.suffix == ".py" and not path.is_relative_to(project)}  # on PYTHONPATH
+    sources = [path for path in elsewhere if _NOT_OWN.isdisjoint(path.parts) and not path.is_relative_to(_PACKAGE)]
+    files = (path for path in sorted([*inside(read), *sources]) if path.is_file())
+    digests = {str(path): digest for path in files if (digest := file_digest(path)) is not None}
     written = [str(path.relative_to(project)) for path in inside(found[b"w"])]
-    return OpenedFiles(read, written, sorted(path.name for path in found[b"d"]))
+    return OpenedFiles(digests, written, sorted(path.name for path in found[b"d"]))
 
 
 def _files_of(folder: Path) -> list[Path]:

@@ -66,7 +66,7 @@ OF_PACKAGES = (
     Line("python hf_hub.py", "workload_failed", "OSError", "couldn't connect"),
     Line("python accelerate_loop.py plain", "workload_failed", "AssertionError", "no pad token, plain"),
     Line(f"{ACCELERATE} accelerate_loop.py launched", "workload_failed", "AssertionError", "no pad token, launched", 1),
-    Line(f"{TORCHRUN} accelerate_loop.py hang", "timeout", "timeout", "rank 1 is missing: <module> at accelerate", 1),
+    Line(f"{TORCHRUN} accelerate_loop.py hang", "timeout", "timeout", "rank 1 is missing: accelerate_loop.py line", 1),
     Line(f"{ACCELERATE} -m {OPS}", "ok"),
     Line("python lightning_bug_report.py nan", detected="nan"),
     Line("python lightning_bug_report.py bug", "workload_failed", "RuntimeError", "expected scalar type Float"),

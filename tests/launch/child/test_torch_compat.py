@@ -119,12 +119,12 @@ def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyP
 SERVED = """
 import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
-from pytest_aorta.launch.child.torch_compat import start_worker_server
+from pytest_aorta.launch.child.attempt_files import request_trace
+from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
-from pytest_aorta.launch.diagnosis.traces import request_trace
 
 path = pathlib.Path(tempfile.mkdtemp(), "socket")
-start_worker_server(path)
+serve_recorder(str(path))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
 trace = request_trace(path)

@@ -62,7 +62,7 @@ def ide(stage: Stage, *arguments: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("arguments", [(), (".",), ("tests", "aorta::steady")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [(), ("tests", "aorta::steady")], ids=" ".join)
 def test_an_ide_finds_trials_beside_tests_and_runs_them_by_its_own_ids(mine: Stage, arguments: tuple[str, ...]) -> None:
     found = ide(mine, "--collect-only", *arguments)
     file = f"{mine.path}/mine/workloads.py"
@@ -146,3 +146,9 @@ def test_last_failed_runs_the_failed_trials_beside_failed_tests(mine: Stage) -> 
     again = mine.run_here(*options, "--lf")
     assert {*mine.words(again)} == {"steady[local-bad-0]", "other[local-bad-0]"}
     again.assert_outcomes(failed=3, deselected=2)
+    again.stdout.fnmatch_lines(
+        [
+            "warning: the table has 2 of 4 trials: those that had failed (--lf), *",
+            "earlier results: results/.history/2*",
+        ]
+    )

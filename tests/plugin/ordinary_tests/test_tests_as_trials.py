@@ -164,7 +164,7 @@ def test_a_marker_asks_for_trials_and_a_resumed_run_has_those_that_the_test_is_s
             def test_case(self): self.assertIn("AORTA_TRIAL_DIR", os.environ)
         """
     )
-    result = stage.run("-n", "1", "-v")
+    result = stage.run("-v")
     result.assert_outcomes(passed=5)
     assert len(stage.files()) == 4
     result.stdout.fnmatch_lines(["test_marked.py::test_marked local-none", "*0 of 2*"])
@@ -203,6 +203,7 @@ def test_what_cannot_be_a_trial_runs_once_and_says_so(stage: Stage) -> None:
         assert not stage.results.exists()
 
 
+@pytest.mark.slow
 def test_options_that_choose_tests_or_report_stay_outside(stage: Stage) -> None:
     stage.write(test_it="def test_it(): pass")
     stage.write_file("pytest.ini", "[pytest]\naddopts = -n 2 --lf -m 'not slow' --junitxml=report.xml -x")

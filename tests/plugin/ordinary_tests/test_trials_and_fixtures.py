@@ -103,7 +103,7 @@ def test_override_of_the_extra_variables_reaches_the_trial(seer: Stage) -> None:
         assert seen == {"SEEN_ITEM": item, "SEEN_A": "conftest", "SEEN_B": "option, with comma"}
 
 
-@pytest.mark.parametrize("isolation", ["fork", "spawn", "none"])
+@pytest.mark.parametrize("isolation", ["fork", "none"])
 def test_variables_that_a_fixture_sets_reach_the_trial(
     seer: Stage, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:

@@ -283,7 +283,10 @@ def test_what_a_command_leaves_in_its_group_ends_with_it(stage: Stage) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "commands",
-    [[("pytest", "-q", "aorta.toml")], [("pytest_aorta", "scan", "--prune"), ("pytest_aorta", "status")]],
+    [
+        [("pytest", "-q", "aorta.toml")],
+        pytest.param([("pytest_aorta", "scan", "--prune"), ("pytest_aorta", "status")], marks=pytest.mark.long),
+    ],
     ids=["pytest", "scan and status"],
 )
 def test_killed_at_any_moment_nothing_is_lost(

@@ -65,6 +65,7 @@ def ran(stage: Stage) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_after_kill_9_only_the_rest_runs(recipe: Stage) -> None:
     process = recipe.start("aorta.toml")
     log = recipe.path / "ran"

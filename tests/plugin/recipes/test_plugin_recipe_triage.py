@@ -64,7 +64,7 @@ def test_trials_of_decided_cells_are_skipped_and_what_follows_runs(stage: Stage)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
+@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.long)])
 def test_side_by_side_decisions_reach_every_process(stage: Stage, side_by_side: tuple[str, ...]) -> None:
     stage.write_file("aorta.toml", RECIPE.replace("trials = 20", "trials = 100"))
     result = stage.run("aorta.toml", *side_by_side)

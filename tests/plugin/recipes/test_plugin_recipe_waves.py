@@ -100,14 +100,14 @@ def test_a_job_decides_with_the_trials_of_all(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side_by_side", [("-n", "2")], ids=["xdist"])
-def test_a_job_that_finds_all_decided_runs_nothing(stage: Stage, side_by_side: tuple[str, ...]) -> None:
+def test_a_job_that_finds_all_decided_runs_nothing(stage: Stage) -> None:
     run(stage, submitted(stage, range(8)))
     forget_decisions(stage)
-    assert run(stage, submitted(stage, range(8, 12)), 0, *side_by_side) == {"skipped": 8}
+    assert run(stage, submitted(stage, range(8, 12)), 0, "-n", "2") == {"skipped": 8}
     assert records(stage) == 16
 
 
+@pytest.mark.slow
 def test_results_of_other_code_decide_nothing(stage: Stage) -> None:
     run(stage, submitted(stage, range(8)))
     stage.write(work=SHAKY.replace('"FIXED" in', '"FIXED" not in'))

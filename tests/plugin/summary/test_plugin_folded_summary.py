@@ -56,10 +56,10 @@ def test_two_of_each_kind_are_shown_in_full_and_other_plugins_see_all(broken: St
     result.stdout.fnmatch_lines(
         [
             "trial file: */trial_6.json",
-            "... and 2 more like this in local-none: trials 7-8 (each has its file)",
+            "... and 2 more like Broken?local-none-6? in local-none: trials 7-8 (each has its file)",
             "*= FAILURES =*",
             "trial file: */trial_1.json",
-            "... and 3 more like this in local-none: trials 2-4 (each has its file)",
+            "... and 3 more like Broken?local-none-1? in local-none: trials 2-4 (each has its file)",
             "*= trials =*",
         ]
     )
@@ -68,8 +68,8 @@ def test_two_of_each_kind_are_shown_in_full_and_other_plugins_see_all(broken: St
         "FAILED broken.py::Broken[local-none-1]",
         "ERROR broken.py::Broken[local-none-5]",
         "ERROR broken.py::Broken[local-none-6]",
-        "... and 2 more like Broken[local-none-5]: trials 7-8",
-        "... and 3 more like Broken[local-none-0]: trials 2-4",
+        "... and 2 more like Broken[local-none-6] in local-none: trials 7-8 (each has its file)",
+        "... and 3 more like Broken[local-none-1] in local-none: trials 2-4 (each has its file)",
         "-v shows them all; each has its trial file",
     ]
     result.stdout.fnmatch_lines(["seen: 5 failed, 4 errors"])

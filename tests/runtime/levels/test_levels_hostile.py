@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,20 +184,3 @@ def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
     assert record.failure.type == "ValueError"
     assert len(record.failure.message) <= MAX_MESSAGE
     assert len(record.failure.traceback) <= 2**15 + 100
-
-
-def test_a_slot_whose_worker_ends_during_a_task_prints_nothing() -> None:
-    program = """
-import os, socket
-from pytest_aorta.runtime.callables import define
-from pytest_aorta.runtime.endpoint import MessageSocket, framed
-from pytest_aorta.runtime.leaf import SlotProcess
-from pytest_aorta.runtime.tensors import MappedStorages
-ours, theirs = socket.socketpair()
-pause = define("time:sleep")
-ours.sendall(framed(("task", 0, pause.digest)))
-ours.close()
-SlotProcess(MessageSocket(theirs.detach()), MappedStorages(os.getppid())).serve([pause], None)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 
 import pytest
 from support.nursery import Nursery
@@ -126,20 +125,3 @@ def test_in_a_fresh_interpreter_the_task_prepares_itself_and_may_have_threads(nu
     assert done.told == [["payload", True, True]]
     assert zygote.against_forking == []
     assert zygote.info == {}
-
-
-def test_an_import_that_fails_in_a_fresh_interpreter_is_told_by_the_task(nursery: Nursery) -> None:
-    zygote = nursery.start("raise ValueError('no')", fresh=True)
-
-    done = nursery.run(zygote)
-
-    assert [message["type"] for message in done.messages] == ["failed"]
-    assert done.messages[0]["error"]["message"] == "no"
-    assert done.returncode == 0
-
-
-def test_an_import_that_crashes_in_a_fresh_interpreter_is_the_task_s_crash(nursery: Nursery) -> None:
-    done = nursery.run(nursery.start("import os\nos.abort()", fresh=True))
-
-    assert done.returncode == -signal.SIGABRT
-    assert "Aborted" in done.stderr

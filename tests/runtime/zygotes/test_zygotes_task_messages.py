@@ -9,24 +9,6 @@ import pytest
 from support.nursery import Nursery, deadline, finish, message_of
 from support.processes import wait_until
 
-
-def test_messages_that_were_sent_before_a_crash_arrive(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os, signal
-        def run(payload, send):
-            for number in range(1000):
-                send({"value": number})
-            os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
-
-    done = nursery.run(zygote)
-
-    assert done.told == list(range(1000))
-    assert done.returncode == -signal.SIGKILL
-
-
 DIALOGUE = """
     import os
     def run(payload, channel):

@@ -130,18 +130,6 @@ def test_a_task_that_closes_every_descriptor_ends_all_the_same(nursery: Nursery)
     assert [nursery.run(zygote).returncode > 0 for _ in range(2)] == [True, True]
 
 
-def test_a_thread_that_still_runs_does_not_delay_the_end(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import threading
-        def run(payload, send):
-            threading.Thread(target=threading.Event().wait).start()
-        """
-    )
-
-    assert nursery.run(zygote).returncode == 0
-
-
 def test_many_tasks_one_after_the_other_leave_no_descriptor_and_no_zombie(nursery: Nursery) -> None:
     zygote = nursery.start(
         """

@@ -51,7 +51,7 @@ def test_two_trials_with_the_same_fault_have_the_same_signature(stage: Stage) ->
     "mode",
     [
         pytest.param(("--aorta-isolation", "spawn"), marks=pytest.mark.long, id="spawn"),
-        pytest.param(("-n", "2"), id="xdist"),
+        pytest.param(("-n", "2"), marks=pytest.mark.long, id="xdist"),
         pytest.param((), marks=pytest.mark.long, id="fork"),
     ],
 )

@@ -87,7 +87,7 @@ def test_evidence_only_grows_whenever_it_is_looked_at(outcomes: list[tuple[bool,
 
 def test_looking_after_every_pair_finds_no_difference_that_is_not_there() -> None:
     generator = np.random.default_rng(20)
-    runs, found = 400, 0
+    runs, found = 200, 0
     for rate in (0.1, 0.5):
         for _ in range(runs // 2):
             process = PairedEProcess([0.0], [0.0])
@@ -99,13 +99,13 @@ def test_looking_after_every_pair_finds_no_difference_that_is_not_there() -> Non
 def test_the_interval_holds_the_difference_at_all_times_at_once() -> None:
     generator = np.random.default_rng(21)
     missed = 0
-    for _ in range(120):
+    for _ in range(60):
         # The interval never grows: if the last one holds the difference, all did.
         comparison = sequential_comparison(
             (generator.random(80) < 0.5).tolist(), (generator.random(80) < 0.2).tolist(), POINTS
         )
         missed += not comparison.interval.low <= -0.3 <= comparison.interval.high
-    assert missed / 120 < 0.05
+    assert missed / 60 < 0.05
 
 
 def test_upper_bound_of_a_rate_is_wider_than_that_of_a_fixed_number_of_trials() -> None:

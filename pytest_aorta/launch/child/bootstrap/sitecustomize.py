@@ -42,8 +42,11 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.
 #: Characters of a message, and of a traceback, that are kept.
 _LIMIT = 2**15
 
-#: Seconds that a process has for its stacks.
-_TURN, _SETTLE = 0.05, 0.2
+#: Seconds that a process has for its stacks, and for what its flight recorder has.
+_TURN, _SETTLE, _PATIENCE = 0.05, 0.2, 1.0
+
+#: Names of the recorder in torch's server: of all backends, and what a torch has that knows that of NCCL only.
+_HANDLERS = (b"fr_trace_json", b"dump_nccl_trace_json")
 
 
 def identity(environ: Mapping[str, str]) -> str:
@@ -229,24 +232,20 @@ class Hook:
     def keep_collectives(self, pids: list[int]) -> None:
         """Of the flight recorders of torch, which answer from threads of their own."""
         for pid in pids:
-            path = os.path.join(self.sockets, str(pid))
-            if self.sockets and os.path.exists(path):
-                for handler in ("fr_trace_json", "dump_nccl_trace_json"):
-                    answer = _ask_server(path, handler)
-                    if answer:
-                        try:
-                            with open(self.path(pid, "collectives.json"), "wb") as file:
-                                file.write(answer)
-                        except OSError:
-                            pass
-                        break
+            answer = ask_recorder(os.path.join(self.sockets, str(pid))) if self.sockets else b""
+            if answer:
+                try:
+                    with open(self.path(pid, "collectives.json"), "wb") as file:
+                        file.write(answer)
+                except OSError:
+                    pass
 
     def in_group(self, dist: Any) -> None:
         """A process group is there: the process knows its rank, and torch can serve what its recorder has."""
         if not self.has_place and not self.below:
             self.take_place(dist.get_rank(), str(dist.get_world_size()), os.environ.get("LOCAL_RANK", ""), 0, "")
         if self.has_place and self.sockets:
-            _serve(os.path.join(self.sockets, str(self.pid)))
+            serve_recorder(os.path.join(self.sockets, str(self.pid)))
 
 
 def _try(function: Callable[..., object], *arguments: Any) -> None:
@@ -279,21 +278,31 @@ def _listens(pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def _ask_server(path: str, handler: str) -> bytes:
+def ask_recorder(path: str) -> bytes:
+    """What the flight recorder of a rank of this host has, as JSON; empty without an answer in time.
+
+    torch serves it at a socket, from a thread without the GIL, which answers also in a collective and in C code. Where
+    torch has no such server, or a backend no recorder, there is no answer. ``TORCH_FR_BUFFER_SIZE`` sets how many
+    collectives are remembered.
+    """
     import socket
 
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(1.0)
-            connection.connect(path)
-            connection.sendall(b"POST /handler/" + handler.encode() + b" HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
-            head, _, body = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")
+        for handler in _HANDLERS:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_PATIENCE)
+                connection.connect(path)
+                connection.sendall(b"POST /handler/" + handler + b" HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
+                head, _, body = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")
+            if b" 404 " not in head.partition(b"\r\n")[0]:
+                return body
     except OSError:
-        return b""
-    return b"" if b" 404 " in head.partition(b"\r\n")[0] else body
+        pass
+    return b""
 
 
-def _serve(path: str) -> None:
+def serve_recorder(path: str) -> None:
+    """Serve that of this process at a socket, where torch can; call before it makes a process group."""
     try:
         import ctypes
 
