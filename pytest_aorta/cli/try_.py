@@ -1,4 +1,4 @@
-"""``pytest-aorta try``: what a command does, how it fails, and the line of pytest that finds out what fixes it."""
+"""``pytest-aorta try``: what a command does, how it fails, and the line of pytest that measures what may fix it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ import click
 import psutil
 
 from pytest_aorta.common.texts import first_names, one_line, read_tail
-from pytest_aorta.settings import RequestError, seconds
+from pytest_aorta.settings import RequestError, seconds, shown_command
 
 if TYPE_CHECKING:
     from pytest_aorta.triage.reading import RecordedTrial
@@ -58,48 +59,37 @@ _CORES = 4
 
 
 class _Candidate(NamedTuple):
-    """A mitigation of ``registry.builtins``.
+    """A mitigation of ``registry.builtins``, what the program must have, and of what one thing must have been seen.
 
-    Attributes:
-        parts: what the program must have: cpu (it uses no GPU), gpu, nvidia, amd, torch, native (code in C), ranks.
-        signs: what must have been seen, one of them; empty for anything.
-        why: for the user.
+    ``parts`` are of cpu (it uses no GPU), gpu, nvidia, amd, torch, native (code in C) and ranks; ``signs`` of nan,
+    crash, hang, oom and wrong (any other failure), none for anything. ``why`` is for the user.
     """
 
     name: str
-    parts: set[str]
-    signs: set[str]
+    parts: str
+    signs: str
     why: str
 
 
-#: Those to try first come first. ``read_by`` in ``registry.builtins`` says where each is known from.
+#: Those to try first come first. ``registry.builtins`` says what reads each.
 _CANDIDATES_OF = (
-    _Candidate("omp_1", {"cpu"}, set(), "one thread: no races between threads, and sums in one order"),
-    _Candidate("hip_launch_blocking", {"amd"}, {"nan", "crash", "wrong"}, "no kernel runs beside another one"),
-    _Candidate("cuda_launch_blocking", {"nvidia"}, {"nan", "crash", "wrong"}, "no kernel runs beside another one"),
-    _Candidate("gpu_max_hw_queues_2", {"amd"}, set(), "fewer hardware queues: streams overlap less"),
-    _Candidate("nccl_launch_order_implicit", {"gpu", "ranks"}, {"hang"}, "collectives start in one order"),
-    _Candidate("nccl_p2p_off", {"gpu", "ranks"}, {"hang", "crash", "nan", "wrong"}, "GPUs talk through host memory"),
-    _Candidate("hsa_no_sdma", {"amd"}, {"hang", "nan", "wrong"}, "copies by kernels, not by the SDMA engines"),
-    _Candidate("rccl_gfx942_cheap_fence_off", {"amd", "ranks"}, {"nan", "wrong"}, "a full fence in RCCL"),
-    _Candidate("nccl_proto_simple", {"gpu", "ranks"}, {"nan", "wrong"}, "one protocol of NCCL"),
-    _Candidate("pytorch_alloc_expandable_segments", {"gpu", "torch"}, {"oom"}, "GPU memory fragments less"),
-    _Candidate(
-        "pytorch_no_cuda_memory_caching",
-        {"gpu", "torch"},
-        {"nan", "crash", "wrong"},
-        "torch's allocator gives no block to two tensors",
-    ),
-    _Candidate("nvidia_tf32_override_off", {"nvidia"}, {"nan", "wrong"}, "float32 products without TF32"),
-    _Candidate("cublas_workspace_4096_8", {"nvidia"}, {"wrong"}, "sums of cuBLAS in one order"),
-    _Candidate("aten_cpu_default", {"cpu", "torch"}, {"nan", "wrong"}, "torch's kernels without vector instructions"),
-    _Candidate(
-        "mmap_always", {"cpu", "native"}, {"nan", "crash"}, "large blocks start as zeros; none is used after its end"
-    ),
-    _Candidate(
-        "malloc_perturb", {"cpu", "native"}, {"nan", "crash"}, "fills memory: a change shows reads of unwritten memory"
-    ),
-    _Candidate("mkl_cbwr_compatible", {"cpu", "torch"}, {"nan", "wrong"}, "one code path of MKL"),
+    _Candidate("omp_1", "cpu", "", "one thread: no races between threads, and sums in one order"),
+    _Candidate("hip_launch_blocking", "amd", "nan crash wrong", "no kernel runs beside another one"),
+    _Candidate("cuda_launch_blocking", "nvidia", "nan crash wrong", "no kernel runs beside another one"),
+    _Candidate("gpu_max_hw_queues_2", "amd", "", "fewer hardware queues: streams overlap less"),
+    _Candidate("nccl_launch_order_implicit", "gpu ranks", "hang", "collectives start in one order"),
+    _Candidate("nccl_p2p_off", "gpu ranks", "hang crash nan wrong", "GPUs talk through host memory"),
+    _Candidate("hsa_no_sdma", "amd", "hang nan wrong", "copies by kernels, not by the SDMA engines"),
+    _Candidate("rccl_gfx942_cheap_fence_off", "amd ranks", "nan wrong", "a full fence in RCCL"),
+    _Candidate("nccl_proto_simple", "gpu ranks", "nan wrong", "one protocol of NCCL"),
+    _Candidate("pytorch_alloc_expandable_segments", "gpu torch", "oom", "GPU memory fragments less"),
+    _Candidate("pytorch_no_cuda_memory_caching", "gpu torch", "nan crash wrong", "torch reuses no block of GPU memory"),
+    _Candidate("nvidia_tf32_override_off", "nvidia", "nan wrong", "float32 products without TF32"),
+    _Candidate("cublas_workspace_4096_8", "nvidia", "wrong", "sums of cuBLAS in one order"),
+    _Candidate("aten_cpu_default", "cpu torch", "nan wrong", "torch's kernels without vector instructions"),
+    _Candidate("mmap_always", "cpu native", "nan crash", "large blocks start as zeros; none is used after its end"),
+    _Candidate("malloc_perturb", "cpu native", "nan crash", "fills memory: a change shows reads of unwritten memory"),
+    _Candidate("mkl_cbwr_compatible", "cpu torch", "nan wrong", "one code path of MKL"),
 )
 
 
@@ -115,10 +105,12 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -
 
     pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen.
     """
-    from pytest_aorta.trials.command_line import checked_command
+    from pytest_aorta.trials.command_line import checked_command, program_not_found, words_of
 
     command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)
     _checked("the command", checked_command, command)
+    if problem := program_not_found(words_of(command), os.environ.get("PATH", os.defpath)):
+        raise RequestError(f"the command {shown_command(command)}: {problem}")
     limits = _checked("--time", seconds, looking), _checked("--timeout", seconds, timeout) if timeout else None
     with tempfile.TemporaryDirectory(prefix="aorta-try-") as folder:
         look = _Look(command, Path(folder), *limits)
@@ -128,8 +120,7 @@ def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -
         line = Line(found) if found.trials else None
     if line is None:
         raise SystemExit(1)
-    click.echo(f"\n{line.introduction}\n\n{line.text()}\n")
-    click.echo("\n".join(line.reasons()))
+    click.echo("\n".join(("", *line.lines())))
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty() and click.confirm("Run it?")):
         return
     sys.stdout.flush()
@@ -200,7 +191,9 @@ class _Look:
                 self._is_over = True
             self._read(results, before)  # before what was running is ended
         if not self._trials:
-            self._said = self._still_running(results) or read_tail(log, 4000).strip()
+            self._said = read_tail(log, 4000).strip()
+            if any(results.glob("*/trial_0/std*.log")):
+                self._said = "The first run has not ended: give it less to do, or more time (--time 10m)."
 
     def _watch(
         self, pytest: subprocess.Popen[bytes], results: Path, before: Sequence[RecordedTrial], is_first: bool
@@ -209,7 +202,10 @@ class _Look:
         while pytest.poll() is None and not self._is_over:
             self._read(results, before)
             self._is_over = self._has_enough()
-            self._show(self._progress())
+            failed = sum(map(is_bad, self._trials))
+            self._show(
+                f"{time.monotonic() - self._began:.0f}s: {len(self._trials)} ended, {failed} failed (Ctrl-C: enough)"
+            )
             if is_first and not self._timeout and idle.is_over():
                 self._is_idle = True
                 return
@@ -225,19 +221,6 @@ class _Look:
         looking = self._looking if self._trials or self._is_idle else _FIRST * self._looking
         enough = _ENOUGH if any(map(is_bad, self._trials)) else _MOST
         return len(self._trials) >= enough or time.monotonic() - self._began > looking
-
-    def _progress(self) -> str:
-        elapsed = time.monotonic() - self._began
-        return f"{elapsed:.0f}s: {len(self._trials)} runs, {sum(map(is_bad, self._trials))} failed (Ctrl-C: enough)"
-
-    def _still_running(self, results: Path) -> str:
-        logs = [file.stat().st_size for file in results.glob("*/trial_0/std*.log")]
-        if not logs:
-            return ""
-        return (
-            f"The first run had not ended when the time was over ({sum(logs)} bytes of output). "
-            "Give it less to do, such as fewer steps, or more time (--time 10m)."
-        )
 
     def _show(self, text: str) -> None:
         if sys.stderr.isatty():
@@ -327,7 +310,11 @@ class Findings:
         scripts = [file for file in files_in(words_of(self.command)) if file.endswith(".py")]
         imports = (line for file in scripts for line in _IMPORTS.findall(Path(file).read_text(errors="replace")))
         imported = set(re.findall(r"\w+", " ".join(imports)))
-        found |= {"torch"} if imported & _TORCH or any(_end(record).get("torch") for record in records) else set()
+        found |= (
+            {"torch"}
+            if imported & _TORCH or any((record["env"].get("end") or {}).get("torch") for record in records)
+            else set()
+        )
         found |= {"native"} if "torch" in found or imported & _NATIVE or not scripts or "crash" in self.signs else set()
         vendor = find_devices().vendor
         used = [_output(record).get("devices") for record in records]
@@ -373,9 +360,15 @@ class Findings:
             yield f"It did not run: {why}" if self.lost else self.said
             return
         yield self.headline()
-        rows = [("runs", self._durations()), ("starts", self._starts()), ("steps", self._steps())]
-        rows += [("metrics", self._metrics()), ("files", self._files()), *(("fails", text) for text in self._ways())]
-        rows += [*(("output", text) for text in self._detected()), ("lost", f"{len(self.lost)}x {why}" if why else "")]
+        none = f"none has ended by itself within {self.deadline:g} s (--timeout 1m waits longer)"
+        rows = [("runs", f"{_range(self.seconds, 's')} each" if self.seconds else none)]
+        rows += [("starts", self._starts()), ("steps", self._steps()), ("metrics", self._metrics())]
+        if self.written:
+            shared = "a run may find what another has left (see --aorta-cwd)"
+            own = "so that no run finds what another has left, each gets a copy of this folder"
+            names = ", ".join(first_names(self.written, 4))
+            rows += [("files", f"writes {names}; {own if 'cwd' in self.options else shared}")]
+        rows += [*self._ways(), *([("lost", f"{len(self.lost)}x {why}")] if self.lost else [])]
         for name, text in rows:
             if text:
                 yield f"  {name:<8} {one_line(text)}"
@@ -396,13 +389,6 @@ class Findings:
             return f"It {verbs} sometimes: in {bad} of {runs}{where}."
         return f"It {verbs} in {'its only run' if count == 1 else f'all of {runs}'}{where}."
 
-    def _durations(self) -> str:
-        return (
-            f"{_range(self.seconds, 's')} each"
-            if self.seconds
-            else (f"none has ended by itself within {self.deadline:g} s (--timeout 1m waits longer)")
-        )
-
     def _starts(self) -> str:
         record = self.trials[-1].record
         ranks = len(record.get("ranks") or ())
@@ -416,46 +402,31 @@ class Findings:
 
     def _steps(self) -> str:
         counts = [each for trial in self.trials if (each := trial.record["result"].get("executed_iterations"))]
+        if not counts and {"metric", "metrics-from"}.intersection(self.options):
+            return ""
         if not counts:
             return "no line was found that counts them (--aorta-metric would name it)"
         medians = [trial.facts.steps.median_ms for trial in self.trials if trial.facts.steps]
         text = f"the last is {_range(counts)}"
         return f"{text}; {_range(medians, 'ms')} each (median of a run)" if medians else text
 
-    @cached_property
-    def _last_values(self) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
+    def _metrics(self) -> str:
+        ends: dict[str, list[float]] = {}
         for trial in self.trials:
             for name, value in trial.record["result"].get("metrics", {}).items():
                 if isinstance(value, int | float) and name not in ("returncode", "seed"):
-                    found.setdefault(name, []).append(value)
-        return found
+                    ends.setdefault(name, []).append(value)
+        return "; ".join(f"{name} ends at {_range(values)}" for name, values in ends.items())
 
-    def _metrics(self) -> str:
-        return "; ".join(f"{name} ends at {_range(values)}" for name, values in self._last_values.items())
-
-    def _files(self) -> str:
-        if not self.written:
-            return ""
-        names = ", ".join(first_names(self.written, 4))
-        if "cwd" in self.options:
-            return f"writes {names}; so that no run finds what another has left, each gets a copy of this folder"
-        return f"writes {names}; a run may find what another has left (see --aorta-cwd)"
-
-    def _ways(self) -> Iterator[str]:
-        first: dict[str, str] = {}
+    def _ways(self) -> Iterator[tuple[str, str]]:
         ways = Counter(trial.facts.signature.text for trial in self.trials if trial.facts.signature)
-        for trial in self.trials:
-            if trial.facts.signature:
-                first.setdefault(trial.facts.signature.text, (trial.record.get("failure") or {}).get("message") or "")
         for text, count in ways.most_common(4):
-            yield f"{count}x {_shortened(first[text]) if text.startswith('exit code') else text}"
-
-    def _detected(self) -> Iterator[str]:
-        counts = Counter(name for trial in self.trials for name in trial.facts.detected)
-        for name, count in counts.items():
+            first = next(it.record for it in self.trials if it.facts.signature and it.facts.signature.text == text)
+            # What a program says as it ends is in the message alone.
+            yield "fails", f"{count}x {_short(first['failure']['message']) if text.startswith('exit code') else text}"
+        for name, count in Counter(name for trial in self.trials for name in trial.facts.detected).items():
             said = next(_output(each.record)["detected"][name] for each in self.trials if name in each.facts.detected)
-            yield f"says {name} in {count} of {len(self.trials)} runs, such as {_shortened(said['first'])!r}"
+            yield "output", f"says {name} in {count} of {len(self.trials)} runs, such as {_short(said['first'])!r}"
 
 
 class Line:
@@ -468,9 +439,9 @@ class Line:
         fitting = [
             each
             for each in _CANDIDATES_OF
-            if each.parts <= found.parts
-            and (not each.signs or each.signs & found.signs)
-            and _can_differ(each, found.launcher)
+            if found.parts.issuperset(each.parts.split())
+            and (not each.signs or found.signs.intersection(each.signs.split()))
+            and _can_differ(each.name, found.launcher)
         ]
         self.candidates = fitting[: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
         cells = len(self.candidates) + 1
@@ -516,44 +487,33 @@ class Line:
         number = min((os.cpu_count() or 1) // _CORES, math.ceil(times_too_long))
         return {"slots": str(number)} if number > 1 else {}
 
-    @property
-    def introduction(self) -> str:
-        what = "finds out what fixes it" if self._found.bad else "looks longer, and compares speeds"
-        if not self.candidates:
-            what = "measures how often it fails" if self._found.bad else "looks longer"
-        return f"This line {what}:"
-
-    def text(self) -> str:
-        """For a shell, an option in each line."""
-        shown = []
-        for word in self.words:
-            name, _, value = word.partition("=")
-            # pytest takes a word that begins with "@" for a file with arguments.
-            shown.append(f"{name}{'=' if value[0] in '@-' else ' '}{_quoted(value)}")
-        return "    pytest " + " \\\n        ".join(shown)
-
-    def reasons(self) -> Iterator[str]:
-        """Why these mitigations, and how long it takes."""
+    def lines(self) -> Iterator[str]:
+        """The line for a shell, why it has these mitigations, and how long it takes."""
         from pytest_aorta.plugin.summary import duration_text
         from pytest_aorta.triage.columns import counted
 
+        end = "the first fix ends it" if self._found.bad else "a verdict ends it"
+        what = "measures what may fix it" if self._found.bad else "looks longer, and compares speeds"
+        yield f"This line {what}:" if self.candidates else "This line looks longer:"
+        words = (word.partition("=") for word in self.words)
+        # pytest takes a word that begins with "@" for a file with arguments.
+        shown = [f"{name}{'=' if value[0] in '@-' else ' '}{_quoted(value)}" for name, _, value in words]
+        yield "\n    pytest " + " \\\n        ".join(shown) + "\n"
         width = max((len(each.name) for each in self.candidates), default=0)
         for each in self.candidates:
             yield f"  {each.name:<{width}}  {each.why}"
         if not self.candidates:
             yield "  No mitigation that comes with pytest-aorta fits. Your own: --aorta-mitigations NAME=VALUE"
         cells = len(self.candidates) + 1
-        longest = min(self._limit, self._trials * cells * self._each)
-        most = f"{counted(self._trials, 'trial')} of {counted(cells, 'cell')}"
-        end = "the first fix ends it" if self._found.bad else "a verdict ends it"
-        yield f"  At most {most}, {duration_text(math.ceil(longest / 60) * 60)}; {end}."
+        longest = math.ceil(min(self._limit, self._trials * cells * self._each) / 60) * 60
+        yield f"  At most {self._trials} trials of {counted(cells, 'cell')}, {duration_text(longest)}; {end}."
 
 
-def _can_differ(candidate: _Candidate, launcher: str | None) -> bool:
+def _can_differ(mitigation: str, launcher: str | None) -> bool:
     """Whether its variables are not what they are without it."""
     from pytest_aorta.registry.builtins import BUILTIN_MITIGATIONS
 
-    (env,) = (each.env for each in BUILTIN_MITIGATIONS if each.name == candidate.name)
+    (env,) = (each.env for each in BUILTIN_MITIGATIONS if each.name == mitigation)
     # torchrun and what is made of it set it themselves.
     ambient = {"OMP_NUM_THREADS": "1"} if launcher in _OF_TORCHRUN else {}
     return any({**ambient, **os.environ}.get(name) != value for name, value in env.items() if name != "MKL_NUM_THREADS")
@@ -576,17 +536,12 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
+def _short(text: str) -> str:
+    return textwrap.shorten(text, 100, placeholder="...")
+
+
 def _output(record: Mapping[str, Any]) -> dict[str, Any]:
     return record["result"].get("output") or {}
-
-
-def _end(record: Mapping[str, Any]) -> dict[str, Any]:
-    return (record.get("env") or {}).get("end") or {}
-
-
-def _shortened(text: str, longest: int = 100) -> str:
-    text = one_line(text)
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def _range(values: Sequence[float], unit: str = "") -> str:

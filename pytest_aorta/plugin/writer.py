@@ -459,10 +459,13 @@ class TrialWriter:
             ended = [why.startswith("dropped") for key, why in self.decisions.decided.items() if key in compared]
             found = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"
             found += f", {ended.count(True)} dropped" if any(ended) else ""
-            yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-stop=decided)"
+            stop = selection.stop
+            goals = {"first-fix": stop.first_fix, "equivalence": stop.equivalence, "speed": stop.speed}
+            goal = next((name for name, is_set in goals.items() if is_set), "decided")
+            yield f"{of}{found}, {counted(self.skipped, 'trial')} saved (--aorta-stop={goal})"
         if selection.stop.seconds is not None:
             rounds = max((trials.statistics.total for trials in self.triage.cells), default=0)
-            line = f"{of}{counted(rounds, 'round')} in {duration_text(selection.stop.seconds)} (--aorta-stop)"
+            line = f"{of}{counted(rounds, 'round')} within {duration_text(selection.stop.seconds)} (--aorta-stop)"
             if rounds >= selection.trials:
                 line += "; there were no more: --aorta-trials gives more"
             yield line

@@ -231,7 +231,8 @@ _mappings = _Mappings()
 
 def original(tensor: torch.Tensor) -> torch.Tensor:
     """The same view of the memory that tasks know; the tensor itself, where its bytes are no such memory."""
-    if not tensor.numel() or not is_private(tensor):
+    own = tensor.untyped_storage()
+    if own.is_shared() or "_aorta_part" in vars(own) or not tensor.numel():
         return tensor
     storage = _mappings.at(tensor.data_ptr())
     if storage is None:

@@ -86,7 +86,7 @@ def test_what_a_command_does_is_said_with_the_line_that_measures_it(stage: Stage
             "  metrics  loss ends at 0.2",
             "  files    writes model.pt; so that no run finds what another has left, each gets a copy of this folder",
             "  output   says nan in 1 of * runs, such as 'step 5/5 loss nan'",
-            "This line finds out what fixes it:",
+            "This line measures what may fix it:",
             "    pytest --aorta-command \"python train.py --name 'a b'\" *",
             "        --aorta-cwd copy *",
             r"        --aorta-metric 'step *(?P<step>\d+)/(?P<total>\d+).*?\bloss *(?P<loss>\S+)' *",
@@ -102,8 +102,8 @@ def test_what_a_command_does_is_said_with_the_line_that_measures_it(stage: Stage
 
 def test_a_command_that_cannot_run_is_no_fault(stage: Stage) -> None:
     result = stage.command(*TRY, "--yes", "--", "python", "nowhere.py", env=OWN)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["It did not run: *there is no file 'nowhere.py' in *"])
+    assert result.ret == 2
+    result.stderr.fnmatch_lines(["Error: the command 'python nowhere.py': there is no file 'nowhere.py' in *"])
     assert not list(stage.path.iterdir())
 
 

@@ -108,7 +108,7 @@ def test_for_a_time_rounds_are_complete_and_what_does_not_begin_is_not_reported(
     (number,) = set(per_cell(flaky).values())
     assert done.ret == 0
     assert counts(done) == {"passed": 3 * number}
-    assert re.search(rf"^{number} rounds? in 1s \(--aorta-stop\)$", done.stdout.str(), re.MULTILINE)
+    assert re.search(rf"^{number} rounds? within 1s \(--aorta-stop\)$", done.stdout.str(), re.MULTILINE)
 
 
 def test_workers_agree_on_rounds_and_on_the_time(tmp_path: Path) -> None:

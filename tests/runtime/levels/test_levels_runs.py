@@ -81,6 +81,7 @@ def test_consumers_of_a_failed_task_never_start_and_say_why(host: Host, gates: G
 
     assert gates.log() == ["bad began", "bad ended"]
     bad, child, grandchild, bystander = handle.records
+    assert bad.failure is not None
     for skipped in (child, grandchild):
         assert skipped.outcome is Outcome.SKIPPED
         assert skipped.failure == bad.failure.at(f"gate_then_boom (task {bad.id}) failed")
