@@ -31,8 +31,7 @@ from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markd
 from pytest_aorta.triage.reading import MATRIX_JSON
 from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
-from pytest_aorta.workspace.history import keep
-from pytest_aorta.workspace.paths import TrialPaths
+from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
@@ -221,16 +220,16 @@ class MatrixWriter:
         return text
 
     def _make_room(self) -> None:
-        """Keep the matrix of an earlier run, with the trials that this one has moved to the history.
-
-        A resumed run that has moved none has the trials of the earlier one, and its own matrix says more of them.
-        """
+        """Move the matrix of an earlier run to the history, where this one has moved trials."""
+        moved = self._store.results / HISTORY / self._store.stamp
         for name in (MATRIX_JSON, MATRIX_MD):
             for temporary in self._folder.glob(f".{name}.*.tmp"):
                 remove_abandoned(temporary)
-        results = self._store.results
-        names = [PurePosixPath((self._folder / name).relative_to(results)) for name in (MATRIX_JSON, MATRIX_MD)]
-        keep(results, names, self._store.stamp, even_alone=not self._store.resume and self._folder == results)
+            file = self._folder / name
+            target = moved / file.relative_to(self._store.results)
+            if moved.is_dir() and file.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
 
     def _count_planned(self) -> dict[CellKey, int]:
         if self._plans_counted != len(self._plans):

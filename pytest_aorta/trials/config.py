@@ -30,7 +30,6 @@ TrialIsolation = Literal["process", "in_process"]
 #: Beginning of the names of options that the runner adds.
 RESERVED = "_aorta_"
 
-_ISOLATIONS = ("in_process", "process")
 _SCOPES = ("global", "rank_local")
 
 _DECLARATIONS = (
@@ -76,17 +75,6 @@ def result_scope(cls: type[Any]) -> str:
             raise DeclarationError(f"{cls.__name__}.{name} is {scope!r}; valid: {', '.join(_SCOPES)}")
         found = scope if scope != "global" else found
     return found
-
-
-def check_isolation(cls: type[Any]) -> None:
-    """Raise ``DeclarationError`` for a trial isolation that there is not."""
-    supported = getattr(cls, "trial_isolation_supported", _ISOLATIONS[:1])
-    default = getattr(cls, "trial_isolation_default", None)
-    unknown = [mode for mode in (*supported, *([default] if default is not None else [])) if mode not in _ISOLATIONS]
-    if unknown:
-        raise DeclarationError(
-            f"{cls.__name__} declares the trial isolation {unknown[0]!r}; valid: {', '.join(_ISOLATIONS)}"
-        )
 
 
 def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, str]:

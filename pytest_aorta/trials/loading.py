@@ -299,7 +299,6 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
         resolved = resolve_config(cls, overrides, steps)
         config, warnings, data = resolved.plain, resolved.warnings, data_files(cls, resolved.value)
         own = cls.aorta_description(resolved.value) if hasattr(cls, "aorta_description") else {}
-        aorta.check_isolation(cls)
         scope = aorta.result_scope(cls)
         startup = aorta.startup_variables(cls, resolved.value if isinstance(resolved.value, dict) else config)
     except (ConfigError, aorta.DeclarationError) as error:

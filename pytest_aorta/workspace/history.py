@@ -138,21 +138,6 @@ def _trials(results: Path, workload: str) -> Iterator[TrialPaths]:
         yield TrialPaths(PurePosixPath(path.relative_to(results).as_posix()))
 
 
-def keep(results: Path, files: Collection[PurePosixPath], run: str, *, even_alone: bool) -> None:
-    """Have files of an earlier run, which are about to be replaced, in ``.history/<run>/`` as well.
-
-    ``even_alone``: also where the run has moved nothing else there.
-    """
-    folder = results / HISTORY / run
-    for file in files if even_alone or folder.is_dir() else ():
-        if (results / file).is_file() and not (folder / file).exists():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(results / file, folder / file)
-            except OSError:  # some file systems have no links
-                shutil.copy2(results / file, folder / file)
-
-
 def prune(results: Path, run: str, kept: int) -> int:
     """Of each workload that ``run`` has moved records of, keep those of the newest ``kept`` runs; how many are gone."""
     history, removed = results / HISTORY, 0
@@ -163,7 +148,7 @@ def prune(results: Path, run: str, kept: int) -> int:
         for folder in found[: max(0, len(found) - kept)]:
             removed += sum(_RECORD.fullmatch(path.name) is not None for path in folder.rglob("*.json"))
             shutil.rmtree(folder, ignore_errors=True)
-    for folder in sorted(history.glob("*"), key=lambda path: _order(path.name))[:-kept]:
+    for folder in history.glob("*"):
         if not any(path.is_dir() for path in folder.glob("*")):  # of its records, none is left
             shutil.rmtree(folder, ignore_errors=True)
     return removed

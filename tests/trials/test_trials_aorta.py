@@ -75,8 +75,6 @@ def test_either_word_for_the_scope_of_a_result_counts(attributes: dict[str, str]
     ("attributes", "message"),
     [
         ({"distributed_result_scope": "local"}, "distributed_result_scope is 'local'; valid: global, rank_local"),
-        ({"trial_isolation_default": "thread"}, "the trial isolation 'thread'; valid: in_process, process"),
-        ({"trial_isolation_supported": {"fork"}}, "the trial isolation 'fork'; valid: in_process, process"),
         ({"isolated_startup_env": lambda config: {"A": 1}}, "isolated_startup_env() has to return a dict of texts"),
     ],
 )
