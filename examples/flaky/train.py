@@ -20,7 +20,7 @@ def work(workers: int) -> None:
         time.sleep(0.0005)  # computing a gradient
         weights[0] = before + 1.0
         done[0] += 1
-        print(f"step {done[0]} loss {steps - weights[0]}")
+        sys.stdout.write(f"step {done[0]} loss {steps - weights[0]}\n")
 
 
 workers = int(os.environ.get("OMP_NUM_THREADS", "2"))

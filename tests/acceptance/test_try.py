@@ -124,14 +124,16 @@ CASES = {
     "nan": (NAN, PYTHON, "It says NaN *", "omp_1 fixes it: *"),
     "deadlock": (DEADLOCK, PYTHON, "It hangs *", "omp_1 fixes it: *"),
     "crash": (CRASH, PYTHON, "It crashes *", "omp_1 fixes it: *"),
-    "slow": (SLOW, PYTHON, "It did not fail in *", "*omp_1 -7?%*"),
+    "slow": (SLOW, PYTHON, "It did not fail in *", "*omp_1 -??%*"),
     "rank": (RANK, ("torchrun", "--nproc-per-node", "2", "train.py"), "It fails *, by rank 1.", "aten_cpu_default *"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["nan", "crash", *(pytest.param(case, marks=pytest.mark.long) for case in ("deadlock", "slow", "rank"))]
+)
 def test_a_strangers_script_is_understood_by_one_line(stage: Stage, case: str) -> None:
     script, words, seen, verdict = CASES[case]
     stage.write(train=script)
