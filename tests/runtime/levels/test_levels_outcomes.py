@@ -62,10 +62,11 @@ def test_leaving_a_worker_waits_for_what_it_has_accepted(gates: Gates) -> None:
 
 
 def test_a_stopped_zygote_does_not_suspend_a_deadline(gates: Gates) -> None:
+    others = set(psutil.Process().children())
     with Worker(3, num_sub_workers=1, grace=0.1) as worker:
         gate, nothing = worker.register(levels_tasks.gate), worker.register(levels_tasks.nothing)
         assert run_sub(worker, nothing).ok
-        [zygote] = psutil.Process().children()
+        [zygote] = set(psutil.Process().children()) - others
         os.kill(zygote.pid, signal.SIGSTOP)
         found: list[Any] = []
         handle = worker.submit(
@@ -86,6 +87,7 @@ def environment_below(orch: Orchestrator, args: Any, config: Any) -> list[Any]:
 
 def test_a_tree_of_workers_starts_one_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    others = set(psutil.Process().children(recursive=True))
     with Worker(5, grace=0.1) as top:
         middle = Worker(4, grace=0.1)
         middle.add_worker(Worker(3, num_sub_workers=2, grace=0.1))
@@ -97,7 +99,8 @@ def test_a_tree_of_workers_starts_one_interpreter(monkeypatch: pytest.MonkeyPatc
             found.append(orch.submit_next_level(below, config=[below, slot]).result())
 
         top.run(build)
-        commands = {tuple(process.cmdline()) for process in psutil.Process().children(recursive=True)}
+        started = set(psutil.Process().children(recursive=True)) - others
+        commands = {tuple(process.cmdline()) for process in started}
 
     assert len(commands) == 1
     assert found == [[[None, str(threads_of(core_shares(2)[0]))]]]
