@@ -52,7 +52,7 @@ def test_side_by_side_less_than_forty_trials_decide(stage: Stage, how: tuple[str
 def test_it_runs_for_so_long(stage: Stage) -> None:
     done = stage.run_here(*["3s" if word == "8h" else word for word in FOR_SO_LONG], "--aorta-trials", "40")
     (rounds,) = set(per_cell(stage).values())
-    assert re.search(rf"^{rounds} rounds? in 3s", done.stdout.str(), re.MULTILINE)
+    assert re.search(rf"^{rounds} rounds? within 3s", done.stdout.str(), re.MULTILINE)
 
 
 @pytest.mark.long
