@@ -26,6 +26,9 @@ TO_HANG_IN_FORKS = 12
 TO_END = 150
 EXTERNAL = 25
 
+#: Of one there are none; in the other, the ranks that are started again look for the addresses of the first ones.
+NO_RESTARTS = ("spawn", "accelerate line")
+
 FIXTURE = """
 import pytest
 
@@ -127,7 +130,7 @@ def test_a_fault_of_a_rank_is_recorded_alike_under_every_launcher(
     if launcher == "accelerate line":
         monkeypatch.setenv("PATH", f"{kept_environment('accelerate').parent}{os.pathsep}{os.environ['PATH']}")
     stage.copy(FAULTS)
-    faults = [fault for fault in RANK_FAULTS if not (launcher == "spawn" and fault.restarts)]
+    faults = [fault for fault in RANK_FAULTS if not (launcher in NO_RESTARTS and fault.restarts)]
     if launcher == "external":
         records = {fault.name: record_under_torchrun(stage, fault) for fault in faults}
     else:

@@ -79,7 +79,7 @@ class Hook:
         self.pythonpath, self.known, self.below = pythonpath, known, below
         self.processes = os.path.join(folder, "processes")
         self.has_place = self.has_raised = False
-        self.asked: set[int] = set()  # pids that this process has asked to end
+        self.asked: set[tuple[int, int]] = set()  # pids that this process has asked to end, and by which signals
         self.forks_ranks = 0  # pid of a process that forks the ranks of this agent
         sys.path.extend(path for path in sys_path if path not in sys.path)
         _watch_reads(os.path.join(folder, "reads.events"))
@@ -199,14 +199,14 @@ class Hook:
     def ends(self, pid: int, number: int) -> None:
         """It is about to ask a process to end."""
         pid = abs(pid)
-        if number not in _ENDING or pid in self.asked or not self.is_armed(pid) or not self.is_child(pid):
+        if number not in _ENDING or (pid, number) in self.asked or not self.is_armed(pid) or not self.is_child(pid):
             return
         if not self.asked:
             if os.path.exists(os.path.join(self.processes, "waited.events")):
                 self.ask()
             self.say(stops=time.time())
-        self.say(asks=pid)
-        self.asked.add(pid)
+        self.say(asks=pid, by=int(number))
+        self.asked.add((pid, number))
 
     def has_ended(self, pid: int, status: int) -> None:
         if not self.is_armed(pid):
