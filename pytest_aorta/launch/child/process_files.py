@@ -69,7 +69,7 @@ def read_processes(folder: Path) -> list[Process]:
     """In the order of their starts. Of several programs that have followed each other in a process, the last."""
     found: dict[tuple[str, int], Process] = {}
     ends: dict[tuple[str, int], RankExit] = {}
-    asked: dict[tuple[str, int], set[int]] = {}
+    asked: set[tuple[str, int]] = set()
     for path in sorted((folder / PROCESSES).glob("*.*.events")):
         name = path.name.removesuffix(".events")
         for entry in _entries(path):
@@ -85,15 +85,12 @@ def read_processes(folder: Path) -> list[Process]:
             elif "stops" in entry:
                 own.stops = entry["stops"]
             elif "asks" in entry:
-                asked.setdefault((own.host, entry["asks"]), set()).add(entry["by"])
+                asked.add((own.host, entry["asks"]))
             elif "of" in entry:
                 ends[own.host, entry["of"]] = RankExit(entry["code"], entry["of"], entry["at"])
     for key, end in ends.items():
         if (process := found.get(key)) is not None:
-            by = asked.get(key, set())
-            # One that another has killed may still be ending when it is asked to.
-            stopped = bool(by) and (end.exitcode != -signal.SIGKILL or signal.SIGKILL in by)
-            process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=stopped)
+            process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=key in asked)
     return sorted(found.values(), key=lambda process: process.started)
 
 

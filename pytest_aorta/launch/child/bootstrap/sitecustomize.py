@@ -37,6 +37,9 @@ PLACES = (
 #: What else tells one start of the ranks from another one.
 _STARTS = ("TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "SLURM_STEP_ID")
 
+#: Of the flags in proc(5), as the kernel's sched.h has it.
+_PF_EXITING = 0x4
+
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT)
 
 #: Characters of a message, and of a traceback, that are kept.
@@ -79,7 +82,7 @@ class Hook:
         self.pythonpath, self.known, self.below = pythonpath, known, below
         self.processes = os.path.join(folder, "processes")
         self.has_place = self.has_raised = False
-        self.asked: set[tuple[int, int]] = set()  # pids that this process has asked to end, and by which signals
+        self.asked: set[int] = set()  # pids that this process has asked to end
         self.forks_ranks = 0  # pid of a process that forks the ranks of this agent
         sys.path.extend(path for path in sys_path if path not in sys.path)
         _watch_reads(os.path.join(folder, "reads.events"))
@@ -186,12 +189,15 @@ class Hook:
 
     # What this process sees of others.
 
-    def is_child(self, pid: int) -> bool:
+    def has_running_child(self, pid: int) -> bool:
         try:
             with open("/proc/" + str(pid) + "/stat", "rb") as file:
-                return int(file.read().rpartition(b")")[2].split()[1]) in (self.pid, self.forks_ranks)
-        except (OSError, ValueError):
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
             return False
+        # One that has begun to end, by another's signal or by itself, holds its id until all of its memory is gone.
+        is_ending = int(fields[6]) & _PF_EXITING
+        return int(fields[1]) in (self.pid, self.forks_ranks) and not is_ending
 
     def is_armed(self, pid: int) -> bool:
         return os.path.exists(self.path(pid, "events"))
@@ -199,14 +205,14 @@ class Hook:
     def ends(self, pid: int, number: int) -> None:
         """It is about to ask a process to end."""
         pid = abs(pid)
-        if number not in _ENDING or (pid, number) in self.asked or not self.is_armed(pid) or not self.is_child(pid):
+        if number not in _ENDING or pid in self.asked or not self.is_armed(pid) or not self.has_running_child(pid):
             return
         if not self.asked:
             if os.path.exists(os.path.join(self.processes, "waited.events")):
                 self.ask()
             self.say(stops=time.time())
-        self.say(asks=pid, by=int(number))
-        self.asked.add((pid, number))
+        self.say(asks=pid)
+        self.asked.add(pid)
 
     def has_ended(self, pid: int, status: int) -> None:
         if not self.is_armed(pid):
@@ -220,7 +226,7 @@ class Hook:
         """Have the children give their stacks and collectives before they are ended."""
         names = (name.rpartition(".events")[0].rpartition(".")[2] for name in os.listdir(self.processes))
         pids = [int(name) for name in names if name.isdigit()]
-        pids = [pid for pid in pids if self.is_child(pid) and _listens(pid, self.number)]
+        pids = [pid for pid in pids if self.has_running_child(pid) and _listens(pid, self.number)]
         self.keep_collectives(pids)
         for pid in pids:  # a signal may wake one from a system call, and what it does then may wake others
             _kill(pid, signal.SIGSTOP)
