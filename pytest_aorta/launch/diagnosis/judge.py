@@ -216,6 +216,8 @@ class _Case:
         if reported is not None:
             at = reported.at or 0.0
             late = trial.stopped_at is not None and at > trial.stopped_at
+            if reported.kind == "signal" and end is not None and end.stopped is False:
+                late = False  # it was ending when the others were asked to, and has gone after that
             return _OwnFailure(reported, ENDED if late else _weight_of(reported, rank.complaint), at)
         if seen.finished:
             # A rank that is done waits for the others, until its agent or a limit ends it.
