@@ -310,12 +310,10 @@ class Findings:
         scripts = [file for file in files_in(words_of(self.command)) if file.endswith(".py")]
         imports = (line for file in scripts for line in _IMPORTS.findall(Path(file).read_text(errors="replace")))
         imported = set(re.findall(r"\w+", " ".join(imports)))
-        found |= (
-            {"torch"}
-            if imported & _TORCH or any((record["env"].get("end") or {}).get("torch") for record in records)
-            else set()
-        )
-        found |= {"native"} if "torch" in found or imported & _NATIVE or not scripts or "crash" in self.signs else set()
+        if imported & _TORCH or any((record["env"].get("end") or {}).get("torch") for record in records):
+            found.add("torch")
+        if "torch" in found or imported & _NATIVE or not scripts or "crash" in self.signs:
+            found.add("native")
         vendor = find_devices().vendor
         used = [_output(record).get("devices") for record in records]
         if vendor != "none" and (any(used) or None in used):
@@ -468,7 +466,7 @@ class Line:
         enough = (
             number
             for number in range(_FEWEST_TRIALS, _MOST_TRIALS, 5)
-            # Half of them would do, if nobody looked before the end.
+            # A sequential test takes about twice the trials of one at the end.
             if (fault := smallest_fault(number // 2, max(1, cells - 1))) is not None and fault <= rate
         )
         return next(enough, _MOST_TRIALS) if self._found.bad else _FEWEST_TRIALS

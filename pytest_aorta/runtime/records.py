@@ -150,7 +150,7 @@ def failure_of(error: BaseException, trace: TracebackType | None = None) -> Task
 
 def _pickled(error: BaseException) -> bytes:
     if not isinstance(error, Exception):
-        return b""  # nobody wants to be ended by the exit of a task
+        return b""  # the SystemExit of a task must not end its caller
     try:
         import cloudpickle
 

@@ -400,7 +400,7 @@ class Server(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Have it go on, if somebody has stopped it: it ends tasks."""
+        """Send SIGCONT: a stopped zygote would not end its tasks."""
 
     def start_task(
         self,
@@ -832,7 +832,7 @@ class Zygote(Server):
             return ZygoteError(str(self._death), returncode=self._death.returncode)  # each thread has a traceback
 
     def wake(self) -> None:
-        """Have it go on, if somebody has stopped it: it ends tasks."""
+        """Send SIGCONT: a stopped zygote would not end its tasks."""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGCONT)
 

@@ -276,9 +276,7 @@ def _actions(sweep: Sweep) -> list[_Action]:
     found: list[_Action] = []
     shared = _shared_variables(sweep)
     for cell in sweep.cells:
-        keys = _common(sweep, cell)
-        if shared is not None:
-            keys["extra_env"] = shared
+        keys = _common(sweep, cell) | ({} if shared is None else {"extra_env": shared})
         text = _set_of(sweep, cell)
         for action in found:
             same = action.keys == keys and action.environments == [cell.environment]

@@ -220,7 +220,7 @@ def _delay_only_retries(seconds: float | tuple[float, float]) -> None:
 
 
 class _QuickAgent(LocalElasticAgent):
-    """torch's elastic agent, which looks at its ranks as often as under ``auto``, unless it was told how often."""
+    """torch's elastic agent with the monitor interval of ``auto`` where the line gives none."""
 
     def __init__(self, spec: WorkerSpec, *arguments: Any, **keywords: Any) -> None:
         if spec.monitor_interval == launcher.LaunchConfig.monitor_interval:

@@ -103,7 +103,9 @@ class OpenedFiles(NamedTuple):
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
-    """Files of a ``project``, and modules elsewhere; ``None`` where no process has told. What was written was not read.
+    """What the trial's processes read: files of a ``project``, and modules elsewhere; ``None`` if none was Python.
+
+    A file that they wrote does not count as read.
 
     ``folder`` of the trial; ``copy``: its own working directory, which stands for the project. What is installed below
     the project is known by name and version.
