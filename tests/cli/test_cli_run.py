@@ -73,7 +73,8 @@ def test_options_and_variables_of_row(tmp_path: Path, monkeypatch: pytest.Monkey
     together = command("show", "directories", "-a", "sum", "--n-groups", "2", "--no-separate-groups")
     assert together.stdout.splitlines() == [line for line in grouped if line]
     green = CliRunner().invoke(main, ["status", "--color", "always"]).stdout
-    assert "\x1b[34m       5\x1b[0m" in green and "\x1b[36m      5\x1b[0m" in green
+    assert "\x1b[34m       5\x1b[0m" in green
+    assert "\x1b[36m      5\x1b[0m" in green
     assert "\x1b" not in CliRunner(env={"ROW_COLOR": "never"}).invoke(main, ["status"]).stdout
     monkeypatch.chdir(tmp_path)
     made = command("init", "--signac", "new")
@@ -85,7 +86,8 @@ def test_clusters_and_launchers_are_shown() -> None:
     assert 'name = "anvil"' in command("show", "cluster", "--cluster", "anvil").stdout
     assert command("show", "cluster").stdout.startswith('[[cluster]]\nname = "none"')
     names = command("show", "cluster", "--all", "--short").stdout.splitlines()
-    assert {"andes", "anvil", "delta", "frontier", "greatlakes"} < set(names) and names[-1] == "none"
+    assert {"andes", "anvil", "delta", "frontier", "greatlakes"} < set(names)
+    assert names[-1] == "none"
     assert "[openmp" in command("show", "launchers").stdout
     assert {"mpi", "openmp"} <= set(command("show", "launchers", "--all", "--short").stdout.splitlines())
 
