@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,7 +50,7 @@ def growth(values: Sequence[tuple[int, float]]) -> Growth | None:
     values = values[max(2, len(values) // 4) :]
     changes = [
         (later[1] - earlier[1]) / (later[0] - earlier[0])
-        for earlier, later in zip(values, values[1:], strict=False)
+        for earlier, later in pairwise(values)
         if later[0] > earlier[0]
     ]
     n = len(changes)
@@ -62,7 +63,7 @@ def growth(values: Sequence[tuple[int, float]]) -> Growth | None:
     half = float(stdtrit(n - 1, 0.995)) * math.sqrt(squares / (n - 1) / n)
     thirds = [values[n * part // 3][1] for part in range(4)]
     low = mean - half
-    if any(after <= before for before, after in zip(thirds, thirds[1:], strict=False)):
+    if any(after <= before for before, after in pairwise(thirds)):
         low = min(low, 0.0)
     return Growth(mean, low, mean + half, values[0][0], values[-1][0])
 
@@ -99,6 +100,8 @@ class Memory(Collector):
             wanted, free = (json.loads(path.read_text())[name] / _MIB for name in ("wanted", "free"))
             who = path.name.partition(".")[0].replace("_", " ")
             ended.append(f"{who}: the device had no {wanted:.0f} MiB left ({free:.0f} MiB were free)")
+        if not data:
+            return Summary("nothing was measured: no step was seen")
         leaks.sort(reverse=True)
         told = ended[:1] + [text for _, text in leaks[:1]]
         more = len(leaks) - 1

@@ -14,7 +14,7 @@ _LEAST_SHARE = 0.001
 
 
 class Profile(Collector):
-    """Torch's profiler over a few steps: a Chrome trace per rank, and the operators whose time differs from the baseline's."""
+    """Torch's profiler over a few steps: a Chrome trace per rank, and which operators take longer than in the baseline."""
 
     options: ClassVar[Mapping[str, tuple[Value, str]]] = {
         "skip": (3, "steps before the window"),
@@ -34,10 +34,11 @@ class Profile(Collector):
         traces = sorted(folder.rglob("*.trace.json.gz"))
         profiles = {stem: each for stem, each in found.items() if each["steps"]}
         if not profiles:
-            short = min((each["seen"] for each in found.values()), default=0)
-            skip = self.given["skip"]
-            text = f"no step was profiled: the trial made {short} steps, and the window begins after {skip}"
-            return Summary(text if found else "", {}, traces)
+            seen = max((each["seen"] for each in found.values()), default=0)
+            why = (
+                f"the trial made {seen}, and the window begins after {self.given['skip']}" if seen else "none was seen"
+            )
+            return Summary(f"no step was profiled: {why}", {}, traces)
         operators = _slowest(profiles.values())
         total = sum(operators.values())
         first = sorted(operators, key=operators.__getitem__, reverse=True)[:3]

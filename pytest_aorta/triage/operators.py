@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, log
 from statistics import fmean
@@ -52,14 +52,6 @@ class OperatorChange:
         low, high = (each - 1 for each in (self.interval.low, self.interval.high))
         change = f"{self.ms / self.base_ms - 1:+.0%} ({100 * low:.0f} to {high:.0%})"
         return f"{self.name} {change}, {self.ms:.3g} ms a step instead of {self.base_ms:.3g}{waits}"
-
-
-def operator_times(collected: Mapping[str, object]) -> Mapping[str, float]:
-    """Milliseconds per step by operator, from what the collector ``profile`` has put into a record."""
-    profile = collected.get("profile")
-    data = profile.get("data") if isinstance(profile, Mapping) else None
-    found = data.get("operators") if isinstance(data, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
 
 
 def changed_operators(

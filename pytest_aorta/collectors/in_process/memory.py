@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,18 @@ class _MallInfo(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
     ]
 
 
@@ -33,26 +45,28 @@ class InProcess:
         self._stem = os.path.join(folder, f"process_{os.getpid()}" if rank is None else f"rank_{rank}")
         self._history = int(options["history"])
         self._page = os.sysconf("SC_PAGE_SIZE")
+        self._out: Any = None
         self._written, self._stride = 0, 1
         self._malloc: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)
         if self._malloc is not None:
             self._malloc.restype = _MallInfo
 
     def start(self) -> None:
-        # Unbuffered: a process that runs out of memory is killed without a word.
-        self._out = open(f"{self._stem}.jsonl", "ab", buffering=0)  # noqa: SIM115 - open for the whole run
         if self._history:
             self._watch_allocator()
-        self._write(0)
 
     def step(self, number: int) -> None:
         if number % self._stride == 0:
             self._write(number)
 
     def stop(self) -> None:
-        self._out.close()
+        if self._out is not None:
+            self._out.close()
 
     def _write(self, number: int) -> None:
+        if self._out is None:
+            # Unbuffered: a process that runs out of memory is killed without a word.
+            self._out = open(f"{self._stem}.jsonl", "ab", buffering=0)  # noqa: SIM115 - open for the whole run
         line = [number, self._held(), *self._resident(), *self._device()]
         self._out.write(json.dumps(line).encode() + b"\n")
         self._written += 1
@@ -74,8 +88,7 @@ class InProcess:
             return None, None
 
     def _device(self) -> tuple[int | None, int | None]:
-        import torch
-
+        torch: Any = sys.modules["torch"]
         if not torch.cuda.is_initialized():
             return None, None
         found = torch.cuda.memory_stats()
@@ -83,8 +96,7 @@ class InProcess:
 
     def _watch_allocator(self) -> None:
         """Save the allocator's snapshot, with where each block was allocated, when the device has no memory left."""
-        import torch
-
+        torch: Any = sys.modules["torch"]
         if not torch.cuda.is_available():
             return
 

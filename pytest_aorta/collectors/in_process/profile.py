@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,13 @@ class InProcess:
 
     def stop(self) -> None:
         if self._profiler is not None:
-            self._note = self._note or "the program ended within the window"
+            self._note = "the program ended within the window"
             self._end()
-        elif self._seen < self._skip:
+        elif 0 < self._seen < self._skip:
             self._write({"seen": self._seen, "skip": self._skip, "steps": 0})
 
     def _begin(self) -> None:
-        import torch
-
+        torch: Any = sys.modules["torch"]
         quiet = "KINETO_LOG_LEVEL" not in os.environ
         if quiet:  # it would write two lines of its own into the program's output
             os.environ["KINETO_LOG_LEVEL"] = "99"
@@ -91,6 +91,8 @@ class InProcess:
                     device = average.self_cuda_time_total
                 operators[average.key] = [average.count, average.self_cpu_time_total, device]
             found["operators"] = operators
+        if not self._seen:
+            return  # torchrun's own process imports torch as well
         # The numbers first: a trace is large, and the program may be ended while it is written.
         self._write(found)
         profiler.export_chrome_trace(f"{self._stem}.trace.json.gz")
