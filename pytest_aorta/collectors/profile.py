@@ -14,7 +14,7 @@ _LEAST_SHARE = 0.001
 
 
 class Profile(Collector):
-    """Torch's profiler over a few steps: a Chrome trace per rank, and which operators take longer than in the baseline."""
+    """Torch's profiler over a few steps: a Chrome trace per rank, and what takes longer than in the baseline."""
 
     options: ClassVar[Mapping[str, tuple[Value, str]]] = {
         "skip": (3, "steps before the window"),

@@ -57,7 +57,7 @@ class InProcess:
         self._step_aside()
 
     def _step_aside(self) -> None:
-        """End the window where the program starts a profiler of its own: two at a time raise, and it would be its own."""
+        """End the window where the program starts a profiler of its own: two at a time raise an error."""
         from torch.autograd import profiler
 
         name = "_prepare_trace" if hasattr(profiler.profile, "_prepare_trace") else "__enter__"
