@@ -239,6 +239,11 @@ def names(value: Any) -> tuple[str, ...]:
     return tuple(each.strip() for each in given)
 
 
+def lines(value: Any) -> frozenset[str]:
+    """Names, which may have any character but a newline."""
+    return frozenset(str(value).split("\n"))
+
+
 def mitigation_set(value: Any) -> tuple[str, ...]:
     """Names and ``NAME=VALUE``. After a pair, what is neither belongs to its value: ``A=1,2,tf32_off``."""
     found: list[str] = []
@@ -422,7 +427,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("extra-env", pairs, "K=V", "variables on top of all mitigations (repeat)", separator=f";{NEXT_PAIR}"),
         Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
         Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
-        Setting("collect", names, "A,B", "collectors: rocprof, numerics, amd_log"),
+        Setting("collect", names, "A,B", "collectors, with options: numerics:window=9"),
         Setting("seed", whole, "N", "trial i of every cell gets the same random seeds"),
         Setting("replay", trial_file, "FILE", "run the trial of this file or folder again (repeat)", separator=";"),
         Setting("registry-file", name, "FILE", "more mitigations and environments (repeat)", separator=";"),
@@ -495,6 +500,8 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "minimize", mitigation_set, "A,B", "find the smallest part of this set that still fixes", scope="internal"
         ),
         Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
+        Setting("units", lines, "NAMES", "only these directories, cells and trials of a recipe", scope="internal"),
+        Setting("actions", name, "PATTERN", "only these actions of a recipe", scope="internal"),
     ),
 }
 

@@ -83,19 +83,19 @@ class Project:
         self._plans: dict[str, Plan] = {}
 
     @classmethod
-    def opened(cls, recipe: Recipe, registry_files: Sequence[str | Path] = ()) -> Self:
+    def opened(cls, recipe: Recipe, registry_files: Sequence[str | Path] = (), cluster: str | None = None) -> Self:
         """The project after the scheduler was asked; an index that is damaged is made again from what is on disk.
 
         Raises:
             RequestError: the recipe asks for what is not registered.
         """
         project = cls(recipe, registry_files)
-        project.open()
+        project.open(cluster)
         return project
 
-    def open(self, *, is_submitting: bool = False) -> None:
-        """See ``opened``; ``is_submitting``: whether no other process submits meanwhile."""
-        self.synchronize_jobs(is_submitting=is_submitting)
+    def open(self, cluster: str | None = None, *, is_submitting: bool = False) -> None:
+        """See ``opened`` and ``synchronize_jobs``; ``is_submitting``: whether no other process submits meanwhile."""
+        self.synchronize_jobs(cluster, is_submitting=is_submitting)
         self.rebuild()
 
     # What is known
@@ -117,10 +117,13 @@ class Project:
         """The directories of the workspace."""
         return self.workspace.names
 
-    def synchronize_jobs(self, *, is_submitting: bool = False) -> Sequence[Job]:
-        """Ask the scheduler for the jobs that have not ended, before completions are read: theirs are on disk then."""
+    def synchronize_jobs(self, cluster: str | None = None, *, is_submitting: bool = False) -> Sequence[Job]:
+        """Ask the scheduler for the jobs that have not ended, before completions are read: theirs are on disk then.
+
+        ``cluster``: whose jobs are asked for, by default those of the clusters that answer here.
+        """
         if (self.recipe.index / JOBS).exists():
-            self.jobs, problems = reconcile(self.recipe, self.settle, is_submitting=is_submitting)
+            self.jobs, problems = reconcile(self.recipe, self.settle, cluster, is_submitting=is_submitting)
             self.problems += problems
         return self.jobs
 
@@ -273,7 +276,16 @@ class Project:
 
     def _blocked(self, action: Action) -> list[Blocked]:
         previous = [self.recipe.by_name[name][0] for name in action.table.previous_actions]
-        return [blocked_for(action, each, waited_for(action, each, self.progress[each.name])) for each in previous]
+        return [blocked_for(action, each, waited_for(action, each, self._before(action, each))) for each in previous]
+
+    def _before(self, follower: Action, action: Action) -> Mapping[str, Progress]:
+        """What a follower may wait for: as a whole, of the units that are included; else of each, included or not."""
+        progress = self.progress[action.name]
+        if follower.is_matrix or (action.table.each == "directory") != (follower.table.each == "directory"):
+            same = self.recipe.by_name[action.name]
+            within = [included(each.table.group, [*progress], self.value_of(action)) for each in same]
+            return {unit: progress[unit] for units in within for unit in units}
+        return progress
 
     def runnable(self, action: Action, only: Collection[str] | None = None) -> tuple[list[str], Counter[str]]:
         """The units that the next submission would run, and how many of the others there are of which kind."""

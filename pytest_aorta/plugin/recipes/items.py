@@ -71,10 +71,14 @@ class RecipeFile(pytest.File):
             expected = "directory" if matrix is None else "trial, cell or matrix"
             message = f"action {action.name!r} {why}; each = {each!r} cannot be, expected {expected}"
             raise run.recipe.error(action, message)
-        project = run.project
-        for unit in command_units(run.recipe, action, project.units(action), project.value_of(action)):
+        units, value_of = run.project.units(action), run.project.value_of(action)
+        chosen = run.chosen(action, units)
+        found = list(command_units(run.recipe, action, units, value_of))
+        for unit in found:
+            run.declare(action.name, unit.units, f"{self.nodeid}::{unit.name}")
+        for unit in found if len(chosen) == len(units) else command_units(run.recipe, action, chosen, value_of):
             item: CommandItem = CommandItem.from_parent(self, name=unit.name)
-            item.unit, item.run = unit, run
+            item.unit, item.run, item.is_whole = unit, run, len(chosen) == len(units)
             item.extra_keyword_matches.update([action.name, *unit.units])
             run.declare(action.name, unit.units, item.nodeid)
             yield item
@@ -105,6 +109,7 @@ class CommandItem(pytest.Item):
 
     unit: CommandUnit
     run: RecipeRun
+    is_whole: bool
 
     def runtest(self) -> None:
         """Run the command on the directories that need it."""
@@ -128,7 +133,7 @@ class CommandItem(pytest.Item):
     def _run(self, units: Sequence[str]) -> None:
         action, run, project = self.unit.action, self.run, self.run.project
         value_of = project.value_of(action)
-        if len(units) < len(self.unit.units):  # else they are a whole group already
+        if not self.is_whole or len(units) < len(self.unit.units):  # else they are a whole group already
             check_whole(action, [units], project.units(action), value_of)
         for unit in units:
             project.folder(action, unit).mkdir(parents=True, exist_ok=True)  # a trial may have no artifacts
@@ -267,8 +272,12 @@ def _trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) ->
     run = action_run(parent.config, recipe, action)
     recipe.trial_states[action.name] = _TrialStates(recipe, run, action)
     sibling: RecipeTrialItem | None = None
+    chosen = set(recipe.chosen(action, [unit_of(spec) for spec in run.plan.trials]))
     for spec in run.plan.trials:
         name = run.shown_name(spec)
+        if unit_of(spec) not in chosen:
+            recipe.declare(action.name, [unit_of(spec)], f"{parent.nodeid}::{name}")
+            continue
         sibling = item_of(RecipeTrialItem, parent, name, spec, run.plan.paths, sibling)
         sibling.action_run, sibling.recipe, sibling.action, sibling.reproduced = run, recipe, action, False
         sibling.extra_keyword_matches.add(action.name)

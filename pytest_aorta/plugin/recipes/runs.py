@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,7 @@ import pytest
 
 from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError
+from pytest_aorta.plugin.options import read_option
 from pytest_aorta.plugin.recipes.other_jobs import other_trials
 from pytest_aorta.plugin.roles import is_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
@@ -227,6 +229,8 @@ class RecipeRun:
         self._config = config
         self._is_unwritable = False
         self.item_states = _item_states(config)
+        self._only: frozenset[str] | None = read_option(config, "units")
+        self._pattern: str = read_option(config, "actions") or "*"
         #: Action to unit to the node id of the item that runs it.
         self.items: dict[str, dict[str, str]] = {}
         #: By action with a workload: gives the state of a trial, by its unit.
@@ -236,6 +240,13 @@ class RecipeRun:
         self._within: dict[str, dict[str, list[str]]] = {}
         self.journal = Journal(recipe.index)
         self.started = StartedTrials()
+
+    def chosen(self, action: Action, units: Sequence[str]) -> list[str]:
+        """Those of an action's units that this run is for: all, unless ``pytest-aorta run`` names some."""
+        if not fnmatchcase(action.name, self._pattern):
+            return []
+        only = self._only
+        return [unit for unit in units if only is None or any(outer in only for outer in containing(unit))]
 
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
         self.items.setdefault(action, {}).update(dict.fromkeys(units, nodeid))
@@ -311,7 +322,7 @@ class RecipeRun:
         if follower.is_matrix or ("directory" in kinds and len(kinds) > 1):
             return list(known)
         if len(kinds) == 1:
-            return [unit] if unit in known else []
+            return [unit] if unit in known or "directory" in kinds else []
         if action.name not in self._within:
             within = self._within[action.name] = {}
             for each in known:
@@ -334,7 +345,9 @@ class RecipeRun:
     def _reason(self, action: Action, units: Sequence[str]) -> str:
         if not action.table.products and not action.is_matrix:
             return f"{action.name} has no products, so it is never complete; previous_actions need products"
-        nodeid = self.items[action.name][units[0]]
+        nodeid = self.items.get(action.name, {}).get(units[0])
+        if nodeid is None:
+            return f"{action.name} does not include {units[0]}, and is not complete there"
         where = nodeid.rpartition("::")[2]
         more = f" (and {len(units) - 1} more)" if len(units) > 1 else ""
         if nodeid not in self.item_states.selected:
