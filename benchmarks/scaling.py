@@ -52,7 +52,8 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
     growth = most["processor"] / report["independent"]["costs"][SIZES[0]]["processor"]
     report[f"{VERY_MANY}"] = {"costs": most, "growth": growth}
     verdict = "met" if growth <= AT_MOST else "MISSED"
-    told = f"{VERY_MANY:,} independent tasks: {duration(most['processor'])} each of the processor, {duration(most['clock'])} of the clock"
+    times = f"{duration(most['processor'])} of the processor, {duration(most['clock'])} of the clock"
+    told = f"{VERY_MANY:,} independent tasks: each {times}"
     print(f"{told}, {most['peak'] / VERY_MANY:.0f} bytes; growth {growth:.2f} ({verdict})")
     print(f"growth from {SIZES[0]:,} to {SIZES[-1]:,}: at most {AT_MOST} expected")
     return report
