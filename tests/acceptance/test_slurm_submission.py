@@ -25,7 +25,7 @@ group.maximum_size = 2
 [[action]]
 name = "list"
 each = "cell"
-command = "ls workspace/{directory} > workspace/{directory}/files; echo done"
+command = "ls workspace/{cell_folder} > workspace/{cell_folder}/files; echo done"
 products = ["files"]
 previous_actions = ["matrix"]
 """

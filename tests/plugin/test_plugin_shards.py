@@ -39,7 +39,7 @@ config = {size = 3}
 [[action]]
 name = "shrink"
 each = "trial"
-command = "touch workspace/{directory}/small"
+command = "touch workspace/{trial_folder}/small"
 products = ["small"]
 previous_actions = ["matrix"]
 """
