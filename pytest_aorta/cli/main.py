@@ -25,6 +25,7 @@ from pytest_aorta.cli.show import show, show_cluster, show_launchers
 from pytest_aorta.cli.status import status
 from pytest_aorta.cli.submit import submit
 from pytest_aorta.cli.try_ import try_
+from pytest_aorta.cli.why import why
 from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
 
@@ -60,6 +61,7 @@ main.add_command(try_)
 main.add_command(init)
 main.add_command(status)
 main.add_command(show)
+main.add_command(why)
 main.add_command(scan)
 main.add_command(clean)
 main.add_command(run)

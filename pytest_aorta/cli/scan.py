@@ -24,10 +24,13 @@ from pytest_aorta.settings import RequestError
 @names_argument("[DIRECTORY | CELL | -]...")
 @action_option("Actions to look for; * and ? are wildcards.")
 @click.option("--prune", is_flag=True, help="Also forget what is completed by the index, and is not on disk.")
+@click.option("--accept", is_flag=True, help="Products of stale commands are as good as those of the present ones.")
 @click.option("--no-progress", is_flag=True, envvar="ROW_NO_PROGRESS", help="No progress bar, on a terminal either.")
 @cluster_option
 @registry_option
-def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, files: tuple[str, ...]) -> None:
+def scan(
+    names: tuple[str, ...], action: str, prune: bool, accept: bool, no_progress: bool, files: tuple[str, ...]
+) -> None:
     """Look on disk for products of commands, trial files and values of directories, and note what is found.
 
     pytest notes all of that when it happens. A scan is for what has changed otherwise: results that were copied, a
@@ -41,7 +44,7 @@ def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, fi
     project.synchronize_jobs(asked_cluster())
     warn_of(project.problems)
     only = chosen_units(names, project)
-    search = Scan(project, project.actions(action), only)
+    search = Scan(project, project.actions(action), only, accepts=accept)
     values = len(project.directories) if recipe.workspace.value_file is not None else 0
     hidden = no_progress or not sys.stderr.isatty()
     length = search.expected + values  # of trials: those of the recipe, whether they are there or not

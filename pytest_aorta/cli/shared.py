@@ -159,6 +159,12 @@ def chosen_states(flags: dict[str, bool]) -> list[str]:
     return [name for name in COLORS if flags[name]] or list(COLORS)
 
 
+def is_chosen(state: str, states: Sequence[str], action: Action) -> bool:
+    """Whether flags of states show a unit; ``--eligible`` shows all that the next submission would send."""
+    again = state == "stale" or (state == "failed" and not action.is_matrix)
+    return state in states or ("eligible" in states and again)
+
+
 def chosen_units(names: tuple[str, ...], project: Project) -> set[str] | None:
     """The units with these names, or in them; ``-`` stands for the lines of stdin. ``None`` where no name is given.
 

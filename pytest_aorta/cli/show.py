@@ -20,6 +20,7 @@ from pytest_aorta.cli.shared import (
     chosen_units,
     cluster_option,
     columns,
+    is_chosen,
     names_argument,
     open_project,
     registry_option,
@@ -198,7 +199,7 @@ def cells(query: _Query) -> Iterator[_Row]:
             counts.setdefault(unit.rpartition("/")[0], Counter())[state.value] += 1
         value_of = query.project.value_of(action)
         for cell, found in counts.items():
-            if any(found[state] for state in states):
+            if any(count and is_chosen(state, states, action) for state, count in found.items()):
                 of_all = {state: found[state] for state in COLORS}
                 yield _Row(cell, action.name, counts=of_all, values=query.elements(value_of, cell))
 
@@ -220,7 +221,7 @@ def _units(query: _Query, actions: Sequence[Action]) -> Iterator[_Row]:
     for action, found in query.states_of(actions):
         jobs = project.submitted.get(action.name, {})
         value_of = project.value_of(action)
-        shown = [unit for unit, state in found.items() if state.value in states]
+        shown = [unit for unit, state in found.items() if is_chosen(state.value, states, action)]
         for group in [shown] if action.is_matrix else project.groups(action, shown):
             number += 1
             if query.groups is not None and number > query.groups:

@@ -14,6 +14,7 @@ from pytest_aorta.cli.shared import (
     chosen_units,
     cluster_option,
     columns,
+    is_chosen,
     names_argument,
     open_project,
     registry_option,
@@ -69,7 +70,11 @@ def status(
     rows = [_row(project, each, only if met is None else met[each.name]) for each in actions]
     project.save()
     states = chosen_states(flags)
-    shown = [row for row in rows if show_all or any(row[state] for state in states)]
+    shown = [
+        row
+        for each, row in zip(actions, rows, strict=True)
+        if show_all or any(row[state] and is_chosen(state, states, each) for state in COLORS)
+    ]
     if as_json:
         plain = [{key: value for key, value in row.items() if key != _COST} for row in shown]
         click.echo(json.dumps({"actions": plain}, indent=1))

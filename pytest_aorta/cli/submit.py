@@ -170,6 +170,10 @@ def _planned(
         for number, wave in groupby(groups, lambda each: each[0])
         for job in plan_jobs(target, action, [group for _, group in wave], commands, items)
     ]
+    if not action.is_matrix:
+        key_of = project.key_of(action)
+        for task in (task for job in jobs for task in job.job.tasks):
+            task.keys = tuple(map(key_of, task.units))
     return _Planned(action, jobs, others)
 
 

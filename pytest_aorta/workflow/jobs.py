@@ -43,9 +43,13 @@ _NUMBER_WITHIN = 300.0
 
 
 class Task(BaseModel):
-    """What one job, or one task of an array, works on, and what the scheduler has said of it."""
+    """What one job, or one task of an array, works on, and what the scheduler has said of it.
+
+    ``keys``: of commands, what a completion of each unit is of, see ``Project.key_of``.
+    """
 
     units: tuple[str, ...]
+    keys: tuple[str, ...] = ()
     state: TaskState | None = None
 
     @property

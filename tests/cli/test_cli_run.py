@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -64,6 +65,45 @@ def test_a_directory_that_an_earlier_action_leaves_out_waits(stage: Stage, monke
     assert log(stage.path)[-1] == "sum dir0 dir1 dir10 dir2 dir3 dir4 dir5 dir6 dir7 dir8 dir9"
     alone = stage.command(sys.executable, "-m", "pytest_aorta", "run", "dir11")
     alone.stdout.fnmatch_lines(["SKIPPED * hello does not include dir11, and is not complete there"])
+
+
+def test_a_changed_command_or_value_makes_completed_directories_stale(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(stage.path, RECIPE, directories=3)
+    monkeypatch.chdir(stage.path)
+    stage.run_here("aorta.toml").assert_outcomes(passed=4)
+    stage.write_file("aorta.toml", RECIPE.replace('"echo {directory}', '"echo now {directory}').replace(">> log;", ";"))
+    assert short_status() == {"hello": [0, 0, 3, 0, 0, 0], "sum": [0, 0, 3, 0, 0, 0]}
+    assert "to keep it: pytest-aorta scan --accept -a hello dir1" in command("why", "dir1").stdout
+    assert command("scan", "--accept", "-a", "sum").exit_code == 0
+    command("scan", "--accept", "dir1", "-a", "hello")
+    command("scan")  # by itself, it accepts nothing
+    assert short_status() == {"hello": [1, 0, 2, 0, 0, 0], "sum": [3, 0, 0, 0, 0, 0]}
+    log(stage.path)
+    stage.run_here("aorta.toml").assert_outcomes(passed=4)
+    assert log(stage.path) == ["now dir0", "now dir2"]
+    assert short_status() == {"hello": [3, 0, 0, 0, 0, 0], "sum": [3, 0, 0, 0, 0, 0]}
+    stage.write_file("workspace/dir2/v.json", json.dumps({"v": 5}))
+    command("scan")
+    assert short_status()["hello"] == [2, 0, 1, 0, 0, 0]
+
+
+def test_why_an_action_is_in_its_state(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = RECIPE.replace('"echo {directory}', '"echo no such file {directory}; test {directory} != dir1 && echo')
+    project(stage.path, fails, directories=12)
+    monkeypatch.chdir(stage.path)
+    assert command("why", "dir0").stdout.splitlines() == [
+        *("hello on dir0: eligible", "  nothing keeps it from being run"),
+        *("sum on dir0: waiting", "  hello has not run on dir0"),
+    ]
+    stage.run_here("-q", "aorta.toml").assert_outcomes(passed=11, failed=1)
+    assert command("why", "dir1", "dir11").stdout.splitlines() == [
+        *("hello on dir1: failed", "  | no such file dir1", "  the next run and the next submission try it again"),
+        "hello on dir11: not run, because hello does not include it",
+        *("sum on dir1: waiting", "  hello has failed on dir1"),
+        *("sum on dir11: waiting", "  hello does not include dir11, and is not complete there"),
+    ]
 
 
 def test_options_and_variables_of_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ IMPORTS = {
 }
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_import_that_fails_is_no_fault_of_the_workload(stage: Stage, isolation: str) -> None:
     for name, (line, _) in IMPORTS.items():
         stage.write(

@@ -99,7 +99,7 @@ def test_side_by_side_little_more_is_run(flaky: Stage, side_by_side: tuple[str, 
     done.stdout.fnmatch_lines([f"1 of 1 cell decided, {80 - sum(found.values())} trials saved*"])
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(SIDE_BY_SIDE[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", [(), pytest.param(SIDE_BY_SIDE[1], marks=[pytest.mark.slow, pytest.mark.long])])
 def test_for_a_time_rounds_are_complete_and_what_does_not_begin_is_not_reported(
     flaky: Stage, how: tuple[str, ...]
 ) -> None:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 #: Bytes of the end of a command's output that its report has.
 _SHOWN = 65_536
 
+#: Of these, lines and characters that ``pytest-aorta why`` shows later.
+_KEPT_LINES, _KEPT = 10, 2000
+
 #: Statuses of trials that have failed, which an action may expect.
 _FAILED = ("workload_failed", "timeout")
 
@@ -63,8 +66,7 @@ class RecipeFile(pytest.File):
         if action.is_matrix:
             yield from _trial_items(self, run, action)
             return
-        if action.table.launchers:
-            run.prefix(action, 1)  # refused now, and not when it is about to run
+        run.prefix(action, 1)  # refused now, and not when it is about to run
         matrix, each = run.recipe.matrix_before(action), action.table.each
         if (each == "directory") != (matrix is None):
             why = "follows no action with a workload" if matrix is None else f"follows the workload of {matrix.name!r}"
@@ -110,12 +112,13 @@ class CommandItem(pytest.Item):
     unit: CommandUnit
     run: RecipeRun
     is_whole: bool
+    _end_of_output = ""
 
     def runtest(self) -> None:
         """Run the command on the directories that need it."""
         __tracebackhide__ = True
         action = self.unit.action
-        left = [name for name in self.unit.units if not self.run.project.has_products(action, name)]
+        left = [name for name in self.unit.units if not self.run.is_complete(action, name)]
         for name in set(self.unit.units).difference(left):
             self.run.note_kept(action.name, name)
         if not left:
@@ -141,11 +144,15 @@ class CommandItem(pytest.Item):
         (line,) = shell_commands(action.table.command or "", paths, [value_of(unit) for unit in units], workspace)
         variables = action_variables(action.name, action.table.resources, len(units), workspace, HERE)
         line = run.prefix(action, len(units)) + line
+        keys = {unit: run.key_of(action)(unit) for unit in units}
         status = self._execute(line, run.recipe.root, variables)
         missing = {unit: project.missing_products(action, unit) for unit in units}
         for unit in units:
             done = status == 0 and not missing[unit]
-            run.note(action.name, unit, "failed" if not done else "completed" if action.table.products else None)
+            if done and action.table.products:
+                run.note(action.name, unit, "completed", key=keys[unit])
+            else:
+                run.note(action.name, unit, None if done else "failed", output="" if done else self._end_of_output)
         how = signal_name(-status) if status < 0 else f"exit status {status}"
         wrong = [f"the command ended with {how}"] if status else []
         wrong += [f"no {', '.join(names)} in {run.path_of(action, unit)}" for unit, names in missing.items() if names]
@@ -164,6 +171,7 @@ class CommandItem(pytest.Item):
             finally:
                 output.seek(max(0, output.seek(0, 2) - _SHOWN))
                 text = printable(output.read().decode(errors="replace"))
+                self._end_of_output = "\n".join(text.splitlines()[-_KEPT_LINES:])[-_KEPT:]
                 if text:
                     self.add_report_section("call", "output", text)
 

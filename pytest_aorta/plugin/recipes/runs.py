@@ -238,6 +238,7 @@ class RecipeRun:
         #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
         self._of_matrices: dict[str, str | None] = {}
         self._within: dict[str, dict[str, list[str]]] = {}
+        self._keys: dict[str, Callable[[str], str]] = {}
         self.journal = Journal(recipe.index)
         self.started = StartedTrials()
 
@@ -266,16 +267,18 @@ class RecipeRun:
         Raises:
             RecipeError: one is unknown, or none starts the processes.
         """
-        if not action.table.launchers:
+        if not action.table.launchers and action.table.resources.total_processes(directories) <= 1:
             return ""
         try:
             return launcher_prefix(action, directories, self._launchers)
         except RecipeError as error:
             raise self.recipe.error(action, str(error)) from None
 
-    def note(self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None) -> None:
+    def note(
+        self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None, **texts: str
+    ) -> None:
         try:
-            self.journal.add(action, unit, outcome, request)
+            self.journal.add(action, unit, outcome, request, **texts)
         except OSError as error:
             if not self._is_unwritable:
                 self._is_unwritable = True
@@ -288,8 +291,22 @@ class RecipeRun:
 
     def note_kept(self, action: str, unit: str) -> None:
         """Journal that a unit is complete, unless the index says so: a killed run has made its products."""
-        if self.known.completed.get(action, {}).get(unit) != ("completed", ""):
+        known = self.known.completed.get(action, {}).get(unit)
+        if known is None or known[0] != "completed":
             self.note(action, unit, "completed")
+
+    def is_complete(self, action: Action, unit: str) -> bool:
+        """Whether the products of a command are there, and were made by the command and of the value as they are."""
+        if not self.project.has_products(action, unit):
+            return False
+        known = self.known.completed.get(action.name, {}).get(unit)
+        return known is None or known[0] != "completed" or known[1] in ("", self.key_of(action)(unit))
+
+    def key_of(self, action: Action) -> Callable[[str], str]:
+        """See ``Project.key_of``."""
+        if action.name not in self._keys:
+            self._keys[action.name] = self.project.key_of(action)
+        return self._keys[action.name]
 
     @cached_property
     def known(self) -> Known:
@@ -333,7 +350,10 @@ class RecipeRun:
 
     def _progress(self, action: Action, unit: str) -> Progress:
         if not action.is_matrix:
-            return "completed" if self.project.has_products(action, unit) else "open"
+            nodeid = self.items.get(action.name, {}).get(unit, "")
+            if nodeid in self.item_states.selected and self.item_states.of(nodeid) == "passed":
+                return "completed" if self.project.has_products(action, unit) else "open"
+            return "completed" if self.is_complete(action, unit) else "open"
         state_of, nodeid = self.trial_states[action.name], self.items[action.name][unit]
         states = self.item_states
         give_up = time.monotonic() + _WRITTEN_WITHIN
