@@ -8,8 +8,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.message import Message
-from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +29,9 @@ _FAMILIES = ("nvidia-", "rocm", "cuda-", "triton-", "jax-", "torch-")
 
 # The first folder of a line of RECORD, or a single module beside the metadata.
 _RECORDED = re.compile(r"^(?:([^/,.\n]+)/[^,\n]*\.(?:py|so)|([^/,.\n]+)(?:\.[^/,\n]+)?\.(?:py|so)),", re.MULTILINE)
+
+
+_HEADER = re.compile(r"^(Name|Version): *(.*?)\s*$", re.MULTILINE)
 
 
 class Owner(NamedTuple):
@@ -109,10 +110,10 @@ def installed_distributions(guard: Guard) -> Installed:
     return Installed(versions, owners)
 
 
-def _headers(distribution: metadata.Distribution) -> Message:
-    # Without the description at the end, which distribution.metadata parses as well.
+def _headers(distribution: metadata.Distribution) -> dict[str, str]:
+    # distribution.metadata parses the description at the end as well.
     text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
-    return HeaderParser().parsestr(re.split(r"\n\r?\n", text, maxsplit=1)[0])
+    return dict(_HEADER.findall(re.split(r"\n\r?\n", text, maxsplit=1)[0]))
 
 
 def _top_level_names(distribution: metadata.Distribution) -> set[str]:
