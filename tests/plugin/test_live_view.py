@@ -46,8 +46,6 @@ def end(state: LiveState, number: int, cell: CellName, seconds: float, outcome: 
     state.item_over(f"item {number}", ran=True)
 
 
-
-
 def test_a_run_takes_the_median_of_its_cell_for_each_trial_to_come() -> None:
     state = expecting(NONE, NONE, NONE, NONE, OMP, OMP)
     end(state, 0, NONE, 10.0)
