@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytest_aorta.collectors.contract import Collector, CollectorError, Context, Preparation, Summary, Value
+from pytest_aorta.collectors.contract import Collector, CollectorError, Summary, Value
 
 #: Characters of a hash.
 _HASH = 8
@@ -43,18 +43,13 @@ class Divergence(Collector):
         if self.given["mode"] not in ("hash", "statistics"):
             raise CollectorError(f"--aorta-collect divergence:mode={self.given['mode']}: expected hash or statistics")
 
-    def prepare(self, context: Context) -> Preparation:
-        """The order of sets of texts is the same in all trials."""
-        return Preparation({"PYTHONHASHSEED": "0"} if "PYTHONHASHSEED" not in context.environ else {})
-
     def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
         """How much was hashed; what it says is found when several trials are compared."""
         trial = read_trial(folder)
-        if not trial:
+        if not trial.ranks:
             return Summary("nothing to compare: no module of torch was called, and no optimizer has made a step")
-        steps = max(len(trace) for trace in trial.values())
-        data = {"steps": steps, "ranks": len(trial), "mode": self.given["mode"]}
-        return Summary(data=data, artifacts=sorted(folder.glob("*.jsonl")))
+        data = {"steps": trial.steps, "ranks": len(trial.ranks), "mode": self.given["mode"]}
+        return Summary(data=data, artifacts=sorted(path for path in folder.iterdir() if path.is_file()))
 
 
 # What a trial has recorded
@@ -75,37 +70,47 @@ class Step:
         return list(zip(self.events, values, strict=False))
 
 
-#: The steps of each rank.
-Trial = dict[int, list[Step]]
+@dataclass(frozen=True)
+class Trial:
+    """The steps of each rank; ``tolerance`` of statistics, relative, ``None`` for hashes."""
+
+    ranks: Mapping[int, Sequence[Step]]
+    tolerance: float | None = None
+
+    @property
+    def steps(self) -> int:
+        return max((len(steps) for steps in self.ranks.values()), default=0)
+
+    def up_to(self, ordinal: int) -> Trial:
+        """Without what came after a step."""
+        return Trial({rank: steps[: ordinal + 1] for rank, steps in self.ranks.items()}, self.tolerance)
 
 
 def read_trial(folder: Path) -> Trial:
-    """What the ranks of a trial have recorded below ``collect/divergence``; of a single process, as of rank 0."""
-    files = {int(file.stem.removeprefix("rank_")): file for file in folder.glob("rank_*.jsonl")}
-    if not files:  # of several processes that are no ranks, the one that has computed most
-        processes = sorted(folder.glob("process_*.jsonl"), key=lambda file: file.stat().st_size)
-        files = {0: file for file in processes}
-    found = {rank: list(_steps(file)) for rank, file in sorted(files.items())}
-    return {rank: steps for rank, steps in found.items() if steps}
+    """What the ranks of a trial have recorded in ``collect/divergence``; without ranks where there is nothing."""
+    found: dict[int, list[Step]] = {}
+    tolerance = None
+    for rank in sorted(int(file.stem.removeprefix("rank_")) for file in folder.glob("rank_*.jsonl")):
+        steps: list[Step] = []
+        shapes: list[tuple[str, ...]] = []
+        for line in trace_file(folder, rank).read_text(encoding="utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:  # the end of a process that was killed
+                break
+            if "step" in entry:
+                steps.append(Step(entry["step"], shapes[entry["events"]], entry["values"]))
+            elif "events" in entry:
+                shapes.append(tuple(entry["events"]))
+            else:
+                tolerance = entry["tolerance"]
+        if steps:
+            found[rank] = steps
+    return Trial(found, tolerance)
 
 
 def trace_file(folder: Path, rank: int) -> Path:
-    """Where ``read_trial`` has found a rank."""
-    file = folder / f"rank_{rank}.jsonl"
-    return file if file.exists() else max(folder.glob("process_*.jsonl"), key=lambda file: file.stat().st_size)
-
-
-def _steps(file: Path) -> Iterator[Step]:
-    shapes: list[tuple[str, ...]] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:  # the end of a process that was killed
-            return
-        if "step" in entry:
-            yield Step(entry["step"], shapes[entry["events"]], entry["values"])
-        else:
-            shapes.append(tuple(entry["events"]))
+    return folder / f"rank_{rank}.jsonl"
 
 
 # Where trials differ
@@ -157,12 +162,10 @@ class Comparison:
     Attributes:
         equal: those that agree with the majority as far as they have come; the first one stands for it.
         places: of each other one, where it differs first.
-        has_majority: whether more trials agree than differ at any one place.
     """
 
     equal: list[str] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)
-    has_majority: bool = True
 
     @property
     def first(self) -> tuple[str, Place] | None:
@@ -170,31 +173,26 @@ class Comparison:
         return min(self.places.items(), key=lambda each: each[1].order, default=None)
 
 
-def compare_trials(trials: Mapping[str, Trial], tolerance: float | None = None) -> Comparison:
+def compare_trials(trials: Mapping[str, Trial]) -> Comparison:
     """Follow all trials step by step; at each difference, those that are fewer drop out.
 
-    Args:
-        trials: by names; of as many that differ, the first one is believed.
-        tolerance: of statistics, relative; ``None`` for hashes.
+    A trial that has ended agrees as far as it has come. Of as many that differ, the first one is believed.
     """
     found = Comparison(list(trials))
+    tolerance = next((trial.tolerance for trial in trials.values() if trial.tolerance is not None), None)
     ordinal = 0
     while len(found.equal) > 1:
-        going = [name for name in found.equal if any(len(steps) > ordinal for steps in trials[name].values())]
+        going = [name for name in found.equal if trials[name].steps > ordinal]
         if len(going) < 2:
             break
         places: dict[str, Place] = {}
-        for rank in sorted({rank for name in going for rank in trials[name]}):
-            steps = {
-                name: trials[name][rank][ordinal]
-                for name in going
-                if rank in trials[name] and len(trials[name][rank]) > ordinal
-            }
+        for rank in sorted({rank for name in going for rank in trials[name].ranks}):
+            recorded = {name: trials[name].ranks.get(rank, ()) for name in going}
+            steps = {name: each[ordinal] for name, each in recorded.items() if len(each) > ordinal}
             if len({(step.events, str(step.values)) for step in steps.values()}) < 2:
                 continue
-            last = {name for name in steps if len(trials[name][rank]) == ordinal + 1}
-            departed, is_clear = _departures(steps, last, rank, ordinal, tolerance)
-            found.has_majority &= is_clear
+            last = {name for name in steps if len(recorded[name]) == ordinal + 1}
+            departed = _departures(steps, last, rank, ordinal, tolerance)
             for name, place in departed.items():
                 if name not in places or place.order < places[name].order:
                     places[name] = place
@@ -208,11 +206,11 @@ def compare_trials(trials: Mapping[str, Trial], tolerance: float | None = None) 
 
 def _departures(
     steps: Mapping[str, Step], last: set[str], rank: int, ordinal: int, tolerance: float | None
-) -> tuple[dict[str, Place], bool]:
-    """Where trials leave the majority in a step, and whether there was one; ``last``: they may have been cut off."""
+) -> dict[str, Place]:
+    """Where trials leave the majority in a step; ``last``: they may have been cut off."""
     rows = {name: step.row() for name, step in steps.items()}
     places: dict[str, Place] = {}
-    is_clear, number = True, 0
+    number = 0
     while True:
         here = {
             name: row[number] if number < len(row) else ("", None)
@@ -220,10 +218,9 @@ def _departures(
             if name not in places and (number < len(row) or name not in last)
         }
         if all(event == "" for event, _ in here.values()):
-            return places, is_clear
+            return places
         majority = _majority(list(here.values()), tolerance)
         others = [name for name, value in here.items() if not _same(value, majority, tolerance)]
-        is_clear &= 2 * len(others) < len(here) or not others
         for name in others:
             event, after = here[name][0], rows[name][number - 1][0] if number else ""
             other = majority[0] if majority[0] != event else ""
@@ -290,8 +287,8 @@ class Finding:
     data: Mapping[str, Any]
 
 
-def compare_operators(one: Operators, other: Operators) -> Finding:
-    """The first operator of ``other`` that differs from that of ``one`` at the same place."""
+def compare_operators(one: Operators, other: Operators, after: str) -> Finding:
+    """The first operator of ``other`` that differs from that of ``one``; ``after`` which event they were recorded."""
     for number, (a, b) in enumerate(zip(one.calls, other.calls, strict=False)):
         where = _where(b)
         data = {"operator": b["operator"], "module": b["module"], "line": b["line"], "number": number}
@@ -305,13 +302,14 @@ def compare_operators(one: Operators, other: Operators) -> Finding:
             before = _maker(one, number, a["inputs"][argument])
             text = f"{amount} of input {argument} of {b['operator']}{where}"
             if before is None:
-                text += "; none of the recorded operators has made it"
+                text += ", which none of the recorded operators has made"
             else:
+                maker = before["operator"] or described(after)
                 text += (
-                    f"; {before['operator']} had made it equal: something else wrote to it in between, such as another "
-                    "thread, another stream, or code that is no operator of torch"
+                    f"; it was equal as {maker}: something else wrote to it in between, such as another thread or "
+                    "stream, or code that is no operator of torch"
                 )
-            made_by = before["operator"] if before else None
+            made_by = (before["operator"] or after) if before else None
             return Finding(text, {**data, **numbers, "kind": "changed_in_between", "made_by": made_by})
         if a["outputs"] != b["outputs"]:
             result = next(i for i, (x, y) in enumerate(zip(a["outputs"], b["outputs"], strict=True)) if x != y)
@@ -319,9 +317,7 @@ def compare_operators(one: Operators, other: Operators) -> Finding:
             text = f"{b['operator']}{where} makes something else of equal inputs: {amount}"
             return Finding(text, {**data, **numbers, "kind": "operator"})
     if len(one.calls) != len(other.calls):
-        return Finding(
-            f"it calls {len(other.calls)} operators, the others {len(one.calls)}", {"kind": "other_call"}
-        )
+        return Finding(f"it calls {len(other.calls)} operators, the others {len(one.calls)}", {"kind": "other_call"})
     return Finding(
         f"all {len(one.calls)} operators between the two have equal inputs and results: what differs was not made by "
         "an operator of torch in this thread",

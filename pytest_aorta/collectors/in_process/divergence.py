@@ -28,6 +28,9 @@ _CHUNK = 2**22
 #: Bytes of tensors that are kept of the operators of one process.
 _KEPT = 64 * 2**20
 
+#: Characters of a hash.
+_HASH = 8
+
 #: An odd number, 2**32 divided by the golden ratio (Knuth): the weight of an element is a multiple of it.
 _GOLDEN = 0x9E3779B1
 
@@ -37,6 +40,7 @@ class InProcess:
         self.folder, self.rank = folder, rank or 0
         self.stem = f"process_{os.getpid()}" if rank is None else f"rank_{rank}"
         self.statistics = options.get("mode") == "statistics"
+        self.tolerance = float(options.get("tolerance", 0)) if self.statistics else None
         self.at: dict[str, Any] = {}
         if options.get("at"):
             with open(options["at"]) as file:
@@ -190,7 +194,7 @@ class InProcess:
         self.values.append(self._value(tensors))
         self.events.append(key if count == 1 else f"{key}#{count}")
         if self.recorder is not None:
-            self.recorder.may_record(self.events[-1])
+            self.recorder.may_record(self.events[-1], tensors)
 
     def _tensors(self, value: Any) -> list[Any]:
         if isinstance(value, self.torch.Tensor):
@@ -279,6 +283,7 @@ class InProcess:
             if not names:
                 return
             self.file = open(os.path.join(self.folder, f"{self.stem}.jsonl"), "w")  # noqa: SIM115
+            self.file.write(json.dumps({"tolerance": self.tolerance}) + "\n")
         shape = self.shapes.get(tuple(names))
         if shape is None:
             shape = self.shapes[tuple(names)] = len(self.shapes)
@@ -319,19 +324,29 @@ class InProcess:
         if self.recorder is not None:
             only = self.at.get("ordinal")
             self.recorder.is_on = only in (None, self.ordinal)
-            self.recorder.may_record("")
+            self.recorder.may_record("", [])
 
     def _end_recording(self, names: list[str], values: str) -> None:
         recorder = self.recorder
         recorder.records = False
-        differs = False
-        if self.ordinal < len(self.reference):
-            others, digests = self.reference[self.ordinal]
-            differs = (names, values) != (others[: len(names)], digests[: len(values)])
-        if recorder.is_on and (differs or self.at.get("ordinal") == self.ordinal):
+        if self.at.get("ordinal") == self.ordinal or self._differs_here(names, values):
             recorder.write(os.path.join(self.folder, self.stem), self.ordinal)
-            self.recorder = None  # the mode stays: others may have been entered inside it
+            recorder.is_on, self.recorder = False, None  # the mode stays: others may have been entered inside it
         recorder.clear()
+
+    def _differs_here(self, names: list[str], values: str) -> bool:
+        """Whether the event that ends the window is the first one in all steps that differs from the other trial."""
+        if self.ordinal >= len(self.reference):
+            return False
+        others, digests = self.reference[self.ordinal]
+        if (names, values) == (others[: len(names)], digests[: len(values)]):
+            return False
+        self.reference = []  # from here on, all differs
+        until = names.index(self.at["until"]) if self.at["until"] in names else len(names)
+        end = _HASH * until
+        same = (names[:until], values[:end]) == (others[:until], digests[:end])
+        here = names[until : until + 1], values[end : end + _HASH]
+        return same and here != (others[until : until + 1], digests[end : end + _HASH])
 
 
 def read_reference(path: str) -> list[tuple[list[str], str]]:
@@ -342,7 +357,7 @@ def read_reference(path: str) -> list[tuple[list[str], str]]:
             entry = json.loads(line)
             if "step" in entry:
                 found.append((shapes[entry["events"]], entry["values"]))
-            else:
+            elif "events" in entry:
                 shapes.append(entry["events"])
     return found
 
@@ -376,9 +391,14 @@ def _recorder(owner: InProcess) -> Any:
             self.blobs: list[bytes] = []
             self.size = 0
 
-        def may_record(self, event: str) -> None:
-            """Begin after an event, the empty one of the begin of the step included."""
+        def may_record(self, event: str, tensors: list[Any]) -> None:
+            """Begin after an event, the empty one of the begin of the step included; its tensors are the first ones."""
             self.records = self.is_on and event == owner.at["after"]
+            if self.records and tensors:
+                with owner._no_modes():
+                    outputs = [self._digest(owner._local(tensor)) for tensor in tensors]
+                nothing = {"operator": "", "module": "", "node": "", "line": "", "inputs": []}
+                self.operators.append({**nothing, "outputs": outputs})
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if any(each.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for each in types):
@@ -428,7 +448,6 @@ def _recorder(owner: InProcess) -> Any:
             return [digest, str(plain.dtype).removeprefix("torch."), list(plain.shape)]
 
         def write(self, stem: str, ordinal: int) -> None:
-            self.is_on = False
             with open(f"{stem}.tensors", "wb") as file:
                 file.writelines(self.blobs)
             with open(f"{stem}.operators.json", "w") as text:
