@@ -65,7 +65,7 @@ class Divergence:
             return
         places = self.comparison.places
         equal = self.comparison.equal
-        names = ", ".join(first_names(list(places), _MOST_NAMES))
+        names = ", ".join(first_names(sorted(places, key=int), _MOST_NAMES))
         if len(equal) > 1:
             what = f"{len(places)} of {len(self.trials)} trials differ from the {len(equal)} others ({names})"
         else:

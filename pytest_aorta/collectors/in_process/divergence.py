@@ -304,13 +304,14 @@ class InProcess:
                 devices.setdefault(each.device, []).append(number)
         with self._no_modes():
             for numbers in devices.values():
-                for number, each in zip(numbers, torch.stack([flat[number] for number in numbers]).tolist()):
+                read = torch.stack([flat[number] for number in numbers]).tolist()
+                for number, each in zip(numbers, read, strict=True):
                     flat[number] = each
         position, found = 0, []
         for value in values:
             parts, position = flat[position : position + len(value)], position + len(value)
             if self.statistics:
-                found.append([round_to(each, 9) for each in ([max(column) for column in zip(*parts)])])
+                found.append([_rounded(max(column)) for column in zip(*parts, strict=True)])
             else:
                 total = len(parts)
                 for part in parts:
@@ -369,8 +370,8 @@ def _version(tensor: Any) -> int:
         return -1
 
 
-def round_to(value: float, digits: int) -> Any:
-    return float(f"{value:.{digits}g}") if value == value and abs(value) != float("inf") else str(value)
+def _rounded(value: float) -> Any:
+    return float(f"{value:.9g}") if value == value and abs(value) != float("inf") else str(value)
 
 
 def _recorder(owner: InProcess) -> Any:
