@@ -307,7 +307,8 @@ class InProcess:
                 read = torch.stack([flat[number] for number in numbers]).tolist()
                 for number, each in zip(numbers, read, strict=True):
                     flat[number] = each
-        position, found = 0, []
+        position = 0
+        found: list[Any] = []
         for value in values:
             parts, position = flat[position : position + len(value)], position + len(value)
             if self.statistics:
@@ -352,7 +353,8 @@ class InProcess:
 
 def read_reference(path: str) -> list[tuple[list[str], str]]:
     """Names of events and hashes of each step of another trial."""
-    shapes, found = [], []
+    shapes: list[list[str]] = []
+    found = []
     with open(path) as file:
         for line in file:
             entry = json.loads(line)
@@ -379,9 +381,9 @@ def _recorder(owner: InProcess) -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Recorder(TorchDispatchMode):
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.is_on = self.records = False
             self.modules: list[str] = []
             self.clear()
