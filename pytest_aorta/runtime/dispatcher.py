@@ -287,7 +287,7 @@ class Dispatcher:
             run.waited_for = False
             self.lock.notify_all()
         if task.settled is not None:
-            task.settled.set()
+            task.settled.release()
             task.settled = None
         if run.closed:
             self._end_if_over(run)

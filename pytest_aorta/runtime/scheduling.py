@@ -72,9 +72,9 @@ class GraphTask(Member):
     running: tuple[Dispatch, ...] = ()
     #: Its place in the queue of those that are ready.
     order: int = 0
-    #: Whether its outcome is final; until then, the event of the threads that wait for it.
+    #: Whether its outcome is final; until then, a taken lock for the threads that wait for it.
     has_settled: bool = False
-    settled: threading.Event | None = None
+    settled: threading.Lock | None = None
 
     @property
     def members(self) -> tuple[Member, ...]:
