@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.execution import Execution, Limits, Resources
 from pytest_aorta.trials.seeding import derived_seed
+
+if TYPE_CHECKING:  # not in the processes of trials
+    from pytest_aorta.registry import Environment, WorkloadEntry
 
 
 @dataclass(frozen=True)
