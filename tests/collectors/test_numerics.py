@@ -67,7 +67,7 @@ def test_clean_training_names_nothing_and_has_its_statistics(found: dict[str, Su
     kept = rows["forward", "layers.2.linear1", "output"]
     assert [step for step, _, _ in kept] == [3, 4, 5, 6]  # three before the last one
     assert all(0 < highest < 100 for _, highest, _ in kept)
-    assert {phase for phase, _, _ in rows} == {"forward", "backward", "gradients", "optimizer"}
+    assert {phase for phase, _, _ in rows} == {"forward", "backward"}
 
 
 def test_an_overflow_that_a_scaler_skips_is_none(found: dict[str, Summary]) -> None:
