@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import Margin, TriageSettings
@@ -390,12 +390,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them."""
+    """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them.
+
+    ``divergence``: which trials compute something else than others, where the run has looked.
+    """
 
     rows: tuple[Row, ...]
     settings: TriageSettings
     warnings: tuple[str, ...] = ()
     associations: Associations = NO_ASSOCIATIONS
+    divergence: tuple[Mapping[str, Any], ...] = ()
 
     def row(self, key: CellKey) -> Row:
         return next(row for row in self.rows if row.cell.key == key)
