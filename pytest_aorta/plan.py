@@ -340,7 +340,10 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     sets = [[_mitigation(name, registry) for name in names] for names in selection.mitigations]
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
-    collectors = tuple(registry.collector(name) for name in selection.collect)
+    if selection.collect:
+        from pytest_aorta.collectors.contract import load
+
+        load(selection.collect, registry)
     # Of every environment, by the number of the mitigation set; all trials of a cell share one.
     overlays = [
         [overlay(environment, mitigations, selection.extra_env) for mitigations in sets] for environment in environments
@@ -361,7 +364,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
             steps=selection.steps,
             execution=selection.execution,
             limits=selection.limits,
-            collect=collectors,
+            collect=selection.collect,
             resources=selection.resources,
             watched=watched,
             origin=origin,

@@ -422,7 +422,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("extra-env", pairs, "K=V", "variables on top of all mitigations (repeat)", separator=f";{NEXT_PAIR}"),
         Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
         Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
-        Setting("collect", names, "A,B", "collectors: rocprof, numerics, amd_log"),
+        Setting("collect", names, "A,B", "collectors, with options: numerics:window=9"),
         Setting("seed", whole, "N", "trial i of every cell gets the same random seeds"),
         Setting("replay", trial_file, "FILE", "run the trial of this file or folder again (repeat)", separator=";"),
         Setting("registry-file", name, "FILE", "more mitigations and environments (repeat)", separator=";"),

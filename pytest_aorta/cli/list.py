@@ -129,11 +129,20 @@ def _variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: shown_value(name, value) for name, value in variables.items()}
 
 
+def _collector(registry: Registry, name: str) -> Entry:
+    from pytest_aorta.collectors.contract import collector_class, one_line
+
+    target = registry.collector(name)
+    cls = collector_class(target)
+    options = {key: {"default": default, "help": help} for key, (default, help) in cls.options.items()}
+    return {"target": target, "summary": one_line(cls), "options": options}
+
+
 _ENTRIES: dict[Kind, Callable[[Registry, str], Entry]] = {
     "workloads": _workload,
     "mitigations": _mitigation,
     "environments": _environment,
-    "collectors": lambda registry, name: {"name": registry.collector(name)},
+    "collectors": _collector,
 }
 
 

@@ -54,6 +54,11 @@ def check_here(spec: TrialSpec) -> PreparedCell:
                 f"environment {environment.name!r} ({environment.source_package}) {what}, but with "
                 "--aorta-isolation none a trial runs in this process; use fork or spawn"
             )
+    if spec.collect:
+        raise LaunchModeError(
+            f"--aorta-collect {','.join(spec.collect)}: with --aorta-isolation none a trial runs in this process, "
+            "and collectors look into processes of their own; use fork or spawn"
+        )
     if spec.execution.cwd == "copy":
         raise LaunchModeError(
             "--aorta-cwd copy: with --aorta-isolation none a trial runs in this process, whose modules are not "

@@ -29,6 +29,7 @@ from pytest_aorta.trials.outcome import Observation, conclude, recorded_result, 
 from pytest_aorta.trials.records import Failure
 from pytest_aorta.trials.result import (
     Claim,
+    Collected,
     Elastic,
     ExecutionEnv,
     Imposed,
@@ -218,6 +219,7 @@ def build_record(
     imposed: Imposed = Imposed(),  # noqa: B008  (frozen)
     side_by_side: SideBySide | None = None,
     request: Request | None = None,
+    collected: Mapping[str, Collected] = MappingProxyType({}),
 ) -> TrialResult:
     """The complete record of a trial that is over.
 
@@ -263,6 +265,7 @@ def build_record(
         imposed=imposed,
         side_by_side=side_by_side,
         artifacts=dict(artifacts),
+        collected=dict(collected),
     )
 
 

@@ -31,8 +31,12 @@ from pytest_aorta.registry.types import (
     one_line_of,
 )
 
-#: Collectors that come with the package.
-BUILTIN_COLLECTORS: Final = ("amd_log", "numerics", "rocprof")
+#: Collectors that come with the package, and their classes.
+BUILTIN_COLLECTORS: Final = {
+    "amd_log": "pytest_aorta.collectors.contract:Collector",
+    "numerics": "pytest_aorta.collectors.numerics:Numerics",
+    "rocprof": "pytest_aorta.collectors.contract:Collector",
+}
 
 #: What has names; entry points are in the groups ``aorta.workloads``, ...
 Kind = Literal["workloads", "mitigations", "environments", "collectors"]
@@ -111,7 +115,7 @@ class Registry:
         return found
 
     def collector(self, name: str) -> str:
-        """``name``, if there is such a collector."""
+        """The class of the collector, as ``module:Class``; it is not imported."""
         found: str = self._get("collectors", name)
         return found
 
@@ -218,7 +222,7 @@ def _built_in() -> Iterator[Offer]:
     source = f"{BUILTIN_SOURCE} (built in)"
     found: list[tuple[Kind, str, Any]] = [("mitigations", each.name, each) for each in BUILTIN_MITIGATIONS]
     found += [("environments", each.name, each) for each in BUILTIN_ENVIRONMENTS]
-    found += [("collectors", name, name) for name in BUILTIN_COLLECTORS]
+    found += [("collectors", name, target) for name, target in BUILTIN_COLLECTORS.items()]
     for kind, name, value in found:
         yield Offer(kind, name, source, BUILTIN_SOURCE, lambda value=value: value)  # type: ignore[misc]
 
@@ -235,7 +239,7 @@ def _of_plugin(entry: PluginEntry) -> Offer:
         if entry.kind == "workloads":
             return WorkloadEntry(entry.name, entry.target(), entry.distribution)
         if entry.kind == "collectors":
-            return entry.name
+            return entry.target()
         read = mitigation_from if entry.kind == "mitigations" else environment_from
         where = f"{entry.kind[:-1]} {entry.name!r} of {entry.source}"
         return read(entry.payload(), name=entry.name, source_package=entry.distribution, where=where)

@@ -121,6 +121,7 @@ def fingerprint_parts(
         "trial": spec.trial_index,
         "memory": spec.limits.memory,
         "seed": spec.seed,
+        "collect": list(spec.collect),
         "imposed": {name: value for name, value in asdict(imposes).items() if value is not None},
         **surroundings,
     }

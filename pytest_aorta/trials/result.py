@@ -179,6 +179,16 @@ class ReplayOf(_Record):
     differences: list[str] = Field(default_factory=list)
 
 
+class Collected(_Record):
+    """What a collector has found: its options, a sentence (empty for nothing), data, its problems, and files."""
+
+    options: Free = Field(default_factory=dict)
+    sentence: str = ""
+    data: Free = Field(default_factory=dict)
+    problems: list[str] = Field(default_factory=list)
+    artifacts: list[str] = Field(default_factory=list)
+
+
 class TrialResult(_Record):
     """The complete record of one trial. ``to_dict`` and ``from_dict`` round-trip without loss.
 
@@ -217,6 +227,7 @@ class TrialResult(_Record):
     imposed: Imposed = Imposed()
     side_by_side: SideBySide | None = None
     artifacts: dict[str, str] = Field(default_factory=dict)
+    collected: dict[str, Collected] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TrialResult:

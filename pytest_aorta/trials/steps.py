@@ -7,6 +7,7 @@ import mmap
 import os
 import struct
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class StepClock:
         self._at = self._before = 0.0
         self._done = 0
         self._is_running = False
+        #: Gets each step that is reported as well.
+        self.also_tell: Callable[[int], object] | None = None
 
     def start(self) -> None:
         """What was reported before, in ``setup()``, does not count."""
@@ -42,6 +45,8 @@ class StepClock:
         """``step`` steps are done, at ``now`` seconds of a clock. What is no ``int`` ends the count."""
         if not self._is_running:
             return
+        if self.also_tell is not None and type(step) is int:
+            self.also_tell(step)
         if type(step) is not int:
             self._is_running = False
             self._milliseconds, self._done = array("d"), 0

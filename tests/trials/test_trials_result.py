@@ -240,7 +240,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
             "started_at",
             "host",
         ),
-        *("artifacts", "fingerprint_parts", "imposed", "side_by_side"),
+        *("artifacts", "collected", "fingerprint_parts", "imposed", "side_by_side"),
     }
     assert set(record["execution_env"]) == {
         *("kind", "name", "image", "digest", "venv", "rocm", "source_package", "verified", "claims", "entered_with"),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.launch.child.bootstrap import sitecustomize
 from pytest_aorta.launch.child.learned_imports import LearnedImports, import_in_advance
 from pytest_aorta.probe.collect import (
     StaticEnv,
@@ -24,6 +25,7 @@ from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.process import Children, children_now, had_children_since
 from pytest_aorta.probe.variables import recorded_variables
+from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.config import TrialIsolation, added_options, resolve_config, supports_process, with_added
 from pytest_aorta.trials.execution import NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
@@ -189,8 +191,18 @@ def run_workload(
         later = {**_sources_in_advance, **later}
         send({"type": "env_end", "end": collect_end(_static, watch=watch).to_dict(), "sources": later})
 
+    collecting = None
+    if payload["collect"] and payload["target"] != COMMAND_TARGET:  # its processes collect for themselves
+        with contextlib.suppress(Exception):
+            collecting = sitecustomize.start_collectors(rank=0)
     lifecycle = Lifecycle(cls, config, send, steps, before_setup=lambda: join_group(cls, config))
-    succeeded = lifecycle.run_all(on_error, after_run)
+    if collecting is not None:
+        lifecycle.clock.also_tell = collecting.report
+    try:
+        succeeded = lifecycle.run_all(on_error, after_run)
+    finally:
+        if collecting is not None:
+            collecting.stop()
     leave_group(cls)
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full

@@ -15,8 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.collectors.contract import load, variable
 from pytest_aorta.launch.diagnosis.traces import STACKS, ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
+from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
 from pytest_aorta.launch.host.directories import Manifest, copy_folder, remove_unchanged
@@ -173,6 +175,7 @@ class ProcessTrial:
         self._temporary = temporary
         self._node_store = node_store
         self._place: TrialFolders | None = None
+        self._collectors = load(spec.collect) if spec.collect else {}
         #: What was copied into its working directory.
         self._copied: Manifest = {}
         self._started_at = utc_now()
@@ -207,6 +210,7 @@ class ProcessTrial:
             self._cell = cell = self._zygotes.prepare(order, self._allocation, self._is_wanted)
             self._note(cell.info.config_warnings)
             self._place = place = self._make_place(cell)
+            collecting.make_folders(self._folder, self._collectors)
             self._files = TrialFiles(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
             limits = (order.timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
@@ -218,7 +222,8 @@ class ProcessTrial:
                 see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
     def _submit(self, cell: PreparedCell) -> None:
-        self._server = self._zygotes.acquire(self._order, self._allocation, self._seed, self._is_wanted)
+        order = collecting.prepared(self._order, self._collectors) if self._collectors else self._order
+        self._server = self._zygotes.acquire(order, self._allocation, self._seed, self._is_wanted)
         self._task = self._server.start_task(
             self._payload(cell, self._server),
             stdout=self._folder / "stdout.log",
@@ -274,9 +279,12 @@ class ProcessTrial:
             "overlay": sorted(spec.overlay),
             "watched": spec.all_watched,
             "environment": spec.environment_data,
-            "collect": list(spec.collect),
+            "collect": list(self._collectors),
             "cwd": None if spec.execution.cwd == "here" else str(place.files),
-            "place": place.variables(spec.overlay, self._seed if is_command(spec.workload.target) else None),
+            "place": {
+                **place.variables(spec.overlay, self._seed if is_command(spec.workload.target) else None),
+                **variable(self._collectors, self._folder.absolute()),
+            },
             "sockets": str(place.sockets or os.devnull),  # in which nothing can be made
             "mode": cell.plan.mode,
             "nproc": cell.plan.nproc,
@@ -474,6 +482,7 @@ class ProcessTrial:
             if opened is not None and self.seen.result is not None:
                 told = {"written": opened.written[:_NAMED], "devices": opened.devices}
                 self.seen.result = replace(self.seen.result, output={**self.seen.result.output, **told})
+        found = collecting.collected(self._folder, self._collectors, self.seen.ranks) if self._collectors else {}
         artifacts = collect_artifacts(self._folder)
         failure = conclude(self.seen)[1]
         crashed = failure is not None and failure.signal is not None
@@ -493,4 +502,5 @@ class ProcessTrial:
             request=self._request.model_copy(update={"seed": self._given_seed}),
             imposed=self._allocation.imposed(self._order.inherited.variables, self.spec.overlay),
             side_by_side=self._allocation.side_by_side,
+            collected=found,
         )

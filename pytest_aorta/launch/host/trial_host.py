@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from pytest_aorta.launch.environment import TrialOrder
 from pytest_aorta.launch.host.allocation import Allocator, Cancellable
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
+from pytest_aorta.launch.host.collecting import check
 from pytest_aorta.launch.host.directories import SharedFolder
 from pytest_aorta.launch.host.place import TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
@@ -79,6 +80,7 @@ class TrialHost:
                 raise ZygoteUnwanted("its start was cancelled")
         try:
             if order.key not in self._prepared:
+                check(order)
                 self._prepared[order.key] = self._prepare(order, slot, job)
         finally:
             preparing.release()

@@ -350,9 +350,10 @@ class _Imports:
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
         loader: Any = None if spec is None else spec.loader
         if hasattr(loader, "exec_module"):
+            execute = loader.exec_module  # perhaps that of another finder, which looks out as well
 
             def exec_module(module: Any) -> None:
-                del loader.exec_module
+                loader.exec_module = execute
                 loader.exec_module(module)
                 callback(module)
 
@@ -406,9 +407,33 @@ def arm(environ: MutableMapping[str, str] = os.environ) -> None:
     _after_import("multiprocessing.util", follow_ends)
     _after_import("torch.distributed.distributed_c10d", lambda dist: _follow_groups(hook, dist))
     sys.meta_path.insert(0, _Imports)
+    if COLLECT in environ:
+        _try(start_collectors)
 
 
 _hook: Hook | None = None
+
+#: Says what collectors there are, as ``collectors.contract.variable`` does.
+COLLECT = "AORTA_COLLECT"
+
+
+def start_collectors(rank: int | None = None) -> Any:
+    """Start those of this trial once torch is imported; ``rank`` where no launcher says it. What runs them."""
+    if COLLECT not in os.environ:
+        return None
+    own = identity(os.environ).split("/")
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    path = os.path.join(root, "collectors", "in_process", "start.py")
+    starter = type(sys)("aorta_collect_start")
+    starter.__file__ = path
+    with open(path, "rb") as file:
+        exec(compile(file.read(), path, "exec", dont_inherit=True), starter.__dict__)
+    if _Imports not in sys.meta_path:
+        sys.meta_path.insert(0, _Imports)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    rank = int(own[0]) if own[0] else rank
+    starter.begin(os.environ[COLLECT], _after_import, rank, int(attempt) if attempt.isdigit() else 0)
+    return starter
 
 
 def note_ranks_of(pid: int) -> None:
@@ -421,6 +446,7 @@ def rearm() -> None:
     """In a fork that has got the variables of a rank: take its place."""
     if _hook is not None:
         _hook.begin()
+        _try(start_collectors)
 
 
 def _follow_groups(hook: Hook, dist: Any) -> None:

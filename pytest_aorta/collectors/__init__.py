@@ -1,0 +1,1 @@
+"""What looks into trials: where a fault starts, what is slow, where memory goes."""

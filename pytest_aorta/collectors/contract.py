@@ -1,0 +1,172 @@
+"""What a collector is: a class of the entry-point group ``aorta.collectors``, and a file that runs in each rank."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pytest_aorta.registry import Registry
+from pytest_aorta.registry.types import RegistryError, one_line_of
+
+#: Value of an option; the type of its default is what a text is read as.
+Value = bool | int | float | str
+
+#: Tells each Python process of a trial what to start; ``in_process/start.py`` reads it.
+VARIABLE = "AORTA_COLLECT"
+
+#: Folder of what collectors write, in the folder of a trial; below it, one for each collector.
+FOLDER = "collect"
+
+
+class CollectorError(RegistryError):
+    """A collector cannot be used as it was asked for; the message says why, and what would be valid."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The trial that a collector is to look at.
+
+    Attributes:
+        folder: of this collector, in the folder of the trial. It is made before the trial starts.
+        target: of the workload, ``module:Class`` or ``file.py:Class``.
+        command: the words of a command; empty for a workload.
+        python: interpreter that the trial runs in.
+        environ: variables that the trial gets.
+        nproc: number of ranks; ``None`` where the workload says it.
+    """
+
+    folder: Path
+    target: str
+    command: tuple[str, ...]
+    python: str
+    environ: Mapping[str, str] = field(repr=False)
+    nproc: int | None = None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a trial gets before its interpreter starts: variables, and words in front of the command of its process.
+
+    With either, each trial starts an interpreter of its own, as with ``--aorta-isolation spawn``.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a collector has found in a trial: one sentence, empty for nothing; plain data; files, below its folder."""
+
+    sentence: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Sequence[Path] = ()
+
+
+class Collector:
+    """Base of collectors. The first line of the docstring is shown by ``pytest-aorta list collectors``.
+
+    Attributes:
+        options: name -> default and meaning; the first ones that a user gives are in ``given``, the rest at defaults.
+        excludes: names of collectors that cannot be used together with this one.
+        in_process: a file that each Python process of the trial loads by its path, which may be another interpreter
+            than this one. It imports nothing but the standard library, and torch, and defines a class ``InProcess``:
+            ``__init__(options, folder, rank)``, ``start()`` once torch is imported, ``step(number)`` after each step,
+            ``stop()`` at the end; ``active`` becomes false in forks of the rank.
+    """
+
+    options: ClassVar[Mapping[str, tuple[Value, str]]] = {}
+    excludes: ClassVar[frozenset[str]] = frozenset()
+    in_process: ClassVar[Path | None] = None
+
+    def __init__(self, given: Mapping[str, Value]) -> None:
+        self.given = {**{name: default for name, (default, _) in self.options.items()}, **given}
+
+    def prepare(self, context: Context) -> Preparation:
+        """What the trial needs before it starts; also called once before the first trial of a cell. Makes no files.
+
+        Raises:
+            CollectorError: it cannot be used for such a trial.
+        """
+        return Preparation()
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        """What was found, when the processes of the trial are gone; ``ranks`` are those that have begun."""
+        return Summary()
+
+
+def load(texts: Iterable[str], registry: Registry | None = None) -> dict[str, Collector]:
+    """The collectors of requests like ``numerics:threshold=1e4:window=5``, by name.
+
+    Raises:
+        CollectorError: a name given twice, an unknown option, a value that cannot be read, a pair that excludes.
+        RegistryError: there is no such collector, or it cannot be loaded.
+    """
+    registry = registry or Registry.load(tolerant=True)
+    found: dict[str, Collector] = {}
+    for text in texts:
+        name, *pairs = text.split(":")
+        cls = collector_class(registry.collector(name))
+        if name in found:
+            raise CollectorError(f"--aorta-collect: {name} is given twice")
+        found[name] = cls(dict(_option(name, cls, pair) for pair in pairs))
+    for name, collector in found.items():
+        for other in sorted(collector.excludes & found.keys()):
+            raise CollectorError(f"--aorta-collect: {name} and {other} exclude each other; use one of them at a time")
+    return found
+
+
+def collector_class(target: str) -> type[Collector]:
+    """Import a collector; raises ``CollectorError`` whatever that raises."""
+    module, _, name = target.partition(":")
+    try:
+        cls: Any = getattr(importlib.import_module(module), name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may call sys.exit()
+        raise CollectorError(f"the collector {target} cannot be imported: {one_line_of(error)}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Collector)):
+        raise CollectorError(f"{target} is no subclass of {__name__}.Collector")
+    return cls
+
+
+def one_line(cls: type[Collector]) -> str:
+    return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+
+def _option(name: str, cls: type[Collector], pair: str) -> tuple[str, Value]:
+    key, equals, text = pair.partition("=")
+    valid = ", ".join(f"{each}={_spelled(default)}" for each, (default, _) in cls.options.items()) or "none"
+    if key not in cls.options:
+        raise CollectorError(f"--aorta-collect: {name} has no option {key!r}; its options and defaults: {valid}")
+    default = cls.options[key][0]
+    if isinstance(default, bool):
+        if equals and text.lower() not in ("true", "false", "1", "0"):
+            raise CollectorError(f"--aorta-collect {name}:{pair}: expected {key}=true or {key}=false")
+        return key, not equals or text.lower() in ("true", "1")
+    try:
+        return key, type(default)(text)
+    except ValueError:
+        kind = {int: "a whole number", float: "a number"}[type(default)]
+        raise CollectorError(f"--aorta-collect {name}:{pair}: expected {kind}, as in {key}={default}") from None
+
+
+def _spelled(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def variable(collectors: Mapping[str, Collector], folder: Path) -> dict[str, str]:
+    """What has the Python processes of a trial start its collectors; ``folder`` is the trial's."""
+    here = Path(__file__).with_name("in_process")
+    asked = [
+        # The package may lie elsewhere in a container: its own files are named relative to start.py.
+        {"name": name, "options": collector.given, "file": str(file.name if file.parent == here else file)}
+        for name, collector in collectors.items()
+        if (file := collector.in_process) is not None
+    ]
+    return {VARIABLE: json.dumps({"folder": str(folder / FOLDER), "collectors": asked})} if asked else {}

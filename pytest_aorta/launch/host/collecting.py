@@ -1,0 +1,178 @@
+"""Collectors of a trial: what they need before it starts, and what they have found when its processes are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, Context, Summary, load
+from pytest_aorta.launch.environment import TrialOrder, interpreter
+from pytest_aorta.launch.launch_mode import LaunchModeError, is_command
+from pytest_aorta.trials.command_line import words_of
+from pytest_aorta.trials.conversion import to_plain
+from pytest_aorta.trials.records import RankRecord
+from pytest_aorta.trials.result import Collected
+
+#: Bytes that each collector may leave in the folder of a trial.
+LIMIT = 2**29
+
+#: Seconds for a summary.
+_PATIENCE = 120.0
+
+#: Problems that are kept of each.
+_MOST = 10
+
+
+def prepared(order: TrialOrder, collectors: Mapping[str, Collector]) -> TrialOrder:
+    """The order of a trial with what its collectors need before it starts.
+
+    Raises:
+        LaunchModeError: one of them cannot be used for it.
+    """
+    spec = order.spec
+    variables: dict[str, str] = {}
+    prefix: tuple[str, ...] = ()
+    words = words_of(spec.overrides["command"]) if is_command(spec.workload.target) else ()
+    for name, collector in collectors.items():
+        context = Context(
+            folder=(order.folder / FOLDER / name).absolute(),
+            target=spec.workload.target,
+            command=tuple(words),
+            python=interpreter(spec.environment),
+            environ={**order.inherited.variables, **spec.overlay},
+            nproc=spec.execution.nproc,
+        )
+        try:
+            found = collector.prepare(context)
+        except Exception as error:
+            said = str(error) if isinstance(error, CollectorError) else f"{type(error).__name__}: {error}"
+            raise LaunchModeError(f"--aorta-collect {name}: {said}") from error
+        twice = sorted(found.variables.keys() & (variables.keys() | spec.overlay.keys()))
+        if twice:
+            raise LaunchModeError(f"--aorta-collect {name} sets {twice[0]}, which the cell or another collector sets")
+        variables |= found.variables
+        prefix = (*found.prefix, *prefix)
+    if not variables and not prefix:
+        return order
+    environment = replace(spec.environment, launcher=(*spec.environment.launcher, *prefix))
+    execution = replace(spec.execution, isolation="spawn")
+    overlay = {**spec.overlay, **variables}
+    return replace(order, spec=replace(spec, environment=environment, execution=execution, overlay=overlay))
+
+
+def check(order: TrialOrder) -> None:
+    """Raise ``LaunchModeError`` for collectors that cannot be used for any trial of a cell."""
+    if order.spec.collect:
+        prepared(order, load(order.spec.collect))
+
+
+def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:
+    for name in collectors:
+        with contextlib.suppress(OSError):  # a full disk, as the record will say
+            (folder / FOLDER / name).mkdir(parents=True, exist_ok=True)
+
+
+def collected(folder: Path, collectors: Mapping[str, Collector], ranks: Sequence[RankRecord]) -> dict[str, Collected]:
+    """What they have found in the folder of a trial whose processes are gone."""
+    own = folder / FOLDER
+    processes = _lines(own / "processes.jsonl")
+    stems = _rename(own, processes, {rank.pid: rank.rank for rank in ranks if rank.pid is not None})
+    begun = sorted({int(stem.removeprefix("rank_")) for stem in stems if stem.startswith("rank_")})
+    found = {name: _one(own / name, collector, begun, processes) for name, collector in collectors.items()}
+    with contextlib.suppress(OSError):
+        (own / "processes.jsonl").unlink(missing_ok=True)
+        own.rmdir()  # only when it is empty
+    return found
+
+
+def _rename(own: Path, processes: Sequence[Mapping[str, Any]], ranks: Mapping[int, int]) -> set[str]:
+    """Give files of processes the names of their ranks; a process alone is rank 0. The stems of all that have begun."""
+    started = [entry for entry in processes if entry["what"] == "started"]
+    wrote = {path.name.partition(".")[0] for path in own.glob("*/process_*")}
+    alone = len(wrote) == 1 and not any(entry["rank"] is not None for entry in started)
+    names = {entry["stem"]: str(entry["stem"]) for entry in started}
+    for entry in started:
+        stem, rank = entry["stem"], ranks.get(entry["pid"])
+        if entry["rank"] is None and (rank is not None or (alone and stem in wrote)):
+            names[stem] = f"rank_{rank or 0}"
+    for path in list(own.glob("*/process_*")):
+        stem = path.name.partition(".")[0]
+        target = names.get(stem, stem)
+        if target != stem:
+            path.rename(path.with_name(path.name.replace(stem, target, 1)))
+    return set(names.values())
+
+
+def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Sequence[Mapping[str, Any]]) -> Collected:
+    problems = []
+    if collector.in_process is not None and not any(entry["what"] == "started" for entry in processes):
+        nobody = "no process of the trial has imported torch" if processes else "no Python process was started"
+        problems.append(f"it has seen nothing: {nobody}")
+    for path in sorted(folder.rglob("*.problem")):
+        problems += [f"{path.stem}: {entry.get('error')}" for entry in _lines(path)]
+        path.unlink(missing_ok=True)
+    problems += _shrink(folder)
+    summary = Summary()
+    try:
+        summary = _summary(collector, folder, ranks)
+        data = to_plain(dict(summary.data))
+    except Exception as error:
+        problems.append(f"its summary failed: {type(error).__name__}: {error}")
+        data = {}
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    artifacts = [str(path.relative_to(folder.parents[2])) for path in summary.artifacts if path.exists()]
+    return Collected(
+        options=dict(collector.given),
+        sentence=summary.sentence,
+        data=data,
+        problems=problems[:_MOST],
+        artifacts=artifacts,
+    )
+
+
+def _summary(collector: Collector, folder: Path, ranks: Sequence[int]) -> Summary:
+    found: list[Summary | Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(collector.summarize(folder, ranks))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="aorta-summary")
+    thread.start()
+    thread.join(_PATIENCE)
+    if not found:
+        raise TimeoutError(f"it took longer than {_PATIENCE:.0f} s")
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _shrink(folder: Path) -> list[str]:
+    """Remove the largest files of a collector that has left too much; what was removed."""
+    sizes = {path: path.lstat().st_size for path in folder.rglob("*") if path.is_file()}
+    total, removed = sum(sizes.values()), []
+    for path, size in sorted(sizes.items(), key=lambda item: item[1], reverse=True):
+        if total <= LIMIT:
+            break
+        path.unlink(missing_ok=True)
+        total -= size
+        removed.append(f"{path.relative_to(folder)} was removed: its {size} bytes are more than a trial may keep")
+    return removed
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Of a file of JSON lines; one may be cut off."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return found
