@@ -34,6 +34,7 @@ from pytest_aorta.registry.types import (
 #: Collectors that come with the package, and their classes.
 BUILTIN_COLLECTORS: Final = {
     "amd_log": "pytest_aorta.collectors.contract:Collector",
+    "native": "pytest_aorta.collectors.native:Native",
     "numerics": "pytest_aorta.collectors.numerics:Numerics",
     "rocprof": "pytest_aorta.collectors.contract:Collector",
 }

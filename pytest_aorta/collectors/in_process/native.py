@@ -1,9 +1,9 @@
-"""The C and C++ frames of a process that crashes or hangs, joined with its Python frames; also the script of its gdb.
+"""The C and C++ frames of a process that crashes or hangs, joined with its Python frames.
 
-A gdb waits beside the process and attaches to it only then: no core file is needed, nor a limit of them. A crash is held
-where it is meanwhile: ``faulthandler`` writes its dump into a pipe, where gdb waits, and the handler that it calls next
-is the C library's ``sleep``, which needs no memory and takes the signal's number for its seconds. So a crash that
-nobody looks at ends by itself, and by the same signal.
+A gdb, whose script is this file as well, waits beside the process and attaches to it only then: no core file is needed.
+A crash is held where it is meanwhile: ``faulthandler`` writes its dump into a pipe, where gdb waits, and the handler
+that it calls next is the C library's ``sleep``, which needs no memory and takes the signal's number for its seconds. So
+a crash that nobody looks at ends by itself, and by the same signal.
 
 What is read goes to standard error in the words of Python 3.14's ``faulthandler``: whatever knows those knows these.
 """
@@ -34,6 +34,8 @@ CRASHES = {
 
 _PR_SET_PTRACER, _ANY = 0x59616D61, 2**64 - 1
 
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+
 _IN_MODIFY = 2
 
 #: Seconds that a process has until its dump is complete; more than a dump of a thousand threads takes.
@@ -53,6 +55,9 @@ _SETTINGS = (
     "confirm off",
 )
 
+#: Neither the start-up files of the trial's Python nor its preloaded libraries are for gdb.
+_SHELL = 'unset AORTA_COLLECT PYTHONPATH PYTHONHOME LD_PRELOAD LD_LIBRARY_PATH; "$@" &'
+
 #: Where C calls Python: what is outside of it, the Python frames tell.
 _INTERPRETER = ("_PyEval_EvalFrameDefault", "_PyEval_EvalFrame")
 
@@ -71,20 +76,33 @@ class InProcess:
         read, write = os.pipe()
         error = os.dup(2)
         asked = [os.getpid(), read, error, self.path, _file_of_stacks()]
+        script = ["-x", os.path.abspath(__file__)]
         settings = [part for each in _SETTINGS for part in ("-iex", "set " + each)]
-        script = ["-ex", "python ASKED = %r" % asked, "-x", os.path.abspath(__file__)]
-        # Neither the trial's start-up files of Python nor its preloaded libraries are for gdb.
-        env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LD_"))}
-        # By a shell that ends at once: a program that waits for all its children must not wait for this one.
+        # By a shell that ends at once: a program that waits for all its children must not wait for this one, nor adopt it.
+        adopts = ctypes.c_int(0)
+        self.libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+        self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         subprocess.run(
-            ["/bin/sh", "-c", '"$@" &', "sh", gdb, "-nx", "-batch", *settings, *script],
-            env=env,
+            [
+                "/bin/sh",
+                "-c",
+                _SHELL,
+                "sh",
+                gdb,
+                "-nx",
+                "-batch",
+                *settings,
+                "-ex",
+                f"python ASKED = {asked!r}",
+                *script,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(read, error),
             check=True,
         )
+        self.libc.prctl(_PR_SET_CHILD_SUBREAPER, adopts.value, 0, 0, 0)
         os.close(read)
         os.close(error)
         self._arm(ctypes.cast(self.libc.sleep, ctypes.c_void_p), write)
@@ -171,9 +189,9 @@ class Watch:
         """The threads, each with its innermost frame first; the one that crashed, or the main thread, comes first."""
         gdb = self.gdb
         try:
-            gdb.execute("attach %d" % self.pid, to_string=True)
+            gdb.execute(f"attach {self.pid}", to_string=True)
         except gdb.error as error:
-            self.complain("gdb may not look at the process: %s" % error)
+            self.complain(f"gdb may not look at the process: {error}")
             return []
         gdb.execute("sharedlibrary /libc\\.so", to_string=True)  # it has the ids of threads that Python knows
         threads = []
@@ -204,7 +222,8 @@ class Watch:
                     library = gdb.solib_name(frame.pc()) or ""
                     if library and library not in self.known:
                         self.known.add(library)
-                        gdb.execute("sharedlibrary ^%s$" % re.sub(r"[^\w/]", ".", library), to_string=True)
+                        pattern = re.sub(r"[^\w/]", ".", library)
+                        gdb.execute(f"sharedlibrary ^{pattern}$", to_string=True)
                         frames = []
                         frame = gdb.newest_frame()
                         continue
@@ -218,17 +237,17 @@ def _as_dump(threads: list[dict[str, Any]], *, all_threads: bool = False) -> str
     """In the words of ``faulthandler``, without what calls the interpreter."""
     text = ""
     for thread in threads if all_threads else threads[:1]:
-        heading = "Current thread's" if thread is threads[0] else "Thread %(id)s's" % thread
-        text += "\n%s C stack trace (most recent call first):\n" % heading
+        heading = "Current thread's" if thread is threads[0] else f"Thread {thread['id']}'s"
+        text += f"\n{heading} C stack trace (most recent call first):\n"
         for frame in thread["frames"]:
             if frame["name"] in _INTERPRETER:
                 break
-            text += '  Binary file "%(file)s", at %(name)s [%(address)s]\n' % frame
+            text += f'  Binary file "{frame["file"]}", at {frame["name"]} [{frame["address"]}]\n'
     return text
 
 
 def _catches(pid: int, number: int) -> bool:
-    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read("/proc/%d/status" % pid), re.MULTILINE)
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read(f"/proc/{pid}/status"), re.MULTILINE)
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
