@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import json
 import os
 import re
@@ -78,7 +79,7 @@ class InProcess:
         asked = [os.getpid(), read, error, self.path, _file_of_stacks()]
         script = ["-x", os.path.abspath(__file__)]
         settings = [part for each in _SETTINGS for part in ("-iex", "set " + each)]
-        # By a shell that ends at once: a program that waits for all its children must not wait for this one, nor adopt it.
+        # By a shell that ends at once: a program that waits for all its children must not wait for it, nor adopt it.
         adopts = ctypes.c_int(0)
         self.libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
         self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -194,7 +195,7 @@ class Watch:
             self.complain(f"gdb may not look at the process: {error}")
             return []
         gdb.execute("sharedlibrary /libc\\.so", to_string=True)  # it has the ids of threads that Python knows
-        threads = []
+        threads: list[dict[str, Any]] = []
         for thread in sorted(gdb.selected_inferior().threads(), key=lambda each: each.num):
             thread.switch()
             frames = self.frames()
@@ -260,9 +261,7 @@ def _read(path: str) -> str:
 
 
 if __name__ == "__main__":
-    import gdb  # this is the script of a gdb
-
-    watch = Watch(gdb, *globals()["ASKED"])
+    watch = Watch(importlib.import_module("gdb"), *globals()["ASKED"])
     try:
         watch.wait()
     except Exception as error:  # also of gdb; the process goes on without it
