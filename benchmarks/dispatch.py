@@ -30,6 +30,7 @@ _TITLES = {
     "pool": "multiprocessing.Pool: apply(f)",
     "ray": "Ray: get(f.remote())",
     "dask": "Dask distributed: submit(f).result()",
+    "loky": "loky: submit(f).result()",
     "echo": "a byte to a forked process and back: the physical limit",
 }
 
@@ -41,13 +42,27 @@ _MANY_TITLES = {
     "pool_map": "multiprocessing.Pool: map, which sends tasks in chunks",
     "ray": "Ray: remote() each, then get of all",
     "dask": "Dask distributed: submit each, then gather all",
+    "loky": "loky: submit each, then result() of each",
+}
+
+#: A mebibyte in, and one out.
+_MEBIBYTE_TITLES = {
+    "task_mebibyte": "a task on two tensors in shared memory",
+    "executor_mebibyte": "ProcessPoolExecutor: submit(f, array).result()",
+    "pool_mebibyte": "multiprocessing.Pool: apply(f, array)",
+    "ray_mebibyte": "Ray: get(f.remote(array))",
+}
+
+#: One task, which has one task, which has ten.
+_TREE_TITLES = {
+    "task_tree": "Worker(5) above Worker(4) above Worker(3)",
+    "ray_tree": "Ray: tasks that get tasks that get tasks",
 }
 
 #: Those that are asked for so many.
-_AT_MOST_MANY = ("task_map", "pool_map", "ray", "dask")
+_AT_MOST_MANY = ("task_map", "pool_map", "ray", "dask", "loky")
 
-_OTHERS = ("ray", "dask")
-_MODULES = {"ray": "ray", "dask": "distributed"}
+_MODULES = {"ray": "ray", "dask": "distributed", "loky": "loky"}
 
 
 def measure(place: Workplace, rounds: int, peers: Path, quiet: Quiet) -> dict[str, Any]:
@@ -59,18 +74,25 @@ def measure(place: Workplace, rounds: int, peers: Path, quiet: Quiet) -> dict[st
         peers: the interpreter that Ray and Dask are installed for.
         quiet: when to measure.
     """
-    there = {name for name in _OTHERS if _importable(peers, _MODULES[name])}
-    for name in _OTHERS:
-        if name not in there:
-            print(f"{_TITLES[name].partition(':')[0]}: not installed for {peers}")
+    lacking = [name for name, module in _MODULES.items() if not _importable(peers, module)]
+    for name in lacking:
+        print(f"{_TITLES[name].partition(':')[0]}: not installed for {peers}")
+
+    def installed(titles: dict[str, str]) -> dict[str, str]:
+        return {name: title for name, title in titles.items() if name.partition("_")[0] not in lacking}
+
     report: dict[str, Any] = {}
-    latency = Dispatches(place, "latency", peers, {k: v for k, v in _TITLES.items() if k not in _OTHERS or k in there})
-    titles = {k: v for k, v in _MANY_TITLES.items() if k not in _OTHERS or k in there}
+    latency = Dispatches(place, "latency", peers, installed(_TITLES))
+    mebibyte = Dispatches(place, "mebibyte", peers, installed(_MEBIBYTE_TITLES))
+    tree = Dispatches(place, "tree", peers, installed(_TREE_TITLES))
+    titles = installed(_MANY_TITLES)
     many = Dispatches(place, "throughput", peers, titles)
     fewer = {k: v for k, v in titles.items() if k not in _AT_MOST_MANY}
     very_many = Dispatches(place, "throughput", peers, fewer, VERY_MANY)
     for title, dispatches, expected in (
         ("one after the other, per task", latency, {("task", "executor"): 0.5}),
+        ("a mebibyte in and one out, per task", mebibyte, {("task_mebibyte", "executor_mebibyte"): 0.5}),
+        ("a tree of three levels, per tree of twelve tasks", tree, {("task_tree", "ray_tree"): 0.5}),
         (f"{MANY} at once, per task", many, {("task", "executor"): 0.7, ("task_map", "pool_map"): 2.0}),
         (f"{VERY_MANY} at once, per task", very_many, {("task", "executor"): 0.7}),
     ):
@@ -90,13 +112,13 @@ def measure(place: Workplace, rounds: int, peers: Path, quiet: Quiet) -> dict[st
 def _comparisons(titles: dict[str, str], expected: dict[tuple[str, str], float]) -> list[Comparison]:
     """Ours over each of the others; those that take very much longer, over ours."""
     found = []
-    own = ("task", "run", "task_map")
+    own = ("task", "run", "task_map", "task_mebibyte", "task_tree")
     for ours in own:
         for other, title in titles.items():
             if ours not in titles or other in own or (ours == "task_map" and other != "pool_map"):
                 continue
             name = "Pool.map" if other == "pool_map" else title.partition(":")[0]
-            if other in _OTHERS:
+            if other in _MODULES:
                 found.append(Comparison(f"{name} / {ours}", other, ours))
             else:
                 found.append(Comparison(f"{ours} / {name}", ours, other, at_most=expected.get((ours, other))))
@@ -104,7 +126,7 @@ def _comparisons(titles: dict[str, str], expected: dict[tuple[str, str], float])
 
 
 class Dispatches:
-    """Measurements of one kind: ``what`` is ``latency`` or ``throughput``, the latter of ``many`` tasks at once."""
+    """Measurements of one kind. ``throughput`` is that of ``many`` tasks at once, ``what`` else of one at a time."""
 
     def __init__(self, place: Workplace, what: str, peers: Path, titles: dict[str, str], many: int = MANY) -> None:
         self.what = what
@@ -120,8 +142,9 @@ class Dispatches:
         return {name: Subject(title, functools.partial(self._run, name)) for name, title in self.titles.items()}
 
     def _run(self, name: str) -> Sequence[float]:
-        python = str(self._peers) if name in _OTHERS else sys.executable
-        number = self._many if self.what == "throughput" else _SLOW_ONES if name in _OTHERS else ONES
+        other = name.partition("_")[0] in _MODULES
+        python = str(self._peers) if other else sys.executable
+        number = self._many if self.what == "throughput" else _SLOW_ONES if other or self.what != "latency" else ONES
         durations: list[float] = json.loads(self._place.run(python, _SCRIPT, name, self.what, str(number)))
         self._durations[name].append(durations)
         return durations

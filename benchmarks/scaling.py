@@ -1,4 +1,4 @@
-"""What a task costs in graphs of 1,000, 10,000 and 100,000 tasks, with all workers and with one out of service."""
+"""What a task costs in graphs of 1,000 to 1,000,000 tasks, with all workers and with one out of service."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from benchmarks.compare import duration, table
 from benchmarks.processes import Workplace
 from benchmarks.quiet import Quiet
 
-#: Tasks of one run.
+#: Tasks of one run, and of one that has only independent tasks besides.
 SIZES = (1_000, 10_000, 100_000)
+VERY_MANY = 1_000_000
 
 #: By their names in ``subjects/scaling_graphs.py``.
 PATTERNS = ("independent", "chain", "fans", "rows", "columns", "tiles")
@@ -47,6 +48,13 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
             )
             print("  ".join(rows[-1]), flush=True)  # it takes minutes
     print("", *table(rows), sep="\n")
+    most = _cost(place, "independent", VERY_MANY, 0, 1, quiet)
+    growth = most["processor"] / report["independent"]["costs"][SIZES[0]]["processor"]
+    report[f"{VERY_MANY}"] = {"costs": most, "growth": growth}
+    verdict = "met" if growth <= AT_MOST else "MISSED"
+    times = f"{duration(most['processor'])} of the processor, {duration(most['clock'])} of the clock"
+    told = f"{VERY_MANY:,} independent tasks: each {times}"
+    print(f"{told}, {most['peak'] / VERY_MANY:.0f} bytes; growth {growth:.2f} ({verdict})")
     print(f"growth from {SIZES[0]:,} to {SIZES[-1]:,}: at most {AT_MOST} expected")
     return report
 

@@ -36,7 +36,7 @@ mitigations = {sets}
 
 [[action]]
 name = "compare"
-command = "echo {{directory}}"
+command = "echo {{cell_folder}}"
 each = "cell"
 products = ["compared.txt"]
 previous_actions = ["matrix"]

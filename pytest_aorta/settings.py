@@ -239,6 +239,11 @@ def names(value: Any) -> tuple[str, ...]:
     return tuple(each.strip() for each in given)
 
 
+def lines(value: Any) -> frozenset[str]:
+    """Names, which may have any character but a newline."""
+    return frozenset(str(value).split("\n"))
+
+
 def mitigation_set(value: Any) -> tuple[str, ...]:
     """Names and ``NAME=VALUE``. After a pair, what is neither belongs to its value: ``A=1,2,tf32_off``."""
     found: list[str] = []
@@ -495,6 +500,8 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "minimize", mitigation_set, "A,B", "find the smallest part of this set that still fixes", scope="internal"
         ),
         Setting("max-trials", positive_int, "N", "all trials of a search together", "2000", scope="internal"),
+        Setting("units", lines, "NAMES", "only these directories, cells and trials of a recipe", scope="internal"),
+        Setting("actions", name, "PATTERN", "only these actions of a recipe", scope="internal"),
     ),
 }
 

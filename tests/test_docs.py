@@ -191,7 +191,7 @@ def test_pictures_of_the_columns_are_current() -> None:
 
 
 def test_tests_that_the_page_on_row_names_are_there() -> None:
-    page = (DOCS / "row.md").read_text()
+    page = (DOCS / "row.md").read_text().partition("## Use cases")[2]  # before: the verbs side by side
     rows = re.findall(r"^\| (?!use case|cases|-).*\|$", page, re.MULTILINE)
     assert len(rows) > 30
     for row in rows:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -26,12 +26,6 @@ DeviceName = Literal["auto", "cpu", "cuda", "hip"]
 
 MAX_DETAILS = 64
 """Failure details kept per process; failures beyond it are counted only, so that a result file stays small."""
-
-
-class Options(BaseModel):
-    """The options of a workload."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _split(value: object) -> object:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
@@ -20,7 +20,6 @@ from ._common import (
     CommaSeparated,
     DeviceName,
     Failures,
-    Options,
     Ranks,
     Stopwatch,
     choose_device,
@@ -56,7 +55,7 @@ class AllReduce(Workload):
     ``collective``, ``dtype``, ``reason``), ``unsupported_count``, ``world_size``, ``backend``, ``device``.
     """
 
-    class Config(Options):
+    class Config(BaseModel, extra="forbid", frozen=True):
         steps: PositiveInt = Field(default=1, description="passes over all sizes, collectives and types")
         sizes: Annotated[tuple[PositiveInt, ...], CommaSeparated] = Field(
             default=(1, 1000, 65_537), min_length=1, description="elements per rank; as text: 1,1000,65537"

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor
 from torch.nn import functional
 
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import DeviceName, Failures, Options, Stopwatch, choose_device
+from ._common import DeviceName, Failures, Stopwatch, choose_device
 
 Operation = Callable[[], Tensor]
 
@@ -44,7 +44,7 @@ class Determinism(Workload):
     ``max_abs_diff``, ``rounds_differing``), ``operations_differing`` (how many of them).
     """
 
-    class Config(Options):
+    class Config(BaseModel, extra="forbid", frozen=True):
         steps: PositiveInt = Field(default=3, description="rounds, each with fresh inputs")
         repeat: PositiveInt = Field(default=2, description="times that every operation is computed in a round")
         threads: PositiveInt | None = Field(

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 import torch._dynamo  # fully_shard and the optimizer import it: half a second once here, or in every trial's setup()
 import torch.distributed as dist
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,7 +26,6 @@ from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
 from ._common import (
     DeviceName,
     Failures,
-    Options,
     Stopwatch,
     choose_device,
     join_process_group,
@@ -57,7 +56,7 @@ class Fsdp(Workload):
     the version of Python, and losses can be compared only where it is the same).
     """
 
-    class Config(Options):
+    class Config(BaseModel, extra="forbid", frozen=True):
         steps: int = Field(default=20, ge=2, description="optimizer steps; at least two, since the loss has to fall")
         batch_size: PositiveInt = Field(default=4, description="sequences per rank and step")
         sequence_length: PositiveInt = Field(default=64, description="bytes that are predicted per sequence")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BaseModel, BeforeValidator, Field, PositiveInt
 from torch import Tensor
 
 from pytest_aorta.trials.workload import Workload, WorkloadResult
@@ -17,7 +17,6 @@ from ._common import (
     CommaSeparated,
     DeviceName,
     Failures,
-    Options,
     Stopwatch,
     choose_device,
     dtype_of,
@@ -81,7 +80,7 @@ class Gemm(Workload):
     ``unsupported`` lists the types that the device cannot multiply.
     """
 
-    class Config(Options):
+    class Config(BaseModel, extra="forbid", frozen=True):
         steps: PositiveInt = Field(default=2, description="passes over all cases; four see every size in every layout")
         repeat: PositiveInt = Field(default=1, description="times that each product is computed and checked in a pass")
         sizes: Annotated[tuple[Shape, ...], CommaSeparated] = Field(

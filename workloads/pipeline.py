@@ -9,13 +9,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor
 
 from pytest_aorta.runtime import SlotArgs, Tag, TaskArgs, Worker
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import Failures, Options, Stopwatch
+from ._common import Failures, Stopwatch
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime import CallableHandle, Orchestrator
@@ -137,7 +137,7 @@ class Pipeline(Workload):
     step.
     """
 
-    class Config(Options):
+    class Config(BaseModel, extra="forbid", frozen=True):
         steps: PositiveInt = Field(default=3, description="graphs, each with fresh operands")
         size: int = Field(default=256, ge=1, le=MAX_SIZE, description="rows and columns of the matrices")
         block: PositiveInt = Field(default=64, description="rows and columns of a block; the last one may be smaller")

@@ -1,4 +1,4 @@
-"""Empty tasks on warm processes: ``dispatch_tasks.py SYSTEM latency|throughput NUMBER`` prints seconds as JSON.
+"""Empty tasks on warm processes: ``dispatch_tasks.py SYSTEM WHAT NUMBER`` prints seconds as JSON.
 
 Every system is measured in a fresh process of its own, so that idle servers of one do not take the cores of another.
 """
@@ -178,7 +178,140 @@ def dask() -> Iterator[System]:
         )
 
 
-SYSTEMS = {system.__name__: system for system in (task, task_map, run, executor, pool, pool_map, echo, ray, dask)}
+@contextlib.contextmanager
+def loky() -> Iterator[System]:
+    from loky import get_reusable_executor
+
+    pool = get_reusable_executor(WORKERS)
+
+    def many(number: int) -> None:
+        for future in [pool.submit(nothing) for _ in range(number)]:
+            future.result()
+
+    yield lambda number: timed(lambda: pool.submit(nothing).result(), number), many
+    pool.shutdown()
+
+
+# A mebibyte in, and one out
+
+
+def plus_one(array: Any) -> Any:
+    return array + 1
+
+
+def plus_one_in_place(args: Any) -> None:
+    import torch
+
+    torch.add(args.tensors[0], 1, out=args.tensors[1])
+
+
+def _ones() -> Any:
+    import numpy as np
+
+    return np.ones(2**18, dtype=np.float32)
+
+
+def _alone(one: Callable[[], object]) -> System:
+    return lambda number: timed(one, number), lambda number: None
+
+
+@contextlib.contextmanager
+def task_mebibyte() -> Iterator[System]:
+    import torch
+
+    from pytest_aorta.runtime import Tag, TaskArgs, Worker
+
+    with Worker(3, num_sub_workers=WORKERS) as worker:
+        handle = worker.register(plus_one_in_place)
+        source, target = torch.ones(2, 2**18).share_memory_()  # type: ignore[no-untyped-call]
+
+        def latencies(number: int) -> list[float]:
+            durations: list[float] = []
+
+            def build(orch: Any, args: Any, config: Any) -> None:
+                def one() -> None:
+                    orch.submit_sub(handle, TaskArgs().add(source).add(target, Tag.OUTPUT)).wait()
+
+                durations.extend(timed(one, number))
+
+            worker.run(build)
+            return durations
+
+        yield latencies, lambda number: None
+
+
+@contextlib.contextmanager
+def executor_mebibyte() -> Iterator[System]:
+    from concurrent.futures import ProcessPoolExecutor
+
+    array = _ones()
+    with ProcessPoolExecutor(WORKERS) as pool:
+        yield _alone(lambda: pool.submit(plus_one, array).result())
+
+
+@contextlib.contextmanager
+def pool_mebibyte() -> Iterator[System]:
+    from multiprocessing import Pool
+
+    array = _ones()
+    with Pool(WORKERS) as workers:
+        yield _alone(lambda: workers.apply(plus_one, (array,)))
+
+
+@contextlib.contextmanager
+def ray_mebibyte() -> Iterator[System]:
+    import ray
+
+    array = _ones()
+    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    remote = ray.remote(plus_one)
+    yield _alone(lambda: ray.get(remote.remote(array)))
+    ray.shutdown()
+
+
+# A tree of three levels: one task has one task, which has ten
+
+LEAVES = 10
+
+
+@contextlib.contextmanager
+def task_tree() -> Iterator[System]:
+    from pytest_aorta.runtime import Worker
+
+    host, group, top = Worker(3, num_sub_workers=WORKERS), Worker(4), Worker(5)
+    group.add_worker(host)
+    top.add_worker(group)
+    leaf = top.register(nothing)
+
+    def on_host(orch: Any, args: Any, config: Any) -> None:
+        for _ in range(LEAVES):
+            orch.submit_sub(leaf)
+
+    below = top.register(on_host)
+    middle = top.register(lambda orch, args, config: orch.submit_next_level(below))
+    with top:
+        yield _alone(lambda: top.run(lambda orch, *_: orch.submit_next_level(middle)))
+
+
+@contextlib.contextmanager
+def ray_tree() -> Iterator[System]:
+    import ray
+
+    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    leaf = ray.remote(nothing)
+    below = ray.remote(lambda: ray.get([leaf.remote() for _ in range(LEAVES)]))
+    middle = ray.remote(lambda: ray.get(below.remote()))
+    yield _alone(lambda: ray.get(middle.remote()))
+    ray.shutdown()
+
+
+SYSTEMS = {
+    system.__name__: system
+    for system in (
+        *(task, task_map, run, executor, pool, pool_map, echo, ray, dask, loky),
+        *(task_mebibyte, executor_mebibyte, pool_mebibyte, ray_mebibyte, task_tree, ray_tree),
+    )
+}
 
 
 def main() -> None:
@@ -187,10 +320,10 @@ def main() -> None:
     with SYSTEMS[system]() as (latencies, many):
         latencies(_COLD)
         many(_COLD)
-        if what == "latency":
-            print(json.dumps(latencies(number)))
-        else:
+        if what == "throughput":
             print(json.dumps([seconds / number for seconds in timed(lambda: many(number), 1)]))
+        else:
+            print(json.dumps(latencies(number)))
 
 
 if __name__ == "__main__":

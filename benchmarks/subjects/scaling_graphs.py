@@ -124,7 +124,7 @@ def measure(worker: Worker, handle: Any, make: Callable[[int], Arguments], count
 
 
 def main(pattern: str, count: int, lost: bool) -> None:
-    with Worker(3, num_sub_workers=3 if lost else 2) as worker:
+    with Worker(3, num_sub_workers=3 if lost else 2, max_deaths=1) as worker:
         handle = worker.register(nothing)
         worker.init()
         if lost:

@@ -43,7 +43,7 @@ def both() -> tuple[float, float]:
     between = time.thread_time()
     torch.ones(8).sum()
     middle = time.thread_time()
-    collect_end(static).to_dict()
+    collect_end().to_dict()
     return between - begin, time.thread_time() - middle
 
 
@@ -51,7 +51,7 @@ def search() -> float:
     """Looking for what names the watched variables: processor time."""
     watch = Watch.begin(WATCHED)
     begin = time.thread_time()
-    watch.look(static.mapped, static.modules, static.imported)
+    watch.look()
     return time.thread_time() - begin
 
 
@@ -72,7 +72,7 @@ def start_and_end() -> dict[str, float]:
 
 source = Path(sys.argv[2])
 begin = time.perf_counter()
-static = collect_static(source, watches=True)
+static = collect_static(source)
 found: dict[str, list[float]] = {"static": [time.perf_counter() - begin]}
 with tempfile.TemporaryDirectory() as cache:
     os.environ["XDG_CACHE_HOME"] = cache

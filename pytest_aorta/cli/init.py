@@ -14,7 +14,7 @@ _TEXT = """\
 
 [workspace]
 path = {path}
-# value_file = "value.json"  # of each directory, for conditions, sort keys and {{/json/pointers}} in commands
+{value_file}  # of each directory, for conditions, sort keys and {{/json/pointers}} in commands
 
 # Trials of a command; their results are in {workspace}/example/. This one fails sometimes: write your own in its place.
 [[action]]
@@ -35,8 +35,9 @@ mitigations = ["none", "OMP_NUM_THREADS=1"]
 
 @click.command("init")
 @click.option("-w", "--workspace", default="workspace", metavar="NAME", help="Folder of the directories, in DIR.")
+@click.option("--signac", is_flag=True, help="Values are those of signac: signac_statepoint.json.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-def init(workspace: str, folder: Path) -> None:
+def init(workspace: str, signac: bool, folder: Path) -> None:
     """Make DIR, if it is not there, with a recipe (aorta.toml) and a workspace."""
     import json
     import os
@@ -44,6 +45,8 @@ def init(workspace: str, folder: Path) -> None:
     from pytest_aorta.workflow.finding import RecipeError, find_recipe
     from pytest_aorta.workspace.atomic import staged_text
 
+    if signac and workspace != "workspace":
+        raise RequestError("--signac and --workspace: use one of them; the workspace of signac is called workspace")
     if Path(workspace).is_absolute() or ".." in Path(workspace).parts or not workspace.strip():
         raise RequestError(f"--workspace {workspace!r}: expected the name of a folder in DIR")
     try:
@@ -55,10 +58,11 @@ def init(workspace: str, folder: Path) -> None:
     if (folder / ".aorta").exists():
         raise RequestError(f"{folder / '.aorta'} is there already, the index of another recipe; remove it first")
     file = folder / "aorta.toml"
+    value_file = 'value_file = "signac_statepoint.json"' if signac else '# value_file = "value.json"'
     shown = json.dumps(workspace, ensure_ascii=False)
     try:
         (folder / workspace).mkdir(parents=True, exist_ok=True)
-        with staged_text(file, _TEXT.format(workspace=workspace, path=shown)) as temporary:
+        with staged_text(file, _TEXT.format(workspace=workspace, path=shown, value_file=value_file)) as temporary:
             os.link(temporary, file)  # never over one that has come in the meantime
     except OSError as error:
         raise RequestError(f"{file} cannot be made: {error.strerror}") from None

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_aorta.cli.shared import columns, open_recipe, registry_files, registry_option, warn_of
+from pytest_aorta.cli.shared import (
+    action_option,
+    asked_cluster,
+    cluster_option,
+    columns,
+    open_recipe,
+    registry_files,
+    registry_option,
+    warn_of,
+)
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
@@ -21,10 +30,11 @@ _COLORS = {"RUNNING": "blue", "COMPLETED": "green"}
 
 
 @click.command("jobs")
-@click.option("-a", "--action", default="*", metavar="PATTERN", help="Of these actions; * and ? are wildcards.")
+@action_option("Of these actions; * and ? are wildcards.")
 @click.option("--all", "show_all", is_flag=True, help="Also those that have ended.")
 @click.option("--short", is_flag=True, help="Their numbers only, one a line, as scancel and squeue take them.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@cluster_option
 @registry_option
 def jobs(action: str, show_all: bool, short: bool, as_json: bool, files: tuple[str, ...]) -> None:
     """The jobs of a recipe that a scheduler has, and with --all those that have ended, with its reason.
@@ -55,8 +65,9 @@ def jobs(action: str, show_all: bool, short: bool, as_json: bool, files: tuple[s
 
 @click.command("cancel")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("-a", "--action", default=None, metavar="PATTERN", help="All of these actions; * and ? are wildcards.")
+@action_option("All of these actions; * and ? are wildcards.", None)
 @click.option("--all", "everything", is_flag=True, help="All of this recipe.")
+@cluster_option
 @registry_option
 def cancel(ids: tuple[str, ...], action: str | None, everything: bool, files: tuple[str, ...]) -> None:
     """Cancel jobs of this recipe, by their numbers as pytest-aorta jobs shows them, or of some actions.
@@ -105,7 +116,7 @@ def _project(files: Sequence[str]) -> Project:
     from pytest_aorta.workflow.project import Project
 
     project = Project(recipe, registry_files(files))
-    project.synchronize_jobs()
+    project.synchronize_jobs(asked_cluster())
     warn_of(project.problems)
     return project
 

@@ -18,11 +18,14 @@ from pytest_aorta.cli.list import list_registered
 from pytest_aorta.cli.merge import merge
 from pytest_aorta.cli.minimize import minimize
 from pytest_aorta.cli.report import report
+from pytest_aorta.cli.run import run
 from pytest_aorta.cli.scan import scan
+from pytest_aorta.cli.shared import set_color
 from pytest_aorta.cli.show import show, show_cluster, show_launchers
 from pytest_aorta.cli.status import status
 from pytest_aorta.cli.submit import submit
 from pytest_aorta.cli.try_ import try_
+from pytest_aorta.cli.why import why
 from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
 
@@ -58,8 +61,10 @@ main.add_command(try_)
 main.add_command(init)
 main.add_command(status)
 main.add_command(show)
+main.add_command(why)
 main.add_command(scan)
 main.add_command(clean)
+main.add_command(run)
 main.add_command(submit)
 main.add_command(minimize)
 main.add_command(jobs)
@@ -72,3 +77,16 @@ main.add_command(list_registered)
 main.add_command(env)
 main.add_command(report)
 main.add_command(compare)
+
+for _command in (*main.commands.values(), *show.commands.values()):
+    _command.params.append(
+        click.Option(
+            ["--color"],
+            type=click.Choice(["auto", "always", "never"]),
+            default="auto",
+            envvar=["PYTEST_AORTA_COLOR", "ROW_COLOR"],
+            expose_value=False,
+            callback=set_color,
+            hidden=True,
+        )
+    )

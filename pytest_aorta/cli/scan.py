@@ -6,17 +6,31 @@ import sys
 
 import click
 
-from pytest_aorta.cli.shared import chosen_units, open_recipe, registry_files, registry_option, warn_of
+from pytest_aorta.cli.shared import (
+    action_option,
+    asked_cluster,
+    chosen_units,
+    cluster_option,
+    names_argument,
+    open_recipe,
+    registry_files,
+    registry_option,
+    warn_of,
+)
 from pytest_aorta.settings import RequestError
 
 
 @click.command("scan")
-@click.argument("names", nargs=-1, metavar="[DIRECTORY | CELL | -]...")
-@click.option("-a", "--action", default="*", metavar="PATTERN", help="Actions to look for; * and ? are wildcards.")
+@names_argument("[DIRECTORY | CELL | -]...")
+@action_option("Actions to look for; * and ? are wildcards.")
 @click.option("--prune", is_flag=True, help="Also forget what is completed by the index, and is not on disk.")
-@click.option("--no-progress", is_flag=True, help="No progress bar, on a terminal either.")
+@click.option("--accept", is_flag=True, help="Products of stale commands are as good as those of the present ones.")
+@click.option("--no-progress", is_flag=True, envvar="ROW_NO_PROGRESS", help="No progress bar, on a terminal either.")
+@cluster_option
 @registry_option
-def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, files: tuple[str, ...]) -> None:
+def scan(
+    names: tuple[str, ...], action: str, prune: bool, accept: bool, no_progress: bool, files: tuple[str, ...]
+) -> None:
     """Look on disk for products of commands, trial files and values of directories, and note what is found.
 
     pytest notes all of that when it happens. A scan is for what has changed otherwise: results that were copied, a
@@ -27,10 +41,10 @@ def scan(names: tuple[str, ...], action: str, prune: bool, no_progress: bool, fi
     from pytest_aorta.workflow.project import Project, Scan
 
     project = Project(recipe, registry_files(files))
-    project.synchronize_jobs()
+    project.synchronize_jobs(asked_cluster())
     warn_of(project.problems)
     only = chosen_units(names, project)
-    search = Scan(project, project.actions(action), only)
+    search = Scan(project, project.actions(action), only, accepts=accept)
     values = len(project.directories) if recipe.workspace.value_file is not None else 0
     hidden = no_progress or not sys.stderr.isatty()
     length = search.expected + values  # of trials: those of the recipe, whether they are there or not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,67 @@ _REGISTRY_VARIABLE = "PYTEST_AORTA_REGISTRY_FILE"
 
 _Read = TypeVar("_Read")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def names_argument(metavar: str) -> Callable[[_Command], _Command]:
+    """The argument ``names``: directories, cells and trials."""
+    return click.argument("names", nargs=-1, metavar=metavar, shell_complete=_complete_names)
+
+
+def action_option(text: str, default: str | None = "*") -> Callable[[_Command], _Command]:
+    """The option ``--action``."""
+    return click.option(
+        "-a", "--action", default=default, metavar="PATTERN", help=text, shell_complete=_complete_actions
+    )
+
+
+def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from pytest_aorta.workflow.project import Project
+
+    try:
+        project = Project(open_recipe())
+        names = [*project.directories, *(cell for cells in project.requests.values() for cell in cells)]
+    except RequestError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _complete_actions(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        return [name for name in open_recipe().by_name if name.startswith(incomplete)]
+    except RequestError:
+        return []
+
+
+#: In the context's ``meta``: the cluster whose scheduler is asked.
+_CLUSTER = "pytest_aorta.cluster"
+
+
+def cluster_option(command: _Command) -> _Command:
+    """The option ``--cluster``: see ``asked_cluster``."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        context.meta[_CLUSTER] = value
+
+    return click.option(
+        "--cluster",
+        "asked_cluster",
+        metavar="NAME",
+        expose_value=False,
+        callback=keep,
+        envvar=["PYTEST_AORTA_CLUSTER", "ROW_CLUSTER"],
+        help="Ask the scheduler of this cluster only; of none: no scheduler.",
+    )(command)
+
+
+def asked_cluster() -> str | None:
+    """What ``--cluster`` of the running command says."""
+    found: str | None = click.get_current_context().meta.get(_CLUSTER)
+    return found
+
+
+def set_color(context: click.Context, parameter: click.Parameter, value: str) -> None:
+    context.color = {"auto": None, "always": True, "never": False}[value]
 
 
 def registry_option(command: _Command) -> _Command:
@@ -60,7 +121,7 @@ def open_project(files: Sequence[str] = ()) -> Project:
     recipe = open_recipe()
     from pytest_aorta.workflow.project import Project
 
-    project = Project.opened(recipe, registry_files(files))
+    project = Project.opened(recipe, registry_files(files), asked_cluster())
     warn_of(project.problems)
     return project
 
@@ -96,6 +157,12 @@ def state_options(what: str) -> Callable[[_Command], _Command]:
 def chosen_states(flags: dict[str, bool]) -> list[str]:
     """The states whose flags are set; all where none is."""
     return [name for name in COLORS if flags[name]] or list(COLORS)
+
+
+def is_chosen(state: str, states: Sequence[str], action: Action) -> bool:
+    """Whether flags of states show a unit; ``--eligible`` shows all that the next submission would send."""
+    again = state == "stale" or (state == "failed" and not action.is_matrix)
+    return state in states or ("eligible" in states and again)
 
 
 def chosen_units(names: tuple[str, ...], project: Project) -> set[str] | None:
@@ -171,11 +238,14 @@ def units_where(
     return found
 
 
-def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+def columns(
+    rows: Sequence[Sequence[str]], right: Sequence[int] = (), colors: Mapping[int, str] | None = None
+) -> list[str]:
     """Lines with aligned columns, two spaces between them; columns that are empty in all rows are left out.
 
     Not rich's Table, which wraps lines and takes seconds for ten thousand trials. Texts are made printable, and are one
-    line each. ``right``: columns that are aligned to the right.
+    line each. ``right``: columns that are aligned to the right. ``colors``: of
+    columns below the first row, where they are not 0.
     """
     shown = [[one_line(text) for text in row] for row in rows]
     kept = [index for index, column in enumerate(zip(*shown, strict=True)) if any(column)]
@@ -185,7 +255,12 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
         padding = " " * (widths[index] - cell_len(text))
         return padding + text if index in right else text + padding
 
-    return ["  ".join(padded(row[index], index) for index in kept).rstrip() for row in shown]
+    def cell(row: Sequence[str], index: int) -> str:
+        color = (colors or {}).get(index)
+        text = padded(row[index], index)
+        return text if color is None or row is shown[0] or row[index] == "0" else click.style(text, fg=color)
+
+    return ["  ".join(cell(row, index) for index in kept).rstrip() for row in shown]
 
 
 def read_margin(context: click.Context, parameter: click.Parameter, value: str | None) -> Margin | None:

@@ -14,9 +14,14 @@ import click
 
 from pytest_aorta.cli.shared import (
     COLORS,
+    action_option,
+    asked_cluster,
     chosen_states,
     chosen_units,
+    cluster_option,
     columns,
+    is_chosen,
+    names_argument,
     open_project,
     registry_option,
     state_options,
@@ -69,6 +74,7 @@ class _Query:
     pointers: Sequence[str]
     where: Sequence[TypedCondition]
     flags: dict[str, bool]
+    groups: int | None = None
 
     def states_of(self, actions: Sequence[Action]) -> Iterator[tuple[Action, dict[str, State]]]:
         """Of each action, the units that are asked for, with their states."""
@@ -98,10 +104,8 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Ite
 
     def add(rows_of: Callable[[_Query], Iterator[_Row]]) -> Callable[..., None]:
         @show.command(what)
-        @click.argument("names", nargs=-1, metavar="[NAME | -]...")
-        @click.option(
-            "-a", "--action", default=pattern, metavar="PATTERN", help="Of these actions; * and ? are wildcards."
-        )
+        @names_argument("[NAME | -]...")
+        @action_option("Of these actions; * and ? are wildcards.", pattern)
         @state_options(f"Only {shown} with the state {{}}; several of these flags add up.")
         @click.option(
             "--value",
@@ -113,7 +117,10 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Ite
         @click.option("--short", is_flag=True, help="Names only, one a line.")
         @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
         @click.option("--no-header", is_flag=True, help="A table without its heading.")
+        @click.option("-n", "--n-groups", type=click.IntRange(1), metavar="N", help="Show the first N groups only.")
+        @click.option("--no-separate-groups", is_flag=True, help="No empty lines between groups.")
         @where_option
+        @cluster_option
         @registry_option
         @functools.wraps(rows_of)
         def command(
@@ -124,13 +131,15 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Ite
             short: bool,
             as_json: bool,
             no_header: bool,
+            n_groups: int | None,
+            no_separate_groups: bool,
             files: tuple[str, ...],
             **flags: bool,
         ) -> None:
             _check_pointers(pointers)
             project = open_project(files)
             only = chosen_units(names, project)
-            query = _Query(project, only, action, pointers, typed_conditions(where), flags)
+            query = _Query(project, only, action, pointers, typed_conditions(where), flags, n_groups)
             rows = list(rows_of(query))
             project.save()
             if as_json:
@@ -141,7 +150,7 @@ def _listing(what: str, pattern: str | None) -> Callable[[Callable[[_Query], Ite
             elif not rows:
                 click.echo(f"There are no such {what}.")
             else:
-                _write_table(what, rows, not no_header)
+                _write_table(what, rows, not no_header, is_separated=not no_separate_groups)
 
         return command
 
@@ -190,7 +199,7 @@ def cells(query: _Query) -> Iterator[_Row]:
             counts.setdefault(unit.rpartition("/")[0], Counter())[state.value] += 1
         value_of = query.project.value_of(action)
         for cell, found in counts.items():
-            if any(found[state] for state in states):
+            if any(count and is_chosen(state, states, action) for state, count in found.items()):
                 of_all = {state: found[state] for state in COLORS}
                 yield _Row(cell, action.name, counts=of_all, values=query.elements(value_of, cell))
 
@@ -212,9 +221,11 @@ def _units(query: _Query, actions: Sequence[Action]) -> Iterator[_Row]:
     for action, found in query.states_of(actions):
         jobs = project.submitted.get(action.name, {})
         value_of = project.value_of(action)
-        shown = [unit for unit, state in found.items() if state.value in states]
+        shown = [unit for unit, state in found.items() if is_chosen(state.value, states, action)]
         for group in [shown] if action.is_matrix else project.groups(action, shown):
             number += 1
+            if query.groups is not None and number > query.groups:
+                return
             for unit in group:
                 values = query.elements(value_of, unit)
                 yield _Row(unit, action.name, found[unit].value, job=jobs.get(unit), values=values, group=number)
@@ -223,7 +234,7 @@ def _units(query: _Query, actions: Sequence[Action]) -> Iterator[_Row]:
 _HEADINGS = {"directories": "Directory", "cells": "Cell", "trials": "Trial"}
 
 
-def _write_table(what: str, rows: Sequence[_Row], has_heading: bool) -> None:
+def _write_table(what: str, rows: Sequence[_Row], has_heading: bool, *, is_separated: bool) -> None:
     several = len({row.action for row in rows}) > 1
     pointers = list(rows[0].values)
     counted = bool(rows[0].counts)
@@ -243,13 +254,14 @@ def _write_table(what: str, rows: Sequence[_Row], has_heading: bool) -> None:
     if has_heading:
         click.echo(click.style(lines[0], underline=True))
     for row, before, line in zip(rows, [rows[0], *rows], lines[1:], strict=False):
-        if row.group != before.group:
+        if is_separated and row.group != before.group:
             click.echo()
         click.echo(line if row.state is None else click.style(line, fg=COLORS[row.state]))
 
 
 @click.command("cluster")
 @click.argument("name", required=False)
+@cluster_option
 @click.option("--all", "everything", is_flag=True, help="All clusters, in the order in which they are tried.")
 @click.option("--short", is_flag=True, help="Names only, one a line.")
 def show_cluster(name: str | None, everything: bool, short: bool) -> None:
@@ -257,7 +269,7 @@ def show_cluster(name: str | None, everything: bool, short: bool) -> None:
     import tomlkit
 
     configuration = _configuration()
-    found = configuration.clusters if everything else (configuration.cluster(name),)
+    found = configuration.clusters if everything else (configuration.cluster(name or asked_cluster()),)
     for cluster in found:
         plain = cluster.model_dump(exclude_defaults=True, exclude_none=True, mode="json")
         click.echo(cluster.name if short else tomlkit.dumps({"cluster": [plain]}))
@@ -265,6 +277,7 @@ def show_cluster(name: str | None, everything: bool, short: bool) -> None:
 
 @click.command("launchers")
 @click.argument("cluster", required=False)
+@cluster_option
 @click.option("--all", "everything", is_flag=True, help="For all clusters.")
 @click.option("--short", is_flag=True, help="Names only, one a line.")
 def show_launchers(cluster: str | None, everything: bool, short: bool) -> None:
@@ -272,7 +285,7 @@ def show_launchers(cluster: str | None, everything: bool, short: bool) -> None:
     import tomlkit
 
     configuration = _configuration()
-    where = configuration.cluster(cluster).name
+    where = configuration.cluster(cluster or asked_cluster()).name
     for name, by_cluster in sorted(configuration.launchers.items()):
         chosen = {where: configuration.launchers_on(where)[name]} if not everything else by_cluster
         if short:

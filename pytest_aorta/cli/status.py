@@ -9,9 +9,13 @@ import click
 
 from pytest_aorta.cli.shared import (
     COLORS,
+    action_option,
     chosen_states,
     chosen_units,
+    cluster_option,
     columns,
+    is_chosen,
+    names_argument,
     open_project,
     registry_option,
     state_options,
@@ -33,14 +37,15 @@ _RUNNING = "running"
 
 
 @click.command("status")
-@click.argument("names", nargs=-1, metavar="[DIRECTORY | CELL | -]...")
-@click.option("-a", "--action", default="*", metavar="PATTERN", help="Actions to show; * and ? are wildcards.")
+@names_argument("[DIRECTORY | CELL | -]...")
+@action_option("Actions to show; * and ? are wildcards.")
 @click.option("--all", "show_all", is_flag=True, help="Also actions that have no directory and no trial.")
 @state_options("Only actions with {} ones; several of these flags add up.")
 @where_option
 @click.option("--short", is_flag=True, help="One line for each action, fields separated by tabs, no heading.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--no-header", is_flag=True, help="A table without its heading.")
+@cluster_option
 @registry_option
 def status(
     names: tuple[str, ...],
@@ -65,7 +70,11 @@ def status(
     rows = [_row(project, each, only if met is None else met[each.name]) for each in actions]
     project.save()
     states = chosen_states(flags)
-    shown = [row for row in rows if show_all or any(row[state] for state in states)]
+    shown = [
+        row
+        for each, row in zip(actions, rows, strict=True)
+        if show_all or any(row[state] and is_chosen(state, states, each) for state in COLORS)
+    ]
     if as_json:
         plain = [{key: value for key, value in row.items() if key != _COST} for row in shown]
         click.echo(json.dumps({"actions": plain}, indent=1))
@@ -98,7 +107,7 @@ def _echo_table(shown: list[dict[str, Any]], of: int, has_heading: bool) -> None
         return
     headings = ["Action", *map(str.capitalize, COLORS), "Remaining cost"]
     texts = [[row["name"], *(_count(row, state) for state in COLORS), row[_COST]] for row in shown]
-    lines = columns([headings, *texts], right=range(1, len(headings)))
+    lines = columns([headings, *texts], right=range(1, len(headings)), colors=dict(enumerate(COLORS.values(), 1)))
     if has_heading:
         click.echo(click.style(lines[0], underline=True))
     for line in lines[1:]:

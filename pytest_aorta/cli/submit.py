@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pytest_aorta.cli.shared import (
+    action_option,
     chosen_units,
+    names_argument,
     open_recipe,
     registry_files,
     registry_option,
@@ -48,13 +50,24 @@ class _Planned:
 
 
 @click.command("submit")
-@click.argument("names", nargs=-1, metavar="[DIRECTORY | CELL | TRIAL | -]...")
-@click.option("-a", "--action", default="*", metavar="PATTERN", help="Of these actions; * and ? are wildcards.")
-@click.option("--cluster", metavar="NAME", help="Cluster to submit to (default: the one that this host is part of).")
+@names_argument("[DIRECTORY | CELL | TRIAL | -]...")
+@action_option("Of these actions; * and ? are wildcards.")
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    envvar=["PYTEST_AORTA_CLUSTER", "ROW_CLUSTER"],
+    help="Cluster to submit to (default: the one that this host is part of).",
+)
 @click.option("-n", "--max-jobs", type=click.IntRange(1), metavar="N", help="Submit at most so many jobs.")
 @click.option("--dry-run", is_flag=True, help="Show the scripts of the jobs; submit nothing.")
 @click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Another recipe than aorta.toml.")
-@click.option("--yes", "sure", is_flag=True, help="Do not ask, on a terminal either.")
+@click.option(
+    "--yes",
+    "sure",
+    is_flag=True,
+    envvar=["PYTEST_AORTA_YES", "ROW_YES"],
+    help="Do not ask, on a terminal either.",
+)
 @click.option("--pytest-args", default="", metavar="TEXT", help="For the pytest of trials, such as '--aorta-slots 2'.")
 @where_option
 @registry_option
@@ -157,6 +170,10 @@ def _planned(
         for number, wave in groupby(groups, lambda each: each[0])
         for job in plan_jobs(target, action, [group for _, group in wave], commands, items)
     ]
+    if not action.is_matrix:
+        key_of = project.key_of(action)
+        for task in (task for job in jobs for task in job.job.tasks):
+            task.keys = tuple(map(key_of, task.units))
     return _Planned(action, jobs, others)
 
 

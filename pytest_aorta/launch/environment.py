@@ -317,7 +317,6 @@ def zygote_spec(
         "launcher": spec.execution.launcher,
         "seed": fresh_seed,
         "preload": [] if fresh_seed is not None else list(spec.execution.preloaded),
-        "watches": fresh_seed is None and bool(spec.all_watched),
     }
     imposed = {**threads, **devices, **spec.overlay}
     if environment.enter:

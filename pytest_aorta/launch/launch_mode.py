@@ -148,13 +148,12 @@ class PrepareArgument(WorkloadArgument):
     """For ``launch.child.trial_main.prepare``. Cells that differ in ``launcher`` share no zygote.
 
     ``seed`` is that of the trial, where each trial imports the workload in a process of its own. ``preload`` names
-    modules to import before the workload. ``watches``: whether trials that are forked watch variables.
+    modules to import before the workload.
     """
 
     launcher: str
     seed: int | None
     preload: list[str]
-    watches: bool
 
 
 class Extension(TypedDict):

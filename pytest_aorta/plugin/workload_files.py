@@ -21,7 +21,6 @@ class FoundClass:
     workload: str
     methods: Mapping[str, bool]
     is_declared: bool
-    foreign: Mapping[str, str]
 
     @property
     def is_workload(self) -> bool:
@@ -31,18 +30,8 @@ class FoundClass:
     @property
     def lacks(self) -> str:
         """What keeps it from being a workload; empty where nothing suggests that it was meant to be one."""
-        missing = [f"{name}()" for name in _METHODS if name not in self.methods]
-        if len(missing) == len(_METHODS) and not any("workload" in base.lower() for base in self.foreign):
-            return ""
-        if self.name.startswith("_"):
-            return f"{self.name} begins with an underscore, which keeps it private"
-        if not missing:
-            abstract = [f"{name}()" for name in _METHODS if self.methods[name]]
-            return f"{self.name} does not define {' and '.join(abstract)}" if abstract else ""
-        text = f"{self.name} has no {' and no '.join(missing)}"
-        for base, module in self.foreign.items():
-            text += f" in this file, and its base {base} is in another one ({module})"
-        return text
+        missing = [name for name in _METHODS if name not in self.methods]
+        return f"{self.name} has no {missing[0]}()" if len(missing) == 1 else ""
 
 
 @dataclass(frozen=True)
@@ -91,14 +80,13 @@ def what_lacks(path: Path, wanted: bool = True) -> str:
     """
     facts = workload_facts(path, always=True)
     if lacking := [found.lacks for found in facts.classes if found.lacks]:
-        return "; ".join(lacking) + ". A workload has setup() and run(), and its file is read and not imported"
+        lacking.append("a workload has setup() and run(), its own or of a base in its file, which is not imported")
+        return "; ".join(lacking)
     if not wanted or not facts.is_valid or facts.workloads:
         return ""
     if facts.has_tests:
         return "it has tests, whose classes are helpers: aorta_run(CLASS) in a test, or a file of its own, runs one"
-    if facts.classes:
-        return f"{', '.join(found.name for found in facts.classes)}: neither setup() nor run()"
-    return f"it defines no class; {AS_COMMAND.format(path.name)}"
+    return f"it defines none; {AS_COMMAND.format(path.name)}"
 
 
 def definition_line(path: Path, name: str) -> int:
@@ -147,32 +135,22 @@ def _line(path: Path, version: tuple[int, ...], name: str) -> int:
 
 def _classes(module: ast.Module) -> list[FoundClass]:
     nodes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
-    imported = {
-        alias.asname or alias.name: "." * node.level + (node.module or "")
-        for node in module.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
 
     def describe(node: ast.ClassDef, seen: frozenset[str]) -> FoundClass:
         methods: dict[str, bool] = {}
-        foreign: dict[str, str] = {}
         is_declared = False
         for name in map(_last_name, reversed(node.bases)):
             if name in nodes and name not in seen:
                 base = describe(nodes[name], seen | {name})
                 methods |= base.methods
-                foreign |= base.foreign
                 is_declared |= base.is_declared
             elif name == "Workload":
                 methods |= dict.fromkeys(_METHODS, True)
                 is_declared = True
-            elif name in imported:
-                foreign[name] = imported[name]
         for part in node.body:
             if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
                 methods[part.name] = _is_abstract(part)
-        return FoundClass(node.name, _given_name(node) or node.name, methods, is_declared, foreign)
+        return FoundClass(node.name, _given_name(node) or node.name, methods, is_declared)
 
     return [describe(node, frozenset({node.name})) for node in nodes.values()]
 

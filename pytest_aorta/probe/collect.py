@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -13,13 +12,8 @@ from pytest_aorta.probe.accelerator import accelerator, compilers
 from pytest_aorta.probe.git import git_state
 from pytest_aorta.probe.guard import Facts, Guard, describe, plain
 from pytest_aorta.probe.host import clock_is_cheap, host, interpreter, runtime_context
-from pytest_aorta.probe.loaded import (
-    MappedBefore,
-    ModuleCount,
-    map_before_forks,
-    mapped_now,
-)
-from pytest_aorta.probe.named_variables import Watch, sources_key
+from pytest_aorta.probe.loaded import ModuleCount, mapped_objects
+from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.packages import Installed, installed_distributions, packages
 from pytest_aorta.probe.process import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
@@ -36,9 +30,7 @@ class StaticEnv:
         reasons: why some probes failed, one line each.
         installed: the installed distributions, all of them.
         clock: whether the processor's clock can be read in every trial.
-        modules, mapped: the imported modules and the mapped shared objects.
-        watches: whether variables are watched in the forks.
-        imported: then, the ``sources_key`` of the modules.
+        modules: the imported modules.
     """
 
     sections: Facts = field(default_factory=dict)
@@ -46,12 +38,9 @@ class StaticEnv:
     installed: Installed = field(default_factory=Installed)
     clock: bool = False
     modules: ModuleCount | None = None
-    mapped: MappedBefore | None = None
-    watches: bool = False
-    imported: str | None = None
 
 
-def collect_static(source: Path | None = None, *, watches: bool = False) -> StaticEnv:
+def collect_static(source: Path | None = None) -> StaticEnv:
     """Find out everything that the trials of one zygote have in common. Never raises.
 
     Starts no threads, leaves no children, imports nothing that the process has not imported; torch is described in
@@ -59,7 +48,6 @@ def collect_static(source: Path | None = None, *, watches: bool = False) -> Stat
 
     Args:
         source: a file or folder of the workload, for the state of its git repository.
-        watches: whether forks of this process watch variables.
     """
     guard = Guard()
     installed: list[Installed] = []
@@ -84,27 +72,16 @@ def collect_static(source: Path | None = None, *, watches: bool = False) -> Stat
             sections[name] = plain(probe())
         except Exception as error:
             guard.failed(name, error)
-    static = StaticEnv(
-        sections,
-        tuple(guard.reasons),
-        installed[0] if installed else Installed(),
-        clock_is_cheap(),
-        watches=watches,
-    )
-    return refreshed(static)
+    installation = installed[0] if installed else Installed()
+    return refreshed(StaticEnv(sections, tuple(guard.reasons), installation, clock_is_cheap()))
 
 
 def refreshed(static: StaticEnv) -> StaticEnv:
     """The same for a process that has imported more since, and for its forks."""
     # Once for nothing, so that no forked child is the first to import and warm up what a snapshot takes.
     collect_env(static)
-    collect_end(static, over=False)
-    try:
-        modules, mapped = ModuleCount(len(sys.modules), next(reversed(sys.modules))), map_before_forks()
-        imported = sources_key(list(sys.modules)) if static.watches else None
-    except Exception:
-        return static  # what fails here fails, and is named, in the trials' snapshots
-    return replace(static, modules=modules, mapped=mapped, imported=imported)
+    collect_end(over=False)
+    return replace(static, modules=ModuleCount(len(sys.modules), next(reversed(sys.modules))))
 
 
 def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) -> EnvSnapshot:
@@ -132,30 +109,26 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         return EnvSnapshot.unavailable(describe("collect_env", error))
 
 
-def collect_end(static: StaticEnv | None = None, over: bool = True, watch: Watch | None = None) -> EndSnapshot:
+def collect_end(over: bool = True, watch: Watch | None = None) -> EndSnapshot:
     """Find out what ``run()`` has set, loaded and imported in this process. Never raises.
 
-    To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes about two
-    milliseconds with ``static``.
+    To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes some milliseconds.
 
     Args:
-        static: as for ``collect_env()``.
         over: false in a warm-up before ``run()``: leaves out what torch decides for good when it is first asked.
         watch: variables to look for in what was loaded and imported: less than a millisecond more, and some seconds
             for the first trial of an installation.
     """
     captured_at = utc_now()
     try:
-        known = static if static is not None else collect_static()
         guard, nothing = Guard(), Facts()
         found: Facts = {
             "torch": guard.fact("torch", lambda: torch_state(guard, over), None),
-            "libraries": guard.fact("libraries", lambda: mapped_now(known.mapped), nothing),
+            "libraries": guard.fact("libraries", lambda: plain(mapped_objects()), nothing),
         }
         if watch is not None and watch.names:
             failed: Facts = {"note": "not searched"}
-            look = functools.partial(watch.look, known.mapped, known.modules, known.imported)
-            found["variables"] = guard.fact("variables", look, failed)
+            found["variables"] = guard.fact("variables", watch.look, failed)
         return EndSnapshot(captured_at, bool(guard.reasons), guard.reasons, **found)
     except Exception as error:
         return EndSnapshot(captured_at, partial=True, partial_reasons=[describe("collect_end", error)])

@@ -1,23 +1,20 @@
 """Which shared libraries this process has loaded, and which modules it has imported.
 
-The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart. What was there before a
-fork is looked at before the fork: reading ``/proc/self/maps`` takes two milliseconds in a fork.
+The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
-from pytest_aorta.probe.guard import Facts, plain
+from pytest_aorta.probe.guard import Facts
 
 _RELEVANT = re.compile(
     r"lib(?:nccl|rccl|mscclpp|nvshmem|rocshmem|ucp|fabric"
@@ -56,32 +53,6 @@ def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
     }
 
 
-@dataclass(frozen=True)
-class MappedBefore:
-    """``mapped_objects()`` before a fork, with the loader's counters and the identity of each file at that time."""
-
-    facts: Facts
-    loads: tuple[int, ...]
-    files: dict[str, Identity]
-
-    def has_changed(self) -> bool:
-        if library_loads() != self.loads:
-            return True
-        return any(file_identity(path) != identity for path, identity in self.files.items())
-
-
-def map_before_forks() -> MappedBefore | None:
-    loads = library_loads()
-    return None if loads is None else MappedBefore(plain(mapped_objects()), loads, mapped_files())
-
-
-def mapped_now(before: MappedBefore | None) -> Facts:
-    if before is not None and not before.has_changed():
-        return before.facts
-    facts: Facts = plain(mapped_objects())
-    return facts
-
-
 def mapped_files() -> dict[str, Identity]:
     mapped = {**_mapped(Path("/proc/self/maps")), os.readlink("/proc/self/exe"): False}
     return {path: () if gone else file_identity(path) for path, gone in mapped.items()}
@@ -93,35 +64,6 @@ def file_identity(path: str) -> Identity:
     except OSError:
         return ()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def library_loads() -> tuple[int, ...] | None:
-    """How many shared objects the dynamic loader has added and removed so far.
-
-    ``None`` where ctypes is not imported (torch does it; this does not).
-    """
-    return _counter()() if "ctypes" in sys.modules else None
-
-
-@functools.cache
-def _counter() -> Callable[[], tuple[int, ...]]:
-    import ctypes
-
-    found: list[int] = []
-
-    # dl_iterate_phdr(3) shows struct dl_phdr_info; its last two fields of six are dlpi_adds and dlpi_subs.
-    def see_first(info: int, size: int, data: object) -> int:
-        found[:] = (ctypes.c_uint64 * 6).from_address(info)[4:]
-        return 1  # no further object: the counters are the same for all
-
-    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(see_first)
-    iterate = ctypes.CDLL(None).dl_iterate_phdr
-
-    def count() -> tuple[int, ...]:
-        iterate(callback, None)
-        return tuple(found)
-
-    return count
 
 
 # Modules

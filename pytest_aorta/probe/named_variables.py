@@ -9,20 +9,13 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.probe.guard import Facts, printable
-from pytest_aorta.probe.loaded import (
-    MappedBefore,
-    ModuleCount,
-    file_identity,
-    file_of,
-    imported_since,
-    mapped_files,
-)
+from pytest_aorta.probe.loaded import file_identity, file_of, mapped_files
 from pytest_aorta.probe.process import Children, children_now, had_children_since
 
 #: Seconds that a search may take: in a torch for CPUs about one for each name, once per installation.
@@ -85,20 +78,13 @@ class Watch:
         left += [] if stall_timeout is None else [stall_timeout]
         self.seconds = min([PATIENCE, *(seconds * _SHARE for seconds in left)])
 
-    def look(self, mapped: MappedBefore | None, modules: ModuleCount | None, imported: str | None) -> Facts:
+    def look(self) -> Facts:
         """What ``named_variables`` finds, and whether there have been ``subprocesses``, which may read anything."""
         subprocesses = self.had_children or had_children_since(self.children)
-        found = named_variables(self.names, mapped, modules, imported, self.seconds)
-        return {**found, "subprocesses": subprocesses}
+        return {**named_variables(self.names, self.seconds), "subprocesses": subprocesses}
 
 
-def named_variables(
-    names: Collection[str],
-    mapped: MappedBefore | None = None,
-    modules: ModuleCount | None = None,
-    imported: str | None = None,
-    seconds: float = PATIENCE,
-) -> Facts:
+def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
     """Which shared objects and imported sources of this process contain each of these names.
 
     ``by``: for each name the ``count`` of these files and the ``first`` of them; ``unsearched``: files that could not
@@ -107,51 +93,32 @@ def named_variables(
 
     Args:
         names: of variables.
-        mapped, modules: the objects and modules that were there before a fork.
-        imported: the ``sources_key`` of these modules.
         seconds: that the search may take; what it has found until then is kept.
     """
     folder = _cache_folder()
     if folder is None:
         return {"note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one"}
     search = _Search(folder, sorted(set(names)), time.monotonic() + seconds)
+    objects = {path: (printable(os.path.basename(path)), identity) for path, identity in mapped_files().items()}
     try:
-        answers = [search.objects({} if mapped is None else mapped.files), search.objects(_mapped_since(mapped))]
-        later = None if modules is None or imported is None else imported_since(modules)
-        if modules is None or imported is None or later is None:
-            answers.append(search.sources(sources_key(sys.modules), sys.modules))
-        else:
-            answers.append(search.sources(imported, list(sys.modules)[: modules.size]))
-            answers.append(search.sources(sources_key(later), later))
+        answer = search.files({**objects, **_sources()})
     except OutOfTime:
         return {"note": f"not searched: it would have taken longer than {seconds:.1f} s"}
-    found: Facts = {"by": {name: _shown(name, answers) for name in search.names}}
-    unsearched = sorted({label for answer in answers for label in answer.get(_UNSEARCHED, [])})
+    found: Facts = {"by": {name: _shown(name, answer.get(name, [])) for name in search.names}}
+    unsearched = sorted(set(answer.get(_UNSEARCHED, [])))
     return {**found, "unsearched": unsearched[:_MOST_LABELS]} if unsearched else found
 
 
-def sources_key(modules: Iterable[str]) -> str:
-    return _key(_sources(modules))
-
-
-def _mapped_since(before: MappedBefore | None) -> dict[str, tuple[int, ...]]:
-    if before is not None and not before.has_changed():
-        return {}
-    earlier = {} if before is None else before.files
-    return {path: found for path, found in mapped_files().items() if earlier.get(path) != found}
-
-
-def _sources(modules: Iterable[str]) -> Files:
+def _sources() -> Files:
     found = {}
-    for name in list(modules):
-        path = file_of(sys.modules.get(name))
+    for name, loaded in list(sys.modules.items()):
+        path = file_of(loaded)
         if path is not None and path not in found and path.endswith((".py", ".pyc")) and not path.startswith(_OWN):
             found[path] = printable(name), file_identity(path)
     return found
 
 
-def _shown(name: str, answers: Iterable[Mapping[str, list[str]]]) -> Facts:
-    labels = [label for answer in answers for label in answer.get(name, [])]
+def _shown(name: str, labels: list[str]) -> Facts:
     # The loader compares these by their end alone, so that a search finds some of them only.
     if not labels and name.startswith("LD_"):
         labels = ["the dynamic loader"]
@@ -164,13 +131,8 @@ class _Search:
         self._folder = folder
         self._deadline = deadline
 
-    def objects(self, files: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
-        labelled = {path: (printable(os.path.basename(path)), identity) for path, identity in files.items()}
-        found: dict[str, list[str]] = self._kept(_key(labelled, self.names), lambda: self._found(labelled))
-        return found
-
-    def sources(self, key: str, modules: Iterable[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = self._kept(_key(key, self.names), lambda: self._found(_sources(modules)))
+    def files(self, files: Files) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = self._kept(_key(files, self.names), lambda: self._found(files))
         return found
 
     def _found(self, files: Files) -> dict[str, list[str]]:

@@ -33,10 +33,13 @@ from pytest_aorta.registry.types import (
 
 #: Collectors that come with the package, and their classes.
 BUILTIN_COLLECTORS: Final = {
-    "amd_log": "pytest_aorta.collectors.contract:Collector",
+    "amd_log": "pytest_aorta.collectors.tools:AmdLog",
+    "memory": "pytest_aorta.collectors.memory:Memory",
     "native": "pytest_aorta.collectors.native:Native",
+    "nsys": "pytest_aorta.collectors.tools:Nsys",
     "numerics": "pytest_aorta.collectors.numerics:Numerics",
-    "rocprof": "pytest_aorta.collectors.contract:Collector",
+    "profile": "pytest_aorta.collectors.profile:Profile",
+    "rocprof": "pytest_aorta.collectors.tools:Rocprof",
 }
 
 #: What has names; entry points are in the groups ``aorta.workloads``, ...

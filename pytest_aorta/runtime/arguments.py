@@ -71,7 +71,6 @@ class TaskArgs:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors, in order."""
         return self._tensors
 
     @property
@@ -81,7 +80,6 @@ class TaskArgs:
 
     @property
     def scalars(self) -> tuple[Any, ...]:
-        """The values, in order."""
         return self._scalars
 
     @property
@@ -172,6 +170,8 @@ class TaskArgs:
         self._checked()
         accesses = [(footprint_of(tensor), tag) for tensor, tag in zip(self._tensors, self._tags, strict=True)]
         written = [(footprint, index) for index, (footprint, tag) in enumerate(accesses) if tag.writes]
+        if len(written) < 2:
+            return accesses
         reaching: list[tuple[Footprint, int]] = []  # those that may meet the next one
         for footprint, index in sorted(written, key=lambda write: write[0].offset):
             reaching = [write for write in reaching if write[0].stop > footprint.offset]
@@ -240,7 +240,6 @@ def check_timeout(timeout: object) -> None:
 
 
 def check_function(name: str, value: object, signature: str) -> None:
-    """Raise ``TypeError`` for what cannot be called."""
     if not callable(value):
         raise TypeError(f"{name} must be a function {signature}, not {given(value)}")
 

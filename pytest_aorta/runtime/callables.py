@@ -69,7 +69,6 @@ class Definition:
         return "sha256:" + hashlib.sha256(self.data).hexdigest()
 
     def load(self) -> Any:
-        """The callable itself, in this process."""
         if self.data.startswith(_IMPORT):
             return import_target(self.data.removeprefix(_IMPORT).decode())
         return loads(self.data)
@@ -103,7 +102,6 @@ def define(target: Callable[..., Any] | str) -> Definition:
 
 @contextlib.contextmanager
 def _unimportable_by_value(name: str | None) -> Iterator[None]:
-    """cloudpickle takes every module of this process for one that others can import."""
     import cloudpickle
 
     module = None if name in (None, "__main__", *sys.builtin_module_names) else sys.modules.get(name or "")
@@ -174,7 +172,6 @@ def _joined(*chunks: list[Any]) -> list[Any]:
 
 
 def _dump(value: Any, reduce: Callable[[Any], Any]) -> bytes:
-    """A pickle, of which ``reduce`` says what some objects are made of."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -278,7 +275,6 @@ class Callables:
         return handle.digest if self.forget(handle.digest) else None
 
     def is_last(self, handle: CallableHandle) -> bool:
-        """Whether the callable is forgotten with this handle; raises as ``resolve``."""
         self.resolve(handle)
         return not any(
             registration.digest == handle.digest and serial != handle.serial
@@ -299,7 +295,6 @@ class Callables:
         return True
 
     def restrictions(self) -> list[frozenset[int]]:
-        """The ids of workers that handles were registered for."""
         return [found.eligible for found in self._handles.values() if found.eligible is not None]
 
     def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:

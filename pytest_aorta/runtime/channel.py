@@ -46,13 +46,11 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two connected ends."""
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(left), cls(right)
 
     @classmethod
     def from_fd(cls, fd: int) -> Channel:
-        """Take over an inherited descriptor."""
         return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd))
 
     def fileno(self) -> int:

@@ -217,17 +217,14 @@ class ChildProcesses:
             done.append(endpoint)
 
     def withdraw(self, digest: str) -> None:
-        """Have every process forget a callable."""
         for endpoint in self._endpoints:
             endpoint.unregister(digest)
 
     def run_ended(self) -> None:
-        """Let go of the memory of the last run; within a turn."""
         for endpoint in self._endpoints:
             endpoint.run_ended()
 
     def close(self, grace: float) -> None:
-        """End everything, all at once."""
         threads = [threading.Thread(target=endpoint.close, args=(grace,)) for endpoint in self._endpoints]
         for thread in threads:
             thread.start()
@@ -255,13 +252,11 @@ def _bring_up(endpoint: ProcessEndpoint, give_up: float) -> None:
 
 
 def _thread_variables(cores: tuple[int, ...] | None) -> dict[str, str]:
-    """As many threads as a slot has cores; one, where slots share cores."""
     count = str(threads_of(cores)) if cores else "1"
     return {name: count for name in _THREADS if name not in os.environ}
 
 
 def _threads_below(worker: WorkerSpec) -> dict[str, str]:
-    """The variables of the first slot below a worker."""
     if worker.children:
         return next((_threads_below(child) for child, host in worker.children if host is None), {})
     named_only = not worker.device_ids or are_named_only(find_devices())

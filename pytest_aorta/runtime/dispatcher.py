@@ -34,8 +34,6 @@ DEPTH = 2
 
 
 class _Lock:
-    """A reentrant condition in which SIGINT is deferred: raised within its own code, it would leave the lock held."""
-
     def __init__(self) -> None:
         self._mutex = threading.RLock()
         self._condition = threading.Condition(self._mutex)
@@ -63,8 +61,6 @@ class _Lock:
 
 
 class _Turn:
-    """Takes a lock, and calls ``finish`` before the outermost turn releases it. One object serves for all turns."""
-
     def __init__(self, lock: _Lock, finish: Callable[[], None]) -> None:
         self._lock = lock
         self._finish = finish
@@ -84,13 +80,7 @@ class _Turn:
 
 
 class Dispatcher:
-    """Thread-safe.
-
-    Args:
-        name: for messages.
-        grace: seconds that the peers of a failed group member have to end.
-        allowed_failures: processes in a row that tasks of a callable may kill in a run, before no more of them start.
-    """
+    """Thread-safe."""
 
     def __init__(self, name: str, grace: float, allowed_failures: int | None = None) -> None:
         self.name = name
@@ -114,12 +104,10 @@ class Dispatcher:
         return self._turn
 
     def _start_ready(self) -> None:
-        """Start every task that can start: those of the first run."""
         while self.runs and self.runs[0].queues and self._start_next(self.runs[0]):
             pass
 
     def _start_next(self, run: GraphRun) -> bool:
-        """Start one task, or fail those that can run nowhere any more; whether there were some."""
         match = self.placement.match(run.queues)
         if match is not None:
             quarantine = self._quarantine(match[0]) if run.killed else None
@@ -128,11 +116,12 @@ class Dispatcher:
             elif self.graph.claim(match[0]):
                 self._dispatch(*match)
             return True
-        hopeless = list(self.placement.take_hopeless(run.queues))
-        for node, endpoint in hopeless:
+        hopeless = self.placement.take_hopeless(run.queues)
+        if hopeless is not None:
+            node, endpoint = hopeless
             assert endpoint.gone is not None
             self._cancel_unstarted(node, Outcome.ENDPOINT_FAILURE, endpoint.gone.at(endpoint.name))
-        return bool(hopeless)
+        return hopeless is not None
 
     # Runs
 
@@ -147,7 +136,6 @@ class Dispatcher:
             return run
 
     def close_run(self, run: GraphRun) -> None:
-        """Its graph is complete."""
         with self.turn():
             run.closed = True
             self._end_if_over(run)
@@ -163,20 +151,17 @@ class Dispatcher:
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
-        """Cancel the tasks that have not started, and with ``running`` those that have."""
         with self.turn():
             run.cancelled = run.cancelled or why
             for node in [node for node in run.nodes if not node.payload.has_settled]:
                 self.cancel(node, why, running)
 
     def cancel_runs(self, why: str) -> None:
-        """End the tasks of all runs."""
         with self.turn():
             for run in tuple(self.runs):
                 self.cancel_run(run, why, running=True)
 
     def unsettled_with(self, digest: str) -> int:
-        """How many tasks of a callable have not ended."""
         with self.lock:
             return sum(
                 member.definition is not None and member.definition.digest == digest
@@ -257,7 +242,6 @@ class Dispatcher:
             raise TaskError(run.first_failure)
 
     def release_scope(self, nodes: Iterable[Node]) -> None:
-        """The scope in which they were submitted has ended."""
         with self.turn():
             for node in nodes:
                 if isinstance(node.payload, Slab):
@@ -265,14 +249,12 @@ class Dispatcher:
                 self.graph.release_scope(node)
 
     def cancel(self, node: Node, why: str, running: bool = True) -> None:
-        """Do not start a task; with ``running``, end one that has started."""
         with self.turn():
             failure = TaskFailure("Cancelled", why)
             if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
                 self._stop(node.payload, Completion(Outcome.CANCELLED, None, failure), why)
 
     def _cancel_unstarted(self, node: Node, outcome: Outcome, failure: TaskFailure) -> bool:
-        """Settle a task that has not started; False if it has."""
         if node.state not in UNSTARTED:
             return False
         task: GraphTask = node.payload
@@ -305,7 +287,7 @@ class Dispatcher:
             run.waited_for = False
             self.lock.notify_all()
         if task.settled is not None:
-            task.settled.set()
+            task.settled.release()
             task.settled = None
         if run.closed:
             self._end_if_over(run)
@@ -367,7 +349,6 @@ class Dispatcher:
             self.ended(dispatch, Completion(Outcome.TASK_FAILURE, None, failure))
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
-        """An endpoint reports how a task ended."""
         with self._turn:
             self._end(dispatch, completion)
 
@@ -401,7 +382,6 @@ class Dispatcher:
             self.graph.fail(dispatch.node, TaskError(record_of(dispatch.node)))
 
     def _stop_peers(self, task: GraphTask) -> None:
-        """End the other members of a group: most likely, they hang in a collective with the one that has failed."""
         with self.turn():
             why = f"a member of its group failed {self.grace:g} s ago"
             self._stop(task, Completion(Outcome.CANCELLED, None, TaskFailure("Cancelled", why)), why)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import pickle
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.common.bounded_waits import PIECE
@@ -50,8 +53,8 @@ MAX_MESSAGE = 2**30
 #: Seconds that a process may live on after it has closed its socket; usually it is just about to end.
 MUTE = 2.0
 
-#: Bytes of the length that precedes every message.
-HEADER = 8
+#: The length that precedes every message.
+_HEADER = struct.Struct("!i")
 
 #: Bytes that are received at a time.
 _CHUNK = 2**15
@@ -62,8 +65,7 @@ _NO_ARGUMENTS = TaskArgs()
 class Link(Protocol):
     """Sends messages to a process, and ends it. Its messages and its death go to the endpoint."""
 
-    def start(self) -> None:
-        """Begin to deliver messages; raises ``OSError`` where the process cannot be reached."""
+    def start(self) -> None: ...
 
     def send(self, message: Message) -> None:
         """Send soon; does not block. A process that is gone is reported to the endpoint."""
@@ -82,8 +84,6 @@ class Link(Protocol):
 
 
 class ProcessState(enum.Enum):
-    """Where the process of an endpoint stands."""
-
     #: There is none yet, or it is not ready.
     STARTING = enum.auto()
     #: It takes tasks.
@@ -97,18 +97,7 @@ class ProcessState(enum.Enum):
 
 
 class ProcessEndpoint:
-    """The endpoint of a process, and of those that take its place.
-
-    Args:
-        dispatcher: of the worker above; its lock guards everything here, and is notified of every change.
-        kind: of the tasks that it takes.
-        identity: its number among those of its kind.
-        name: for messages.
-        launch: starts a process; raises ``StartupError``.
-        respawn: whether another process takes the place of one that has died.
-        cancels: whether it can end a task and live on.
-        max_deaths: deaths in a row, without a task that succeeded in between, after which it is out of service.
-    """
+    """The endpoint of a process, and of those that take its place."""
 
     def __init__(
         self,
@@ -148,7 +137,6 @@ class ProcessEndpoint:
         self._answers: dict[tuple[str, str], TaskFailure | None] = {}
 
     def _enter(self, state: ProcessState) -> None:
-        """Change the state; that of a closed one stays."""
         if self._state is not ProcessState.CLOSED:
             self._state = state
             self.ready = state is ProcessState.READY
@@ -194,7 +182,6 @@ class ProcessEndpoint:
     # Tasks
 
     def start(self, dispatch: Dispatch) -> None:
-        """Send a task."""
         link, member = self._link, dispatch.member
         assert link is not None
         assert member.definition is not None
@@ -222,13 +209,11 @@ class ProcessEndpoint:
             self._end_with(dispatch, self._dispatcher.grace)
 
     def _end_with(self, dispatch: Dispatch, grace: float) -> None:
-        """End the process because of a task, unless that task is over: then the process may be another one."""
         with self._dispatcher.turn():
             if not dispatch.over:
                 self._condemn(grace)
 
     def _condemn(self, grace: float) -> None:
-        """Send nothing there any more, even if its task is quicker, and end it."""
         if self._state is ProcessState.READY:
             self._enter(ProcessState.CONDEMNED)
         if self._link is not None:
@@ -237,7 +222,6 @@ class ProcessEndpoint:
     # Messages from the process, on the thread of the link
 
     def received(self, message: Message, link: Link) -> None:
-        """The process behind a link has sent something; never raises."""
         word, *rest = message
         if word == "ended":
             number, completion, written = rest[0], *_completion(self.name, *rest[1:5])
@@ -273,7 +257,6 @@ class ProcessEndpoint:
         self._dispatcher.ended(dispatch, completion)
 
     def misbehaved(self, how: str) -> None:
-        """Nothing can be expected of the process any more: its task fails, and it is ended."""
         with self._dispatcher.turn():
             self._condemn(0.0)
             self._lose_task(TaskFailure("ProcessDied", how))
@@ -286,7 +269,6 @@ class ProcessEndpoint:
     # Deaths
 
     def died(self, how: str, link: Link) -> None:
-        """The process behind a link is gone."""
         failure = TaskFailure("ProcessDied", how)
         with self._dispatcher.turn():
             if link is not self._link:
@@ -344,7 +326,6 @@ class ProcessEndpoint:
         return self._ask(("register", definition), "registered", definition.digest)
 
     def unregister(self, digest: str) -> None:
-        """Have it forget a callable."""
         self._ask(("unregister", digest), "unregistered", digest)
 
     def _ask(self, message: Message, answer: str, digest: str) -> TaskFailure | None:
@@ -379,7 +360,6 @@ class ProcessEndpoint:
                 link.send(("unmap", numbers))
 
     def close(self, grace: float) -> None:
-        """End it in order; never raises."""
         with self._lock:
             self._enter(ProcessState.CLOSED)
             link = self._link
@@ -395,7 +375,6 @@ class ProcessEndpoint:
 def _completion(
     name: str, outcome: Outcome, payload: bytes | None, failure: TaskFailure | None, written: Sequence[Any]
 ) -> tuple[Completion, Sequence[Any]]:
-    """How a task has ended, from what its process says of it."""
     if outcome is Outcome.SUCCESS:
         if payload is None:
             return SUCCEEDED, written
@@ -408,9 +387,9 @@ def _completion(
 
 
 def framed(message: Message) -> bytes:
-    """A message as bytes, with its length."""
+    """As ``multiprocessing.connection`` sends it, for ``MessageSocket`` to receive."""
     data = pickle.dumps(message, 5)
-    return len(data).to_bytes(HEADER, "little") + data
+    return _HEADER.pack(len(data)) + data
 
 
 class ProcessLink:
@@ -434,7 +413,6 @@ class ProcessLink:
         self._views = SharedViews()
 
     def start(self) -> None:
-        """Begin to listen."""
         with self._sending:
             self._loop.watch(self._socket.fileno(), self._event, writable=bool(self._outgoing))
         threading.Thread(target=self._await_end, name="aorta-process", daemon=True).start()
@@ -442,7 +420,6 @@ class ProcessLink:
     # Sending
 
     def send(self, message: Message) -> None:
-        """Send, as far as the socket has room; the rest when it has room again."""
         data = framed(message)
         with self._sending:
             if not self._closed:
@@ -452,7 +429,6 @@ class ProcessLink:
                     self._loop.watch(self._socket.fileno(), self._event, writable=True)
 
     def _flush(self) -> bool:
-        """Send what the socket takes; whether that was all, or it is closed: its end is about to be reported."""
         try:
             while self._outgoing:
                 del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_NOSIGNAL)]
@@ -463,11 +439,9 @@ class ProcessLink:
         return True
 
     def tensors(self, args: TaskArgs) -> Sequence[Any]:
-        """Views of shared memory."""
         return [self._views.view(tensor) for tensor in args.tensors]
 
     def forgotten(self, everything: bool) -> Sequence[int]:
-        """See ``Link``."""
         return self._views.forget() if everything else self._views.dead()
 
     # Receiving, on the loop
@@ -498,14 +472,15 @@ class ProcessLink:
             self._loop.call_at(time.monotonic() + (0.0 if self._problem else MUTE), self._end_mute)
 
     def _deliver(self) -> None:
-        while len(self._incoming) >= HEADER:
-            length = int.from_bytes(self._incoming[:HEADER], "little")
-            if length > MAX_MESSAGE:
+        size = _HEADER.size
+        while len(self._incoming) >= size:
+            (length,) = _HEADER.unpack_from(self._incoming)
+            if not 0 <= length <= MAX_MESSAGE:
                 raise ValueError(f"a message of {length} bytes")
-            if len(self._incoming) < HEADER + length:
+            if len(self._incoming) < size + length:
                 return
-            message = pickle.loads(self._incoming[HEADER : HEADER + length])
-            del self._incoming[: HEADER + length]
+            message = pickle.loads(self._incoming[size : size + length])
+            del self._incoming[: size + length]
             self._endpoint.received(message, self)
 
     def _hang_up(self) -> None:
@@ -535,7 +510,6 @@ class ProcessLink:
         self._loop.call_at(0.0, partial(self._end, how))
 
     def _end(self, how: str) -> None:
-        """All that it had sent is read, then its death is reported."""
         self._ended.set()
         if not self._closed:
             self._read()
@@ -545,11 +519,9 @@ class ProcessLink:
         self._endpoint.died(f"its process {said}" if how else said, self)
 
     def kill(self, grace: float) -> None:
-        """SIGTERM, ``grace`` seconds, SIGKILL; to all its descendants, too."""
         self._task.kill(grace)
 
     def close(self, grace: float) -> None:
-        """Ask it to end; when it has not after ``grace`` seconds, end it."""
         self.send(("close",))
         if not self._ended.wait(0.0 if self._closed else grace):
             self._task.kill(0.0)
@@ -560,33 +532,19 @@ class MessageSocket:
     """The side of the process: blocking, and any thread may send."""
 
     def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(True)
+        os.set_blocking(fd, True)  # the submitter may have set another default
+        self._connection = Connection(fd)
         self._sending = threading.RLock()  # a task may send from a signal handler
 
     def send(self, message: Message) -> None:
         """Send a message; nothing happens when the other side is gone, which ``receive`` tells."""
+        data = pickle.dumps(message, 5)
         with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(framed(message))
+            self._connection.send_bytes(data)
 
     def receive(self) -> Message | None:
-        """The next message; ``None`` when the other side is gone."""
-        header = self._exactly(HEADER)
-        data = header and self._exactly(int.from_bytes(header, "little"))
-        if not data:
+        try:
+            message: Message = pickle.loads(self._connection.recv_bytes())
+        except (OSError, EOFError):  # it was closed by the task, or the other side is gone
             return None
-        message: Message = pickle.loads(data)
         return message
-
-    def _exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
-            try:
-                part = self._socket.recv(min(count, 2**20))
-            except OSError:  # it was closed by the task, or the other side is gone
-                return b""
-            if not part:
-                return b""
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)

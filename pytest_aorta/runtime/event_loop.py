@@ -99,7 +99,6 @@ class EventLoop:
         os.close(self._wake)
 
     def close(self) -> None:
-        """End the thread."""
         with self._lock:
             if self._closed:
                 return
@@ -113,7 +112,6 @@ class EventLoop:
 
 
 def _call(callback: Callback) -> None:
-    """A callback that raises must not keep the others from being called."""
     try:
         callback()
     except Exception:
@@ -127,8 +125,6 @@ _get_ident = threading.get_ident
 
 
 class _SigintHold:
-    """Defers SIGINT on the main thread until the outermost hold ends. For other threads, nothing happens."""
-
     def __init__(self) -> None:
         self._depth = 0
         self._handler: Callable[[int, FrameType | None], Any] | None = None

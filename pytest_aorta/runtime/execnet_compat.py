@@ -12,8 +12,6 @@ from execnet.gateway_base import ThreadExecModel
 
 
 class InterceptedExecModel(ThreadExecModel):
-    """execnet's usual model; ``popen``, called as ``subprocess.Popen``, starts the processes."""
-
     def __init__(self, popen: Callable[..., Any]) -> None:
         self._popen = popen
 

@@ -139,7 +139,6 @@ class Footprint:
             return True
 
     def covers(self, other: Footprint) -> bool:
-        """Whether every byte of ``other`` is touched by this one; False where that is hard to find out."""
         if self.backing != other.backing:
             return False
         if other.empty:
@@ -153,7 +152,6 @@ class Footprint:
         return top <= its_top and its_bottom <= bottom and left <= its_left and its_right <= right
 
     def _boxes(self, other: Footprint) -> tuple[_Box, _Box] | None:
-        """Both as rows and columns of one grid, where they are exactly that. Its first column is this one's."""
         pitch = self.layout.pitch or other.layout.pitch
         if not pitch:
             return None
@@ -163,12 +161,10 @@ class Footprint:
         return _box(self, pitch, origin), _box(other, pitch, origin)
 
     def _is_box(self, pitch: int, origin: int) -> bool:
-        """Whether it is all bytes of some rows and columns of a grid."""
         at, own = (self.offset - origin) % pitch, self.layout
         return at + own.inner <= pitch and ((own.tile and own.pitch == pitch) or own.solid)
 
     def _array(self) -> Any:
-        """An array at the same place of an imaginary memory."""
         import numpy as np
 
         shape, strides, itemsize = self.layout[:3]
@@ -223,7 +219,6 @@ class Node:
 
     @property
     def failed(self) -> bool:
-        """Whether it has failed, consumed or not."""
         return self.error is not None
 
 
@@ -290,7 +285,6 @@ def _place(footprint: Footprint) -> tuple[_Grid, tuple[int, int]]:
 
 
 def _box(footprint: Footprint, pitch: int, origin: int = 0) -> _Box:
-    """The rows and columns of a grid that a view lies in; around more than its bytes where it is no box."""
     if not pitch:
         return 0, 0, footprint.offset, footprint.stop - 1
     top, left = divmod(footprint.offset - origin, pitch)
@@ -312,7 +306,6 @@ class Writers:
         return sum(map(len, self._of_node.values()))
 
     def meeting(self, run: Hashable, footprint: Footprint) -> dict[Node, None]:
-        """The nodes that write a byte of ``footprint``, each once, in order."""
         return {write.node: None for write in self._found(run, footprint)}
 
     def add(self, run: Hashable, footprint: Footprint, node: Node) -> None:
@@ -353,7 +346,6 @@ class Writers:
             del self._of_node[write.node]
 
     def of(self, node: Node) -> Sequence[_Write]:
-        """What is left of a node's writes."""
         return tuple(self._of_node.get(node, ()))
 
     def completed(self, node: Node) -> None:
@@ -376,12 +368,10 @@ class Writers:
             self._remove(write)
 
     def clear(self, memory: Footprint, run: Hashable) -> None:
-        """Remove all writes to memory that nothing will use any more."""
         for write in self._found(run, memory):
             self._remove(write)
 
     def end(self, run: Hashable) -> None:
-        """Remove what is left of a run."""
         for node in [node for node in self._of_node if node.run == run]:
             self.forget(node)
 
@@ -515,7 +505,6 @@ class Graph:
         self._changes.append((_Change.READY, node))
 
     def _fail(self, node: Node, error: BaseException, root: Node | None = None) -> None:
-        """Fail an unsettled node and all that wait for it; without recursion, for chains may be long."""
         doomed = deque([node])
         node.poisoned_by = root
         while doomed:
@@ -532,7 +521,6 @@ class Graph:
             self._release(node)
 
     def _release(self, node: Node) -> None:
-        """Drop the holds of a node that has settled: on its producers, and on itself."""
         producers, node.producers = node.producers, ()
         for producer in producers:
             assert producer.consumers is not None
@@ -555,7 +543,6 @@ class Graph:
             self._changes.append((_Change.CONSUMED, node))
 
     def _report(self) -> None:
-        """Report all changes in order, also those made meanwhile."""
         if self._reporting:
             return
         self._reporting = True

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.runtime.arguments import check_timeout
 from pytest_aorta.runtime.dispatcher import Dispatcher
 from pytest_aorta.runtime.event_loop import wait_for
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
     from pytest_aorta.runtime.graph import Node, State
     from pytest_aorta.runtime.scheduling import GraphRun, GraphTask
+
+
+def _taken_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 class TaskRef:
@@ -62,12 +69,18 @@ class TaskRef:
         """
         check_timeout(timeout)
         task: GraphTask = self._node.payload
-        settled = None
-        with self._dispatcher.lock:
-            if not task.has_settled:
-                settled = task.settled = task.settled or threading.Event()
-        if settled is not None and not wait_for(settled, timeout):
-            raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
+        if not task.has_settled:
+            with self._dispatcher.lock:
+                settled = None if task.has_settled else task.settled or _taken_lock()
+                task.settled = settled
+            give_up = None if timeout is None else time.monotonic() + timeout
+            # A lock rather than an event: an interrupt within ``threading`` would leave that broken, and it takes long.
+            while settled is not None and not task.has_settled:
+                left = PIECE if give_up is None else max(0.0, min(PIECE, give_up - time.monotonic()))
+                if settled.acquire(timeout=left):
+                    settled.release()  # for other threads
+                elif give_up is not None and time.monotonic() >= give_up and not task.has_settled:
+                    raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
         return record_of(self._node)
 
     def result(self, timeout: float | None = None) -> Any:

@@ -40,14 +40,12 @@ class Hazards:
         self._open += [(node, *access) for access in accesses if access[1] is not Tag.NO_DEP]
 
     def changed(self, node: Node, number: int) -> None:
-        """An input of a task has other bytes than when it began."""
         self._found.append(
             f"tensor {number} of {node.label} (task {node.id}), an INPUT, has changed while it ran: it wrote it (tag it"
             " INOUT), or a task that nothing orders did"
         )
 
     def take(self) -> list[str]:
-        """What was found since the last call."""
         found, self._found = self._found, []
         return found
 

@@ -30,8 +30,6 @@ LOOK = 0.1
 
 
 class _Ring:
-    """Handed out in order from ``head`` on, around what is still in use."""
-
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
@@ -44,7 +42,6 @@ class _Ring:
         self.dropping: deque[Slab] = deque()
 
     def take(self, nbytes: int) -> Slab | None:
-        """The next slab, if there is room for it in one piece."""
         self.reclaim()
         # A slab of no bytes takes room as well, so that no two slabs have one offset.
         size = max(1, -(-nbytes // _ALIGN)) * _ALIGN
@@ -72,7 +69,6 @@ class _Ring:
         return None
 
     def reclaim(self) -> None:
-        """Take note of the tensors that have gone."""
         while self.dropping:
             slab = self.dropping.popleft()
             slab.dropped = True
@@ -108,7 +104,6 @@ class Heap:
         self._buffers: dict[int, Any] = {}
 
     def in_use(self, ring: int) -> int:
-        """Bytes of a ring that cannot be allocated now."""
         with self._changed:
             self._rings[ring].reclaim()
             return self._rings[ring].used
@@ -193,13 +188,11 @@ class Heap:
             return self._buffers[ring]
 
     def release(self, slab: Slab) -> None:
-        """No task uses it any more."""
         with self._changed:
             self._rings[slab.ring].release(slab)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the waits for memory."""
         with self._changed:
             self._closed = True
             self._buffers.clear()

@@ -110,7 +110,6 @@ class HostChannel:
         self.write(pickle.dumps(message, 5))
 
     def write(self, item: object) -> None:
-        """Send an item as it is."""
         with self._writing:
             self._channel.send(item)
 
@@ -161,7 +160,6 @@ def serve(channel: execnet.Channel) -> None:
 
 
 def _beat(host_channel: HostChannel, finished: threading.Event) -> None:
-    """Show that this process lives; once the parent has gone, end it a moment later."""
     parent = os.getppid()
     while not host_channel.gone.wait(BEAT):
         if os.getppid() != parent:

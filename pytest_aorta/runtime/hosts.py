@@ -114,12 +114,10 @@ class HostConnection:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process there, once it is known."""
         return self._facts.get("pid")
 
     @property
     def hostname(self) -> str | None:
-        """Name of the host, once it is known."""
         return self._facts.get("host")
 
     @property
@@ -232,7 +230,6 @@ class HostConnection:
         )
 
     def _failure(self, text: str, *, quote: bool = True) -> HostError:
-        """An error of this host, with the last lines of what its process has printed."""
         lines = ""
         with contextlib.suppress(ValueError):  # it is closed
             # Not seek: the process writes where this description's position is.
@@ -396,7 +393,6 @@ class HostLink:
         self.close = self._connection.close
 
     def send(self, message: Message) -> None:
-        """See ``Link``: a host that is gone is about to be reported."""
         with contextlib.suppress(HostError):
             self._connection.send(message)
 
@@ -410,5 +406,4 @@ class HostLink:
         return [to_bytes(tensor) for tensor in args.tensors]
 
     def forgotten(self, everything: bool) -> Sequence[int]:
-        """Nothing is mapped there."""
         return ()

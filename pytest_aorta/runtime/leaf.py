@@ -31,13 +31,9 @@ NOTHING = SlotArgs()
 
 
 class Transport(Protocol):
-    """How messages come from the level above: a ``MessageSocket`` of the same host, or a channel of execnet."""
+    def send(self, message: Message) -> None: ...
 
-    def send(self, message: Message) -> None:
-        """Send; nothing happens when the level above is gone."""
-
-    def receive(self) -> Message | None:
-        """The next message; ``None`` when the level above is gone."""
+    def receive(self) -> Message | None: ...
 
 
 def prepare(argument: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +65,6 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
 
 
 def _take_output(channel: Channel, targets: list[int]) -> None:
-    """Print where the submitter prints; its descriptors come over the channel."""
     for target in targets:
         fd = channel.receive_fd()
         if fd is not None:
@@ -93,7 +88,6 @@ def _arguments(
     gone: Any = (),
     results: bytes | None = None,
 ) -> tuple[SlotArgs, int | None, Any]:
-    """What follows the digest of a ``task``: its arguments, number of its first item, numbers of written tensors."""
     if mapped is None:  # from another host: by value
         found = [share(from_bytes(*by_value)) for by_value in tensors]
     else:
@@ -105,7 +99,6 @@ def _arguments(
 
 
 def _own_failure(error: BaseException) -> TaskFailure:
-    """The exception that is being handled; its traceback begins below this module."""
     if isinstance(error, ItemError) and error.__cause__ is not None:
         return _own_failure(error.__cause__).at(f"item {error.args[0]}")
     trace = error.__traceback__
@@ -117,13 +110,10 @@ def _own_failure(error: BaseException) -> TaskFailure:
 # Slots
 
 
-class ItemError(Exception):
-    """Raised from the exception of one item; its argument is the item's number."""
+class ItemError(Exception): ...
 
 
 class SlotProcess:
-    """Runs tasks, one at a time."""
-
     def __init__(self, transport: Transport, mapped: MappedStorages) -> None:
         self.transport = transport
         self.mapped = mapped
@@ -158,7 +148,6 @@ class SlotProcess:
                 self.transport.send(("answer", "unregistered", rest[0], None))
 
     def register(self, definition: Definition) -> None:
-        """Load a callable; the answer says why it could not be loaded."""
         failure = None
         try:
             self.callables[definition.digest] = definition.load_task()
@@ -167,7 +156,6 @@ class SlotProcess:
         self.transport.send(("answer", "registered", definition.digest, failure))
 
     def run(self, digest: str, *arguments: Any) -> tuple[Outcome, bytes | None, TaskFailure | None]:
-        """Run one task; how it ended."""
         try:
             function = self.callables[digest]
             args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
@@ -183,7 +171,6 @@ class SlotProcess:
             return Outcome.TASK_FAILURE, None, _own_failure(error)
 
     def _end_fork(self, code: object = 1) -> None:
-        """A fork that returns from its task would take the tasks of this process."""
         if os.getpid() != self.pid:
             os._exit(code if isinstance(code, int) else 1)
 
@@ -237,8 +224,6 @@ def serve_host(argument: tuple[Any, list[str], bool], transport: Transport) -> N
 
 
 class WorkerService:
-    """Carries out the orders of the level above. Tasks run on threads, so that orders to cancel them are received."""
-
     def __init__(self, worker: Worker, transport: Transport, mapped: MappedStorages | None) -> None:
         self.worker = worker
         self.transport = transport
@@ -246,7 +231,6 @@ class WorkerService:
         self.tasks: dict[int, WorkerTask] = {}
 
     def handle(self, word: str, *rest: Any) -> None:
-        """Carry out one order."""
         if word == "task":
             self.start_task(*rest)
         elif word == "cancel":
@@ -262,7 +246,6 @@ class WorkerService:
             threading.Thread(target=target, args=rest, daemon=True).start()
 
     def register(self, definition: Definition) -> None:
-        """Take a callable in, at this level and below."""
         failure = None
         try:
             self.worker.accept(definition)
@@ -271,7 +254,6 @@ class WorkerService:
         self.transport.send(("answer", "registered", definition.digest, failure))
 
     def unregister(self, digest: str) -> None:
-        """Forget a callable, at this level and below."""
         self.worker.withdraw(digest)
         self.transport.send(("answer", "unregistered", digest, None))
 
@@ -286,7 +268,6 @@ class WorkerService:
         threading.Thread(target=task.run, args=(digest, args, written), daemon=True).start()
 
     def report(self, number: int, error: BaseException | None, payload: bytes | None = None, written: Any = ()) -> None:
-        """A task has ended."""
         self.tasks.pop(number, None)
         with contextlib.suppress(OSError):  # the level above is gone; the end of the transport ends this process
             if error is None:
@@ -312,7 +293,6 @@ class WorkerTask:
         self._handle: RunHandle | None = None
 
     def run(self, digest: str, args: SlotArgs, written: list[int]) -> None:
-        """Build and run the graph, and report how it ended."""
         worker = self._service.worker
         returned: list[Any] = []
         try:
@@ -333,7 +313,6 @@ class WorkerTask:
             handle.cancel(self._why, running=True)
 
     def cancel(self, why: str) -> None:
-        """End it; returns at once."""
         with self._lock:
             self._why = self._why or why
             handle = self._handle

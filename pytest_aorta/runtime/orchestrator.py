@@ -38,7 +38,6 @@ _AFTER = "a list of tasks, as submissions return them"
 
 
 def _pack(task: GraphTask) -> Sequence[TaskRef]:
-    """Pickle what a task is given, as it is now; the tasks whose results stand in it."""
     references: list[TaskRef] = []
     config = task.members[0].config  # the same one for all members
     if config is not None:
@@ -226,7 +225,6 @@ class Orchestrator:
         return tensor
 
     def _keep(self, tensor: torch.Tensor, slab: Slab) -> Node:
-        """The node of memory that was just allocated; without one, the memory is released."""
         with SIGINT_HELD:
             try:
                 return self._dispatcher.add_memory(self._run, slab, footprint_of(tensor))
@@ -248,7 +246,6 @@ class Orchestrator:
                 self._dispatcher.release_scope(self._scopes.pop())
 
     def end(self) -> None:
-        """The graph is complete: the outermost scope ends."""
         while self._scopes:
             self._dispatcher.release_scope(self._scopes.pop())
 
@@ -313,7 +310,6 @@ class Orchestrator:
         return producers
 
     def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node]) -> Node:
-        """Add a task to the graph, when the ring has a slot for it."""
         give_up = None if self._ring_timeout is None else time.monotonic() + self._ring_timeout
         definition = task.members[0].definition
         assert definition is not None

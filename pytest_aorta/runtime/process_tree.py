@@ -84,7 +84,6 @@ class Family:
         self._seen: dict[int, psutil.Process] = {}
 
     def members(self) -> list[int]:
-        """Those that still exist."""
         for pid in tree(self._roots()):
             with contextlib.suppress(psutil.Error):
                 self._seen.setdefault(pid, psutil.Process(pid))
@@ -99,7 +98,6 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def describe(pid: int) -> str:
-    """Name and pid, for messages."""
     try:
         return f"{psutil.Process(pid).name()} (pid {pid})"
     except psutil.Error:
@@ -200,7 +198,6 @@ VARIABLE = "PYTEST_AORTA_ZYGOTE"
 
 
 def new_tag() -> str:
-    """A unique tag."""
     return uuid.uuid4().hex
 
 

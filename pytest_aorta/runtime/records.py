@@ -84,7 +84,6 @@ class TaskRecord:
 
     @property
     def ok(self) -> bool:
-        """Whether it succeeded."""
         return self.outcome is Outcome.SUCCESS
 
     @property
@@ -94,13 +93,10 @@ class TaskRecord:
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran."""
         return None if self.started is None or self.ended is None else self.ended - self.started
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception in another process, as text; the cause of a ``TaskError``."""
-
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
@@ -128,8 +124,6 @@ class StartupError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How a task ended at the endpoint that ran it."""
-
     outcome: Outcome
     payload: Any = None
     failure: TaskFailure | None = None

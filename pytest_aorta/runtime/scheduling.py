@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,20 +72,17 @@ class GraphTask(Member):
     running: tuple[Dispatch, ...] = ()
     #: Its place in the queue of those that are ready.
     order: int = 0
-    #: Whether its outcome is final; until then, the event of the threads that wait for it.
+    #: Whether its outcome is final; until then, a taken lock for the threads that wait for it.
     has_settled: bool = False
-    settled: threading.Event | None = None
+    settled: threading.Lock | None = None
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """At least one."""
         return self.group or (self,)
 
 
 @dataclass(eq=False, slots=True)
 class Dispatch:
-    """A member that was sent to an endpoint."""
-
     id: int
     node: Node
     member: Member
@@ -109,15 +106,12 @@ class Endpoint(Protocol):
     #: Why it is out of service for good.
     gone: TaskFailure | None
 
-    def start(self, dispatch: Dispatch) -> None:
-        """Begin. The end is reported to ``Dispatcher.ended``."""
+    def start(self, dispatch: Dispatch) -> None: ...
 
-    def stop(self, dispatch: Dispatch, why: str) -> None:
-        """End it early."""
+    def stop(self, dispatch: Dispatch, why: str) -> None: ...
 
 
 def record_of(node: Node) -> TaskRecord:
-    """The record of a task that has an outcome."""
     task: GraphTask = node.payload
     assert task.outcome is not None
     if len(task.group) < 2:
@@ -175,16 +169,13 @@ class ReadyQueues:
         self._order = itertools.count()
 
     def push(self, node: Node) -> None:
-        """Add a task that has become ready."""
         node.payload.order = next(self._order)
         self._queues.setdefault(_key(node.payload), deque()).append(node)
 
     def __bool__(self) -> bool:
-        """Whether a task is in one of them; perhaps one that has been cancelled."""
         return bool(self._queues)
 
     def heads(self) -> list[tuple[Key, Node]]:
-        """The first task of each key, in order."""
         found = []
         for key, queue in list(self._queues.items()):
             while queue and queue[0].state is not State.READY:  # cancelled meanwhile
@@ -198,21 +189,10 @@ class ReadyQueues:
         return found
 
     def take(self, key: Key) -> None:
-        """Take the first task of a key."""
         queue = self._queues[key]
         queue.popleft()
         if not queue:
             del self._queues[key]
-
-    def drain(self, key: Key, hopeless: Callable[[Node], bool]) -> list[Node]:
-        """Take the tasks of a key that can run nowhere."""
-        queue = self._queues.pop(key)
-        found = [node for node in queue if node.state is State.READY and hopeless(node)]
-        taken = set(found)
-        left = deque(node for node in queue if node not in taken)
-        if left:
-            self._queues[key] = left
-        return found
 
 
 class Placement:
@@ -224,7 +204,6 @@ class Placement:
         self._next = self.pools[TaskKind.NEXT_LEVEL]
 
     def add(self, endpoint: Endpoint) -> None:
-        """Add an endpoint."""
         self.pools[endpoint.kind][endpoint.id] = endpoint
 
     def check_id(self, worker: object) -> int:
@@ -275,41 +254,33 @@ class Placement:
                 return node, found
         return None
 
-    def take_hopeless(self, queues: ReadyQueues) -> Iterator[tuple[Node, Endpoint]]:
-        """Remove ready tasks that no endpoint can ever run, each with an endpoint that is out of service."""
-        subs = [it for it in self._sub.values() if it.gone]
-        others = {id: it for id, it in self._next.items() if it.gone}
-        if not subs and not others:
-            return
-        for key, _ in queues.heads():
-            kind, what = key
-            if kind == "sub":
-                lacking = subs[0] if what > len(self._sub) - len(subs) else None
-            elif kind == "worker":
-                lacking = others.get(what)
-            elif kind == "any":
-                fit = [id for id in self._next if what is None or id in what]
-                lacking = others[fit[0]] if all(id in others for id in fit) else None
-            else:
-                for node in queues.drain(key, lambda node: _lacking(node, others) is not None):
-                    endpoint = _lacking(node, others)
-                    assert endpoint is not None
-                    yield node, endpoint
-                continue
+    def take_hopeless(self, queues: ReadyQueues) -> tuple[Node, Endpoint] | None:
+        """Remove the first of the next tasks that no endpoint can ever run; with one that is out of service."""
+        if not [it for it in (*self._sub.values(), *self._next.values()) if it.gone]:
+            return None
+        for key, node in queues.heads():
+            lacking = self._lacking(key, node)
             if lacking is not None:
-                for node in queues.drain(key, lambda node: True):
-                    yield node, lacking
+                queues.take(key)
+                return node, lacking
+        return None
 
-
-def _lacking(group: Node, gone: dict[int, Endpoint]) -> Endpoint | None:
-    return next((gone[member.worker] for member in group.payload.members if member.worker in gone), None)
+    def _lacking(self, key: Key, node: Node) -> Endpoint | None:
+        kind, what = key
+        if kind == "sub":
+            gone = [it for it in self._sub.values() if it.gone]
+            return gone[0] if what > len(self._sub) - len(gone) else None
+        if kind == "any":
+            fit = [it for id, it in self._next.items() if what is None or id in what]
+            return fit[0] if all(it.gone for it in fit) else None
+        needed = [self._next[member.worker] for member in node.payload.members]
+        return next((it for it in needed if it.gone), None)
 
 
 # Runs
 
 
-class RingFull(RuntimeError):
-    """A run has as many tasks that have not ended as its ring has slots."""
+class RingFull(RuntimeError): ...
 
 
 class GraphRun:

@@ -29,20 +29,14 @@ if TYPE_CHECKING:
 ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", bytes]
 
 
-class TensorUnavailable(RuntimeError):
-    """The memory of a tensor that was sent could not be mapped."""
+class TensorUnavailable(RuntimeError): ...
 
 
 # Which tensors can be passed
 
 
 def check_kind(tensor: object) -> torch.Tensor:
-    """The tensor; the task will see the same values, as a plain tensor without autograd.
-
-    Raises:
-        TypeError: not a tensor, or one that is more, or less, than a dense view of CPU memory.
-        ValueError: its memory has been let go, or it reaches beyond it.
-    """
+    """The tensor; the task will see the same values, as a plain tensor without autograd."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -139,7 +133,6 @@ class Slab:
 
 
 def map_storage(fd: int, size: int) -> torch.UntypedStorage:
-    """The first ``size`` bytes of a file as a storage in shared memory; ``fd`` can be closed afterwards."""
     import torch
 
     storage: torch.UntypedStorage = torch.UntypedStorage._new_shared_fd_cpu(fd, size)  # type: ignore[attr-defined]
@@ -148,15 +141,16 @@ def map_storage(fd: int, size: int) -> torch.UntypedStorage:
 
 def descriptor_of(storage: torch.UntypedStorage) -> tuple[int, int]:
     """The file of a storage in shared memory, which the storage keeps open (or -1), and its size in bytes."""
-    fd, size = storage._share_fd_cpu_()
-    return fd, size
+    known: tuple[int, int] | None = vars(storage).get("_aorta_file")  # to ask torch takes longer than all else here
+    if known is None:
+        known = vars(storage)["_aorta_file"] = storage._share_fd_cpu_()
+    return known
 
 
 _numbers = itertools.count()
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """A number of the memory that a tensor is a view of; no other memory of this process ever has it. Thread-safe."""
     return _number(tensor.untyped_storage())
 
 
@@ -262,19 +256,16 @@ def footprint_of(tensor: torch.Tensor) -> Footprint:
 def from_storage(
     storage: torch.UntypedStorage, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A view of a storage; offset and strides in items."""
     import torch
 
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, tuple(shape), tuple(strides))
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor without gaps, in items."""
     return tuple(math.prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _byte_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor as ``uint8``, with one more axis for the bytes of an item; free of autograd."""
     import torch
 
     size = tensor.element_size()
@@ -284,7 +275,6 @@ def _byte_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Bytes from the first one to the last one that a tensor, which is not empty, touches."""
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size()
 
@@ -310,7 +300,6 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_bytes(tensor: torch.Tensor) -> ByValue:
-    """A tensor by value."""
     if not tensor.numel():
         return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, b""
     flat, strides = _packed(tensor)

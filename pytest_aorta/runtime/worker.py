@@ -32,8 +32,6 @@ CLOSE_GRACE = 5.0
 
 
 class WorkerState(enum.Enum):
-    """The state of a worker in its life cycle."""
-
     NEW = enum.auto()
     #: Put below another worker, which has not started.
     ATTACHED = enum.auto()
@@ -332,7 +330,6 @@ class Worker:
         self._state = WorkerState.CLOSED
 
     def _end(self) -> None:
-        """End every process; each has some seconds to end in order."""
         self._dispatcher.closing = True
         try:
             self._processes.close(CLOSE_GRACE)
@@ -427,7 +424,6 @@ class Worker:
 
     @property
     def grace(self) -> float:
-        """Seconds between asking and killing."""
         return self._arguments.grace
 
     def run(
@@ -438,7 +434,6 @@ class Worker:
 
 
 def _worker_ids(workers: Iterable[int]) -> frozenset[int]:
-    """The ids that ``register`` was given; raises ``TypeError`` or ``ValueError`` for any other object."""
     found = listed("workers", workers, "a list of the ids of workers")
     for worker in found:
         whole_number("the id of a worker", worker)
@@ -454,7 +449,6 @@ def _check_arguments(
     grace: float,
     prepare: Callable[[], object] | None,
 ) -> None:
-    """Raise ``TypeError`` or ``ValueError`` for arguments of ``Worker`` that make no sense."""
     expect("level", level, int, "3 (a host) or more")
     if level < 3:
         raise ValueError(f"level must be 3 (a host) or more, not {level!r}; slots (level 2) belong to a host")

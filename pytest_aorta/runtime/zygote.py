@@ -203,8 +203,7 @@ class ZygoteUnwanted(ZygoteError):
     """Its start was ended because it was not waited for any more; this says nothing about what it was to prepare."""
 
 
-class TaskEnded(Exception):
-    """The task's process has ended and all its messages have been read; ``Task.ended`` says how it went."""
+class TaskEnded(Exception): ...
 
 
 def exit_text(code: int) -> str:
@@ -476,7 +475,6 @@ class PrefixSocket:
             raise
 
     def fileno(self) -> int:
-        """The descriptor, to wait for."""
         return self._listener.fileno()
 
     def arguments(self) -> list[str]:
@@ -484,7 +482,6 @@ class PrefixSocket:
         return [str(self._folder.path / _SOCKET_NAME), self._tag]
 
     def admit(self) -> None:
-        """Hand the descriptor to what has connected, if that is the zygote."""
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             with connection:
@@ -561,7 +558,6 @@ class Seed:
         return not self.used and not spec.has_prefix and dict(spec.environ) == self.environ
 
     def poll(self) -> int | None:
-        """Its exit status, once it has one."""
         with self._lock:
             if self.returncode is None:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -569,7 +565,6 @@ class Seed:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status; raises ``subprocess.TimeoutExpired``."""
         give_up = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > give_up:
@@ -578,17 +573,14 @@ class Seed:
         return code
 
     def send_signal(self, number: int) -> None:
-        """As ``os.kill``, if it has not been reaped."""
         with self._lock:
             if self.returncode is None:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, if it was not used."""
         if not self.used:
             self.used = True
             self.control.close()
@@ -820,7 +812,6 @@ class Zygote(Server):
             return -signal.SIGKILL
 
     def death(self) -> ZygoteError:
-        """The error to raise when it has gone; ends what it can no longer end."""
         with self._dying:  # which the threads of all its tasks find out at the same time
             if self._death is None:
                 if self._ending:
@@ -832,12 +823,10 @@ class Zygote(Server):
             return ZygoteError(str(self._death), returncode=self._death.returncode)  # each thread has a traceback
 
     def wake(self) -> None:
-        """Send SIGCONT: a stopped zygote would not end its tasks."""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGCONT)
 
     def alive(self) -> bool:
-        """Whether the process still runs."""
         return self._process.poll() is None
 
     def output(self) -> str:
@@ -854,7 +843,6 @@ class Zygote(Server):
         process_tree.end_all(lambda: process_tree.tagged_processes(self.tag), lambda: None, grace=0)
 
     def hang_up(self) -> None:
-        """Have it end soon."""
         self._ending = True
         self.control.hang_up()
 
@@ -939,22 +927,18 @@ class Branch(Server):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._task.pid
 
     def wake(self) -> None:
-        """Have it go on, and the zygote that would end it."""
         self.zygote.wake()
         with contextlib.suppress(OSError, ZygoteError):
             os.kill(self.pid, signal.SIGCONT)
 
     def alive(self) -> bool:
-        """Whether the process still runs."""
         with self._asking:
             return not self._task.is_over()
 
     def death(self) -> ZygoteError:
-        """The error to raise when it has gone."""
         with self._asking:  # the threads of its tasks
             try:
                 while self._task.ended is None:
@@ -968,7 +952,6 @@ class Branch(Server):
         return ZygoteError(f"the zygote's branch {how}\n{self.zygote.output()}".rstrip(), returncode=code)
 
     def close(self) -> None:
-        """End it."""
         self._task.kill(0.0)
         self._task.close()
 

@@ -333,7 +333,6 @@ class ForkServer:
                 self.report_end(task, outlived.intersection(its))
 
     def orphans(self) -> set[int]:
-        """What has fallen to this process: a child that lives adopts its own."""
         own = {task.pid for task in self.tasks.values() if task.end is None}
         own |= {task.dumping for task in self.tasks.values() if task.dumping is not None}
         return set(process_tree.children_of_self()) - own - self.stuck

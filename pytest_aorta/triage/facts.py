@@ -7,7 +7,7 @@ import re
 import statistics
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import PurePosixPath
@@ -251,6 +251,7 @@ class TrialFacts:
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         run_sec: duration of ``run()`` of a command that says no steps and has passed; ``None`` for any other, and where
             it is too short to say more than how fast interpreters start.
+        operators: own time of each, in ms per step, where the collector ``profile`` has measured it.
         started_at: ISO 8601 in UTC, which sorts as a text.
         event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
             is counted, or was lost alone.
@@ -282,6 +283,7 @@ class TrialFacts:
     detected: tuple[str, ...] = ()
     matched: tuple[tuple[str, bool], ...] = ()
     run_sec: float | None = None
+    operators: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def is_failure(self) -> bool:
@@ -328,6 +330,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
             (name, lines > 0) for name, lines in (output.get("matched") or {}).items() if name.startswith("metric")
         ),
         run_sec=_run_sec(record) if outcome == "ok" and output else None,
+        operators=_operators(record),
     )
 
 
@@ -363,6 +366,11 @@ def _run_sec(record: Mapping[str, Any]) -> float | None:
     seconds = (record.get("phases_sec") or {}).get("run")
     has_steps = bool(record["result"].get("step_times_ms"))
     return seconds if not has_steps and isinstance(seconds, float) and seconds >= _SHORTEST_RUN else None
+
+
+def _operators(record: Mapping[str, Any]) -> Mapping[str, float]:
+    found: Mapping[str, float] = ((record.get("collected") or {}).get("profile") or {}).get("data", {}).get("operators")
+    return found or {}
 
 
 def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:

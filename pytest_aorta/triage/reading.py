@@ -17,11 +17,13 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.verdicts import Triage
+from pytest_aorta.trials.aorta_records import from_aorta, is_of_aorta
 from pytest_aorta.workspace.paths import HISTORY
 
 MATRIX_JSON = "matrix.json"
 
-_FILE = re.compile(r"trial_(\d+)\.json")
+#: Ours, and those of AORTA's own runner.
+_FILE = re.compile(r"trial_(?:d\d+_m\d+_t)?(\d+)\.json")
 
 #: Folders beside a trial file, with what the trial has left: another run of pytest-aorta, perhaps.
 _ARTIFACTS = re.compile(r"(trial_\d+)(?:\.repeat_\d+)?(?:\.(?:rank|node)_\d+)?")
@@ -93,6 +95,8 @@ class Results:
         self._rules = rules
         self.unreadable: list[Unreadable] = []
         self.replays = 0
+        #: Of AORTA's cells, by workload and name.
+        self._folders: dict[tuple[str, str], Path] = {}
 
     def __iter__(self) -> Iterator[RecordedTrial]:
         self.unreadable.clear()
@@ -101,6 +105,8 @@ class Results:
             file = os.path.relpath(path, self.folder)
             try:
                 record = json.loads(Path(path).read_bytes())
+                if is_of_aorta(record):
+                    record = self._from_aorta(record, path)
                 problem = _problem(record)
                 facts = facts_of(record, file, self.rules) if problem is None else None
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -111,6 +117,16 @@ class Results:
                 self.replays += 1
             else:
                 yield RecordedTrial(file, record, facts)
+
+    def _from_aorta(self, record: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Cells of its matrix may differ in variables and options only: those are told apart by their folders."""
+        converted = from_aorta(record)
+        name = f"{converted['execution_env']['name']}-{'+'.join(converted['mitigations_applied'])}"
+        folder = Path(path).parent.parent
+        taken = self._folders.setdefault((record["workload"], name), folder)
+        if taken != folder and taken.parent == folder.parent:
+            name = f"{name}.{folder.name}"
+        return {**converted, "cell": name}
 
     @cached_property
     def rules(self) -> Sequence[tuple[str, str]]:

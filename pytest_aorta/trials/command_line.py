@@ -38,6 +38,11 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 #: What quotes and backslashes keep a shell from looking at.
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
 
+#: What no shell replaces, but for text in double quotes, which is kept as a group; and what it replaces there.
+_LITERAL = re.compile(r"""'[^']*'|\\.|("(?:\\.|[^"\\])*")""", re.DOTALL)
+_IN_DOUBLE_QUOTES = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|[{(])")
+_SHELL = re.compile(r"(?<![\w.-])(ba|da|k|z)?sh\s+(-\S+\s+(pipefail\s+)?)*-\w*c\b")
+
 #: What only a shell does: pipes, lists, redirections, substitutions.
 _SHELL_SYNTAX = re.compile(r"[|&;<>`]+|\$(\w+|[{(])|(?<!\S)~(?=/|\s|$)")
 
@@ -90,19 +95,23 @@ def words_of(command: object) -> list[str]:
         )
     if found := _of_a_shell(command):
         raise ValueError(
-            f"no {found!r} outside of quotes, because no shell runs the command: for a shell, {_by_shell(command)}; "
-            f"for the character itself, quotes around the word"
+            f"no {found}, because no shell runs the command: "
+            f"for a shell, {_by_shell(command)}; "
+            f"for the character itself, single quotes around the word"
         )
     return words
 
 
 def _of_a_shell(command: str) -> str | None:
-    """What a shell would replace or act on."""
+    """What a shell would replace or act on, and where it stands."""
     bare = _QUOTED.sub("\0", command)
     if found := _SHELL_SYNTAX.search(bare):
-        return found[0]
+        return f"{found[0]!r} outside of quotes"
+    found = _IN_DOUBLE_QUOTES.search(_LITERAL.sub(lambda each: each[1] or "", command))
+    if found and not _SHELL.search(command):
+        return f"{found[0]!r} in double quotes"
     patterns = (word for word in bare.split() if "\0" not in word and re.search(r"[*?]", word))
-    return next((word for word in patterns if glob.glob(word)), None)
+    return next((f"{word!r} outside of quotes" for word in patterns if glob.glob(word)), None)
 
 
 def _by_shell(command: str) -> str:

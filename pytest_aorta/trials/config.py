@@ -8,9 +8,8 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pytest_aorta.common.import_target import target_file
@@ -230,54 +229,32 @@ def check_names(target: str, given: Collection[str]) -> None:
     Raises:
         ConfigError: as ``resolve_config``.
     """
-    valid = _names_in_source(target, "Config") if given else None
+    valid = _fields_in_source(target) if given else None
     unknown = [key for key in given if valid is not None and key not in valid]
     if valid is not None and unknown:
         raise _no_option(target.rpartition(":")[2], unknown, valid)
 
 
-def _names_in_source(target: str, inner: str = "") -> set[str] | None:
-    """Fields of a pydantic model, by its source and that of the models above it; ``None`` where that does not say.
-
-    ``inner``: the model is a class of this name in that of ``target``.
-    """
-    file, name = target_file(target) if target.rpartition(":")[0] else None, target.rpartition(":")[2]
+def _fields_in_source(target: str) -> set[str] | None:
+    """Fields of the nested ``Config(BaseModel)``; ``None`` where the source does not say."""
+    module, _, name = target.rpartition(":")
+    file = target_file(target) if module else None
     try:
-        top = [] if file is None else ast.parse(file.read_bytes()).body
+        found: ast.AST | None = None if file is None else ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return None
-    found = _class_in(top, name)
-    if found is not None and inner:
-        found = _class_in(found.body, inner)
-    if (
-        found is None
-        or found.name in map(ast.unparse, found.bases)
-        or re.search(r"\b(alias\w*|allow|populate_by_name)\b", ast.unparse(found))
+    for each in (name, "Config"):
+        body = getattr(found, "body", [])
+        found = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == each), None)
+    if not isinstance(found, ast.ClassDef) or [*map(ast.unparse, found.bases)] not in (
+        ["BaseModel"],
+        ["pydantic.BaseModel"],
     ):
         return None
+    if re.search(r"\b(alias\w*|allow|populate_by_name)\b", ast.unparse(found)):
+        return None
     fields = (node.target for node in found.body if isinstance(node, ast.AnnAssign))
-    names = {field.id for field in fields if isinstance(field, ast.Name)}
-    for base in map(ast.unparse, found.bases):
-        above = set() if base in ("BaseModel", "pydantic.BaseModel") else _names_in_source(_target_of(base, top, file))
-        if above is None:
-            return None
-        names |= above
-    return names
-
-
-def _class_in(body: Sequence[ast.stmt], name: str) -> ast.ClassDef | None:
-    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
-
-
-def _target_of(name: str, top: Sequence[ast.stmt], file: Path | None) -> str:
-    """Where a class is that a module calls ``name``: in another one that it is imported from, else in itself."""
-    for node in top:
-        if isinstance(node, ast.ImportFrom) and name in [each.asname or each.name for each in node.names]:
-            module = node.module or ""
-            if node.level and file is not None:
-                module = f"{file.parents[node.level - 1].joinpath(*module.split('.'))}.py"
-            return f"{module}:{name}"
-    return f"{file}:{name}"
+    return {field.id for field in fields if isinstance(field, ast.Name)}
 
 
 def _validate(model: Any, given: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pytest_aorta.registry.types import Engine
+from pytest_aorta.trials.aorta_records import from_aorta, is_of_aorta
 from pytest_aorta.trials.execution import Cwd, Isolation, Launcher, Limits, Resources
 from pytest_aorta.trials.records import (
     ENCODED,
@@ -260,13 +261,13 @@ class TrialResult(_Record):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrialResult:
-        """Read what ``to_dict`` gave. Keys of a later schema are ignored.
+        """Read what ``to_dict`` gave, or AORTA's own runner has written. Keys of a later schema are ignored.
 
         Raises:
             pydantic.ValidationError: a field is missing or has the wrong type; a time is negative, or not finite; the
                 record contradicts itself. It names the field.
         """
-        return cls.model_validate(data, context=ENCODED)
+        return cls.model_validate(from_aorta(data) if is_of_aorta(data) else data, context=ENCODED)
 
 
 # The JSON Schema of a trial file.

@@ -43,9 +43,13 @@ _NUMBER_WITHIN = 300.0
 
 
 class Task(BaseModel):
-    """What one job, or one task of an array, works on, and what the scheduler has said of it."""
+    """What one job, or one task of an array, works on, and what the scheduler has said of it.
+
+    ``keys``: of commands, what a completion of each unit is of, see ``Project.key_of``.
+    """
 
     units: tuple[str, ...]
+    keys: tuple[str, ...] = ()
     state: TaskState | None = None
 
     @property
@@ -362,9 +366,16 @@ Settle = Callable[[Job, int, TaskState], None]
 
 
 def reconcile(
-    recipe: Recipe, settle: Settle, environ: Mapping[str, str] = os.environ, *, is_submitting: bool = False
+    recipe: Recipe,
+    settle: Settle,
+    cluster: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    is_submitting: bool = False,
 ) -> tuple[list[Job], list[str]]:
     """Ask the schedulers for the states of the jobs that are open; those of another cluster stay as they are.
+
+    ``cluster``: the one whose jobs are asked for, by default all that may answer here.
 
     Call it before the index is read: what a job has completed is on disk when it is no longer in the queue.
     """
@@ -374,7 +385,12 @@ def reconcile(
     problems: list[str] = []
     with locked(recipe.index):
         jobs = read_jobs(recipe.index, only_open=True)
-        here = [job for job in jobs if job.scheduler == "slurm" and _answers_here(job, clusters, environ)]
+        here = [
+            job
+            for job in jobs
+            if job.scheduler == "slurm"
+            and (_answers_here(job, clusters, environ) if cluster is None else job.cluster == cluster)
+        ]
         try:
             latest = time.time() if is_submitting else time.time() - _NUMBER_WITHIN
             _confirm([job for job in here if job.number is None and job.created <= latest])

@@ -34,7 +34,7 @@ _LONGEST = 2**24
 #: How a trial has ended, as its record says, or a command.
 Outcome = Literal["ok", "workload_failed", "timeout", "infrastructure_failed", "completed", "failed"]
 
-#: With the key of the request that a trial was of; empty for a command.
+#: With the key of the request that a trial was of, or of the command; empty for products that were found.
 Completion = tuple[Outcome, str]
 
 #: Action to unit to its completion; ``None`` where there is none any more.
@@ -72,6 +72,8 @@ class Known(BaseModel):
     requests: dict[str, Request] = Field(default_factory=dict)
     completed: Completions = Field(default_factory=dict)
     decided: dict[str, Decision] = Field(default_factory=dict)
+    #: Action to unit to the end of what a failed command has printed.
+    outputs: dict[str, dict[str, str]] = Field(default_factory=dict)
     #: Journals that are in it, and are still there when a reader was killed.
     folded: list[str] = Field(default_factory=list)
     #: Directory to time of modification, size and content of its value file.
@@ -84,10 +86,13 @@ class Known(BaseModel):
         for action, units in new.completed.items():
             own = self.completed.setdefault(action, {})
             for unit, completion in units.items():
+                self.outputs.get(action, {}).pop(unit, None)
                 if completion is None:
                     own.pop(unit, None)
                 else:
                     own[unit] = completion
+        for action, texts in new.outputs.items():
+            self.outputs.setdefault(action, {}).update(texts)
         for action, decision in new.decided.items():
             before = self.decided.get(action)
             cells = {**before.cells, **decision.cells} if before and before.asked == decision.asked else decision.cells
@@ -110,10 +115,24 @@ class Journal:
         self._requests: set[str] = set()
         self._is_torn = False
 
-    def add(self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None) -> None:
-        """Append what has become of a unit, ``None`` for nothing; raises ``OSError``."""
-        key = request.key if request is not None else ""
+    def add(
+        self,
+        action: str,
+        unit: str,
+        outcome: Outcome | None,
+        request: Request | None = None,
+        *,
+        key: str = "",
+        output: str = "",
+    ) -> None:
+        """Append what has become of a unit, ``None`` for nothing; raises ``OSError``.
+
+        ``key``: of a command that is completed, see ``Project.key_of``; ``output``: the end of that of one that failed.
+        """
+        key = request.key if request is not None else key
         new = Known(completed={action: {unit: None if outcome is None else (outcome, key)}})
+        if output:
+            new.outputs[action] = {unit: output}
         if request is not None and key not in self._requests:  # sources are most of a line, and those of one workload
             new.requests[key] = request
         self.append(new)
@@ -315,7 +334,7 @@ class Workspace:
             self._fold()
             forgotten: dict[str, Any] = {"values": {}} if directories else {}
             if completed:
-                forgotten |= {"completed": {}, "requests": {}, "decided": {}}
+                forgotten |= {"completed": {}, "requests": {}, "decided": {}, "outputs": {}}
                 for journal in self._journals():
                     journal.unlink(missing_ok=True)
             if completed and directories:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,9 @@ _MEANINGS: Mapping[str, Mapping[str, Progress]] = {
 }
 
 
+_HOW = {"open": "has not run", "failed": "has failed", "without_result": "has no result"}
+
+
 @dataclass(frozen=True)
 class ActionSummary:
     action: Action
@@ -83,19 +87,19 @@ class Project:
         self._plans: dict[str, Plan] = {}
 
     @classmethod
-    def opened(cls, recipe: Recipe, registry_files: Sequence[str | Path] = ()) -> Self:
+    def opened(cls, recipe: Recipe, registry_files: Sequence[str | Path] = (), cluster: str | None = None) -> Self:
         """The project after the scheduler was asked; an index that is damaged is made again from what is on disk.
 
         Raises:
             RequestError: the recipe asks for what is not registered.
         """
         project = cls(recipe, registry_files)
-        project.open()
+        project.open(cluster)
         return project
 
-    def open(self, *, is_submitting: bool = False) -> None:
-        """See ``opened``; ``is_submitting``: whether no other process submits meanwhile."""
-        self.synchronize_jobs(is_submitting=is_submitting)
+    def open(self, cluster: str | None = None, *, is_submitting: bool = False) -> None:
+        """See ``opened`` and ``synchronize_jobs``; ``is_submitting``: whether no other process submits meanwhile."""
+        self.synchronize_jobs(cluster, is_submitting=is_submitting)
         self.rebuild()
 
     # What is known
@@ -117,10 +121,13 @@ class Project:
         """The directories of the workspace."""
         return self.workspace.names
 
-    def synchronize_jobs(self, *, is_submitting: bool = False) -> Sequence[Job]:
-        """Ask the scheduler for the jobs that have not ended, before completions are read: theirs are on disk then."""
+    def synchronize_jobs(self, cluster: str | None = None, *, is_submitting: bool = False) -> Sequence[Job]:
+        """Ask the scheduler for the jobs that have not ended, before completions are read: theirs are on disk then.
+
+        ``cluster``: whose jobs are asked for, by default those of the clusters that answer here.
+        """
         if (self.recipe.index / JOBS).exists():
-            self.jobs, problems = reconcile(self.recipe, self.settle, is_submitting=is_submitting)
+            self.jobs, problems = reconcile(self.recipe, self.settle, cluster, is_submitting=is_submitting)
             self.problems += problems
         return self.jobs
 
@@ -220,14 +227,36 @@ class Project:
     def _commands(self, action: Action) -> dict[str, Progress]:
         completed, submitted = self.workspace.known.completed.get(action.name, {}), self.submitted.get(action.name, {})
         found: dict[str, Progress] = {}
+        key_of = self.key_of(action)
         for unit in self.units(action):
             completion = completed.get(unit)
             outcome = completion[0] if completion is not None else None
-            if outcome == "completed" and action.table.products:
+            is_stale = completion is not None and bool(completion[1]) and completion[1] != key_of(unit)
+            if outcome == "completed" and action.table.products and not is_stale:
                 found[unit] = "completed"
+            elif unit in submitted:
+                found[unit] = "submitted"
+            elif outcome == "completed" and action.table.products:
+                found[unit] = "stale"
             else:
-                found[unit] = "submitted" if unit in submitted else "failed" if outcome == "failed" else "open"
+                found[unit] = "failed" if outcome == "failed" else "open"
         return found
+
+    def key_of(self, action: Action) -> Callable[[str], str]:
+        """Gives what a completion of a command on a unit is of: its text, and the value of the directory."""
+        commands: dict[str, str] = {}  # where actions share the name
+        same = self.recipe.by_name[action.name]
+        for each in same if len(same) > 1 else ():
+            units = included(each.table.group, self.units(each), self.value_of(each))
+            commands.update(dict.fromkeys(units, each.table.command or ""))
+        value_of, own = self.value_of(action), action.table.command or ""
+        has_values = self._matrix_of(action) is not None or self.recipe.workspace.value_file is not None
+
+        def key(unit: str) -> str:
+            value = json.dumps(value_of(unit), sort_keys=True) if has_values else ""
+            return hashlib.sha256(f"{commands.get(unit, own)}\0{value}".encode()).hexdigest()[:16]
+
+        return cache(key)
 
     def _trials(self, action: Action) -> dict[str, Progress]:
         known = self.workspace.known
@@ -273,13 +302,40 @@ class Project:
 
     def _blocked(self, action: Action) -> list[Blocked]:
         previous = [self.recipe.by_name[name][0] for name in action.table.previous_actions]
-        return [blocked_for(action, each, waited_for(action, each, self.progress[each.name])) for each in previous]
+        return [blocked_for(action, each, waited_for(action, each, self._before(action, each))) for each in previous]
+
+    def waits_for(self, action: Action, unit: str) -> Iterator[str]:
+        """What keeps an action from a unit: a sentence for each action that it follows."""
+        for name in action.table.previous_actions:
+            previous = self.recipe.by_name[name][0]
+            units = waited_for(action, previous, self._before(action, previous))
+            if not blocked_for(action, previous, units).touches(unit):
+                continue
+            same = [each for each in units if each == unit or unit in containing(each) or each in containing(unit)]
+            first = (same or units)[0]
+            state, more = self.progress[name][first], len(same or units) - 1
+            where = f"on {first}" if first else "on all"
+            how = f"{name} {_HOW.get(state, f'is {state}')} {where}"
+            if not previous.table.products and not previous.is_matrix:
+                how = f"{name} has no products, so it is never complete"
+            elif first not in self.states(previous):
+                how = f"{name} does not include {first}, and is not complete there"
+            yield f"{how} ({more} more)" if more else how
+
+    def _before(self, follower: Action, action: Action) -> Mapping[str, Progress]:
+        """What a follower may wait for: as a whole, of the units that are included; else of each, included or not."""
+        progress = self.progress[action.name]
+        if follower.is_matrix or (action.table.each == "directory") != (follower.table.each == "directory"):
+            same = self.recipe.by_name[action.name]
+            within = [included(each.table.group, [*progress], self.value_of(action)) for each in same]
+            return {unit: progress[unit] for units in within for unit in units}
+        return progress
 
     def runnable(self, action: Action, only: Collection[str] | None = None) -> tuple[list[str], Counter[str]]:
         """The units that the next submission would run, and how many of the others there are of which kind."""
         blocked, others = self._blocked(action), Counter[str]()
         progress, found = self.progress[action.name], []
-        again = ("open", "stale", "without_result") if action.is_matrix else ("open", "failed")
+        again = ("open", "stale", "without_result") if action.is_matrix else ("open", "failed", "stale")
         for unit in self.states(action, only):
             if progress[unit] == "submitted":
                 others["submitted already"] += 1
@@ -287,7 +343,8 @@ class Project:
                 others[progress[unit]] += 1
             elif any(each.touches(unit) for each in blocked):
                 others["waiting"] += 1
-            elif not action.is_matrix and self.has_products(action, unit):  # which the index does not know yet
+            elif not action.is_matrix and progress[unit] != "stale" and self.has_products(action, unit):
+                # which the index does not know yet
                 others["completed"] += 1
             else:
                 found.append(unit)
@@ -348,11 +405,27 @@ class Project:
             if action.is_matrix:
                 self._settle_trials(action, job, task, state, journal)
             elif action.table.products:
-                statuses = job.command_statuses(task)
-                for number, unit in enumerate(job.tasks[task].units):
-                    status = statuses.get(0 if takes_all(action.table.command or "") else number)
-                    done = self.has_products(action, unit) and not status
-                    journal.add(action.name, unit, "completed" if done else "failed")
+                self._settle_commands(action, job, task, state, journal)
+
+    def _settle_commands(self, action: Action, job: Job, task: int, state: TaskState, journal: Journal) -> None:
+        """What a job was ended before, such as a cancelled one, is as it was before it was submitted."""
+        statuses, own = job.command_statuses(task), job.tasks[task]
+        ended_by_its_limits = state.state in ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
+        takes_them_all, is_ended_one_noted = takes_all(action.table.command or ""), False
+        for number, unit in enumerate(own.units):
+            status, key = statuses.get(0 if takes_them_all else number), own.keys[number] if own.keys else ""
+            if not status and self.has_products(action, unit) and (status == 0 or self._are_new(action, unit, job)):
+                journal.add(action.name, unit, "completed", key=key)
+            elif status is not None:
+                journal.add(action.name, unit, "failed")
+            elif ended_by_its_limits and (takes_them_all or not is_ended_one_noted):
+                is_ended_one_noted = True
+                journal.add(action.name, unit, "failed")
+
+    def _are_new(self, action: Action, unit: str, job: Job) -> bool:
+        """Whether the products are those of a job, and not those of the stale command that it was to run again."""
+        folder = self.folder(action, unit)
+        return all((folder / name).stat().st_mtime >= job.created for name in action.table.products)
 
     def missing_products(self, action: Action, unit: str) -> list[str]:
         """The products of a command that are not there."""
@@ -391,13 +464,18 @@ class Project:
 class Scan:
     """A search on disk for what is completed: trial files and products.
 
+    ``accepts``: products of stale commands count as those of the commands as they are now.
+
     Attributes:
         found: completions.
         unreadable: trial files that could not be read, with the reason.
     """
 
-    def __init__(self, project: Project, actions: Sequence[Action], only: Collection[str] | None = None) -> None:
+    def __init__(
+        self, project: Project, actions: Sequence[Action], only: Collection[str] | None = None, *, accepts: bool = False
+    ) -> None:
         self._project = project
+        self._accepts = accepts
         # Actions of one name have the same products.
         self._actions = {action.name: action for action in reversed(actions)}
         self._only = only
@@ -418,9 +496,12 @@ class Scan:
                     own[unit] = (outcome, request.key)
                     self.found.requests[request.key] = request
                 continue
+            known, key_of = self._project.workspace.known.completed.get(action.name, {}), self._project.key_of(action)
             for unit in self._units(action):
                 if self._project.has_products(action, unit):
-                    own[unit] = ("completed", "")
+                    before = known.get(unit)
+                    key = before[1] if before is not None and before[0] == "completed" else ""
+                    own[unit] = ("completed", key_of(unit) if self._accepts else key)
                 seen()
 
     def is_gone(self, name: str, unit: str) -> bool:

@@ -446,7 +446,7 @@ def parse_recipe(text: str, file: Path) -> Recipe:
             raise error(f"action {own.name!r} has {kind}, for which {', '.join(useless)} cannot act", useless[0])
         if own.command is not None:
             try:
-                (_check_trial_command if own.is_matrix else check_command)(own.command)
+                _check_trial_command(own.command) if own.is_matrix else check_command(own.command, own.each)
             except ValueError as problem:
                 raise error(f"action {own.name!r}: {problem}", "command") from None
         if own.until_decided and "trials" not in own.model_fields_set:

@@ -78,11 +78,9 @@ def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> 
     waits = [each for each in previous if each.units]
     found = {}
     for unit, each in progress.items():
-        if each == "open":
+        if each in ("open", "without_result"):
             waiting = any(blocked.touches(unit) for blocked in waits)
             found[unit] = State.WAITING if waiting else State.ELIGIBLE
-        elif each == "without_result":
-            found[unit] = State.FAILED
         elif each != "not_needed":
             found[unit] = State(each)
     return found

@@ -38,7 +38,7 @@ mitigations = ["none", "omp_1"]
 [[action]]
 name = "list"
 each = "cell"
-command = "ls workspace/{directory} > workspace/{directory}/files.txt"
+command = "ls workspace/{cell_folder} > workspace/{cell_folder}/files.txt"
 products = ["files.txt"]
 previous_actions = ["matrix"]
 """

@@ -18,7 +18,7 @@ from support.stage import Stage
 from pytest_aorta.trials.records import GroupState
 
 #: Real torchrun takes seconds for each trial.
-LAUNCHERS = ["auto", pytest.param("torchrun", marks=pytest.mark.slow)]
+LAUNCHERS = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 LAUNCHERS_OF_FAILURES = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
 WORKLOAD = """

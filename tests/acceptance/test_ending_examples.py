@@ -21,6 +21,7 @@ SHOWN = re.findall(r"^```text\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL)
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         len(os.sched_getaffinity(0)) < 2, reason="on one core there is one thread, and nothing that could differ"
     ),
@@ -39,11 +40,7 @@ def test_it_runs_until_all_is_decided(stage: Stage) -> None:
         assert line in done.outlines
 
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "how", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.long)], ids=["slots", "xdist"]
-)
+@pytest.mark.parametrize("how", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
 def test_side_by_side_less_than_forty_trials_decide(stage: Stage, how: tuple[str, ...]) -> None:
     stage.run(*UNTIL_DECIDED, *how)
     assert all(8 <= number < 40 for number in per_cell(stage).values())
@@ -55,7 +52,6 @@ def test_it_runs_for_so_long(stage: Stage) -> None:
     assert re.search(rf"^{rounds} rounds? within 3s", done.stdout.str(), re.MULTILINE)
 
 
-@pytest.mark.long
 def test_gates_decide(stage: Stage) -> None:
     done = stage.run_here(*WITH_GATES)
     assert done.ret == 0
@@ -63,7 +59,6 @@ def test_gates_decide(stage: Stage) -> None:
         assert line in done.outlines
 
 
-@pytest.mark.long
 def test_one_of_eight_variables_is_found(stage: Stage) -> None:
     (registry,) = re.findall(r"^```json\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL)
     stage.write_file("eight.json", registry)

@@ -25,6 +25,7 @@ def blames(trial: dict[str, Any]) -> list[str | None]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_disagree_do_not_blame_the_one_that_notices(stage: Stage) -> None:
     parts = ["enters_another_size", "enters_another_kind", "enters_in_another_order", "enters_one_more", "shares_a_nan"]
     found = play(stage, [*parts, "gives_up", "no_group"], "--aorta-timeout", "60")

@@ -49,6 +49,7 @@ def test_the_rank_that_is_the_cause_is_named_as_typed_and_in_forks(stage: Stage)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_rank_that_is_the_cause_is_named_under_accelerate(stage: Stage) -> None:
     python = kept_environment("accelerate")
     stage.copy(FAULTS)

@@ -115,7 +115,12 @@ def plain(theatre: Stage) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
     ("name", "options", "may_differ"),
     [
         ("xdist", ("-n", "2"), MAY_DIFFER + MAY_DIFFER_UNDER_XDIST),
-        ("spawn", ("--aorta-isolation", "spawn"), MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS),
+        pytest.param(
+            "spawn",
+            ("--aorta-isolation", "spawn"),
+            MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS,
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_files_are_the_same(

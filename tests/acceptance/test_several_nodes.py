@@ -64,6 +64,7 @@ def options(node: int, nnodes: str, where: str, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ranks_of_two_nodes_are_one_trial(sums: Stage) -> None:
     where = f"localhost:{free_port()}"
     arguments = ("sums.py::Sums", "--aorta-trials", "2", "--aorta-nproc", "1")

@@ -30,6 +30,7 @@ def test_a_step_on_two_nodes_is_one_trial(steps: Steps) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_fsdp_with_a_rank_on_each_node(steps: Steps) -> None:
     options = ("--aorta-nproc", "1", "--aorta-elastic", "nnodes=2", "--aorta-steps", "2", "--aorta-timeout", "100")
     done = steps.run(*PYTEST, "--aorta-workload", "fsdp", *options)

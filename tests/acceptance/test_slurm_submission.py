@@ -25,7 +25,7 @@ group.maximum_size = 2
 [[action]]
 name = "list"
 each = "cell"
-command = "ls workspace/{directory} > workspace/{directory}/files; echo done"
+command = "ls workspace/{cell_folder} > workspace/{cell_folder}/files; echo done"
 products = ["files"]
 previous_actions = ["matrix"]
 """
@@ -130,6 +130,7 @@ group.maximum_size = 4
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_submission_ends_with_the_trials_that_decide_it(jobs: SubmittingStage) -> None:
     """200 trials were submitted; a run on one machine needs 16 of them."""
     jobs.stage.write_file("aorta.toml", UNTIL_DECIDED)

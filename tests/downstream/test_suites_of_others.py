@@ -15,6 +15,9 @@ import pytest
 from support.pip_environments import environ_without_this_run, environment_beside_this_run, pip
 from support.projects import command
 
+from pytest_aorta.triage.reading import read_triage
+from pytest_aorta.trials.result import TrialResult
+
 pytestmark = pytest.mark.downstream
 
 #: Suite to what it needs beside itself.
@@ -93,3 +96,87 @@ def test_tests_of_others_that_depend_on_time_have_verdicts_as_trials(tmp_path: P
     assert status == (0 if all(record["result"]["passed"] for record in records) else 1)
     for test in {record["workload"] for record in records}:
         assert f"\n{test} local-none" in text
+
+
+_FLAKY = """
+import os
+from aorta.workloads._base import Workload, WorkloadResult
+
+
+class Flaky(Workload):
+    def setup(self):
+        if os.environ.get("BROKEN"):
+            raise RuntimeError("no driver")
+
+    def run(self):
+        bad = os.environ.get("FIX") != "1"
+        loss = float("nan") if bad else 0.5
+        return WorkloadResult(passed=not bad, failure_count=int(bad), total_iterations=5, step_times_ms=[1.0] * 5,
+                              elapsed_sec=0.005, metrics={"loss": loss})
+
+    def cleanup(self):
+        pass
+"""
+_INSTALL = """
+[project]
+name = "flaky-workload"
+version = "1"
+[project.entry-points."aorta.workloads"]
+flaky = "flaky_workload:Flaky"
+[tool.setuptools]
+py-modules = ["flaky_workload"]
+"""
+_READ = """
+import json, pathlib, sys
+from aorta.run.results import TrialResult
+for path in sys.argv[1:]:
+    TrialResult.from_dict(json.loads(pathlib.Path(path).read_text()), strict=True)
+"""
+
+
+def test_records_of_aorta_and_of_this_package_are_read_by_both(aorta: tuple[Path, Path], tmp_path: Path) -> None:
+    _, python = aorta
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "flaky_workload.py").write_text(_FLAKY)
+    (package / "pyproject.toml").write_text(_INSTALL)
+    pip(python, "install", "--no-deps", str(package))
+    theirs = [python.with_name("aorta"), "run", "--workload", "flaky", "--trials", "6", "--results-dir"]
+    for folder, variables in (("fails", {}), ("fixed", {"FIX": "1"}), ("broken", {"BROKEN": "1"})):
+        environ = {**environ_without_this_run(), **variables}
+        subprocess.run([*theirs, folder], cwd=tmp_path, env=environ, capture_output=True, check=False)
+    (tmp_path / "probe.yaml").write_text(
+        "schema_version: 1\nmode: probe\nticket: T1\ntrials: 2\n"
+        "mitigation_axis: [none, tf32_off]\ndiagnostic_axis: [none]\n"
+    )
+    probe = [python.with_name("aorta"), "sweep", "run", "--recipe", "probe.yaml", "--output", "probe", "--", python]
+    line = "import os; print('loss is NaN') if 'DISABLE_TF32' not in os.environ else print('ok')"
+    done = subprocess.run([*probe, "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (tmp_path / "probe").is_dir(), done.stderr
+    environ_fix = ("--aorta-extra-env", "FIX=1")
+    _, text = run(python, tmp_path, "--aorta-workload", "flaky", "--aorta-trials", "6", *environ_fix)
+    assert "6 passed" in text, text
+
+    records = {folder: sorted((tmp_path / folder).glob("flaky/*.json")) for folder in ("fails", "fixed", "broken")}
+    read = {
+        folder: [TrialResult.from_dict(json.loads(file.read_text())) for file in files]
+        for folder, files in records.items()
+    }
+    assert {folder: {record.exit_status for record in found} for folder, found in read.items()} == {
+        "fails": {"workload_failed"},
+        "fixed": {"ok"},
+        "broken": {"infrastructure_failed"},
+    }
+    assert [record.trial_index for record in read["fails"]] == list(range(6))
+    failure = read["broken"][0].failure
+    assert failure is not None
+    assert (failure.phase, failure.type, failure.message) == ("setup", "RuntimeError", "no driver")
+
+    compared = command("compare", str(tmp_path / "fails"), str(tmp_path / "results"))
+    assert "6/6" in compared.stdout, compared.output
+    assert "0/6" in compared.stdout
+    of_commands, _ = read_triage(tmp_path / "probe")
+    rates = {(it := cell.statistics).key.cell: (it.failures, it.counted) for cell in of_commands.cells}
+    assert rates == {"local-none": (2, 2), "local-tf32_off": (0, 2)}
+    ours = sorted(map(str, tmp_path.glob("results/flaky/trial_*.json")))
+    subprocess.run([python, "-c", _READ, *ours], cwd=tmp_path, check=True)

@@ -22,15 +22,12 @@ COMMAND = ("--aorta-command",)
 #: A workload that takes long to import, as those of torch do.
 HEAVY = """
 import torch
-from pydantic import BaseModel, ConfigDict
-
-class Options(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    steps: int = 1
+from pydantic import BaseModel
 
 class Heavy:
-    class Config(Options):
+    class Config(BaseModel, extra="forbid"):
         size: int = 1
+        steps: int = 1
 
     def __init__(self, config): pass
     def setup(self): pass

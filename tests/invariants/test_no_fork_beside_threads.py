@@ -130,16 +130,13 @@ class WaitsForFour(Meets):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("starts", "launcher"),
     [
         ("threading.Thread(target=threading.Event().wait, daemon=True, name='prefetcher').start()", "auto"),
         *(
-            pytest.param(
-                "STORE = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)",
-                launcher,
-                marks=pytest.mark.long,
-            )
+            ("STORE = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)", launcher)
             for launcher in ("auto", "torchrun")
         ),
     ],

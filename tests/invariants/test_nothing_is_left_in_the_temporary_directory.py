@@ -112,7 +112,7 @@ SHARED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", SHARED)
+@pytest.mark.parametrize("way", ["prefix", pytest.param("decisions", marks=pytest.mark.long)])
 def test_the_next_run_removes_what_a_killed_one_has_left(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:

@@ -63,7 +63,7 @@ def test_the_reference_tells_generators_from_constants(fresh: Differing) -> None
         pytest.param((), id="fork"),
         pytest.param(("--aorta-isolation", "spawn"), id="spawn", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(("--aorta-slots", "2"), id="slots", marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
+        pytest.param(("-n", "2"), id="xdist", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_trials_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, options: tuple[str, ...]) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -65,39 +64,14 @@ class RaisesInRun(_Base):
         raise ValueError("loss is nan")
 
 
-class ExitsInRun(_Base):
-    def run(self) -> Any:
-        sys.exit(3)
-
-
-class ExitsWithZeroInRun(_Base):
-    def run(self) -> Any:
-        sys.exit(0)
-
-
-class InterruptsInRun(_Base):
-    def run(self) -> Any:
-        raise KeyboardInterrupt
-
-
 class SegfaultsInRun(_Base):
     def run(self) -> Any:
         segfault()
 
 
-class AbortsInRun(_Base):
-    def run(self) -> Any:
-        os.abort()
-
-
 class VanishesInRun(_Base):
     def run(self) -> Any:
         os._exit(0)
-
-
-class VanishesWithThreeInRun(_Base):
-    def run(self) -> Any:
-        os._exit(3)
 
 
 class HangsInRun(_Base):
@@ -114,29 +88,9 @@ class HangsPolitelyInRun(_Base):
         time.sleep(FOREVER)
 
 
-class RaisesInConstructor(_Base):
-    def __init__(self, config: dict[str, Any]) -> None:
-        raise RuntimeError("no such device")
-
-
 class RaisesInSetup(_Base):
     def setup(self) -> None:
         raise RuntimeError("out of memory")
-
-
-class ExitsInSetup(_Base):
-    def setup(self) -> None:
-        sys.exit("no licence")
-
-
-class SegfaultsInSetup(_Base):
-    def setup(self) -> None:
-        segfault()
-
-
-class VanishesInSetup(_Base):
-    def setup(self) -> None:
-        os._exit(0)
 
 
 class HangsInSetup(_Base):
@@ -154,18 +108,6 @@ class RaisesInCleanup(_Base):
 class SegfaultsInCleanup(_Base):
     def cleanup(self) -> None:
         segfault()
-
-
-class VanishesInCleanup(_Base):
-    def cleanup(self) -> None:
-        os._exit(3)
-
-
-class HangsInCleanup(_Base):
-    timeout_sec = 0.5
-
-    def cleanup(self) -> None:
-        hang_with_the_gil_held()
 
 
 class FailsInRunAndCleanup(_Base):
@@ -198,10 +140,4 @@ class Garbles(_Base):
                 if end.type == socket.SOCK_SEQPACKET:
                     for text in (b'{"type": "nonsense"}', b'{"type": "end", "phase": 3}', b'{"a": 1}'):
                         end.send(text)
-        return Result(passed=True)
-
-
-class ClosesAllFiles(_Base):
-    def run(self) -> Any:
-        os.closerange(3, 256)
         return Result(passed=True)

@@ -295,6 +295,7 @@ def test_ctrl_c_leaves_nothing_of_it(held: Stage, terminal: Terminal) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_under_xdist_the_controller_shows_it(held: Stage, terminal: Terminal) -> None:
     process = start_pytest(held, terminal, "held.py", "--aorta-trials", "4", "-n", "2")
     shown = terminal.wait_until(lambda lines: sum("step 3/10" in line and line[:4] == "  gw" for line in lines) == 2)

@@ -38,7 +38,7 @@ def test_a_wrapper_forwards_the_variables_of_its_trial(aorta: Stage, isolation: 
     assert trial["config"] == {}  # what the runner adds is no option
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_variables_that_a_workload_needs_at_its_start_are_there_before_its_import(
     aorta: Stage, isolation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

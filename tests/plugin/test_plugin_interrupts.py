@@ -15,7 +15,7 @@ FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 THREE = ("--aorta-trials", "6", "--aorta-slots", "3")
 
 
-@pytest.mark.parametrize("phase", [pytest.param("setup", marks=pytest.mark.slow), "run", "cleanup"])
+@pytest.mark.parametrize("phase", [pytest.param("setup", marks=[pytest.mark.slow, pytest.mark.long]), "run", "cleanup"])
 def test_ctrl_c_keeps_what_is_finished_and_records_what_was_running(
     waits: Stage, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -40,7 +40,9 @@ def test_ctrl_c_keeps_what_is_finished_and_records_what_was_running(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hook", ["pytest_runtest_setup", "pytest_runtest_teardown"])
+@pytest.mark.parametrize(
+    "hook", ["pytest_runtest_setup", pytest.param("pytest_runtest_teardown", marks=pytest.mark.long)]
+)
 def test_an_interrupt_between_two_phases(waits: Stage, monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
     monkeypatch.setenv("WAIT_IN", "nothing")
     waits.write(
@@ -115,7 +117,9 @@ def test_the_first_failure_ends_what_runs_and_starts_nothing(beside: Stage) -> N
     assert 2 <= notes(beside, "started-Fails") + notes(beside, "started-Stays") <= len(started)
 
 
-@pytest.mark.parametrize("how", [THREE, pytest.param(("--aorta-trials", "5", "-n", "3"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [THREE, pytest.param(("--aorta-trials", "5", "-n", "3"), marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_ctrl_c_records_all_that_runs(beside: Stage, how: tuple[str, ...]) -> None:
     process = beside.start(*workloads("stays"), *how)
     beside.wait_until(lambda: notes(beside, "stays") == 3)
@@ -132,7 +136,7 @@ def test_ctrl_c_records_all_that_runs(beside: Stage, how: tuple[str, ...]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
     process = beside.start(*workloads("stays"), *THREE)
     beside.wait_until(lambda: notes(beside, "stays") == 3)
@@ -189,7 +193,7 @@ def test_a_signal_to_all_processes_interrupts_a_trial(
 @pytest.mark.parametrize(
     ("number", "order", "script"),
     [
-        (signal.SIGTERM, "oldest_first", "waits_for_a_file"),
+        pytest.param(signal.SIGTERM, "oldest_first", "waits_for_a_file", marks=pytest.mark.long),
         pytest.param(signal.SIGINT, "newest_first", "waits_for_a_file", marks=pytest.mark.long),
         (signal.SIGTERM, "", "lingers"),
     ],

@@ -23,7 +23,7 @@ class Talks:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolation", ["fork", "none"])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("none", marks=pytest.mark.long)])
 def test_the_output_of_a_trial_is_shown_once_and_no_earlier_one(stage: Stage, isolation: str) -> None:
     stage.write(talks=TALKS)
     stage.run("talks.py", "--aorta-extra-env=WORD=monday")

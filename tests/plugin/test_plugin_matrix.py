@@ -57,7 +57,7 @@ def seen(content: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize(
     "options",
-    [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)],
+    [(), pytest.param(("-n", "2"), marks=[pytest.mark.slow, pytest.mark.long])],
     ids=" ".join,
 )
 def test_matrix_and_report_of_a_run_are_those_of_its_trial_files(flaky: Stage, options: tuple[str, ...]) -> None:
@@ -84,7 +84,7 @@ def test_matrix_and_report_of_a_run_are_those_of_its_trial_files(flaky: Stage, o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ctrl_c", [False, True])
+@pytest.mark.parametrize("ctrl_c", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_killed_run_leaves_a_valid_matrix_that_a_resumed_one_completes(flaky: Stage, ctrl_c: bool) -> None:
     options = (*RUN, "--aorta-trials", "20")
     for _ in range(1 if ctrl_c else 2):

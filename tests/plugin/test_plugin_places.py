@@ -81,7 +81,9 @@ def left(stage: Stage) -> list[str]:
     return sorted(path.name for path in (stage.path / "t").rglob("*") if path.is_file() and path.name[0] != ".")
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "none"])
+@pytest.mark.parametrize(
+    "isolation", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long]), "none"]
+)
 def test_no_trial_finds_the_checkpoint_of_another(places: Stage, isolation: str) -> None:
     options = ("--aorta-trials", "3", "--aorta-isolation", isolation)
     places.run_here("places.py", *options).assert_outcomes(passed=3)

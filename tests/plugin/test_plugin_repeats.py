@@ -90,7 +90,7 @@ def test_a_rerun_replaces_no_failure(second: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [(), ("-n", "2")])
+@pytest.mark.parametrize("way", [(), pytest.param(("-n", "2"), marks=pytest.mark.long)])
 def test_copies_of_an_item_are_all_kept(second: Stage, way: tuple[str, ...]) -> None:
     second.write(conftest=COPIES)
     done = second.run("second.py", "--aorta-trials", "2", *way)

@@ -28,8 +28,7 @@ class Counts:
 WAYS = {"plain": (), "xdist": ("-n", "2"), "slots": ("--aorta-slots", "2"), "host": ("--aorta-host", "popen")}
 SOME_WAYS = [
     "plain",
-    pytest.param("xdist", marks=pytest.mark.slow),
-    *(pytest.param(way, marks=[pytest.mark.slow, pytest.mark.long]) for way in ("slots", "host")),
+    *(pytest.param(way, marks=[pytest.mark.slow, pytest.mark.long]) for way in ("xdist", "slots", "host")),
 ]
 
 

@@ -107,7 +107,9 @@ def check(stage: Stage, *results: pytest.RunResult) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("way", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["fork", "xdist"])
+@pytest.mark.parametrize(
+    "way", [(), pytest.param(("-n", "2"), marks=[pytest.mark.slow, pytest.mark.long])], ids=["fork", "xdist"]
+)
 def test_however_a_trial_ends_it_takes_its_secrets_with_it(holder: Stage, way: tuple[str, ...]) -> None:
     result = holder.run(
         *("holds.py", "--aorta-extra-env", f"TOKEN={GIVEN}", *way),

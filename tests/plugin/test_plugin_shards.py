@@ -39,7 +39,7 @@ config = {size = 3}
 [[action]]
 name = "shrink"
 each = "trial"
-command = "touch workspace/{directory}/small"
+command = "touch workspace/{trial_folder}/small"
 products = ["small"]
 previous_actions = ["matrix"]
 """
@@ -65,7 +65,9 @@ def union(parts: Iterable[list[str]]) -> list[str]:
     return [name for part in parts for name in part]
 
 
-@pytest.mark.parametrize("extra", [("-k", "omp_1"), pytest.param(("-o", "aorta_order=random"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "extra", [("-k", "omp_1"), pytest.param(("-o", "aorta_order=random"), marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_shards_are_disjoint_and_together_the_plan(stage: Stage, extra: tuple[str, ...]) -> None:
     whole = collected(stage, *MATRIX, *extra)
     parts = [collected(stage, *MATRIX, *extra, "--aorta-shard", f"{number}/3") for number in (1, 2, 3)]

@@ -27,7 +27,9 @@ def record(stage: Stage, index: int = 0, workload: str = "meets") -> dict[str, A
     return stage.trial(f"{workload}/trial_{index}.json")
 
 
-@pytest.mark.parametrize("how", [TWO, pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["slots", "xdist"])
+@pytest.mark.parametrize(
+    "how", [TWO, pytest.param(("-n", "2"), marks=[pytest.mark.slow, pytest.mark.long])], ids=["slots", "xdist"]
+)
 def test_trials_side_by_side_see_what_one_sees_alone(beside: Stage, how: tuple[str, ...]) -> None:
     beside.run(*workloads("tells")).assert_outcomes(passed=1)
     alone = record(beside, workload="tells")
@@ -50,7 +52,7 @@ def test_trials_side_by_side_see_what_one_sees_alone(beside: Stage, how: tuple[s
     "how",
     [
         pytest.param(TWO, id="slots"),
-        pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
+        pytest.param(("-n", "2"), id="xdist", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param((*TWO, "--aorta-host", "popen"), id="host", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )

@@ -33,34 +33,23 @@ FAILED = "FAILED in FAILURES"
 ERROR = "ERROR in ERRORS at setup"
 UNCLEAN = "PASSED ERROR in ERRORS at teardown"
 
+# Beside the table of faults in tests/faults: here for what pytest shows.
 TABLE = {
     "Passes": Seen("ok", "", PASSED),
     "ReturnsFalse": Seen("workload_failed", "run result", FAILED),
     "ReturnsNothing": Seen("workload_failed", "run result NotAResult", FAILED),
     "RaisesInRun": Seen("workload_failed", "run exception ValueError", FAILED),
-    "ExitsInRun": Seen("workload_failed", "run exception SystemExit code 3", FAILED),
-    "ExitsWithZeroInRun": Seen("workload_failed", "run exception SystemExit code 0", FAILED),
-    "InterruptsInRun": Seen("workload_failed", "run exception KeyboardInterrupt", FAILED),
     "SegfaultsInRun": Seen("workload_failed", "run signal SIGSEGV", FAILED),
-    "AbortsInRun": Seen("workload_failed", "run signal SIGABRT", FAILED),
     "VanishesInRun": Seen("workload_failed", "run exit_code code 0", FAILED),
-    "VanishesWithThreeInRun": Seen("workload_failed", "run exit_code code 3", FAILED),
     "HangsInRun": Seen("timeout", "run timeout stacks", "TIMEOUT in FAILURES"),
     "HangsPolitelyInRun": Seen("timeout", "run timeout stacks", "TIMEOUT in FAILURES"),
-    "RaisesInConstructor": Seen("infrastructure_failed", "setup exception RuntimeError", ERROR),
     "RaisesInSetup": Seen("infrastructure_failed", "setup exception RuntimeError", ERROR),
-    "ExitsInSetup": Seen("infrastructure_failed", "setup exception SystemExit code 1", ERROR),
-    "SegfaultsInSetup": Seen("infrastructure_failed", "setup signal SIGSEGV", ERROR),
-    "VanishesInSetup": Seen("infrastructure_failed", "setup exit_code code 0", ERROR),
     "HangsInSetup": Seen("timeout", "setup timeout stacks", "TIMEOUT in ERRORS at setup"),
     "RaisesInCleanup": Seen("ok", "cleanup exception OSError", UNCLEAN),
     "SegfaultsInCleanup": Seen("ok", "cleanup signal SIGSEGV", UNCLEAN),
-    "VanishesInCleanup": Seen("ok", "cleanup exit_code code 3", UNCLEAN),
-    "HangsInCleanup": Seen("ok", "cleanup timeout stacks", UNCLEAN),
     "FailsInRunAndCleanup": Seen("workload_failed", "run exception ValueError", FAILED),
     "LeavesThingsBehind": Seen("ok", "", PASSED),
     "Garbles": Seen("ok", "", PASSED),
-    "ClosesAllFiles": Seen("workload_failed", "run exit_code code 1", FAILED),
 }
 
 
@@ -87,9 +76,10 @@ def test_every_ending_has_its_status_and_its_word(every: tuple[Stage, pytest.Run
 
 
 def test_records_fit_the_published_schema_and_come_back(every: tuple[Stage, pytest.RunResult]) -> None:
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text())
+    text = (Path(__file__).parents[2] / "docs" / "trial_result.schema.json").read_text()
+    schema = jsonschema.Draft202012Validator(json.loads(text))
     for trial in every[0].trials().values():
-        jsonschema.validate(trial, schema)
+        schema.validate(trial)
         assert TrialResult.from_dict(trial).to_dict() == trial
 
 
@@ -162,7 +152,7 @@ IMPORTS = {
 }
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_import_that_fails_is_no_fault_of_the_workload(stage: Stage, isolation: str) -> None:
     for name, (line, _) in IMPORTS.items():
         stage.write(

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pytest_aorta.probe import named_variables as module
-from pytest_aorta.probe.collect import collect_end, collect_static
+from pytest_aorta.probe.collect import collect_end
 from pytest_aorta.probe.guard import Facts
 from pytest_aorta.probe.loaded import file_identity
 from pytest_aorta.probe.named_variables import Watch, named_variables
@@ -63,7 +63,7 @@ def settled(search: Callable[[], Facts]) -> Facts:
 def in_libraries(paths: list[Path], names: set[str]) -> set[str]:
     """Those of the names that one of these libraries contains."""
     search = module._Search(module._cache_folder() or Path(), sorted(names), deadline=float("inf"))
-    return set(search.objects({str(path): file_identity(str(path)) for path in paths}))
+    return set(search.files({str(path): (path.name, file_identity(str(path))) for path in paths}))
 
 
 def compiled(folder: Path, source: str, *options: str, compiler: str = "gcc") -> Path:
@@ -124,11 +124,11 @@ def in_a_fresh_process(code: str, **variables: str) -> Any:
     """What ``code`` prints, as JSON."""
     setup = """
 import json, os, sys
-from pytest_aorta.probe.collect import collect_end, collect_static
+from pytest_aorta.probe.collect import collect_end
 from pytest_aorta.probe.named_variables import Watch
-def named(static, *names):
+def named(*names):
     for _ in range(20):
-        found = collect_end(static, watch=Watch.begin(names)).to_dict()["variables"]
+        found = collect_end(watch=Watch.begin(names)).to_dict()["variables"]
         if "longer than" not in found.get("note", ""):
             break
     return found
@@ -139,7 +139,7 @@ def named(static, *names):
 
 
 def test_libraries_and_sources_are_named() -> None:
-    code = "import torch\nprint(json.dumps(named(collect_static(), 'OMP_NUM_THREADS', 'DISABLE_TF32', 'LD_DEBUG')))"
+    code = "import torch\nprint(json.dumps(named('OMP_NUM_THREADS', 'DISABLE_TF32', 'LD_DEBUG')))"
     found = in_a_fresh_process(code)
     assert found["by"]["DISABLE_TF32"] == {"count": 0, "first": []}
     threads = found["by"]["OMP_NUM_THREADS"]
@@ -150,11 +150,11 @@ def test_libraries_and_sources_are_named() -> None:
     assert found.keys() == {"by", "subprocesses"}
 
 
-def look(static: Any, *names: str) -> Facts:
+def look(*names: str) -> Facts:
     """What a trial records that ends now."""
 
     def at_the_end() -> Facts:
-        end = collect_end(static, watch=Watch.begin(names))
+        end = collect_end(watch=Watch.begin(names))
         assert end.partial_reasons == []
         assert end.variables is not None
         return end.variables
@@ -164,11 +164,9 @@ def look(static: Any, *names: str) -> Facts:
 
 def test_a_source_that_was_imported_later_is_searched_as_well(sources: Path) -> None:
     (sources / "reads_it.py").write_text(f"import os\nVALUE = os.environ.get('{NAME}')\n")
-    static = collect_static()
-    assert look(static, NAME)["by"][NAME]["count"] == 0
+    assert look(NAME)["by"][NAME]["count"] == 0
     importlib.import_module("reads_it")
-    assert look(static, NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
-    assert look(collect_static(), NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
+    assert look(NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
 
 
 @needs_gcc
@@ -177,12 +175,11 @@ def test_a_library_that_was_loaded_later_is_searched_as_well(tmp_path: Path) -> 
     library = compiled(tmp_path, source, "-O2")
     code = f"""
 import ctypes
-static = collect_static()
-before = named(static, "READ_BY_A_LIBRARY")
+before = named("READ_BY_A_LIBRARY")
 ctypes.CDLL({str(library)!r})
-loaded = named(static, "READ_BY_A_LIBRARY")
+loaded = named("READ_BY_A_LIBRARY")
 os.unlink({str(library)!r})
-print(json.dumps([before, loaded, named(static, "READ_BY_A_LIBRARY", "NOT_READ")]))
+print(json.dumps([before, loaded, named("READ_BY_A_LIBRARY", "NOT_READ")]))
 """
     before, loaded, removed = in_a_fresh_process(code)
     assert before["by"]["READ_BY_A_LIBRARY"]["count"] == 0
@@ -206,10 +203,9 @@ def test_a_source_that_has_gone_is_not_claimed_to_name_nothing(sources: Path) ->
 
 
 def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    static = collect_static()
-    first = look(static, "OMP_NUM_THREADS", "NOT_READ")
+    first = look("OMP_NUM_THREADS", "NOT_READ")
     monkeypatch.setattr(module._Search, "_holds", lambda *arguments: pytest.fail("searched again"))
-    assert look(static, "NOT_READ", "OMP_NUM_THREADS") == first
+    assert look("NOT_READ", "OMP_NUM_THREADS") == first
 
 
 def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +213,7 @@ def test_without_a_place_for_answers_nothing_is_searched(tmp_path: Path, monkeyp
     file = tmp_path / "a file"
     file.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    assert look(collect_static(), "ANY") == {
+    assert look("ANY") == {
         "note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one",
         "subprocesses": False,
     }

@@ -61,7 +61,7 @@ def test_a_trial_pays_for_no_import_and_no_process(static: StaticEnv, monkeypatc
         monkeypatch.setattr(subprocess, "Popen", broken)
         monkeypatch.setattr(os, "fork", broken)
         before = set(sys.modules)
-        snapshot, end = collect_env(static), collect_end(static)
+        snapshot, end = collect_env(static), collect_end()
         return {
             "reasons": snapshot.partial_reasons + end.partial_reasons,
             "imported": sorted(set(sys.modules) - before),

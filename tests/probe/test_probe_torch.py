@@ -120,7 +120,7 @@ def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> 
     return json.loads(done.stdout)
 
 
-TELL = "\nend = collect_end(static)\nprint(json.dumps([end.to_dict(), extra]))"
+TELL = "\nend = collect_end()\nprint(json.dumps([end.to_dict(), extra]))"
 
 
 def end_of(code: str, cwd: Path | None = None, **variables: str) -> tuple[Facts, Any]:
@@ -248,7 +248,7 @@ shutil.copy(source, path)
 shutil.copy(source, path + ".new")
 ctypes.CDLL(path)
 static = collect_static()
-extra = collect_end(static).libraries
+extra = collect_end().libraries
 os.replace(path + ".new", path)
 """
     found, before = end_of(code)
@@ -258,7 +258,7 @@ os.replace(path + ".new", path)
 
 def test_the_end_belongs_into_the_snapshot_of_the_start() -> None:
     static = collect_static()
-    start, end = collect_env(static), collect_end(static)
+    start, end = collect_env(static), collect_end()
     data = {**start.to_dict(), "end": end.to_dict()}
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     snapshot = EnvSnapshot.from_dict(data)

@@ -66,7 +66,7 @@ def test_marked(aorta_trial, size):
     "how",
     [
         pytest.param((), id="serial"),
-        pytest.param(("-n", "2"), id="xdist", marks=pytest.mark.slow),
+        pytest.param(("-n", "2"), id="xdist", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_the_table_that_is_read_is_that_of_the_run(stage: Stage, how: tuple[str, ...]) -> None:

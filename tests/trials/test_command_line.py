@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -63,7 +64,10 @@ def test_what_only_a_shell_would_do_is_refused_with_the_form_that_works(
 
 
 def test_quotes_keep_such_characters() -> None:
-    assert words_of("a 'x|y' \"$HOME\" \\; ^x$ b~ --re=^a$")[1:] == ["x|y", "$HOME", ";", "^x$", "b~", "--re=^a$"]
+    assert words_of('bash -ec "echo $HOME"')[2] == "echo $HOME"
+    with pytest.raises(ValueError, match=re.escape("no '$OMP' in double quotes, because no shell runs the command")):
+        words_of('test -n "$OMP"')
+    assert words_of("a 'x|y' '$HOME' \\; ^x$ b~ --re=^a$")[1:] == ["x|y", "$HOME", ";", "^x$", "b~", "--re=^a$"]
 
 
 @given(st.lists(st.text()))

@@ -46,7 +46,7 @@ def run(workload_class: type[Determinism] = Determinism, **options: Any) -> Work
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", ["2", "5"])
+@pytest.mark.parametrize("threads", ["2", pytest.param("5", marks=pytest.mark.long)])
 def test_fails_when_the_process_starts_with_several_threads(threads: str) -> None:
     result = run_with(OMP_NUM_THREADS=threads)
 

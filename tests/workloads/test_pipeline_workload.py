@@ -95,7 +95,8 @@ class WithAProductTwice(Pipeline):
 
 
 @pytest.mark.parametrize(
-    "workload_class", [WithoutTheLastProduct, pytest.param(WithAProductTwice, marks=pytest.mark.slow)]
+    "workload_class",
+    [WithoutTheLastProduct, pytest.param(WithAProductTwice, marks=[pytest.mark.slow, pytest.mark.long])],
 )
 def test_wrong_block_is_found_and_located(workload_class: type[Pipeline]) -> None:
     result = run(workload_class)
@@ -133,7 +134,9 @@ class NoSumOfABlock(Pipeline):
     add_up = staticmethod(no_sum_of_a_block)
 
 
-@pytest.mark.parametrize("workload_class", [HalfAPair, pytest.param(NoSumOfABlock, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "workload_class", [HalfAPair, pytest.param(NoSumOfABlock, marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_sum_that_the_tree_has_lost_is_found(workload_class: type[Pipeline]) -> None:
     result = run(workload_class)
 

@@ -130,8 +130,7 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     assert _seeds is not None
     _seeds.note_kept()
     source = description["source"]
-    watches = bool(argument.get("watches"))  # a rank prepares itself with the payload of its trial
-    _static = collect_static(Path(source) if source else None, watches=watches)
+    _static = collect_static(Path(source) if source else None)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
@@ -189,7 +188,7 @@ def run_workload(
             watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
         later = {**_sources_in_advance, **later}
-        send({"type": "env_end", "end": collect_end(_static, watch=watch).to_dict(), "sources": later})
+        send({"type": "env_end", "end": collect_end(watch=watch).to_dict(), "sources": later})
 
     collecting = None
     if payload["collect"] and payload["target"] != COMMAND_TARGET:  # its processes collect for themselves

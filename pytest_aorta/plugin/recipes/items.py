@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 #: Bytes of the end of a command's output that its report has.
 _SHOWN = 65_536
 
+#: Of these, lines and characters that ``pytest-aorta why`` shows later.
+_KEPT_LINES, _KEPT = 10, 2000
+
 #: Statuses of trials that have failed, which an action may expect.
 _FAILED = ("workload_failed", "timeout")
 
@@ -63,18 +66,21 @@ class RecipeFile(pytest.File):
         if action.is_matrix:
             yield from _trial_items(self, run, action)
             return
-        if action.table.launchers:
-            run.prefix(action, 1)  # refused now, and not when it is about to run
+        run.prefix(action, 1)  # refused now, and not when it is about to run
         matrix, each = run.recipe.matrix_before(action), action.table.each
         if (each == "directory") != (matrix is None):
             why = "follows no action with a workload" if matrix is None else f"follows the workload of {matrix.name!r}"
             expected = "directory" if matrix is None else "trial, cell or matrix"
             message = f"action {action.name!r} {why}; each = {each!r} cannot be, expected {expected}"
             raise run.recipe.error(action, message)
-        project = run.project
-        for unit in command_units(run.recipe, action, project.units(action), project.value_of(action)):
+        units, value_of = run.project.units(action), run.project.value_of(action)
+        chosen = run.chosen(action, units)
+        found = list(command_units(run.recipe, action, units, value_of))
+        for unit in found:
+            run.declare(action.name, unit.units, f"{self.nodeid}::{unit.name}")
+        for unit in found if len(chosen) == len(units) else command_units(run.recipe, action, chosen, value_of):
             item: CommandItem = CommandItem.from_parent(self, name=unit.name)
-            item.unit, item.run = unit, run
+            item.unit, item.run, item.is_whole = unit, run, len(chosen) == len(units)
             item.extra_keyword_matches.update([action.name, *unit.units])
             run.declare(action.name, unit.units, item.nodeid)
             yield item
@@ -105,12 +111,14 @@ class CommandItem(pytest.Item):
 
     unit: CommandUnit
     run: RecipeRun
+    is_whole: bool
+    _end_of_output = ""
 
     def runtest(self) -> None:
         """Run the command on the directories that need it."""
         __tracebackhide__ = True
         action = self.unit.action
-        left = [name for name in self.unit.units if not self.run.project.has_products(action, name)]
+        left = [name for name in self.unit.units if not self.run.is_complete(action, name)]
         for name in set(self.unit.units).difference(left):
             self.run.note_kept(action.name, name)
         if not left:
@@ -128,7 +136,7 @@ class CommandItem(pytest.Item):
     def _run(self, units: Sequence[str]) -> None:
         action, run, project = self.unit.action, self.run, self.run.project
         value_of = project.value_of(action)
-        if len(units) < len(self.unit.units):  # else they are a whole group already
+        if not self.is_whole or len(units) < len(self.unit.units):  # else they are a whole group already
             check_whole(action, [units], project.units(action), value_of)
         for unit in units:
             project.folder(action, unit).mkdir(parents=True, exist_ok=True)  # a trial may have no artifacts
@@ -136,11 +144,15 @@ class CommandItem(pytest.Item):
         (line,) = shell_commands(action.table.command or "", paths, [value_of(unit) for unit in units], workspace)
         variables = action_variables(action.name, action.table.resources, len(units), workspace, HERE)
         line = run.prefix(action, len(units)) + line
+        keys = {unit: run.key_of(action)(unit) for unit in units}
         status = self._execute(line, run.recipe.root, variables)
         missing = {unit: project.missing_products(action, unit) for unit in units}
         for unit in units:
             done = status == 0 and not missing[unit]
-            run.note(action.name, unit, "failed" if not done else "completed" if action.table.products else None)
+            if done and action.table.products:
+                run.note(action.name, unit, "completed", key=keys[unit])
+            else:
+                run.note(action.name, unit, None if done else "failed", output="" if done else self._end_of_output)
         how = signal_name(-status) if status < 0 else f"exit status {status}"
         wrong = [f"the command ended with {how}"] if status else []
         wrong += [f"no {', '.join(names)} in {run.path_of(action, unit)}" for unit, names in missing.items() if names]
@@ -159,6 +171,7 @@ class CommandItem(pytest.Item):
             finally:
                 output.seek(max(0, output.seek(0, 2) - _SHOWN))
                 text = printable(output.read().decode(errors="replace"))
+                self._end_of_output = "\n".join(text.splitlines()[-_KEPT_LINES:])[-_KEPT:]
                 if text:
                     self.add_report_section("call", "output", text)
 
@@ -267,8 +280,12 @@ def _trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) ->
     run = action_run(parent.config, recipe, action)
     recipe.trial_states[action.name] = _TrialStates(recipe, run, action)
     sibling: RecipeTrialItem | None = None
+    chosen = set(recipe.chosen(action, [unit_of(spec) for spec in run.plan.trials]))
     for spec in run.plan.trials:
         name = run.shown_name(spec)
+        if unit_of(spec) not in chosen:
+            recipe.declare(action.name, [unit_of(spec)], f"{parent.nodeid}::{name}")
+            continue
         sibling = item_of(RecipeTrialItem, parent, name, spec, run.plan.paths, sibling)
         sibling.action_run, sibling.recipe, sibling.action, sibling.reproduced = run, recipe, action, False
         sibling.extra_keyword_matches.add(action.name)

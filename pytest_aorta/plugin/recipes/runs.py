@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,7 @@ import pytest
 
 from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError
+from pytest_aorta.plugin.options import read_option
 from pytest_aorta.plugin.recipes.other_jobs import other_trials
 from pytest_aorta.plugin.roles import is_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
@@ -227,6 +229,8 @@ class RecipeRun:
         self._config = config
         self._is_unwritable = False
         self.item_states = _item_states(config)
+        self._only: frozenset[str] | None = read_option(config, "units")
+        self._pattern: str = read_option(config, "actions") or "*"
         #: Action to unit to the node id of the item that runs it.
         self.items: dict[str, dict[str, str]] = {}
         #: By action with a workload: gives the state of a trial, by its unit.
@@ -234,8 +238,16 @@ class RecipeRun:
         #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
         self._of_matrices: dict[str, str | None] = {}
         self._within: dict[str, dict[str, list[str]]] = {}
+        self._keys: dict[str, Callable[[str], str]] = {}
         self.journal = Journal(recipe.index)
         self.started = StartedTrials()
+
+    def chosen(self, action: Action, units: Sequence[str]) -> list[str]:
+        """Those of an action's units that this run is for: all, unless ``pytest-aorta run`` names some."""
+        if not fnmatchcase(action.name, self._pattern):
+            return []
+        only = self._only
+        return [unit for unit in units if only is None or any(outer in only for outer in containing(unit))]
 
     def declare(self, action: str, units: Iterable[str], nodeid: str) -> None:
         self.items.setdefault(action, {}).update(dict.fromkeys(units, nodeid))
@@ -255,16 +267,18 @@ class RecipeRun:
         Raises:
             RecipeError: one is unknown, or none starts the processes.
         """
-        if not action.table.launchers:
+        if not action.table.launchers and action.table.resources.total_processes(directories) <= 1:
             return ""
         try:
             return launcher_prefix(action, directories, self._launchers)
         except RecipeError as error:
             raise self.recipe.error(action, str(error)) from None
 
-    def note(self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None) -> None:
+    def note(
+        self, action: str, unit: str, outcome: Outcome | None, request: Request | None = None, **texts: str
+    ) -> None:
         try:
-            self.journal.add(action, unit, outcome, request)
+            self.journal.add(action, unit, outcome, request, **texts)
         except OSError as error:
             if not self._is_unwritable:
                 self._is_unwritable = True
@@ -277,8 +291,22 @@ class RecipeRun:
 
     def note_kept(self, action: str, unit: str) -> None:
         """Journal that a unit is complete, unless the index says so: a killed run has made its products."""
-        if self.known.completed.get(action, {}).get(unit) != ("completed", ""):
+        known = self.known.completed.get(action, {}).get(unit)
+        if known is None or known[0] != "completed":
             self.note(action, unit, "completed")
+
+    def is_complete(self, action: Action, unit: str) -> bool:
+        """Whether the products of a command are there, and were made by the command and of the value as they are."""
+        if not self.project.has_products(action, unit):
+            return False
+        known = self.known.completed.get(action.name, {}).get(unit)
+        return known is None or known[0] != "completed" or known[1] in ("", self.key_of(action)(unit))
+
+    def key_of(self, action: Action) -> Callable[[str], str]:
+        """See ``Project.key_of``."""
+        if action.name not in self._keys:
+            self._keys[action.name] = self.project.key_of(action)
+        return self._keys[action.name]
 
     @cached_property
     def known(self) -> Known:
@@ -311,7 +339,7 @@ class RecipeRun:
         if follower.is_matrix or ("directory" in kinds and len(kinds) > 1):
             return list(known)
         if len(kinds) == 1:
-            return [unit] if unit in known else []
+            return [unit] if unit in known or "directory" in kinds else []
         if action.name not in self._within:
             within = self._within[action.name] = {}
             for each in known:
@@ -322,7 +350,10 @@ class RecipeRun:
 
     def _progress(self, action: Action, unit: str) -> Progress:
         if not action.is_matrix:
-            return "completed" if self.project.has_products(action, unit) else "open"
+            nodeid = self.items.get(action.name, {}).get(unit, "")
+            if nodeid in self.item_states.selected and self.item_states.of(nodeid) == "passed":
+                return "completed" if self.project.has_products(action, unit) else "open"
+            return "completed" if self.is_complete(action, unit) else "open"
         state_of, nodeid = self.trial_states[action.name], self.items[action.name][unit]
         states = self.item_states
         give_up = time.monotonic() + _WRITTEN_WITHIN
@@ -334,7 +365,9 @@ class RecipeRun:
     def _reason(self, action: Action, units: Sequence[str]) -> str:
         if not action.table.products and not action.is_matrix:
             return f"{action.name} has no products, so it is never complete; previous_actions need products"
-        nodeid = self.items[action.name][units[0]]
+        nodeid = self.items.get(action.name, {}).get(units[0])
+        if nodeid is None:
+            return f"{action.name} does not include {units[0]}, and is not complete there"
         where = nodeid.rpartition("::")[2]
         more = f" (and {len(units) - 1} more)" if len(units) > 1 else ""
         if nodeid not in self.item_states.selected:

@@ -49,7 +49,6 @@ class Devices:
 
     @property
     def visible(self) -> tuple[int, ...]:
-        """Ids that are present and not hidden."""
         return tuple(device for device in self.present if device not in self.hidden)
 
 

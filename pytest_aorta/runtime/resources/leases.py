@@ -230,9 +230,6 @@ def default_folder(base: Path = Path("/tmp")) -> Path:
     not meet (tests). Neither TMPDIR nor XDG_RUNTIME_DIR counts: they differ between a login, a batch job and a service,
     which would all hold device 0 at once, and the latter is deleted at logout while jobs still run. The host's name is
     part of the path in case ``/tmp`` is shared by several hosts.
-
-    Raises:
-        LeaseError: the folder belongs to another user, or others can write to it.
     """
     if named := os.environ.get("PYTEST_AORTA_LEASES_DIR"):
         return Path(named).absolute()

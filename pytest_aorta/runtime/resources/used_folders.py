@@ -97,7 +97,6 @@ def remove_dangling(path: Path) -> None:
 
 
 def _host() -> list[str]:
-    """What tells a host from others: its name, and its kernel since it was booted, which containers share."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -106,13 +105,11 @@ def _host() -> list[str]:
 
 
 def _is_of_this_host(lock: Path) -> bool:
-    """Whether a lock is of a run on this host: on a file system of several hosts, locks of others may not show."""
     own = zip(lock.read_text().splitlines(), _host(), strict=False)
     return any(theirs == ours != "" for theirs, ours in own)
 
 
 def _sweep_folder(folder: Path) -> None:
-    """Remove the folder of a run, unless a process still uses it, or it holds what is kept."""
     held = Locks()
     try:
         locks = list(folder.glob(f"{_LOCK}*"))

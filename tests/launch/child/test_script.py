@@ -110,7 +110,14 @@ def asked(stage: Stage, *options: str) -> list[tuple[dict[str, Any], list[Any], 
     return found
 
 
-@pytest.mark.parametrize("words", ["asks.py --lr 1 {trial}", "-m asks --lr 1 {trial}", "-u inner/../asks.py {trial}"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "asks.py --lr 1 {trial}",
+        "-m asks --lr 1 {trial}",
+        pytest.param("-u inner/../asks.py {trial}", marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 def test_properties_of_a_fresh_interpreter(stage: Stage, words: str) -> None:
     stage.write(asks=ASKS, asks_helper=HELPER)
     stage.write_file("inner/nothing.txt", "")

@@ -156,6 +156,7 @@ echo "$ACTION_NAME $ACTION_PROCESSES $ACTION_WORKSPACE_PATH:" {directories} >> l
 for directory in {directories}; do touch workspace/$directory/done; done
 '''
 products = ["done"]
+launchers = ["many"]
 [action.resources.processes]
 per_directory = 2
 [action.group]
@@ -175,6 +176,11 @@ condition = ["/type", "==", "letter"]
 
 def test_groups_values_and_variables_are_those_of_row(stage: Stage) -> None:
     make(stage, GROUPED)
+    stage.run_here("-q", "aorta.toml").stdout.fnmatch_lines(["*no launcher is called 'many'; there are *"])
+    stage.write_file("aorta.toml", GROUPED.replace('launchers = ["many"]', ""))
+    stage.run_here("-q", "aorta.toml").stdout.fnmatch_lines(["*'points' has 2 processes, and no launcher that starts*"])
+    stage.write_file("aorta.toml", GROUPED)
+    stage.write_file("launchers.toml", "[many.default]\nprocesses = 'env MANY='")
     values = [{"type": "point", "x": 5 - index} for index in range(3)] + [{"type": "letter", "letter": "a;b"}]
     for index, value in enumerate(values):
         stage.write_file(f"workspace/d{index}/value.json", json.dumps(value))

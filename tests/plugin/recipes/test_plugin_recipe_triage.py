@@ -24,7 +24,7 @@ mitigations = ["none", "fix"]
 [[action]]
 name = "compare"
 each = "cell"
-command = "ls workspace/{directory} > workspace/{directory}/listing"
+command = "ls workspace/{cell_folder} > workspace/{cell_folder}/listing"
 products = ["listing"]
 previous_actions = ["matrix"]
 """

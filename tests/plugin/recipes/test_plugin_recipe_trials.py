@@ -27,7 +27,7 @@ previous_actions = ["smoke"]
 name = "compare"
 each = "cell"
 command = '''
-ls workspace/{directory} > workspace/{directory}/listing
+ls workspace/{cell_folder} > workspace/{cell_folder}/listing
 echo {/environment} {/mitigations} {/config} >> log
 '''
 products = ["listing"]
@@ -103,6 +103,7 @@ def test_what_is_expected_to_fail_passes_when_it_does_and_fails_when_not(stage: 
 
 def test_a_command_on_each_trial_follows_only_those_that_are_ok(stage: Stage) -> None:
     change(stage, 'each = "cell"', 'each = "trial"')
+    change(stage, "{cell_folder}", "{trial_folder}")
     change(stage, "{/config}", "{/trial}")
     result = stage.run_here("-rs", "aorta.toml")
     result.assert_outcomes(passed=5, failed=2, skipped=2)
@@ -126,7 +127,7 @@ def test_under_xdist_a_matrix_waits_for_the_smoke_test_and_commands_for_their_ce
         (
             'each = "cell"\n',
             "",
-            "*action 'compare' follows the workload of 'matrix'; each = 'directory'*",
+            "*{cell_folder}, which is for each = 'cell'; for each = 'directory', {directory}*",
         ),
         ('["none", "fix"]', '["none", "fx"]', "*fx*"),
         ("trials = 2", 'trials = 2\nbaseline = "other"', "*baseline*other*"),

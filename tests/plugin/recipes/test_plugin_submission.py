@@ -93,6 +93,10 @@ def status() -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(result.stdout)["actions"]}
 
 
+def why(*arguments: str) -> str:
+    return CliRunner().invoke(main, ["why", *arguments]).output
+
+
 def jobs(*options: str) -> list[list[str]]:
     """State and reason of each job."""
     result = CliRunner().invoke(main, ["jobs", "--json", *options])
@@ -149,7 +153,8 @@ def test_the_scheduler_decides_what_has_ended_and_how(stage: Stage, scheduler: S
     (stage.path / "workspace/a/one").touch()
     scheduler.set_jobs([*first[:2], "OUT_OF_MEMORY", "OutOfMemory"], [*second[:2], "CANCELLED", "None"])
     assert jobs() == [["OUT_OF_MEMORY", "OutOfMemory"], ["CANCELLED", ""]]
-    assert (status()["one"]["completed"], status()["one"]["failed"], status()["one"]["submitted"]) == (1, 3, 0)
+    assert (status()["one"]["completed"], status()["one"]["failed"], status()["one"]["eligible"]) == (1, 1, 2)
+    assert "OUT_OF_MEMORY" in why("b", "-a", "one")
     assert jobs() == []
     assert matches(submit(), "one: 2 jobs (3 directories)*, 1 completed")
 
@@ -177,7 +182,7 @@ def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, s
     scheduler.set_jobs()
     (scheduler.folder / "accounting").write_text("100|NODE_FAIL|1:0\n101|CANCELLED by 0|0:0\n")
     assert jobs() == [["NODE_FAIL", "exit code 1:0"], ["CANCELLED", ""]]
-    assert status()["one"]["failed"] == 4
+    assert status()["one"]["eligible"] == 4  # the commands have not failed
     [asked] = set((scheduler.folder / "squeue-asked").read_text().splitlines())
     assert "--jobs=100,101" in asked
 

@@ -26,5 +26,5 @@ def send_raw(args: Any) -> None:
     from pytest_aorta.runtime.endpoint import MessageSocket
 
     (found,) = (found for found in gc.get_objects() if type(found) is MessageSocket)
-    found._socket.sendall(bytes.fromhex(args.scalars[0]))
+    os.write(found._connection.fileno(), bytes.fromhex(args.scalars[0]))
     time.sleep(args.scalars[1])

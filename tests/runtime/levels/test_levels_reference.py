@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from levels_tensor_tasks import share
 from support.processes import PATIENCE
 
-from pytest_aorta.runtime import Orchestrator, Outcome, Tag, TaskArgs, TaskError, TaskRef, Worker, endpoint
+from pytest_aorta.runtime import (
+    CallableHandle,
+    Orchestrator,
+    Outcome,
+    Tag,
+    TaskArgs,
+    TaskError,
+    TaskRef,
+    Worker,
+    endpoint,
+)
 
 #: Items of the memory that all tasks of a graph use.
 SIZE = 12
@@ -78,21 +88,21 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def tools() -> Iterator[tuple[Worker, CallableHandle]]:
+    """A worker and its callable, for all graphs: each death costs a new process, which registering waits for."""
     with (
         pytest.MonkeyPatch.context() as patch,
         Worker(3, num_sub_workers=2, grace=0.1, allowed_failures=None) as worker,
     ):
         patch.setattr(endpoint, "BACK_OFF", 0.0)
-        yield worker
+        yield worker, worker.register(act)
 
 
-def check_graph(worker: Worker, graph: list[Step]) -> None:
+def check_graph(worker: Worker, handle: CallableHandle, graph: list[Step]) -> None:
     memory = share(torch.zeros(SIZE, dtype=torch.int64))
     reference = Reference()
     refs: list[TaskRef] = []
     origins: list[frozenset[int]] = []
-    handle = worker.register(act)
 
     def build(orch: Orchestrator, _: Any, config: Any) -> None:
         for number, step in enumerate(graph):
@@ -124,17 +134,16 @@ def check_graph(worker: Worker, graph: list[Step]) -> None:
     whole = [item for item in range(SIZE) if not reference.broken[item]]
     assert [int(memory[item]) for item in whole] == [reference.values[item] for item in whole]
     assert worker._dispatcher.graph.live == len(worker._dispatcher.graph.writers) == 0
-    worker.unregister(handle)
 
 
 def _test(examples: int) -> Any:
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(steps, min_size=2, max_size=12))
-    def test(worker: Worker, graph: list[Step]) -> None:
-        check_graph(worker, graph)
+    def test(tools: tuple[Worker, CallableHandle], graph: list[Step]) -> None:
+        check_graph(*tools, graph)
 
     return test
 
 
-test_values_are_those_of_the_steps_one_after_the_other_or_the_failure_is_the_producers = _test(40)
+test_values_are_those_of_the_steps_one_after_the_other_or_the_failure_is_the_producers = _test(25)
 test_two_thousand_graphs = pytest.mark.slow(pytest.mark.long(_test(2000)))

@@ -102,7 +102,7 @@ def test_an_idle_process_that_does_not_load_a_callable_is_replaced(
     ("data", "reason"),
     [
         (b"nonsense" * 8, "cannot be read (ValueError: a message of "),
-        ((3).to_bytes(8, "little") + b"abc", "cannot be read (UnpicklingError"),
+        ((3).to_bytes(4, "big") + b"abc", "cannot be read (UnpicklingError"),
         (endpoint.framed(3), "cannot be read (TypeError"),  # type: ignore[arg-type]
         (endpoint.framed(("nonsense", 1)), "cannot be read (ValueError"),
     ],

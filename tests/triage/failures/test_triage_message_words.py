@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.triage.signatures import LONGEST, words_of
@@ -124,6 +124,7 @@ TIMES = st.one_of(st.datetimes().map(str), st.datetimes().map(lambda at: at.isof
 
 
 @pytest.mark.parametrize("kind", [NUMBERS, ADDRESSES, PATHS, IDS, TIMES])
+@settings(max_examples=25, deadline=None)
 @given(st.data(), WORDS, st.sampled_from(["{}", "'{}'", "({})", "<{}>", "{}: "]))
 def test_one_in_place_of_another_changes_nothing(
     kind: st.SearchStrategy[str], data: st.DataObject, words: list[str], around: str

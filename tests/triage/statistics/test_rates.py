@@ -145,7 +145,7 @@ def test_then_the_exact_test_has_about_the_power_asked_for(failures: int, base_f
     assert power > 0.78
 
 
-@pytest.mark.parametrize("failures", [0, 1, 3])
+@pytest.mark.parametrize("failures", [0, 1])
 def test_then_the_interval_of_equal_rates_lies_within_the_margin(failures: int) -> None:
     trials = 10
     more = more_trials(failures, trials, failures, trials, margin=0.1)

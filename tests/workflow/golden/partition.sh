@@ -53,8 +53,9 @@ run() { # the number of a command, and the command
         status=$?
     done
     child=''
-    printf '%s %s\n' "$1" "$status" >> "$job/status-$task"
     if [ "$status" -gt 0 ]; then failed=2; fi
+    if [ -n "$stopped" ] && [ "$status" -ne 0 ]; then return; fi # it was asked to end
+    printf '%s %s\n' "$1" "$status" >> "$job/status-$task"
 }
 
 case $task in
