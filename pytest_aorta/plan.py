@@ -340,13 +340,16 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     sets = [[_mitigation(name, registry) for name in names] for names in selection.mitigations]
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
+    same: dict[str, str] = {}
     if selection.collect:
         from pytest_aorta.collectors.contract import load
 
-        load(selection.collect, registry)
+        if "divergence" in load(selection.collect, registry):
+            same = {"PYTHONHASHSEED": "0"}  # sets of texts have one order in all trials
     # Of every environment, by the number of the mitigation set; all trials of a cell share one.
     overlays = [
-        [overlay(environment, mitigations, selection.extra_env) for mitigations in sets] for environment in environments
+        [{**same, **overlay(environment, mitigations, selection.extra_env)} for mitigations in sets]
+        for environment in environments
     ]
     watched = tuple(sorted({name for row in overlays for variables in row for name in variables}))
     folder = selection.folder

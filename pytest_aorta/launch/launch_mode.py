@@ -119,6 +119,11 @@ def resolve_launch(
                 f"torchrun --nproc_per_node={min_world_size} -m pytest --aorta-workload {name} ..."
             )
         return LaunchPlan("external", size)
+    if size > 1 and not under_launcher(environ):
+        raise LaunchModeError(
+            f"WORLD_SIZE={size} is set, but RANK is not: no launcher has started this process as a rank of {name}; "
+            "unset WORLD_SIZE, and the ranks are started from here"
+        )
     if execution.isolation == "none":
         raise LaunchModeError(
             f"workload {name} is distributed; --aorta-isolation none runs it only as a rank of an outer launcher: "

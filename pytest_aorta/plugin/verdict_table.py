@@ -19,6 +19,9 @@ MOST_CELLS = 40
 #: Of more cells, a way to fail is only shown where it is new.
 _FEW_CELLS = 12
 
+#: Operators that are shown of a cell.
+_MOST_OPERATORS = 3
+
 #: Ways to fail that are shown of a cell.
 _MOST_WAYS = 4
 
@@ -183,6 +186,8 @@ def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) 
         yield Piece(f"{row.speed.of} are {row.speed.text}", "yellow")
     if row.speed and row.speed.reason and row.speed.interval:
         yield Piece(f"speed undecided: {row.speed.reason}", "yellow")
+    for change in row.operators[:_MOST_OPERATORS]:
+        yield Piece(change.text, "yellow")
     if row.effect and row.effect.is_inert and not row.effect.is_second_baseline:
         yield Piece(f"inert? ({row.effect.reason})", "yellow")
     if missing := [f"{row.cell.count(kind)} {kind}" for kind in LOSSES if row.cell.count(kind)]:

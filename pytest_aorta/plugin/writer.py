@@ -259,6 +259,8 @@ class TrialWriter:
         self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
+        #: What the trials have computed differently.
+        self.divergence: list[str] = []
         #: How many trials were skipped because their cells were decided.
         self.skipped = 0
         #: Trials of the plans by name, by what is before it in their node ids.
@@ -433,6 +435,7 @@ class TrialWriter:
         if self.decisions is not None:
             self.run.on_decided({key.cell: why for key, why in self.decisions.stopped.items()})
         self.table = self.triage.table(running=stopped is not None)
+        self._compare_what_was_computed(may_run=stopped is None)
         seen, planned = sum(row.cell.total for row in self.table.rows), sum(planned_trials(self.plans).values())
         if self.run.config.getoption("lf", False) and seen < planned:
             only = f"{seen} of {counted(planned, 'trial')}: those that had failed (--lf)"
@@ -441,6 +444,22 @@ class TrialWriter:
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)
         self.summary.pruned = self.store.prune(self.run.selection.history)
+
+    def _compare_what_was_computed(self, *, may_run: bool) -> None:
+        """With the collector ``divergence``: which trials differ, and where first."""
+        if not any(text.partition(":")[0] == "divergence" for text in self.run.selection.collect):
+            return
+        from pytest_aorta.plugin.zoom import Zoom
+
+        planned = [(spec, spec.workload.name) for plan in self.plans for spec in plan.trials]
+        zoom = Zoom(self.run, self.triage, {(name, spec.cell, spec.trial_index): spec for spec, name in planned})
+        try:
+            zoom.compare(may_run=may_run)
+        except (Exception, KeyboardInterrupt) as error:
+            zoom.lines.append(f"the comparison has ended early: {type(error).__name__}: {error}")
+        self.divergence = zoom.lines
+        assert self.table is not None
+        self.table = replace(self.table, divergence=tuple(zoom.found))
 
     @property
     def settings_used(self) -> TriageSettings:
@@ -474,6 +493,10 @@ class TrialWriter:
         if self.table is not None:
             errors = [*self.errors, *([self.matrix.error] if self.matrix.error else [])]
             self.summary.print(terminal, self.table, errors)
+        if self.divergence:
+            terminal.write_sep("=", "where trials differ")
+            for line in self.divergence:
+                terminal.write_line(printable(line))
 
 
 def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:

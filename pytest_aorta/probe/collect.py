@@ -14,7 +14,7 @@ from pytest_aorta.probe.guard import Facts, Guard, describe, plain
 from pytest_aorta.probe.host import clock_is_cheap, host, interpreter, runtime_context
 from pytest_aorta.probe.loaded import ModuleCount, mapped_objects
 from pytest_aorta.probe.named_variables import Watch
-from pytest_aorta.probe.packages import Installed, installed_distributions, packages
+from pytest_aorta.probe.packages import installed_distributions, packages
 from pytest_aorta.probe.process import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
 from pytest_aorta.probe.torch_facts import torch_build, torch_state
@@ -28,14 +28,14 @@ class StaticEnv:
     Attributes:
         sections: fields of ``EnvSnapshot``, by name; a section that could not be had at all is missing.
         reasons: why some probes failed, one line each.
-        installed: the installed distributions, all of them.
+        installed: versions of all installed distributions.
         clock: whether the processor's clock can be read in every trial.
         modules: the imported modules.
     """
 
     sections: Facts = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
-    installed: Installed = field(default_factory=Installed)
+    installed: Mapping[str, str] = field(default_factory=dict)
     clock: bool = False
     modules: ModuleCount | None = None
 
@@ -50,11 +50,11 @@ def collect_static(source: Path | None = None) -> StaticEnv:
         source: a file or folder of the workload, for the state of its git repository.
     """
     guard = Guard()
-    installed: list[Installed] = []
+    installed: dict[str, str] = {}
 
     def distributions() -> Facts:
-        installed.append(installed_distributions(guard))
-        return packages(installed[0])
+        installed.update(installed_distributions(guard))
+        return packages(installed)
 
     probes: dict[str, Callable[[], object]] = {
         "host": lambda: host(guard),
@@ -72,8 +72,7 @@ def collect_static(source: Path | None = None) -> StaticEnv:
             sections[name] = plain(probe())
         except Exception as error:
             guard.failed(name, error)
-    installation = installed[0] if installed else Installed()
-    return refreshed(StaticEnv(sections, tuple(guard.reasons), installation, clock_is_cheap()))
+    return refreshed(StaticEnv(sections, tuple(guard.reasons), installed, clock_is_cheap()))
 
 
 def refreshed(static: StaticEnv) -> StaticEnv:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from email.message import Message
-from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from pytest_aorta.probe.guard import Facts, Guard, plain, words
 
@@ -29,44 +24,25 @@ _NAMES = words(
 # The wheels that bring the GPU libraries along: nvidia-nccl-cu12, rocm-sdk-core, ...
 _FAMILIES = ("nvidia-", "rocm", "cuda-", "triton-", "jax-", "torch-")
 
-# The first folder of a line of RECORD, or a single module beside the metadata.
-_RECORDED = re.compile(r"^(?:([^/,.\n]+)/[^,\n]*\.(?:py|so)|([^/,.\n]+)(?:\.[^/,\n]+)?\.(?:py|so)),", re.MULTILINE)
+_HEADER = re.compile(r"^(Name|Version): *(.*?)\s*$", re.MULTILINE)
 
 
-class Owner(NamedTuple):
-    name: str
-    folder: str
-
-
-@dataclass(frozen=True)
-class Installed:
-    """The installed distributions.
-
-    Attributes:
-        versions: canonical name -> version. Of two with one name, the first on ``sys.path``, which is the one imported.
-        owners: top-level name of modules -> distributions that say it is theirs.
-    """
-
-    versions: dict[str, str] = field(default_factory=dict)
-    owners: dict[str, tuple[Owner, ...]] = field(default_factory=dict)
-
-
-def packages(installed: Installed) -> Facts:
+def packages(installed: Mapping[str, str]) -> Facts:
     """``versions`` of the relevant distributions, ``count`` of all of them, and their ``digest``.
 
     The digest is the SHA-256 of the sorted lines ``name==version`` (canonical names, UTF-8, each ended by a newline):
     equal digests mean equal installations, by name and version.
     """
     return {
-        "versions": {name: version for name, version in sorted(installed.versions.items()) if _relevant(name)},
-        "count": len(installed.versions),
-        "digest": _digest(installed.versions),
+        "versions": {name: version for name, version in sorted(installed.items()) if _relevant(name)},
+        "count": len(installed),
+        "digest": _digest(installed),
     }
 
 
-def package_list(installed: Installed) -> Facts:
+def package_list(installed: Mapping[str, str]) -> Facts:
     """``digest`` as in ``packages``, ``count``, and ``versions`` of all distributions, as plain data."""
-    versions = dict(sorted(installed.versions.items()))
+    versions = dict(sorted(installed.items()))
     listing: Facts = plain({"digest": _digest(versions), "count": len(versions), "versions": versions})
     return listing
 
@@ -85,9 +61,9 @@ def read_package_list(folder: Path, digest: str) -> dict[str, str] | None:
     return versions if isinstance(versions, dict) else None
 
 
-def installed_distributions(guard: Guard) -> Installed:
+def installed_distributions(guard: Guard) -> dict[str, str]:
+    """Versions by canonical name. Of two with one name, the first on ``sys.path``, which is the one imported."""
     versions: dict[str, str] = {}
-    owners: dict[str, tuple[Owner, ...]] = {}
     unreadable = []
     for distribution in metadata.distributions():
         try:
@@ -101,32 +77,15 @@ def installed_distributions(guard: Guard) -> Installed:
             continue
         if name and version and (canonical := re.sub(r"[-_.]+", "-", name).lower()) not in versions:
             versions[canonical] = version
-            owner = Owner(canonical, os.path.dirname(str(distribution.locate_file("x"))))
-            for top in _top_level_names(distribution):
-                owners[top] = (*owners.get(top, ()), owner)
     if unreadable:
         guard.reasons.append(f"packages: {len(unreadable)} distribution(s) unreadable, the first: {unreadable[0]}")
-    return Installed(versions, owners)
+    return versions
 
 
-def _headers(distribution: metadata.Distribution) -> Message:
-    # Without the description at the end, which distribution.metadata parses as well.
+def _headers(distribution: metadata.Distribution) -> dict[str, str]:
+    # distribution.metadata parses the description at the end as well.
     text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
-    return HeaderParser().parsestr(re.split(r"\n\r?\n", text, maxsplit=1)[0])
-
-
-def _top_level_names(distribution: metadata.Distribution) -> set[str]:
-    """Names that can be imported from it.
-
-    Found without ``metadata.packages_distributions()``, which takes a millisecond for each distribution.
-    """
-    try:
-        names = distribution.read_text("top_level.txt")
-        if names is not None:
-            return set(names.split())
-        return {folder or module for folder, module in _RECORDED.findall(distribution.read_text("RECORD") or "")}
-    except (OSError, UnicodeDecodeError):
-        return set()
+    return dict(_HEADER.findall(re.split(r"\n\r?\n", text, maxsplit=1)[0]))
 
 
 def _digest(versions: Mapping[str, str]) -> str:

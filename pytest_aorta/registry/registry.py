@@ -34,6 +34,7 @@ from pytest_aorta.registry.types import (
 #: Collectors that come with the package, and their classes.
 BUILTIN_COLLECTORS: Final = {
     "amd_log": "pytest_aorta.collectors.tools:AmdLog",
+    "divergence": "pytest_aorta.collectors.divergence:Divergence",
     "memory": "pytest_aorta.collectors.memory:Memory",
     "native": "pytest_aorta.collectors.native:Native",
     "nsys": "pytest_aorta.collectors.tools:Nsys",

@@ -26,7 +26,8 @@ from pytest_aorta.runtime.resources.devices import (
 )
 from pytest_aorta.runtime.resources.leases import LeaseCancelled, LeaseError, Leases
 from pytest_aorta.runtime.scheduling import TaskKind
-from pytest_aorta.runtime.zygote import Seed, ZygoteError, ZygotePool, ZygoteSpec
+from pytest_aorta.runtime.zygote import Seed, ZygoteError, ZygoteSpec
+from pytest_aorta.runtime.zygote_pool import ZygotePool
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import Definition, WorkerSpec

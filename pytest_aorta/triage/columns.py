@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
+from pytest_aorta.triage.operators import OperatorChange
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import (
     LEVEL,
@@ -249,12 +250,16 @@ COLUMNS: tuple[Column[Row], ...] = (
            formats=("markdown",), left=True),
     Column("speed", lambda row: row.speed, "Speed",
            lambda row: row.speed.text if row.speed else "", formats=_EVERYWHERE, left=True),
+    Column("operators", lambda row: row.operators, "Operators",
+           lambda row: operators_text(row.operators), formats=_WHERE_WIDE, left=True),
     Column("signatures", lambda row: row.cell.signatures, "Top failure", _top_failure,
            formats=("markdown",), left=True),
     Column("detected", lambda row: row.cell.detected, "Output says",
            lambda row: ", ".join(f"{name} {number}" for name, number in row.cell.detected.items()),
            formats=_EVERYWHERE, left=True),
     Column("losses", lambda row: row.cell.losses),
+    Column("collected", lambda row: row.cell.collected),
+    Column("not_collected", lambda row: row.cell.not_collected),
     Column("warnings", lambda row: row.cell.warnings, "Top warning", _top_warning,
            formats=("markdown",), left=True),
     Column("first_failure_iterations", lambda row: row.cell.first_failure_iterations, "First failure",
@@ -381,6 +386,12 @@ def _fixes(rows: Sequence[Row], base: CellStatistics) -> str:
     return f"{text}."
 
 
+def operators_text(changes: Sequence[OperatorChange]) -> str:
+    """The first ones, by what they cost."""
+    more = f"; {len(changes) - _MOST_NAMES} more" if len(changes) > _MOST_NAMES else ""
+    return "; ".join(change.text for change in changes[:_MOST_NAMES]) + more
+
+
 def _no_failure(base: CellStatistics, most: float, start: str) -> str:
     lost = f", but {counted(base.lost, 'trial')} of {base.total} were lost" if base.lost else ""
     return (
@@ -397,6 +408,11 @@ def _speeds(rows: Sequence[Row], base: CellStatistics) -> list[str]:
         if found:
             names = _names([f"{_mitigation(row, base)} {row.speed.change}" for row in found if row.speed])
             texts.append(f"{kind.capitalize()} {found[0].speed.of if found[0].speed else 'steps'}: {names}.")
+            texts += [
+                f"What differs most in {_mitigation(row, base)}: {row.operators[0].text}."
+                for row in found
+                if row.operators
+            ]
     return texts
 
 

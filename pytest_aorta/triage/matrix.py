@@ -72,6 +72,7 @@ def matrix_json(table: Table, state: RunState) -> str:
         "conclusions": conclusions(table),
         "warnings": table.warnings,
         "associations": table.associations.tests,
+        **({"divergence": table.divergence} if table.divergence else {}),
     }
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
     lines = ",\n  ".join(json.dumps(plain(cell), allow_nan=False) for cell in cells)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import Margin, TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.operators import OperatorChange, changed_operators
 from pytest_aorta.triage.rates import (
     MOST_MORE,
     RATIO_LEVEL,
@@ -358,6 +359,7 @@ class Row:
         verdict: on it.
         comparison: with its baseline; ``None`` for a baseline, and where there is nothing to compare.
         speed: of its steps; ``None`` as above.
+        operators: what takes another time than in its baseline, where both have a profile.
         by_signature: where cell or baseline have failed in more than one way.
         effect: whether its mitigation can have acted; ``None`` for a cell that is not compared with another one.
         rate_below: of a cell that has not failed: the failure rate is below this, 95 %.
@@ -368,6 +370,7 @@ class Row:
     verdict: Verdict
     comparison: Comparison | None = None
     speed: Speed | None = None
+    operators: tuple[OperatorChange, ...] = ()
     by_signature: tuple[SignatureVerdict, ...] = ()
     effect: MitigationEffect | None = None
     rate_below: float | None = None
@@ -387,12 +390,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them."""
+    """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them.
+
+    ``divergence``: which trials compute something else than others, where the run has looked.
+    """
 
     rows: tuple[Row, ...]
     settings: TriageSettings
     warnings: tuple[str, ...] = ()
     associations: Associations = NO_ASSOCIATIONS
+    divergence: tuple[Mapping[str, Any], ...] = ()
 
     def row(self, key: CellKey) -> Row:
         return next(row for row in self.rows if row.cell.key == key)
@@ -511,7 +518,8 @@ class Triage:
                     verdict = exchanges.get(key, verdict)
                 if verdict.kind in ("undecided", "no effect") and not (cells[key].failures or cells[baseline].failures):
                     verdict = Verdict(speed.kind) if speed.kind in ("slower", "faster") else verdict
-                rows[key] = Row(cells[key], verdict, comparison, speed, by_way)
+                changed = () if running else self._operators(key, baseline, len(compared))
+                rows[key] = Row(cells[key], verdict, comparison, speed, changed, by_way)
         for key, effect in effects(cells, baselines.of).items():
             rows[key] = _with_effect(rows[key], effect)
         for key, cell in cells.items():
@@ -568,6 +576,12 @@ class Triage:
             else replace(speed, of=of)
             for speed, elsewhen in zip(found, apart, strict=True)
         ]
+
+    def _operators(self, key: CellKey, baseline: CellKey, cells: int) -> tuple[OperatorChange, ...]:
+        cell, base = self._cells[key], self._cells[baseline]
+        if not _overlap(cell, base):
+            return ()
+        return changed_operators(cell.finished, base.finished, self.settings.speed_margin, cells)
 
     def _ways(
         self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool

@@ -16,9 +16,11 @@ _DETAIL = ("failure_detectors_fired", "error_detectors_fired", "exit_code")
 
 
 def is_of_aorta(record: object) -> bool:
-    """Whether AORTA has written this record: it does not name the kind of an environment."""
-    environment = record.get("execution_env") if isinstance(record, Mapping) else None
-    return isinstance(environment, Mapping) and "kind" not in environment and "mitigations_applied" in record  # type: ignore[operator]
+    """Whether AORTA has written this record: neither kind of environment nor cell are named in it."""
+    if not isinstance(record, Mapping) or "cell" in record or "config" not in record:
+        return False
+    environment = record.get("execution_env")
+    return isinstance(environment, Mapping) and "kind" not in environment and isinstance(record.get("env"), Mapping)
 
 
 def from_aorta(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ READ_AT_MOST = 64 * 2**20
 _CHUNK = 2**20
 
 #: Folders of what is installed, known by name and version.
-_INSTALLED = ("site-packages", "dist-packages")
+INSTALLED = ("site-packages", "dist-packages")
 
 #: Beginnings of folders in which torch and Triton keep what they have compiled.
 _COMPILED = ("torchinductor_", ".triton", "torch_extensions", "inductor_cache")
@@ -65,7 +65,7 @@ def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[st
 
 
 def sources_among(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
-    inside = None if root is None or root.name in _INSTALLED else f"{root}{os.sep}"
+    inside = None if root is None or root.name in INSTALLED else f"{root}{os.sep}"
     found: set[str] = set()
     for name in names:
         if name != own and (name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names):
@@ -89,11 +89,11 @@ def _file(name: str) -> str | None:
 def _is_known_otherwise(file: str, inside: str | None) -> bool:
     if inside is not None and file.startswith(inside):
         # A virtual environment may lie below a workload's folder; what is installed there is not its source.
-        return any(f"{os.sep}{folder}{os.sep}" in file[len(inside) - 1 :] for folder in _INSTALLED)
+        return any(f"{os.sep}{folder}{os.sep}" in file[len(inside) - 1 :] for folder in INSTALLED)
     if file.startswith((_OWN, _STDLIB)):
         return True
     folders = file.split(os.sep)
-    return any(folder in _INSTALLED or folder.startswith(_COMPILED) for folder in folders)
+    return any(folder in INSTALLED or folder.startswith(_COMPILED) for folder in folders)
 
 
 def _key(file: str, inside: str | None) -> str:

@@ -193,7 +193,8 @@ def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
 def _status_of(failure: Failure) -> ExitStatus:
     if failure.is_late:
         return "timeout"
-    return "infrastructure_failed" if failure.kind == "rank" or failure.phase == "launch" else "workload_failed"
+    lost = failure.kind == "rank" or failure.phase == "launch" or failure.infrastructure
+    return "infrastructure_failed" if lost else "workload_failed"
 
 
 #: Types of the failures of commands that say nothing about the workload. The first is a skipped test for pytest.

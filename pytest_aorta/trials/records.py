@@ -140,7 +140,8 @@ class Failure:
 
     ``at``: when it was noticed, in seconds of ``time.time()``; ``None`` where only the end of a process shows it.
     ``confidence``: of a trial with ranks, how sure it is that it comes from ``rank``; ``unknown`` where no rank is
-    named. ``evidence``: what that is concluded from.
+    named. ``evidence``: what that is concluded from. ``infrastructure``: true for an exception of ``run()`` that says
+    nothing about the workload, as its class has it.
     """
 
     phase: Phase
@@ -155,6 +156,7 @@ class Failure:
     at: Time | None = None
     confidence: Confidence | None = None
     evidence: str | None = None
+    infrastructure: bool | None = None
 
     @property
     def is_late(self) -> bool:

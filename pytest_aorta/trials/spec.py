@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.execution import Execution, Limits, Resources
 from pytest_aorta.trials.seeding import derived_seed
+
+if TYPE_CHECKING:  # not in the processes of trials
+    from pytest_aorta.registry import Environment, WorkloadEntry
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class TrialSpec:
         steps: number of steps, ``None`` for the workload's own default.
         execution: how its processes are started.
         limits: of time, memory and logs.
-        collect: names of collectors.
+        collect: names of collectors, with options; with ``divergence``, all trials have the same seed.
         resources: of the run.
         watched: names of the variables that any cell of the plan sets.
         origin: of a replayed trial, or of one in another folder than that of pytest.
@@ -73,6 +75,8 @@ class TrialSpec:
     @property
     def seed(self) -> int | None:
         """Of its random generators, as requested; ``None`` for one from the operating system."""
+        if any(text.partition(":")[0] == "divergence" for text in self.collect):  # it compares what should be equal
+            return derived_seed(self.execution.seed or 0, "trial", 0)
         return None if self.execution.seed is None else derived_seed(self.execution.seed, "trial", self.trial_index)
 
     @property

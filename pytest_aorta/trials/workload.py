@@ -62,6 +62,8 @@ class Workload(ABC):
             failures are counted together and listed in the order of the ranks, and the metrics are those of rank 0.
         timeout_sec: default deadline of a trial in seconds, from the hand-over to the trial's process until that
             process has ended; ``None`` for no deadline.
+        raises: what an exception in ``run()`` is: ``"failure"`` of the workload, which is the default, or
+            ``"infrastructure"``, which says nothing about it: the default of classes of AORTA's own package.
         data_files: paths of files and folders that decide what it does, or a class method that takes the options and
             returns them; when one changes, ``--aorta-resume`` keeps no earlier result. A relative path is one in the
             working directory, or else one beside the workload's file.
@@ -72,6 +74,7 @@ class Workload(ABC):
     timeout_sec: ClassVar[float | None] = None
     data_files: ClassVar[Any] = ()
     result_scope: ClassVar[ResultScope] = "global"
+    raises: ClassVar[Literal["failure", "infrastructure"]] = "failure"
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -67,6 +67,12 @@ TOO_FEW = r"^workload w requires WORLD_SIZE >= 8 \(got 2\); launch with torchrun
 @pytest.mark.parametrize(
     ("description", "environ", "fields", "message"),
     [
+        (
+            distributed(2),
+            {"WORLD_SIZE": "2"},
+            {},
+            r"^WORLD_SIZE=2 is set, but RANK is not: no launcher has started this process as a rank of w; unset ",
+        ),
         (SINGLE, rank_of(2), {}, r"^workload w is single_process; do not wrap with torchrun$"),
         (SINGLE, {}, {"nproc": 2}, r"w is single_process; --aorta-nproc 2 does not apply to it$"),
         (distributed(8), rank_of(2), {}, TOO_FEW + r" --aorta-workload w \.\.\.$"),

@@ -23,7 +23,6 @@ from pytest_aorta.plugin.live_view import (
     LinesBelow,
     LiveState,
     RunningTrial,
-    clock,
     last_step,
     live_lines,
     wanted_file,
@@ -47,11 +46,6 @@ def end(state: LiveState, number: int, cell: CellName, seconds: float, outcome: 
     state.item_over(f"item {number}", ran=True)
 
 
-def start(state: LiveState, number: int, cell: CellName | None, begun: float) -> RunningTrial:
-    trial = state.running[number] = RunningTrial(f"trial {number}", cell, "slot 0", begun)
-    return trial
-
-
 def test_a_run_takes_the_median_of_its_cell_for_each_trial_to_come() -> None:
     state = expecting(NONE, NONE, NONE, NONE, OMP, OMP)
     end(state, 0, NONE, 10.0)
@@ -61,13 +55,6 @@ def test_a_run_takes_the_median_of_its_cell_for_each_trial_to_come() -> None:
     end(state, 4, OMP, 3.0)
     assert (state.done, state.total) == (4, 6)
     assert state.left(now=120.0) == 12.0 + 3.0
-
-
-def test_slots_divide_the_time() -> None:
-    state = expecting(NONE, NONE, NONE, slots=2)
-    end(state, 0, NONE, 10.0)
-    start(state, 1, NONE, begun=10.0)
-    assert state.left(now=10.0) == (10.0 + 10.0) / 2
 
 
 def test_failures_are_those_of_the_workload() -> None:
@@ -141,13 +128,6 @@ def test_no_name_does_anything_to_the_terminal_and_no_line_is_too_long(
     found = texts(state, width, height)
     assert len(found) <= height // 2
     assert all(line.isprintable() and len(line) <= width for line in found)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (754, "12:34"), (3600, "1:00:00"), (90061, "25:01:01")]
-)
-def test_a_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
 
 
 class Written:

@@ -58,6 +58,36 @@ def test_a_workload_that_requires_a_process_is_refused_without_one(aorta: Stage)
     done.stderr.fnmatch_lines(["*workload queues requires a process per trial*use fork or spawn*"])
 
 
+def test_an_exception_in_run_says_nothing_about_a_workload_of_aortas_unless_its_class_says_so(aorta: Stage) -> None:
+    aorta.write_file(
+        "raising.py",
+        """
+        from aorta.workloads._base import Workload
+        class Theirs(Workload):
+            def setup(self): pass
+            def run(self): raise RuntimeError("RCCL init failed")
+        class Failing(Workload):
+            raises = "failure"
+            def setup(self): pass
+            def run(self): raise AssertionError("wrong sum")
+        class Plain:
+            raises = "infrastructure"
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): raise RuntimeError("RCCL init failed")
+        class Crashing(Plain):
+            def setup(self): pass
+            def run(self):
+                import sys
+                sys.exit(3)
+        """,
+    )
+    aorta.run_here("raising.py").assert_outcomes(errors=2, failed=2)
+    ends = {trial["workload"]: trial["exit_status"] for trial in aorta.trials().values()}
+    lost, failed = "infrastructure_failed", "workload_failed"
+    assert ends == {"Theirs": lost, "Failing": failed, "Plain": lost, "Crashing": failed}
+
+
 @pytest.mark.parametrize("launcher", ["elastic", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_ranks_find_the_process_group_made_and_their_failures_are_put_together(aorta: Stage, launcher: str) -> None:
     options = ("--aorta-launcher", launcher, "--aorta-config", "corrupt=true", "--aorta-config", "device=cpu")

@@ -48,14 +48,14 @@ def lazy(stage: Stage) -> Stage:
 
 def install(stage: Stage, files: dict[str, str]) -> None:
     for name, source in files.items():
-        stage.write_file(f"site/{name}", source)
-    stage.write_file("site/slow-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
-    stage.write_file("site/slow-1.0.dist-info/top_level.txt", "slow\nother\n")
+        stage.write_file(f"site-packages/{name}", source)
+    stage.write_file("site-packages/slow-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
+    stage.write_file("site-packages/slow-1.0.dist-info/top_level.txt", "slow\nother\n")
 
 
 def run(stage: Stage, *options: str, trials: int = 4, **env: str) -> list[dict[str, Any]]:
     """Records of trials that are all ok."""
-    variables = {"PYTHONPATH": str(stage.path / "site"), **env}
+    variables = {"PYTHONPATH": str(stage.path / "site-packages"), **env}
     result = stage.run("lazy.py", "--aorta-trials", str(trials), *options, env=variables)
     assert result.ret == 0
     return [stage.trial(f"Lazy/trial_{index}.json") for index in range(trials)]

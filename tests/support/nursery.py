@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_aorta.runtime.zygote import Server, Task, Zygote, ZygotePool, ZygoteSpec
+from pytest_aorta.runtime.zygote import Server, Task, Zygote, ZygoteSpec
+from pytest_aorta.runtime.zygote_pool import ZygotePool
 from support.processes import MARK, PATIENCE, kill_all, marked
 
 PREPARE = """

@@ -252,7 +252,7 @@ def test_the_key_paths_are_those_that_readers_rely_on() -> None:
     }
     assert set(record["failure"]) == {
         *("phase", "kind", "type", "message", "traceback", "signal", "exit_code", "rank", "stacks", "at"),
-        *("confidence", "evidence"),
+        *("confidence", "evidence", "infrastructure"),
     }
     assert record["schema_version"] == "0.1"
     assert next(iter(record)) == "schema_version"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from aorta_workloads.determinism import Determinism, Operation
-from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.workload import WorkloadResult
@@ -171,12 +170,6 @@ def test_results_that_differ_from_run_to_run_are_distinguished() -> None:
         "differs_between_repeats",
     ]
     assert result.metrics["operations"]["count"]["repeats_equal"] is False
-
-
-@pytest.mark.parametrize("options", [{"threads": 0}, {"steps": 0}, {"rounds": 3}], ids=str)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Determinism.Config(**options)
 
 
 def test_gpu_needs_a_second_run_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:

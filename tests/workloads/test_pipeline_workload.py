@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from aorta_workloads.pipeline import Pipeline, add_up, multiply
-from pydantic import ValidationError
 from support.processes import PATIENCE
 
 from pytest_aorta.runtime import SlotArgs, TaskError
@@ -199,18 +198,3 @@ def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path
 
     assert result.passed, result.failure_details
     assert (tmp_path / "tasks").stat().st_size == 2 * result.metrics["tasks"]
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"size": 0}, "greater than or equal to 1"),
-        ({"size": 2**16}, "less than or equal to 32768"),  # the sum would have to be rounded
-        ({"slots": 0}, "greater than 0"),
-        ({"blocks": 3}, "Extra inputs"),
-    ],
-    ids=str,
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
-        Pipeline.Config(**{**SMALL, **options})

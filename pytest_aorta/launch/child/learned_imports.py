@@ -16,8 +16,8 @@ from typing import Any
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.launch_mode import Refused
-from pytest_aorta.probe.packages import Installed
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
+from pytest_aorta.trials.loading import INSTALLED
 from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state
 
@@ -53,14 +53,13 @@ def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None
 
 
 class LearnedImports(importlib.abc.MetaPathFinder):
-    """Reports each import from an installed distribution that is not part of another one, in order.
+    """Reports each import from site-packages that is not part of another one, in order.
 
     It ends with the first one that could not have come before the trial with the same effect, or with the trial's
     ``run()``. Imports of the standard library and of the workload's own files are left to the trial.
     """
 
-    def __init__(self, installed: Installed, seeds: ProcessSeeds, send: Send) -> None:
-        self._owners = installed.owners
+    def __init__(self, seeds: ProcessSeeds, send: Send) -> None:
         self._seeds = seeds
         self._send = send
         self._process, self._thread = os.getpid(), threading.get_ident()
@@ -97,7 +96,7 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         if spec is None:
             return None
         file = spec.origin or next(iter(spec.submodule_search_locations or ()), "")
-        is_installed = any(file.startswith(owner.folder + os.sep) for owner in self._owners.get(top, ()))
+        is_installed = any(folder in INSTALLED for folder in file.split(os.sep))
         if is_installed and elsewhere:
             self.end(f"{fullname}: a thread imported it")
         elif is_installed and spec.origin is not None and hasattr(spec.loader, "exec_module"):

@@ -7,8 +7,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.child import command, script, torchrun, workload_main
-from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
+from pytest_aorta.launch.child import workload_main
 from pytest_aorta.launch.launch_mode import (
     AS_TYPED,
     COMMAND_RANKS_TARGET,
@@ -33,13 +32,17 @@ def load(argument: PrepareArgument) -> None:
 def prepare(argument: PrepareArgument) -> dict[str, Any]:
     """Describe what was loaded, and import torch's agent where trials need it."""
     if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
+        from pytest_aorta.launch.child import command, torchrun  # noqa: F401  (once for all trials)
+
         return torchrun.prepare_program(argument)
     description = workload_main.prepare(argument)
     may_fork = argument["seed"] is None and argument["launcher"] != AS_TYPED and description["config_error"] is None
     if argument["target"] == COMMAND_TARGET and may_fork:
+        from pytest_aorta.launch.child import script
+
         script.prepare(argument["overrides"]["command"])
     if description["launch_mode"] == "distributed":
-        from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
+        from pytest_aorta.launch.child import elastic, torchrun  # noqa: F401  (once for all trials)
     return description
 
 
@@ -55,16 +58,24 @@ def run(payload: TrialPayload, channel: Channel) -> None:
         # This limit counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
     if payload["target"] == SCRIPT_TARGET:
+        from pytest_aorta.launch.child import torchrun
+
         torchrun.run_script(payload, send)
     elif payload["target"] == COMMAND_RANKS_TARGET:
+        from pytest_aorta.launch.child import command
+
         command.run_command_ranks(payload, send)
     elif mode == "elastic":
         from pytest_aorta.launch.child.elastic import run_elastic
 
         run_elastic(payload, send)
     elif mode == "torchrun":
+        from pytest_aorta.launch.child import torchrun
+
         torchrun.run_torchrun(payload, send)
     elif mode == "external":
+        from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
+
         folder, rank = Path(payload["folder"]), own_rank()
         log = EventLogWriter(event_log(folder, rank), relay=send)
         given = payload["rank_seed"]

@@ -179,7 +179,7 @@ def run_workload(
     )
     config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
     if payload["watch_imports"] and _static is not None:
-        learner = LearnedImports(_static.installed, _seeds, send)
+        learner = LearnedImports(_seeds, send)
 
     def after_run() -> None:
         if learner is not None:

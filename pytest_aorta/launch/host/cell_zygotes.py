@@ -11,18 +11,15 @@ from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.launch_mode import Extension, resolve_launch
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.runtime.zygote import (
-    EXTENSION_TIMEOUT,
-    Branch,
-    ExtensionFailed,
     Server,
     StartLimits,
     Zygote,
     ZygoteError,
-    ZygotePool,
     ZygoteSpec,
     ZygoteTimeout,
     ZygoteUnwanted,
 )
+from pytest_aorta.runtime.zygote_pool import EXTENSION_TIMEOUT, Branch, ExtensionFailed, ZygotePool
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.spec import TrialSpec

@@ -21,7 +21,6 @@ import torch
 
 from pytest_aorta.launch.child import learned_imports
 from pytest_aorta.launch.child.learned_imports import LearnedImports
-from pytest_aorta.probe.packages import Installed, Owner
 from pytest_aorta.trials.seeding import ProcessSeeds
 
 
@@ -29,20 +28,17 @@ class Trial:
     """Imports under a watch, in this process."""
 
     def __init__(self, path: Path) -> None:
-        self.site = path / "site"
+        self.site = path / "site-packages"
         self.own = path / "own"
         self.events: list[Any] = []
         for folder in (self.site, self.own):
             folder.mkdir()
             sys.path.insert(0, str(folder))
-        names = ("first", "second", "third")
-        owners: dict[str, tuple[Owner, ...]] = {f"lazy_{name}": (Owner("lazy", str(self.site)),) for name in names}
-        self._installed = Installed({"lazy": "1.0"}, owners)
 
     @cached_property
     def watch(self) -> LearnedImports:
         """Starts when it is first asked for: pytest sets a variable between setup and call."""
-        return LearnedImports(self._installed, ProcessSeeds(7), self.events.append)
+        return LearnedImports(ProcessSeeds(7), self.events.append)
 
     def load(self, name: str) -> None:
         assert self.watch is not None

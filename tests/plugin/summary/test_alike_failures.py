@@ -27,18 +27,6 @@ def folded(*cells: list[TrialFacts]) -> tuple[list[str], dict[str, list[str]]]:
     return alike.fold(failed, str)
 
 
-def test_of_many_cells_twenty_trials_are_shown_and_of_each_way_to_fail_a_line() -> None:
-    shown, folds = folded(*(trials(f"m{n}", "F" * 100 + "C" * 100, signatures={"C": CRASH}) for n in range(50)))
-    assert len(shown) == 2 * 5 * 2
-    found = [line for lines in folds.values() for line in lines]
-    assert found[:2] == [
-        "... and 98 more like gemm[local-m0-1] in local-m0: trials 2-99 (each has its file)",
-        "... and 98 more like gemm[local-m1-1] in local-m1: trials 2-99 (each has its file)",
-    ]
-    assert found[5] == "... and 4500 more like gemm[local-m4-1] in local-m5 and 44 other cells (each has its file)"
-    assert len(found) == 2 * (5 + 1)
-
-
 @given(st.lists(st.text("F.TC", max_size=40), max_size=8))
 def test_every_failure_is_shown_or_counted_once(cells: list[str]) -> None:
     facts = [trials(f"m{n}", outcomes, signatures={"C": CRASH}) for n, outcomes in enumerate(cells)]

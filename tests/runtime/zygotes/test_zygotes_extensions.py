@@ -9,7 +9,8 @@ import pytest
 from support.nursery import Nursery, finish, message_of
 from support.processes import is_gone, wait_until
 
-from pytest_aorta.runtime.zygote import Branch, ExtensionFailed, ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygote_pool import Branch, ExtensionFailed
 
 SOURCE = """
     import os

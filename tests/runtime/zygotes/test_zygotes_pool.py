@@ -9,7 +9,8 @@ import pytest
 from support.nursery import ECHO, Nursery, imports, touched
 from support.processes import wait_until
 
-from pytest_aorta.runtime.zygote import ZygoteError, ZygotePool
+from pytest_aorta.runtime.zygote import ZygoteError
+from pytest_aorta.runtime.zygote_pool import ZygotePool
 
 # One user after the other.
 

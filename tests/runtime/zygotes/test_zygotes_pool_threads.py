@@ -13,7 +13,8 @@ from typing import Any
 from support.nursery import ECHO, Nursery, finish, imports, touched
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime.zygote import ZygoteError, ZygotePool, ZygoteSpec
+from pytest_aorta.runtime.zygote import ZygoteError, ZygoteSpec
+from pytest_aorta.runtime.zygote_pool import ZygotePool
 
 
 def all_of(futures: list[Future[Any]]) -> list[Any]:

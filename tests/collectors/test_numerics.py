@@ -1,0 +1,123 @@
+"""The collector ``numerics`` names the step, module, phase and producer of the first bad tensor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stage import Stage
+
+from pytest_aorta.collectors.contract import Summary
+from pytest_aorta.collectors.numerics import Numerics
+
+HERE = Path(__file__).parent
+
+#: What is planted in step 4 (see ``numerics_cases.py``), and what is said of it.
+SENTENCES = {
+    "in_forward": "step 4, forward, layers.2.linear1 output, 1 of 480 elements, its inputs were finite",
+    "forward": "step 4, forward, layers.2.linear1 output, 1 of 480 elements, its inputs were finite; a forward hook of "
+    "it gave it",
+    "mask": "step 4, forward, layers.2.linear1 output, 1 of 480 elements, its inputs were finite",
+    "in_backward": "step 4, backward, layers.1.linear2 gradient of input 0, 1 of 480 elements, the gradients of its "
+    "outputs were finite",
+    "code_between": "step 4, forward, layers.0.self_attn output, 80 of 240 elements; its input was bad already, and no "
+    "module gave it: it comes from the code of Net",
+    "gradient": "step 4, gradient of layers.1.linear2.weight before the update, 1 of 512 elements; finite as the "
+    "backward pass gave it",
+    "update": "step 4, layers.3.norm1.weight after the update, 16 of 16 elements; its gradient was finite",
+    "parameter": "step 4, forward, layers.0.linear1 output, 15 of 480 elements; its bias had been bad before",
+    "alias": "step 4, forward, layers.2.linear1 output, 32 of 480 elements; its input was finite when layers.2.norm1 "
+    "gave it and was overwritten, unknown to autograd, before it was read; alias of stale (8,)",
+    # What is compiled is seen at its edges.
+    "compiled": "step 4, forward, layers.2 output, 16 of 240 elements, its inputs were finite",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Summary]:
+    folder = tmp_path_factory.mktemp("cases")
+    script, in_process = HERE / "numerics_cases.py", str(Numerics.in_process)
+    done = subprocess.run([sys.executable, str(script), in_process, str(folder)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    problems = [path.read_text() for path in folder.rglob("*.problem")]
+    assert not problems
+    limits = {"large": {"threshold": 1e4}}
+    cases = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    return {case.name: Numerics(limits.get(case.name, {})).summarize(case, [0]) for case in cases}
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_the_first_bad_tensor_is_named(found: dict[str, Summary], case: str) -> None:
+    assert found[case].sentence == f"first non-finite tensor: {SENTENCES[case]}"
+
+
+def test_a_tensor_above_the_threshold_is_bad_as_well(found: dict[str, Summary]) -> None:
+    assert found["large"].sentence.startswith("first tensor above 10000: step 4, forward, layers.2.linear1 output, ")
+
+
+def test_clean_training_names_nothing_and_has_its_statistics(found: dict[str, Summary]) -> None:
+    assert (found["clean"].sentence, found["clean"].data["ranks"]) == ("", {"0": None})
+    [heat] = found["clean"].artifacts
+    told = json.loads(heat.read_text())["0"]
+    rows = {(row["phase"], row["module"], row["what"]): row["values"] for row in told}
+    kept = rows["forward", "layers.2.linear1", "output"]
+    assert [step for step, _, _ in kept] == [3, 4, 5, 6]  # three before the last one
+    assert all(0 < highest < 100 for _, highest, _ in kept)
+    assert {phase for phase, _, _ in rows} == {"forward", "backward", "gradients", "optimizer"}
+
+
+def test_an_overflow_that_a_scaler_skips_is_none(found: dict[str, Summary]) -> None:
+    assert (found["scaled"].sentence, found["scaled"].data["scaled_steps"]) == ("", [4])
+
+
+def test_the_record_of_a_bad_tensor_says_where_it_lies(found: dict[str, Summary]) -> None:
+    first = found["in_forward"].data["first"]
+    assert (first["shape"], first["dtype"], first["device"], first["first"]) == (
+        [3, 5, 32],
+        "float32",
+        "cpu",
+        [0, 0, 5],
+    )
+    assert [step for step, _, _ in first["window"]] == [1, 2, 3]
+    assert first["storage"] == {"address": first["address"], "bytes": 3 * 5 * 32 * 4, "offset": 0}
+    assert first["alias_of"] == []
+
+
+def test_the_module_is_run_alone_by_a_script(found: dict[str, Summary]) -> None:
+    [tensors, script, _] = found["in_forward"].artifacts
+    assert tensors.suffix == ".pt"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    # What was planted in the module was a lambda, which cannot be saved with it.
+    assert "build it here" in done.stderr or "now: (3, 5, 32) torch.float32" in done.stdout
+
+
+@pytest.mark.slow
+def test_ranks_of_a_command_with_torchrun_say_which_was_first_and_how_the_others_got_it(stage: Stage) -> None:
+    shutil.copy(HERE / "numerics_ranks.py", stage.path / "train.py")
+    cases = ("forward", "backward", "reduction", "clean")
+    sets = [word for case in cases for word in ("--aorta-mitigations", f"CASE={case}")]
+    command = ("--aorta-command", "torchrun --nproc-per-node 2 train.py", "--aorta-trials", "1")
+    done = stage.run(*command, *sets, "--aorta-collect", "numerics")
+    said = {
+        trial["mitigations_applied"][0].removeprefix("CASE="): trial["collected"]["numerics"]
+        for trial in stage.trials().values()
+    }
+    assert [each["problems"] for each in said.values()] == [[]] * 4
+    sentences: dict[str, Any] = {case: each["sentence"] for case, each in said.items()}
+    reduced = "; rank 0 had it by the reduction of gradients in step 3"
+    assert sentences == {
+        "forward": "first non-finite tensor: step 3, rank 1, forward, 2.linear1 output, 1 of 480 elements, its inputs "
+        f"were finite{reduced}",
+        "backward": "first non-finite tensor: step 3, rank 1, backward, 1.linear2 gradient of input 0, 480 of 480 "
+        f"elements, the gradients of its outputs were finite{reduced}",
+        "reduction": sentences["reduction"],  # looked at below
+        "clean": "",
+    }
+    assert sentences["reduction"].startswith("first non-finite tensor: step 3, rank 1, gradient of 0.")
+    assert "; finite before it was reduced; rank 0 had it in step 4, forward, 0." in sentences["reduction"]
+    assert done.ret == 0

@@ -1,0 +1,124 @@
+"""What the files that ranks load do, by hand: as ``start.py`` calls them."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_aorta.collectors.memory import Memory
+from pytest_aorta.collectors.profile import Profile
+
+
+def in_process(collector: Memory | Profile, folder: Path, rank: int = 0) -> Any:
+    assert collector.in_process is not None
+    spec = importlib.util.spec_from_file_location("by_hand", collector.in_process)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.InProcess(collector.given, str(folder), rank)
+
+
+def steps(found: Any, number: int, keep: list[torch.Tensor] | None = None) -> None:
+    weights = torch.rand(64, 64)
+    found.start()
+    for step in range(1, number + 1):
+        weights = (weights @ weights).softmax(0)
+        if keep is not None:
+            keep.append(torch.ones(2**18))
+        found.step(step)
+    found.stop()
+
+
+@pytest.mark.parametrize(("made", "of"), [(10, 5), (5, 2)])
+def test_the_window_has_the_operators_of_its_steps(tmp_path: Path, made: int, of: int) -> None:
+    profile = Profile({})
+    steps(in_process(profile, tmp_path), made)
+    raw = json.loads((tmp_path / "rank_0.json").read_text())
+    with gzip.open(tmp_path / "rank_0.trace.json.gz", "rt") as file:
+        events = [each for each in json.load(file)["traceEvents"] if each.get("name") == "aten::mm"]
+    calls, host_us, _ = raw["operators"]["aten::mm"]
+    assert (raw["steps"], calls, len(events)) == (of, of, of)
+    assert host_us == pytest.approx(sum(each["dur"] for each in events), rel=0.1, abs=20 * of)
+    summary = profile.summarize(tmp_path, [0])
+    assert summary.data["operators"]["aten::mm"] == pytest.approx(host_us / 1000 / of)
+    assert summary.sentence.startswith(f"most time of {of} profiled steps: ")
+    assert ("ended within the window" in summary.sentence) == (made < 8)
+
+
+def test_a_program_that_is_over_before_the_window_is_told_so(tmp_path: Path) -> None:
+    profile = Profile({"skip": 20})
+    steps(in_process(profile, tmp_path), 10)
+    assert profile.summarize(tmp_path, [0]).sentence == (
+        "no step was profiled: the trial made 10, and the window begins after 20"
+    )
+
+
+def test_the_profiler_of_the_program_comes_first(tmp_path: Path) -> None:
+    """torch refuses two at a time, in the one that comes second."""
+    profile = Profile({"skip": 1, "steps": 50})
+    found = in_process(profile, tmp_path)
+    found.start()
+    for step in range(1, 5):
+        torch.rand(8, 8).exp()
+        found.step(step)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+        torch.rand(8, 8).tanh()
+        found.step(5)
+    found.stop()
+    assert {each.key for each in theirs.key_averages()} >= {"aten::tanh"}
+    raw = json.loads((tmp_path / "rank_0.json").read_text())
+    assert raw["operators"]["aten::exp"][0] == 3
+    assert "aten::tanh" not in raw["operators"]
+    assert profile.summarize(tmp_path, [0]).sentence.endswith("; the program started a profiler of its own")
+
+
+def test_the_slowest_rank_speaks_for_an_operator(tmp_path: Path) -> None:
+    for rank, microseconds in enumerate((1000, 5000)):
+        found = {"steps": 2, "wall_sec": 0.1, "note": "", "operators": {"aten::mm": [2, microseconds, 0.0]}}
+        (tmp_path / f"rank_{rank}.json").write_text(json.dumps(found))
+    assert Profile({}).summarize(tmp_path, [0, 1]).data["operators"] == {"aten::mm": 2.5}
+
+
+def test_a_leak_of_a_rank_is_named_and_a_clean_rank_is_not(tmp_path: Path) -> None:
+    memory = Memory({})
+    steps(in_process(memory, tmp_path), 20)
+    clean = memory.summarize(tmp_path, [0])
+    assert clean.sentence == ""
+    assert clean.data["rank_0"]["steps"] == 20
+    steps(in_process(memory, tmp_path, rank=1), 20, keep=[])
+    found = memory.summarize(tmp_path, [0, 1])
+    assert found.sentence.startswith("rank 1: memory on the host grows by 1.0")
+    assert found.data["rank_1"]["held"]["growth"]["bytes_per_step"] == pytest.approx(2**20, rel=0.05)
+
+
+def test_a_line_that_a_kill_has_cut_off_hides_no_other(tmp_path: Path) -> None:
+    lines = [json.dumps([step, step * 2**20, None, None, None, None]) for step in range(1, 21)]
+    (tmp_path / "rank_0.jsonl").write_text("\n".join([*lines, "[21, 22"]))
+    found = Memory({}).summarize(tmp_path, [0])
+    assert found.sentence == "rank 0: memory on the host grows by 1.00 MiB a step (1.00 to 1.00, steps 6 to 20)"
+
+
+def test_a_device_without_memory_left_is_told_with_its_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.jsonl").write_text(json.dumps([1, 2**20, 2**20, 2**20, 2**20, 2**20]) + "\n")
+    (tmp_path / "rank_0.out_of_memory.json").write_text(json.dumps({"device": 0, "wanted": 2**30, "free": 2**21}))
+    (tmp_path / "rank_0.snapshot.pickle").write_bytes(b"as torch writes it")
+    found = Memory({}).summarize(tmp_path, [0])
+    assert found.sentence == "rank 0: the device had no 1024 MiB left (2 MiB were free)"
+    assert tmp_path / "rank_0.snapshot.pickle" in found.artifacts
+
+
+def test_long_runs_leave_short_files(tmp_path: Path) -> None:
+    found = in_process(Memory({}), tmp_path)
+    found.start()
+    for step in range(1, 9001):
+        found.step(step)
+    found.stop()
+    assert len((tmp_path / "rank_0.jsonl").read_text().splitlines()) < 6000
+    assert Memory({}).summarize(tmp_path, [0]).data["rank_0"]["steps"] > 8900

@@ -1,0 +1,107 @@
+"""``rocprof``, ``nsys`` and ``amd_log``, with stand-ins: no machine here has the tools."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.stage import Stage, counts, text
+
+from pytest_aorta.collectors.contract import CollectorError
+from pytest_aorta.collectors.tools import AmdLog, Rocprof
+
+STAND_IN_ROCPROF = r"""#!/bin/bash
+# Stand-in of rocprofv3: runs what follows "--", and writes the statistics of two kernels, one line cut off.
+while [ "$1" != -- ]; do case "$1" in -d) folder=$2;; esac; shift; done; shift
+mkdir -p "$folder"
+cat > "$folder/process_$$_kernel_stats.csv" <<'CSV'
+"Name","Calls","TotalDurationNs","AverageNs","Percentage"
+"gemm_kernel",10,9000000,900000,90
+"copy_kernel",5,1000000,200000,10
+"nan_kernel",5,NaN,NaN,NaN
+"cut_ker
+CSV
+exec "$@"
+"""
+
+STAND_IN_NSYS = r"""#!/bin/bash
+# Stand-in of nsys: "nsys profile OPTIONS -o FILE COMMAND".
+[ "$1" = profile ] || exit 2
+while [ "$1" != -o ]; do shift; done
+echo report > "$2.nsys-rep"; shift 2
+exec "$@"
+"""
+
+#: Uses AMD's runtime as far as its log goes.
+WORKLOAD = """
+import os
+from pytest_aorta import Workload, WorkloadResult
+
+class Job(Workload):
+    def setup(self): pass
+    def run(self):
+        devices = {name: os.environ[name] for name in os.environ if name.endswith("VISIBLE_DEVICES")}
+        assert not devices, devices
+        if log := os.environ.get("AMD_LOG_LEVEL_FILE"):
+            assert os.environ["AMD_LOG_LEVEL"] == "4"
+            with open(f"{log}_{os.getpid()}", "w") as file:
+                file.write(":3:hip_module.cpp:1: hipLaunchKernel\\n:1:hip_memory.cpp:2: out of memory\\n")
+        return WorkloadResult(passed=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "stand_in", "sentence", "artifact"),
+    [
+        (
+            "rocprof", "", ("rocprofv3", STAND_IN_ROCPROF),
+            "most time on the device: gemm_kernel 90%, copy_kernel 10%", "_kernel_stats.csv",
+        ),
+        ("nsys", ":trace=cuda", ("nsys", STAND_IN_NSYS), "", "profile.nsys-rep"),
+        ("amd_log", ":level=4", None, "1 errors, first: :1:hip_memory.cpp:2: out of memory", "hip.log_"),
+    ],
+)  # fmt: skip
+def test_each_trial_has_its_own_files(
+    stage: Stage, name: str, options: str, stand_in: tuple[str, str] | None, sentence: str, artifact: str
+) -> None:
+    tools = stage.path / "tools"
+    tools.mkdir()
+    if stand_in is not None:
+        path = tools / stand_in[0]
+        path.write_text(stand_in[1])
+        path.chmod(0o755)
+    stage.write(job=WORKLOAD)
+    result = stage.run(
+        "job.py", "--aorta-trials=2", f"--aorta-collect={name}{options}",
+        env={"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert counts(result) == {"passed": 2}, text(result)
+    for record in stage.trials().values():
+        found = record["collected"][name]
+        assert (found["sentence"], found["problems"]) == (sentence, [])
+        assert [artifact in each for each in found["artifacts"]] == [True]
+
+
+def test_a_tool_that_is_not_there_is_refused_at_start_with_where_it_comes_from(stage: Stage) -> None:
+    stage.write(job=WORKLOAD)
+    result = stage.run_here("job.py", "--aorta-trials=2", "--aorta-collect=rocprof")
+    assert result.ret != 0
+    assert "rocprofv3 is not on the trial's PATH; it comes with ROCm 6.2" in text(result)
+
+
+def test_two_profilers_exclude_each_other(stage: Stage) -> None:
+    stage.write(job=WORKLOAD)
+    result = stage.run_here("job.py", "--aorta-collect=nsys,rocprof")
+    assert result.ret != 0
+    assert "nsys and rocprof exclude each other; use one of them at a time" in text(result)
+
+
+def test_a_level_that_amds_runtime_does_not_have_is_refused() -> None:
+    with pytest.raises(CollectorError, match=r"amd_log:level=9: expected 1 to 5"):
+        AmdLog({"level": 9})
+
+
+def test_without_a_file_it_is_said_that_nothing_was_seen(tmp_path: Path) -> None:
+    assert AmdLog({}).summarize(tmp_path, [0]).sentence == "no process has used AMD's HIP runtime"
+    assert Rocprof({}).summarize(tmp_path, [0]).sentence == "rocprofv3 has seen no kernel"
