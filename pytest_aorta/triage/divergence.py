@@ -133,7 +133,7 @@ def _traced(facts: TrialFacts, results: Path) -> Traced:
 
 @dataclass(frozen=True)
 class Agreeing:
-    """The trial that stands for a cell of a results directory; ``ends``: order of the first place where others differ."""
+    """The trial that stands for a cell of a results directory; ``ends``: order of the first other place."""
 
     trial: Trial
     ends: tuple[int, int, int] | None
