@@ -45,7 +45,7 @@ class CellStatistics:
         iterations: that trials have made, each number once, ascending.
         first_failure_iterations: of the failing trials that say so, ascending.
         median_wall_sec: of the counted trials.
-        warnings, exit_statuses, detected: how many trials have each.
+        warnings, exit_statuses, detected, collected, not_collected: how many trials have each.
         losses: why trials say nothing about the workload, the most frequent reason first.
         files: of the trials, relative to the results directory, in the order of their indices.
         variables: that any cell of the plan sets, as far as the trials agree on them.
@@ -64,6 +64,8 @@ class CellStatistics:
     first_failure_iterations: tuple[int, ...] = ()
     median_wall_sec: float | None = None
     warnings: dict[str, int] = field(default_factory=dict)
+    collected: dict[str, int] = field(default_factory=dict)
+    not_collected: dict[str, int] = field(default_factory=dict)
     iterations: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
     exit_statuses: dict[str, int] = field(default_factory=dict)
@@ -182,6 +184,8 @@ class CellTrials:
             first_failure_iterations=tuple(sorted(number for number in first_failures if number is not None)),
             median_wall_sec=statistics.median(walls) if walls else None,
             warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
+            collected=dict(Counter(text for facts in trials for text in facts.collected)),
+            not_collected=dict(Counter(text for facts in trials for text in set(facts.not_collected))),
             iterations=tuple(sorted({facts.iterations for facts in trials if facts.iterations is not None})),
             files=tuple(facts.file for facts in trials),
             exit_statuses=dict(Counter(facts.exit_status for facts in trials)),

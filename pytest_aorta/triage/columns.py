@@ -258,6 +258,8 @@ COLUMNS: tuple[Column[Row], ...] = (
            lambda row: ", ".join(f"{name} {number}" for name, number in row.cell.detected.items()),
            formats=_EVERYWHERE, left=True),
     Column("losses", lambda row: row.cell.losses),
+    Column("collected", lambda row: row.cell.collected),
+    Column("not_collected", lambda row: row.cell.not_collected),
     Column("warnings", lambda row: row.cell.warnings, "Top warning", _top_warning,
            formats=("markdown",), left=True),
     Column("first_failure_iterations", lambda row: row.cell.first_failure_iterations, "First failure",

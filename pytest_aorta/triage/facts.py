@@ -252,6 +252,8 @@ class TrialFacts:
         run_sec: duration of ``run()`` of a command that says no steps and has passed; ``None`` for any other, and where
             it is too short to say more than how fast interpreters start.
         operators: own time of each, in ms per step, where the collector ``profile`` has measured it.
+        collected: what collectors have found, and ``not_collected`` the first of what has kept each from it, each as
+            ``numerics: ...``.
         started_at: ISO 8601 in UTC, which sorts as a text.
         event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
             is counted, or was lost alone.
@@ -284,6 +286,8 @@ class TrialFacts:
     matched: tuple[tuple[str, bool], ...] = ()
     run_sec: float | None = None
     operators: Mapping[str, float] = field(default_factory=dict, hash=False)
+    collected: tuple[str, ...] = ()
+    not_collected: tuple[str, ...] = ()
 
     @property
     def is_failure(self) -> bool:
@@ -331,6 +335,8 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         ),
         run_sec=_run_sec(record) if outcome == "ok" and output else None,
         operators=_operators(record),
+        collected=tuple(f"{name}: {it['sentence']}" for name, it in _collected(record) if it.get("sentence")),
+        not_collected=tuple(f"{name}: {each}" for name, it in _collected(record) for each in it["problems"][:1]),
     )
 
 
@@ -371,6 +377,10 @@ def _run_sec(record: Mapping[str, Any]) -> float | None:
 def _operators(record: Mapping[str, Any]) -> Mapping[str, float]:
     found: Mapping[str, float] = ((record.get("collected") or {}).get("profile") or {}).get("data", {}).get("operators")
     return found or {}
+
+
+def _collected(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return list((record.get("collected") or {}).items())
 
 
 def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:

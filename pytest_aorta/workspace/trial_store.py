@@ -225,6 +225,10 @@ class TrialStore:
                     target = self._target(paths, result)
                     if target is not None:
                         temporary.rename(target)
+                        # Another run may have moved the one of before there, after this run had begun.
+                        before = target.parent / identifier(result["cell"]) / target.name
+                        if len(paths.file.parts) == _FLAT and before.exists():
+                            history.move(self.results, before, target.parent, self.stamp)
                     if not paths.repeat:
                         self._retire_repeats(paths)
         finally:

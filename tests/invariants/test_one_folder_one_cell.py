@@ -151,3 +151,5 @@ def test_two_runs_at_once_lose_nothing(echo: Stage) -> None:
     files = list(echo.results.rglob("trial_*.json*"))
     seen = Counter(tuple(json.loads(path.read_text())[key] for key in ("cell", "trial_index")) for path in files)
     assert seen == {("local-none", index): 2 for index in range(6)} | {("local-omp_1", index): 1 for index in range(6)}
+    outside = Counter((trial["cell"], trial["trial_index"]) for trial in echo.trials().values())
+    assert set(outside.values()) == {1}

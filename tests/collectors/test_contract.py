@@ -1,0 +1,122 @@
+"""Collectors in trials: an example of the documentation, and collectors that raise, hang, or write too much."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.stage import Stage
+
+from pytest_aorta.collectors.contract import CollectorError, load
+from pytest_aorta.launch.host import collecting
+
+ROOT = Path(__file__).parents[2]
+START = ROOT / "pytest_aorta/collectors/in_process/start.py"
+
+TRAIN = """
+    import os, signal, torch
+
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(4):
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if os.environ["AORTA_TRIAL"] == "1" and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+RAISES = """
+    class InProcess:
+        def __init__(self, options, folder, rank):
+            self.folder = folder
+
+        def start(self): ...
+
+        def step(self, number):
+            with open(f"{self.folder}/large", "w") as file:
+                file.truncate(2**30)
+            raise ValueError(f"in step {number}")
+
+        def stop(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("numerics:windw=3", "numerics has no option 'windw'; its options and defaults: threshold=inf, window=5, "),
+        ("numerics:window=x", "numerics:window=x: expected a whole number, as in window=5"),
+        ("numerics:save=x", "numerics:save=x: expected save=true or save=false"),
+        ("numerics,numerics", "numerics is given twice"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(text: str, said: str) -> None:
+    with pytest.raises(CollectorError, match=re.escape(said)):
+        load(text.split(","))
+
+
+def test_options_are_read_as_their_defaults_are() -> None:
+    given = load(["numerics:threshold=1e4:save"])["numerics"].given
+    assert given == {"threshold": 1e4, "window": 5, "norms": False, "save": True}
+
+
+def test_a_collector_that_hangs_is_given_up_and_the_program_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(
+        "import time\n"
+        "class InProcess:\n"
+        "    def __init__(self, options, folder, rank): ...\n"
+        "    def start(self): time.sleep(1e6)\n"
+    )
+    program = (
+        "import json, runpy, sys, types\n"
+        f"start = types.ModuleType('start'); start.__file__ = {str(START)!r}\n"
+        "exec(compile(open(start.__file__).read(), start.__file__, 'exec'), start.__dict__)\n"
+        "start.LIMIT = 0.2\n"
+        f"asked = [dict(name='hangs', options=dict(), file={str(tmp_path / 'hangs.py')!r})]\n"
+        f"text = json.dumps(dict(folder={str(tmp_path)!r}, collectors=asked))\n"
+        "start.begin(text, lambda name, callback: callback(types.ModuleType(name)), 0, 0)\n"
+        "print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "went on\n", done.stderr
+    assert "TooLong: it was given up after" in (tmp_path / "hangs/rank_0.problem").read_text()
+
+
+@pytest.mark.slow
+def test_the_example_runs_beside_a_collector_that_raises_and_writes_too_much(stage: Stage) -> None:
+    page = (ROOT / "docs/collectors.md").read_text()
+    for name, source in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.DOTALL):
+        stage.write(**{name: source})
+    stage.write(train=TRAIN, raises_in_rank=RAISES)
+    stage.write(
+        raises="""
+            from pathlib import Path
+            from pytest_aorta.collectors.contract import Collector
+
+            class Raises(Collector):
+                in_process = Path(__file__).with_name("raises_in_rank.py")
+        """
+    )
+    info = "stage_collectors-1.0.dist-info"
+    stage.write_file(f"{info}/METADATA", "Metadata-Version: 2.1\nName: stage-collectors\nVersion: 1.0\n")
+    lines = "[aorta.collectors]\nslow_steps = slow_steps:SlowSteps\nraises = raises:Raises\n"
+    stage.write_file(f"{info}/entry_points.txt", lines)
+
+    arguments = ("--aorta-command", f"{sys.executable} train.py", "--aorta-trials", "2")
+    done = stage.run(*arguments, "--aorta-collect", "slow_steps,raises", env={"PYTHONPATH": str(stage.path)})
+
+    fine, killed = stage.trials().values()
+    assert (fine["exit_status"], killed["failure"]["signal"]) == ("ok", "SIGKILL")
+    assert re.fullmatch(r"slowest steps: rank_0 \d+\.\d{3} s", fine["collected"]["slow_steps"]["sentence"])
+    assert killed["collected"]["slow_steps"]["sentence"] == ""
+    problems = fine["collected"]["raises"]["problems"]
+    assert problems[0].endswith("ValueError: in step 1")
+    assert problems[-1] == f"large was removed: its {2**30} bytes are more than a trial may keep"
+    assert killed["collected"]["raises"]["problems"][-1] == problems[-1]
+    assert list(stage.path.rglob("large")) == []
+    section = ["where it starts:", "  local-none", "    1 of 2: slow_steps: slowest steps: rank_0 *"]
+    done.stdout.fnmatch_lines([*section, "    2 of 2: not collected: raises: rank_0: ValueError: in step 1"])
+    assert collecting.LIMIT < 2**30
