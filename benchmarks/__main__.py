@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    collectors,
     command,
     dispatch,
     gloo_trial,
@@ -34,7 +35,7 @@ _CACHE = Path(__file__).with_name(".cache")
 
 _PARTS = (
     *("torch", "gloo", "phases", "dispatch", "scaling", "leaves", "slots", "snapshots"),
-    *("lazy", "unused", "command", "status", "recipes"),
+    *("lazy", "unused", "command", "collectors", "status", "recipes"),
 )
 
 
@@ -98,6 +99,8 @@ def _measure(part: str, place: Workplace, options: argparse.Namespace) -> dict[s
         return status.measure(place, options.rounds, Quiet(options.quiet))
     if part == "recipes":
         return recipes.measure(place, options.rounds, Quiet(options.quiet))
+    if part == "collectors":
+        return collectors.measure(place, options.rounds, Quiet(options.quiet))
     if part == "command":
         return command.measure(place, options.rounds, Quiet(options.quiet))
     if part == "unused":

@@ -17,9 +17,6 @@ from pytest_aorta.settings import RequestError
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-#: The job that those of GitLab extend.
-_TEMPLATE = ".aorta-shard"
-
 
 @click.command("ci-matrix")
 @click.argument("arguments", nargs=-1, metavar="[-- PYTEST_ARGUMENT...]", type=click.UNPROCESSED)
@@ -47,9 +44,6 @@ _TEMPLATE = ".aorta-shard"
     help="What is known of durations: brought up to date here, and read by the jobs, which all have to have it.",
 )
 @click.option("--github", "form", flag_value="github", help="One line for strategy.matrix of GitHub Actions.")
-@click.option(
-    "--gitlab", "form", flag_value="gitlab", help=f"A child pipeline of GitLab CI, whose jobs extend {_TEMPLATE}."
-)
 @click.option("--json", "form", flag_value="json", help="One JSON object.")
 @registry_option
 def ci_matrix(
@@ -155,15 +149,6 @@ def _echo(jobs: Sequence[dict[str, Any]], form: str | None, file: Path | None) -
         click.echo(json.dumps({"jobs": jobs, "durations": str(file) if file is not None else None}, indent=1))
     elif form == "github":
         click.echo(json.dumps({"include": jobs}))
-    elif form == "gitlab":
-        pipeline = {
-            f"aorta {job['shard']}": {
-                "extends": _TEMPLATE,
-                "variables": {"AORTA_ARGUMENTS": job["arguments"], "AORTA_FOLDER": job["folder"]},
-            }
-            for job in jobs
-        }
-        click.echo(json.dumps(pipeline, indent=1))
     else:
         rows = [("Shard", "Items", "Expected", "Command")]
         for job in jobs:

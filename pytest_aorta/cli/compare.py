@@ -71,11 +71,26 @@ def compare(
         click.echo(json.dumps(comparison_as_plain(comparison), indent=1, allow_nan=False))
     else:
         click.echo("\n".join(comparison_lines(comparison, None if everything else 20)))
+        for line in _computed(comparison):
+            click.echo(line)
     failed = [line for what in fail_on for line in failed_conditions(comparison, what)]
     for line in failed:
         click.secho(line, err=True, fg="red")
     if failed:
         click.get_current_context().exit(1)
+
+
+def _computed(comparison: RunComparison) -> Iterator[str]:
+    """What B computes differently, where trials of both have hashes of the collector ``divergence``."""
+    from pytest_aorta.triage.divergence import agreeing, compare_agreeing
+
+    found = []
+    for change in comparison.cells:
+        sides = ((change.a, comparison.a), (change.b, comparison.b))
+        a, b = (agreeing([side.results.folder / file for file in cell.files]) for cell, side in sides)
+        if a is not None and b is not None:
+            found.append(f"{change.label}: {compare_agreeing(a, b)}")
+    return iter(_titled("what is computed, by hashes of every step", found))
 
 
 _COLORS = {"worse": "red", "slower": "red", "better": "green", "faster": "green", "undecided": "yellow"}

@@ -45,14 +45,14 @@ def scan(
     warn_of(project.problems)
     only = chosen_units(names, project)
     search = Scan(project, project.actions(action), only, accepts=accept)
-    values = len(project.directories) if recipe.workspace.value_file is not None else 0
+    values = len(project.directories if only is None else only) if recipe.workspace.value_file is not None else 0
     hidden = no_progress or not sys.stderr.isatty()
     length = search.expected + values  # of trials: those of the recipe, whether they are there or not
     steps = max(1, length // 200)
     with click.progressbar(
         length=length, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
     ) as bar:
-        project.workspace.refresh_values(lambda: bar.update(1))
+        project.workspace.refresh_values(lambda: bar.update(1), only)
         search.run(lambda: bar.update(1))
         bar.update(max(0, length - bar.pos))
     try:

@@ -78,11 +78,13 @@ class Collector:
             than this one. It imports nothing but the standard library, and torch, and defines a class ``InProcess``:
             ``__init__(options, folder, rank)``, ``start()`` once torch is imported, ``step(number)`` after each step,
             ``stop()`` at the end; ``active`` becomes false in forks of the rank.
+        needs_torch: false where it starts with the process, also of a program that never imports torch.
     """
 
     options: ClassVar[Mapping[str, tuple[Value, str]]] = {}
     excludes: ClassVar[frozenset[str]] = frozenset()
     in_process: ClassVar[Path | None] = None
+    needs_torch: ClassVar[bool] = True
 
     def __init__(self, given: Mapping[str, Value]) -> None:
         self.given = {**{name: default for name, (default, _) in self.options.items()}, **given}
@@ -165,7 +167,12 @@ def variable(collectors: Mapping[str, Collector], folder: Path) -> dict[str, str
     here = Path(__file__).with_name("in_process")
     asked = [
         # The package may lie elsewhere in a container: its own files are named relative to start.py.
-        {"name": name, "options": collector.given, "file": str(file.name if file.parent == here else file)}
+        {
+            "name": name,
+            "options": collector.given,
+            "file": str(file.name if file.parent == here else file),
+            "needs_torch": collector.needs_torch,
+        }
         for name, collector in collectors.items()
         if (file := collector.in_process) is not None
     ]

@@ -107,6 +107,35 @@ def stacks_excerpt(path: Path) -> list[str]:
     return [*kept, *_more(threads, _THREADS, "threads")]
 
 
+#: Libraries that are called for others, and the interpreter, which calls all; and functions by which a process ends.
+_HELPS = re.compile(
+    r"(lib(c|stdc\+\+|gcc_s|pthread|ffi|[at]san|ubsan)[.-]|ld-linux|(lib)?python3?[.\d]*|_ctypes\b|linux-vdso)"
+)
+_ENDS = re.compile(
+    r"_*(GI_)?_*(raise|abort|pthread_kill|gsignal|libc_message|libc_fatal|malloc_printerr|restore_rt)"
+    r"|faulthandler|_Py_Dump"
+)
+
+
+def native_function(frames: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """The C function that is at fault, and its library's file name; empty texts where none has a name.
+
+    It is the first outside of the C library and the interpreter, else the innermost that does not end the process.
+    ``frames``: name and library of each, innermost first.
+    """
+    innermost = ("", "")
+    for name, library in frames:
+        name = name.replace("(anonymous namespace)::", "").partition("(")[0]
+        file = library.rpartition("/")[2]
+        if not re.match(r"[A-Za-z_~]", name) or _ENDS.match(name):
+            continue
+        name = re.sub(r"^(__GI_)?_*", "", name) if file.startswith("libc.") else name
+        if file and not _HELPS.match(file):  # a program is the interpreter
+            return name, file
+        innermost = innermost if innermost[0] else (name, file)
+    return innermost
+
+
 def _more(several: Sequence[object], shown: int, what: str) -> list[str]:
     return [f"  ... {len(several) - shown} more {what}"] if len(several) > shown else []
 

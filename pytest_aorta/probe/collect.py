@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -13,7 +14,7 @@ from pytest_aorta.probe.git import git_state
 from pytest_aorta.probe.guard import Facts, Guard, describe, plain
 from pytest_aorta.probe.host import clock_is_cheap, host, interpreter, runtime_context
 from pytest_aorta.probe.loaded import ModuleCount, mapped_objects
-from pytest_aorta.probe.named_variables import Watch
+from pytest_aorta.probe.named_variables import Watch, note_sources
 from pytest_aorta.probe.packages import installed_distributions, packages
 from pytest_aorta.probe.process import process
 from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot, utc_now
@@ -80,6 +81,8 @@ def refreshed(static: StaticEnv) -> StaticEnv:
     # Once for nothing, so that no forked child is the first to import and warm up what a snapshot takes.
     collect_env(static)
     collect_end(over=False)
+    with contextlib.suppress(Exception):  # what fails here fails, and is named, in the trials' snapshots
+        note_sources()
     return replace(static, modules=ModuleCount(len(sys.modules), next(reversed(sys.modules))))
 
 
@@ -115,7 +118,7 @@ def collect_end(over: bool = True, watch: Watch | None = None) -> EndSnapshot:
 
     Args:
         over: false in a warm-up before ``run()``: leaves out what torch decides for good when it is first asked.
-        watch: variables to look for in what was loaded and imported: less than a millisecond more, and some seconds
+        watch: variables to look for in what was loaded and imported: some milliseconds more, and some seconds
             for the first trial of an installation.
     """
     captured_at = utc_now()

@@ -98,10 +98,11 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
     folder = _cache_folder()
     if folder is None:
         return {"note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one"}
+    note_sources()
     search = _Search(folder, sorted(set(names)), time.monotonic() + seconds)
     objects = {path: (printable(os.path.basename(path)), identity) for path, identity in mapped_files().items()}
     try:
-        answer = search.files({**objects, **_sources()})
+        answer = search.files({**objects, **_sources})
     except OutOfTime:
         return {"note": f"not searched: it would have taken longer than {seconds:.1f} s"}
     found: Facts = {"by": {name: _shown(name, answer.get(name, [])) for name in search.names}}
@@ -109,13 +110,20 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
     return {**found, "unsearched": unsearched[:_MOST_LABELS]} if unsearched else found
 
 
-def _sources() -> Files:
-    found = {}
+#: Names of the modules that have been looked at, and their sources.
+_looked_at: set[str] = set()
+_sources: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+
+def note_sources() -> None:
+    """Look at what has been imported since the last time; forks of this process need not look again."""
     for name, loaded in list(sys.modules.items()):
+        if name in _looked_at:
+            continue
+        _looked_at.add(name)
         path = file_of(loaded)
-        if path is not None and path not in found and path.endswith((".py", ".pyc")) and not path.startswith(_OWN):
-            found[path] = printable(name), file_identity(path)
-    return found
+        if path is not None and path not in _sources and path.endswith((".py", ".pyc")) and not path.startswith(_OWN):
+            _sources[path] = printable(name), file_identity(path)
 
 
 def _shown(name: str, labels: list[str]) -> Facts:

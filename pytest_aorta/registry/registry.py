@@ -36,6 +36,7 @@ BUILTIN_COLLECTORS: Final = {
     "amd_log": "pytest_aorta.collectors.tools:AmdLog",
     "divergence": "pytest_aorta.collectors.divergence:Divergence",
     "memory": "pytest_aorta.collectors.memory:Memory",
+    "native": "pytest_aorta.collectors.native:Native",
     "nsys": "pytest_aorta.collectors.tools:Nsys",
     "numerics": "pytest_aorta.collectors.numerics:Numerics",
     "profile": "pytest_aorta.collectors.profile:Profile",

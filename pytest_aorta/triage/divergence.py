@@ -129,3 +129,35 @@ def between(one: Divergence, other: Divergence) -> Divergence:
 def _traced(facts: TrialFacts, results: Path) -> Traced:
     folder = (results / facts.file).with_suffix("") / FOLDER / "divergence"
     return Traced(facts, folder, read_trial(folder))
+
+
+@dataclass(frozen=True)
+class Agreeing:
+    """The trial that stands for a cell of a results directory; ``ends``: order of the first other place."""
+
+    trial: Trial
+    ends: tuple[int, int, int] | None
+
+
+def agreeing(files: Iterable[Path]) -> Agreeing | None:
+    """Of trial files; ``None`` where none of the trials has recorded anything."""
+    read = {str(file): read_trial(file.with_suffix("") / FOLDER / "divergence") for file in files}
+    trials = {name: trial for name, trial in read.items() if trial.ranks}
+    if not trials:
+        return None
+    found = compare_trials(trials)
+    return Agreeing(trials[found.equal[0]], min((place.order for place in found.places.values()), default=None))
+
+
+def compare_agreeing(a: Agreeing, b: Agreeing) -> str:
+    """Whether B computes what A does, as far as the trials of each agree with each other."""
+    if a.trial.tolerance != b.trial.tolerance:
+        return "not compared: one has hashes, the other statistics, or their tolerances differ"
+    place = compare_trials({"A": a.trial, "B": b.trial}).places.get("B")
+    ends = min((each.ends for each in (a, b) if each.ends is not None), default=None)
+    if place is not None and (ends is None or place.order < ends):
+        return f"B computes something else, first in {place.text(max(len(a.trial.ranks), len(b.trial.ranks)))}"
+    steps = min(a.trial.steps, b.trial.steps)
+    if ends is None:
+        return f"B computes the same ({counted(steps, 'step')})"
+    return f"trials of one side differ from each other in step {ends[0] + 1}; before it, B computes the same"

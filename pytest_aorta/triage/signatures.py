@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
-from pytest_aorta.common.texts import ESCAPES
+from pytest_aorta.common.texts import ESCAPES, native_function
 
 #: Characters of a line that are looked at.
 _LOOKED_AT = 2000
@@ -209,10 +209,9 @@ _FOLLOWS = re.compile(
 _CRASHED = re.compile(r"^Current thread 0x[0-9a-f]+[^\n]*\(most recent call first\):$", re.MULTILINE)
 
 #: A frame in C, as ``faulthandler`` writes it since Python 3.14: ``Binary file "libx.so", at f+0x12 [0x7f...]``.
-_NATIVE = re.compile(r'^  Binary file "(?P<file>[^"\n]*)", at (?P<name>[\w.:~<>@]+)[^\n]*$', re.MULTILINE)
-
-#: Functions in C that are between a fault and the frame that is at fault.
-_NOT_AT_FAULT = re.compile(r"_?Py|faulthandler|__restore_rt|gsignal|raise|abort|pthread_kill|__GI_|\+?0x")
+_NATIVE = re.compile(
+    r'^  Binary file "(?P<file>[^"\n]*)", at (?P<name>[^\n]+?)(?:\+0x[0-9a-f]+)? \[[^\n]*$', re.MULTILINE
+)
 
 #: Files of this package, which call the workload, and which it may call.
 _RUNNER = re.compile(r"(?:^|/)pytest_aorta/(?:common|launch|plugin|probe|registry|runtime|trials|workspace)/")
@@ -262,12 +261,6 @@ def first_traceback(text: str) -> tuple[list[Frame], str] | None:
         line for line in first[frames[-1].end() if frames else 0 :].splitlines() if line and not line[0].isspace()
     )
     return frames_of(first), next(raised, "")
-
-
-def native_function(text: str) -> str:
-    """The innermost function in C of a crash, as far as it is known: empty where not."""
-    names = (found["name"] for found in _NATIVE.finditer(text))
-    return next((name for name in names if not _NOT_AT_FAULT.match(name)), "")
 
 
 def own_frames(frames: Sequence[Frame], target: str) -> list[Frame]:
@@ -441,13 +434,15 @@ def _signature_of(record: Mapping[str, Any]) -> Signature:
     if kind == "signal" and failure.get("signal"):
         frames = frames_of(text)
         said = next((found[1] for pattern in _ABORTED if (found := pattern.search(text))), "")
-        called = native_function(text) or _called(frames, target)
+        native = ((found["name"], found["file"]) for found in _NATIVE.finditer(text))
+        called = native_function(native)[0] or _called(frames, target)
         last_error = _LAST_ERROR.search(text) if said else None
         words = words_of(said if last_error is None else f"{said}\n{last_error[0]}", host) if said else shown(called)
         where = "" if _ELSEWHERE.search(words) else _place(frames, target)
         return Signature(kind, phase, shown(failure["signal"]), role, where, bounded(words))
     if kind in ("timeout", "stall"):
         where, called = _hung(record, failure)
+        called = called or _native_of_hang(record, failure)
         return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
         code, output = failure.get("exit_code"), record["result"].get("output") or {}
@@ -517,6 +512,12 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
         return "", ""
     place = Frame(found["file"], int(found["line"]), found["name"] or "").text
     return bounded(shown(place), _PLACE), bounded(shown(found["called"] or ""))
+
+
+def _native_of_hang(record: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
+    """The C function in which the collector ``native`` has found the rank that is blamed, or the only process."""
+    found = ((record.get("collected") or {}).get("native") or {}).get("data") or {}
+    return shown((found.get(f"rank_{failure.get('rank') or 0}") or {}).get("function") or "")
 
 
 def _details(result: Mapping[str, Any], host: str) -> str:

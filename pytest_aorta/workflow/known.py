@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -370,16 +370,17 @@ class Workspace:
             self._is_new = True
         return self.known.values[name][2]
 
-    def refresh_values(self, seen: Callable[[], object] = lambda: None) -> None:
-        """Read the value files that have changed since they were read; ``seen`` is called for each directory.
+    def refresh_values(self, seen: Callable[[], object] = lambda: None, only: Collection[str] | None = None) -> None:
+        """Read the value files, or ``only`` some, that have changed; ``seen`` is called for each directory.
 
         Raises:
             RequestError: one cannot be read.
         """
         if self._recipe.workspace.value_file is None:
             return
-        earlier, self.known.values, self._is_new = self.known.values, {}, True
-        for name in self.names:
+        earlier, self._is_new = self.known.values, True
+        self.known.values = {} if only is None else dict(earlier)
+        for name in self.names if only is None else [name for name in self.names if name in only]:
             known = earlier.get(name)
             self.known.values[name] = (
                 known if known is not None and known[:2] == self._stamp(name) else self._read_value(name)

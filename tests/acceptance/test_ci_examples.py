@@ -18,7 +18,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "ci"
 SCHEMAS = {
     "github-actions.yml": ["--builtin-schema", "vendor.github-workflows"],
     "gitlab-ci.yml": ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"],
-    "gitlab-shards.yml": ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"],
 }
 
 SOURCE = """

@@ -108,20 +108,10 @@ def test_jobs_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert json.loads((tmp_path / "d.json").read_text())["seconds"] == {"tiny[local-none]": 7}
 
 
-def test_for_github_and_gitlab(folder: Path) -> None:
+def test_for_github_and_as_a_table(folder: Path) -> None:
     github = command("ci-matrix", "--jobs", "2", "--github").stdout
     assert len(github.splitlines()) == 1
     assert json.loads(github)["include"] == jobs("--jobs", "2")
-    assert json.loads(command("ci-matrix", "--jobs", "2", "--gitlab").stdout) == {
-        f"aorta {number}/2": {
-            "extends": ".aorta-shard",
-            "variables": {
-                "AORTA_ARGUMENTS": f"aorta.toml --aorta-shard {number}/2",
-                "AORTA_FOLDER": f"shard-{number}",
-            },
-        }
-        for number in (1, 2)
-    }
     shown = command("ci-matrix", "--jobs", "2").stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["Shard", "1/2", "2/2"]
 

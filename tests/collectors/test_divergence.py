@@ -10,6 +10,7 @@ import pytest
 from support.stage import Stage
 
 from pytest_aorta.collectors.divergence import Step, Trial, compare_trials, described
+from pytest_aorta.triage.divergence import Agreeing, compare_agreeing
 
 #: A module whose output another thread sometimes changes; a module whose sum depends on the number of threads.
 _RACE = """
@@ -111,6 +112,15 @@ def test_the_rank_that_differs_first_is_named_and_another_order_of_calls_is_no_o
     found = compare_trials({"0": _trial("abc"), "1": _trial("abc"), "2": swapped})
     assert found.places["2"].text() == "step 1, where it has the output of `b` and the others have the output of `a`"
     assert described("backward:a#2") == "the gradient of the output of `a`, call 2"
+
+
+def test_two_sides_are_compared_as_far_as_the_trials_of_each_agree() -> None:
+    a, b = _trial("abc", "def"), _trial("abc", "dxf")
+    assert compare_agreeing(Agreeing(a, None), Agreeing(a, None)) == "B computes the same (2 steps)"
+    assert compare_agreeing(Agreeing(a, None), Agreeing(b, None)) == (
+        "B computes something else, first in step 2, the output of `b`"
+    )
+    assert compare_agreeing(Agreeing(a, (1, 0, 0)), Agreeing(b, None)).startswith("trials of one side differ")
 
 
 def test_statistics_have_a_tolerance_that_no_nan_passes() -> None:

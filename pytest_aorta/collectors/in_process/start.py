@@ -66,7 +66,8 @@ class Collecting:
         """Once torch is imported."""
         self._note("started", torch=str(getattr(torch, "__version__", "")))
         for asked in self._asked:
-            self._try(asked["name"], self._load, asked)
+            if asked["needs_torch"]:
+                self._try(asked["name"], self._load, asked)
         if not self._running:
             return
         os.register_at_fork(after_in_child=self._leave_fork)
@@ -74,6 +75,11 @@ class Collecting:
             self._count_steps(torch)
         except Exception:
             self._problem("steps")
+
+    def start_without_torch(self) -> None:
+        for asked in self._asked:
+            if not asked["needs_torch"]:
+                self._try(asked["name"], self._load, asked)
 
     def _load(self, asked: dict[str, Any]) -> None:
         name, file = asked["name"], os.path.join(os.path.dirname(os.path.abspath(__file__)), asked["file"])
@@ -225,6 +231,7 @@ def begin(
             collecting._problem("start")
 
     atexit.register(collecting.stop)
+    collecting.start_without_torch()
     after_import("torch", start)
 
 

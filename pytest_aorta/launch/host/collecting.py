@@ -94,9 +94,9 @@ def _rename(own: Path, processes: Sequence[Mapping[str, Any]], ranks: Mapping[in
     """Give files of processes the names of their ranks; a process alone is rank 0. The stems of all that have begun."""
     started = [entry for entry in processes if entry["what"] == "started"]
     wrote = {path.name.partition(".")[0] for path in own.glob("*/process_*")}
-    alone = len(wrote) == 1 and not any(entry["rank"] is not None for entry in started)
-    names = {entry["stem"]: str(entry["stem"]) for entry in started}
-    for entry in started:
+    alone = len(wrote) == 1 and not any(entry["rank"] is not None for entry in processes)
+    names = {entry["stem"]: str(entry["stem"]) for entry in (started or processes)}
+    for entry in started or processes:
         stem, rank = entry["stem"], ranks.get(entry["pid"])
         if entry["rank"] is None and (rank is not None or (alone and stem in wrote)):
             names[stem] = f"rank_{rank or 0}"
@@ -110,7 +110,8 @@ def _rename(own: Path, processes: Sequence[Mapping[str, Any]], ranks: Mapping[in
 
 def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Sequence[Mapping[str, Any]]) -> Collected:
     problems = []
-    if collector.in_process is not None and not any(entry["what"] == "started" for entry in processes):
+    is_there = ("started",) if collector.needs_torch else ("started", "found")
+    if collector.in_process is not None and not any(entry["what"] in is_there for entry in processes):
         nobody = "no process of the trial has imported torch" if processes else "no Python process was started"
         problems.append(f"it has seen nothing: {nobody}")
     for path in sorted(folder.rglob("*.problem")):

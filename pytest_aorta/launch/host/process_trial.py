@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,10 +121,12 @@ def see_start_failure(seen: Observation, error: Exception, target: str, folder: 
 _NAMED = 10
 
 
-def leftover_notes(ended: TaskEnd) -> list[str]:
+def leftover_notes(ended: TaskEnd, collectors: Collection[str] = ()) -> list[str]:
     notes = []
+    # A debugger that waited beside a process is ours.
+    swept = [name for name in ended.swept if not ("native" in collectors and name.startswith("gdb "))]
     for left, one, many in (
-        (ended.swept, "was left running, and ended", "were left running, and ended"),
+        (swept, "was left running, and ended", "were left running, and ended"),
         (ended.unkillable, "could not be ended", "could not be ended"),
     ):
         notes += [f"{name} {one}" for name in left[:_NAMED]]
@@ -448,7 +450,7 @@ class ProcessTrial:
         assert self._files is not None
         self.seen.returncode = task.ended.returncode
         self.stuck = list(task.ended.unkillable)
-        self._note(leftover_notes(task.ended))
+        self._note(leftover_notes(task.ended, self._collectors))
         task.close()
         self._task = None
         self._files.read(self._overdue)
