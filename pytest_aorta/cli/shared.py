@@ -159,6 +159,12 @@ def chosen_states(flags: dict[str, bool]) -> list[str]:
     return [name for name in COLORS if flags[name]] or list(COLORS)
 
 
+def names_from_stdin(names: Sequence[str]) -> list[str]:
+    """Names, with the lines of stdin in the place of ``-``."""
+    lines = [line.rstrip("\n") for line in sys.stdin] if "-" in names else []
+    return [each for name in names for each in (lines if name == "-" else [name])]
+
+
 def is_chosen(state: str, states: Sequence[str], action: Action) -> bool:
     """Whether flags of states show a unit; ``--eligible`` shows all that the next submission would send."""
     again = state == "stale" or (state == "failed" and not action.is_matrix)
@@ -172,9 +178,7 @@ def chosen_units(names: tuple[str, ...], project: Project) -> set[str] | None:
     """
     if not names:
         return None
-    found: set[str] = set()
-    for name in names:
-        found.update(line.rstrip("\n") for line in sys.stdin) if name == "-" else found.add(name.rstrip("/"))
+    found = {name.rstrip("/") for name in names_from_stdin(names)}
     known = set(project.directories)
     for request in project.requests.values():
         known.update(request)

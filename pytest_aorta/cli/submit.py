@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +20,7 @@ from pytest_aorta.cli.shared import (
     action_option,
     chosen_units,
     names_argument,
+    names_from_stdin,
     open_recipe,
     registry_files,
     registry_option,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from pytest_aorta.workflow.jobs import PlannedJob, Target
     from pytest_aorta.workflow.project import Project
     from pytest_aorta.workflow.recipe import Action, Cost
+
+#: Seconds between two looks at jobs that are watched.
+_INTERVAL = 15.0
 
 #: Exit status of a process that Ctrl-C has ended.
 _INTERRUPTED = 130
@@ -68,6 +74,11 @@ class _Planned:
     envvar=["PYTEST_AORTA_YES", "ROW_YES"],
     help="Do not ask, on a terminal either.",
 )
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Wait for the end of jobs, and submit what they leave: the next wave, and what was lost, as retry says.",
+)
 @click.option("--pytest-args", default="", metavar="TEXT", help="For the pytest of trials, such as '--aorta-slots 2'.")
 @where_option
 @registry_option
@@ -79,6 +90,7 @@ def submit(
     dry_run: bool,
     recipe: Path | None,
     sure: bool,
+    watch: bool,
     pytest_args: str,
     where: tuple[str, ...],
     files: tuple[str, ...],
@@ -87,6 +99,7 @@ def submit(
 
     With names, only these directories, or all trials of these cells (-: names from stdin). What waits for previous
     actions, and what the scheduler has already, is left for another time. On a terminal, it asks before it submits.
+    With --watch, it stays until nothing is left: Ctrl-C leaves the jobs that there are.
     """
     checked = open_recipe(recipe)
     from pytest_aorta.workflow.clusters import Configuration
@@ -94,34 +107,59 @@ def submit(
     from pytest_aorta.workflow.project import Project
     from pytest_aorta.workspace.atomic import locked
 
-    project = Project(checked, registry_files(files))
     configuration = Configuration.of_project(checked.root)
     found = configuration.cluster(cluster)
     target = Target(checked, found, configuration.launchers_on(found.name))
     arguments = [*(f"--aorta-registry-file={Path(file).absolute()}" for file in files), *shlex.split(pytest_args)]
-    try:
-        if not dry_run:
-            (checked.index / JOBS).mkdir(parents=True, exist_ok=True)
+    names = tuple(names_from_stdin(names))
+    began = time.time()
+
+    def submit_next(is_first: bool) -> bool:
+        """Whether there is something to wait for."""
+        project = Project(checked, registry_files(files))
         with locked(checked.index / JOBS):  # one submission at a time
             project.open(is_submitting=not dry_run)
-            warn_of(project.problems)
+            warn_of(project.problems if is_first else ())
             only, actions = chosen_units(names, project), project.actions(action)
             met = units_where(project, actions, only, typed_conditions(where))
             planned, left = [], max_jobs
             for each in actions:
                 chosen = only if met is None else met[each.name]
-                planned.append(_planned(project, target, each, chosen, left, arguments))
+                watched = (began if not is_first else math.inf) if watch else None
+                planned.append(_planned(project, target, each, chosen, left, arguments, watched))
                 left = None if left is None else left - planned[-1].count
             if not dry_run:
                 project.save()
-            _report(target, planned)
             jobs = [job for each in planned for job in each.jobs]
+            if is_first or jobs:
+                _report(target, planned)
             if dry_run:
                 _show(jobs)
-            elif jobs and (sure or _is_confirmed(target, jobs)):
+            elif jobs and (sure or not is_first or _is_confirmed(target, jobs)):
                 _submit(target, jobs)
+            else:
+                return any(job.is_open for job in project.jobs)
+            return not dry_run
+
+    def is_waiting() -> bool:
+        project = Project(checked, registry_files(files))
+        return any(job.is_open for job in project.synchronize_jobs())
+
+    try:
+        if not dry_run:
+            (checked.index / JOBS).mkdir(parents=True, exist_ok=True)
+        is_first = True
+        while submit_next(is_first) and watch:
+            is_first = False
+            while is_waiting():
+                time.sleep(_INTERVAL)
     except OSError as error:
         raise RequestError(f"{checked.index / JOBS} cannot be written: {error.strerror}") from None
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+        _say("no longer watched; what was submitted goes on")
+        raise click.exceptions.Exit(_INTERRUPTED) from None
 
 
 def _planned(
@@ -131,12 +169,14 @@ def _planned(
     only: set[str] | None,
     limit: int | None,
     arguments: Sequence[str],
+    watched: float | None = None,
 ) -> _Planned:
+    """``watched``: since when, for the next wave only, and for what jobs since then have not left for good."""
     from pytest_aorta.common.texts import identifier
     from pytest_aorta.triage import GOALS
     from pytest_aorta.workflow.commands import shell_commands
     from pytest_aorta.workflow.groups import check_whole
-    from pytest_aorta.workflow.jobs import command_lines, plan_jobs, pytest_line
+    from pytest_aorta.workflow.jobs import command_lines, losses, plan_jobs, pytest_line
 
     recipe, value_of = project.recipe, project.value_of(action)
 
@@ -156,10 +196,31 @@ def _planned(
         names = [f"{identifier(action.name)}[{cell}-{index}]" for cell, _, index in places]
         return {f"items-{task}.txt": "".join(f"./{recipe.file.name}::{name}\n" for name in names)}
 
+    def by_memory(groups: Sequence[Sequence[str]]) -> Iterator[tuple[float, list[list[str]]]]:
+        again = action.table.retry.again("oom")
+        parts: dict[float, list[list[str]]] = {}
+        for group in groups:
+            own: dict[float, list[str]] = {}
+            for unit in group:
+                times = min(lost.get(unit, []).count("oom"), again.times)
+                own.setdefault((again.memory or 1) ** times, []).append(unit)
+            for factor, part in own.items():
+                parts.setdefault(factor, []).append(part)
+        yield from parts.items()
+
     units, others = project.runnable(action, only)
     words = {word for each in arguments for word in re.split("[=,]", each)}
     until_decided = action.table.until_decided or bool(words & GOALS)
+    lost = losses(recipe.index, action.name)
+    if watched is not None:
+        since, count = losses(recipe.index, action.name, watched), len(units)
+        units = [unit for unit in units if _is_tried_again(action, since.get(unit, ()))]
+        if given_up := count - len(units):
+            others["not tried again (pytest-aorta why NAME)"] = given_up
     waves = project.waves(action, units, until_decided=action.is_matrix and until_decided)
+    if watched is not None and len(waves) > 1:
+        others["in later waves"] = sum(len(group) for wave in waves[1:] for group in wave)
+        waves = waves[:1]
     groups = [(number, group) for number, wave in enumerate(waves) for group in wave]
     check_whole(action, [group for _, group in groups], project.units(action), value_of)
     if limit is not None and len(groups) > limit:
@@ -168,13 +229,23 @@ def _planned(
     jobs = [
         replace(job, wave=number)
         for number, wave in groupby(groups, lambda each: each[0])
-        for job in plan_jobs(target, action, [group for _, group in wave], commands, items)
+        for factor, same in by_memory([group for _, group in wave])
+        for job in plan_jobs(target, _with_memory(action, factor), same, commands, items)
     ]
     if not action.is_matrix:
         key_of = project.key_of(action)
         for task in (task for job in jobs for task in job.job.tasks):
             task.keys = tuple(map(key_of, task.units))
     return _Planned(action, jobs, others)
+
+
+def _is_tried_again(action: Action, losses: Sequence[str]) -> bool:
+    return not losses or (bool(losses[-1]) and losses.count(losses[-1]) <= action.table.retry.again(losses[-1]).times)
+
+
+def _with_memory(action: Action, factor: float) -> Action:
+    resources = action.table.resources.with_memory(factor)
+    return replace(action, table=action.table.model_copy(update={"resources": resources}))
 
 
 def _report(target: Target, planned: Sequence[_Planned]) -> None:

@@ -41,12 +41,9 @@ class Profile(Collector):
             return Summary(f"no step was profiled: {why}", {}, traces)
         operators = _slowest(profiles.values())
         total = sum(operators.values())
-        first = sorted(operators, key=operators.__getitem__, reverse=True)[:3]
-        names = ", ".join(f"{name} {operators[name] / total:.0%}" for name in first)
         notes = sorted({each["note"] for each in profiles.values() if each["note"]})
-        steps = min(each["steps"] for each in profiles.values())
         return Summary(
-            f"most time of {steps} profiled steps: {names}" + "".join(f"; {note}" for note in notes),
+            "; ".join(notes),
             {
                 "steps": {stem: each["steps"] for stem, each in profiles.items()},
                 "step_ms": {stem: 1000 * each["wall_sec"] / each["steps"] for stem, each in profiles.items()},

@@ -283,7 +283,9 @@ class Dispatcher:
         if task.outcome is not Outcome.SUCCESS and run.first_failure is None:
             run.first_failure = record_of(node)
         run.unsettled -= 1
-        if run.waited_for:
+        # Not for each task: a large ring would cost a change of threads for every one.
+        room = run.ring_size - run.unsettled
+        if run.waited_for and (room >= max(1, run.ring_size // 16) or run.cancelled is not None):
             run.waited_for = False
             self.lock.notify_all()
         if task.settled is not None:

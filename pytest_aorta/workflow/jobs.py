@@ -170,6 +170,25 @@ def submitted_units(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
     return found
 
 
+#: States in which SLURM has ended a job, by what ``retry`` in a recipe calls them.
+_REASONS = {
+    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "PREEMPTED"), "infrastructure"),
+    "OUT_OF_MEMORY": "oom",
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), "timeout"),
+}
+
+
+def losses(index: Path, action: str, since: float = 0) -> dict[str, list[str]]:
+    """By unit, how the jobs of an action that have ended with it have, in their order: ``oom``; empty for no loss."""
+    found: dict[str, list[str]] = {}
+    for job in read_jobs(index):
+        for number, task in enumerate(job.tasks if job.action == action and job.created >= since else ()):
+            if task.is_over or job.refused is not None:
+                for unit in task.units:
+                    found.setdefault(unit, []).append(_REASONS.get(job.state(number).state, ""))
+    return found
+
+
 @dataclass(frozen=True)
 class Target:
     """Where jobs of a recipe go, with what launchers say there."""

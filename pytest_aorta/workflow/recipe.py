@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -198,6 +200,13 @@ class Resources(Table):
     memory: Memory | None = None
     walltime: Walltime | None = None
 
+    def with_memory(self, factor: float) -> Resources:
+        """With so many times the memory, where any is asked for."""
+        if self.memory is None or factor == 1:
+            return self
+        more = {name: math.ceil(value * factor) for name, value in self.memory if value is not None}
+        return self.model_copy(update={"memory": Memory(**more)})
+
     def total_processes(self, directories: int) -> int:
         """Processes of a job over so many directories; 1 by default."""
         if self.processes is None:
@@ -238,6 +247,30 @@ class SubmitOptions(Table):
     setup: str | None = None
     custom: tuple[str, ...] = ()
     partition: str | None = None
+
+
+def _factor(value: Any) -> Any:
+    """``"x1.5"`` as a number."""
+    return float(value[1:]) if isinstance(value, str) and re.fullmatch(r"x\d+(\.\d+)?", value) else value
+
+
+class Again(Table):
+    """How often what a job has lost is submitted again by ``--watch``; ``memory``: times what the one before had."""
+
+    times: WholeNumber = 1
+    memory: Annotated[float, Field(gt=1), BeforeValidator(_factor)] | None = None
+
+
+class Retry(Table):
+    """By how jobs have ended: a lost node or a preemption, too little memory, the time limit."""
+
+    infrastructure: WholeNumber | Again = 2
+    oom: WholeNumber | Again = 0
+    timeout: WholeNumber | Again = 0
+
+    def again(self, reason: str) -> Again:
+        found = getattr(self, reason)
+        return found if isinstance(found, Again) else Again(times=found)
 
 
 class Distributed(Table):
@@ -297,6 +330,7 @@ class ActionTable(CommandTable, MatrixTable, OutputTable):
     resources: Resources = Resources()
     group: Group = Group()
     submit_options: Mapping[str, SubmitOptions] = Field(default_factory=dict)
+    retry: Retry = Retry()
 
     @property
     def is_matrix(self) -> bool:

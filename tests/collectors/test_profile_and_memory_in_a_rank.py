@@ -48,8 +48,7 @@ def test_the_window_has_the_operators_of_its_steps(tmp_path: Path, made: int, of
     assert host_us == pytest.approx(sum(each["dur"] for each in events), rel=0.1, abs=20 * of)
     summary = profile.summarize(tmp_path, [0])
     assert summary.data["operators"]["aten::mm"] == pytest.approx(host_us / 1000 / of)
-    assert summary.sentence.startswith(f"most time of {of} profiled steps: ")
-    assert ("ended within the window" in summary.sentence) == (made < 8)
+    assert summary.sentence == ("" if made >= 8 else "the program ended within the window")
 
 
 def test_a_program_that_is_over_before_the_window_is_told_so(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_the_profiler_of_the_program_comes_first(tmp_path: Path) -> None:
     raw = json.loads((tmp_path / "rank_0.json").read_text())
     assert raw["operators"]["aten::exp"][0] == 3
     assert "aten::tanh" not in raw["operators"]
-    assert profile.summarize(tmp_path, [0]).sentence.endswith("; the program started a profiler of its own")
+    assert profile.summarize(tmp_path, [0]).sentence == "the program started a profiler of its own"
 
 
 def test_the_slowest_rank_speaks_for_an_operator(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ _IN_MODIFY = 2
 #: Seconds that a process has until its dump is complete; more than a dump of a thousand threads takes.
 _DUMP = 3
 
+#: Seconds without a write after which the Python frames of a hang are complete; the process has 0.2 s after them.
+_QUIET = 0.05
+
 #: Frames of a thread that are kept.
 _DEEPEST = 64
 
@@ -155,6 +158,8 @@ class Watch:
             if dump:
                 self.crash(dump)
         else:
+            while select.select([self.changes], [], [], _QUIET)[0]:  # the Python frames are worth more: they come first
+                os.read(self.changes, 2**16)
             threads = self.look()
             with open(self.stacks, "a") as file:
                 file.write(_as_dump(threads, all_threads=True))

@@ -8,9 +8,11 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +159,32 @@ def test_the_scheduler_decides_what_has_ended_and_how(stage: Stage, scheduler: S
     assert "OUT_OF_MEMORY" in why("b", "-a", "one")
     assert jobs() == []
     assert matches(submit(), "one: 2 jobs (3 directories)*, 1 completed")
+
+
+def test_watched_jobs_that_were_lost_are_submitted_again_as_often_as_retry_says(
+    stage: Stage, scheduler: StandInScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retry = "resources.memory.per_cpu_mb = 1000\nretry = {infrastructure = 1, oom = {times = 1, memory = 'x1.5'}}\n"
+    stage.write_file("aorta.toml", RECIPE.replace("group.max", retry + "group.max", 1))
+    ends = iter([("OUT_OF_MEMORY", "NODE_FAIL"), ("OUT_OF_MEMORY", "NODE_FAIL")])
+
+    def end_jobs(seconds: float) -> None:
+        asked = [job for job in scheduler.jobs if job[2] == "PENDING"]
+        over = [job for job in scheduler.jobs if job[2] != "PENDING"]
+        scheduler.set_jobs(*over, *([*job[:2], how, how] for job, how in zip(asked, next(ends), strict=True)))
+
+    monkeypatch.setattr("pytest_aorta.cli.submit.time", SimpleNamespace(time=time.time, sleep=end_jobs))
+    said = submit("--watch")
+    assert [line for line in said if "directories" in line] == [
+        "one: 2 jobs (4 directories) on one-by-one, up to 4 CPU-hours"
+    ] * 2
+    limits = {
+        job: {line for line in (stage.path / f".aorta/jobs/{job}/script.sh").read_text().split() if "--mem" in line}
+        for _, job, *_ in scheduler.jobs
+    }
+    assert sorted(limits.values(), key=str) == [{"--mem-per-cpu=1000M"}] * 3 + [{"--mem-per-cpu=1500M"}]
+    assert status()["one"]["eligible"] + status()["one"]["failed"] == 4
+    assert matches(submit("--dry-run"), "one: 2 jobs (4 directories)*")  # by hand, they go once more
 
 
 def test_the_queue_is_asked_before_the_index_is_read(
