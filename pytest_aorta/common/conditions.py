@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cmp_to_key
+from functools import cmp_to_key, lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from jsonpointer import JsonPointer, JsonPointerException
@@ -46,10 +46,14 @@ def check_pointer(pointer: str) -> str:
     return pointer
 
 
+#: The same few pointers are looked up in each directory.
+_pointer = lru_cache(JsonPointer)
+
+
 def element(value: Json, pointer: str, directory: str) -> Json:
     """The element that a pointer leads to; raises ``RequestError`` with the directory's name where there is none."""
     try:
-        found: Json = JsonPointer(pointer).resolve(value)
+        found: Json = _pointer(pointer).resolve(value)
     except JsonPointerException:
         known = f"; its keys are {', '.join(sorted(value))}" if isinstance(value, dict) and value else ""
         raise RequestError(f"directory {directory!r} has no element {pointer!r} in its value{known}") from None

@@ -200,6 +200,7 @@ class Workspace:
     def __init__(self, recipe: Recipe, *, fresh: bool = False) -> None:
         self._recipe = recipe
         self._index = recipe.index
+        self._folder, self._value_file = str(recipe.directories), str(recipe.workspace.value_file or "")
         self._fresh = fresh
         self._names: list[str] | None = None
         self._digests: dict[str, str | None] = {}
@@ -387,12 +388,12 @@ class Workspace:
             )
             seen()
 
-    def _value_path(self, name: str) -> Path:
-        return self._recipe.directories / name / (self._recipe.workspace.value_file or "")
+    def _value_path(self, name: str) -> str:
+        return os.path.join(self._folder, name, self._value_file)  # a Path each takes as long as to read the file
 
     def _stamp(self, name: str) -> tuple[int, int] | None:
         try:
-            status = self._value_path(name).stat()
+            status = os.stat(self._value_path(name))
         except OSError:
             return None
         return status.st_mtime_ns, status.st_size
@@ -400,9 +401,13 @@ class Workspace:
     def _read_value(self, name: str) -> tuple[int, int, Any]:
         path = self._value_path(name)
         try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                return status.st_mtime_ns, status.st_size, json.loads(file.read())
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # half the time of a file object
+            try:
+                status = os.fstat(fd)
+                content = os.read(fd, status.st_size + 1)
+            finally:
+                os.close(fd)
+            return status.st_mtime_ns, status.st_size, json.loads(content)
         except OSError as error:
             raise RequestError(f"the value of directory {name!r} cannot be read: {error.strerror}: {path}") from None
         except (ValueError, RecursionError) as error:

