@@ -75,7 +75,7 @@ def test_a_collector_that_hangs_is_given_up_and_the_program_goes_on(tmp_path: Pa
         f"start = types.ModuleType('start'); start.__file__ = {str(START)!r}\n"
         "exec(compile(open(start.__file__).read(), start.__file__, 'exec'), start.__dict__)\n"
         "start.LIMIT = 0.2\n"
-        f"asked = [dict(name='hangs', options=dict(), file={str(tmp_path / 'hangs.py')!r})]\n"
+        f"asked = [dict(name='hangs', needs_torch=True, options=dict(), file={str(tmp_path / 'hangs.py')!r})]\n"
         f"text = json.dumps(dict(folder={str(tmp_path)!r}, collectors=asked))\n"
         "start.begin(text, lambda name, callback: callback(types.ModuleType(name)), 0, 0)\n"
         "print('went on')\n"
