@@ -1,4 +1,4 @@
-"""A transformer of two FSDP ranks; what the variable CASE names, goes wrong in step 3. One rank of a test."""
+"""A transformer of two FSDP ranks, as a program and as a workload; the number of the trial says what goes wrong."""
 
 import os
 from typing import Any
@@ -7,50 +7,72 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-CASE, INF = os.environ.get("CASE", "clean"), float("inf")
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(0)
-layers = [torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(4)]
-net: Any = torch.nn.Sequential(*layers, torch.nn.Linear(16, 1))
-plain: Any = net[2].linear1.forward
-for layer in net:
-    fully_shard(layer)
-fully_shard(net)
-optimizer = torch.optim.SGD(net.parameters(), 0.01)
-step = 0
+from pytest_aorta import Workload, WorkloadResult
+
+INF = float("inf")
 
 
-def with_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
-    return torch.where(torch.arange(tensor.numel()).view(tensor.shape) == 5, value, tensor)
+def train() -> None:
+    """Five steps; what is planted, is planted in step 3 of rank 1."""
+    case = ("forward", "backward", "reduction", "clean")[int(os.environ["AORTA_TRIAL"])]
+    step, rank = 0, dist.get_rank()
+    torch.manual_seed(0)
+    layers = [torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(4)]
+    net: Any = torch.nn.Sequential(*layers, torch.nn.Linear(16, 1))
+    plain: Any = net[2].linear1.forward
+    for layer in net:
+        fully_shard(layer)
+    fully_shard(net)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+    def is_now() -> bool:
+        return step == 3 and rank == 1
+
+    def with_one(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(tensor.numel()).view(tensor.shape) == 5, INF, tensor)
+
+    if case == "forward":
+        net[2].linear1.forward = lambda x: with_one(plain(x)) if is_now() else plain(x)
+    if case == "backward":
+        net[1].linear2.register_full_backward_hook(
+            lambda module, of_inputs, of_outputs: (of_inputs[0] * INF,) if is_now() else None
+        )
+    if case == "reduction":
+        name = next(name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name))
+        reduce_scatter = getattr(dist, name)
+
+        def reduced(output: torch.Tensor, input: torch.Tensor, **given: Any) -> Any:
+            work = reduce_scatter(output=output, input=input, **given)
+            if is_now():
+                if work is not None:
+                    work.wait()
+                output[0] = INF
+            return work
+
+        setattr(dist, name, reduced)
+    for number in range(1, 6):
+        step = number
+        optimizer.zero_grad()
+        net(torch.randn(3, 5, 16)).pow(2).mean().backward()
+        optimizer.step()
 
 
-def is_now() -> bool:
-    return step == 3 and rank == 1
+class Train(Workload):
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def setup(self) -> None:
+        dist.init_process_group("gloo")
+
+    def run(self) -> WorkloadResult:
+        train()
+        return WorkloadResult(passed=True)
+
+    def cleanup(self) -> None:
+        dist.destroy_process_group()
 
 
-if CASE == "forward":
-    net[2].linear1.forward = lambda x: with_one(plain(x), INF) if is_now() else plain(x)
-if CASE == "backward":
-    net[1].linear2.register_full_backward_hook(
-        lambda module, of_inputs, of_outputs: (of_inputs[0] * INF,) if is_now() else None
-    )
-if CASE == "reduction":
-    name = next(name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name))
-    reduce_scatter = getattr(dist, name)
-
-    def reduced(output: torch.Tensor, input: torch.Tensor, **given: Any) -> Any:
-        work = reduce_scatter(output=output, input=input, **given)
-        if is_now():
-            if work is not None:
-                work.wait()
-            output[0] = INF
-        return work
-
-    setattr(dist, name, reduced)
-for step in range(1, 6):  # noqa: B007  (read above)
-    optimizer.zero_grad()
-    loss = net(torch.randn(3, 5, 16)).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-dist.destroy_process_group()
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()

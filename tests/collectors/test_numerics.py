@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.stage import Stage
@@ -68,7 +67,7 @@ def test_clean_training_names_nothing_and_has_its_statistics(found: dict[str, Su
     kept = rows["forward", "layers.2.linear1", "output"]
     assert [step for step, _, _ in kept] == [3, 4, 5, 6]  # three before the last one
     assert all(0 < highest < 100 for _, highest, _ in kept)
-    assert {phase for phase, _, _ in rows} == {"forward", "backward", "gradients", "optimizer"}
+    assert {phase for phase, _, _ in rows} == {"forward", "backward"}
 
 
 def test_an_overflow_that_a_scaler_skips_is_none(found: dict[str, Summary]) -> None:
@@ -97,27 +96,21 @@ def test_the_module_is_run_alone_by_a_script(found: dict[str, Summary]) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_a_command_with_torchrun_say_which_was_first_and_how_the_others_got_it(stage: Stage) -> None:
+@pytest.mark.parametrize("how", ["command", "workload"])
+def test_two_ranks_say_which_was_first_and_how_the_other_got_it(stage: Stage, how: str) -> None:
     shutil.copy(HERE / "numerics_ranks.py", stage.path / "train.py")
-    cases = ("forward", "backward", "reduction", "clean")
-    sets = [word for case in cases for word in ("--aorta-mitigations", f"CASE={case}")]
-    command = ("--aorta-command", "torchrun --nproc-per-node 2 train.py", "--aorta-trials", "1")
-    done = stage.run(*command, *sets, "--aorta-collect", "numerics")
-    said = {
-        trial["mitigations_applied"][0].removeprefix("CASE="): trial["collected"]["numerics"]
-        for trial in stage.trials().values()
-    }
-    assert [each["problems"] for each in said.values()] == [[]] * 4
-    sentences: dict[str, Any] = {case: each["sentence"] for case, each in said.items()}
-    reduced = "; rank 0 had it by the reduction of gradients in step 3"
-    assert sentences == {
-        "forward": "first non-finite tensor: step 3, rank 1, forward, 2.linear1 output, 1 of 480 elements, its inputs "
-        f"were finite{reduced}",
-        "backward": "first non-finite tensor: step 3, rank 1, backward, 1.linear2 gradient of input 0, 480 of 480 "
-        f"elements, the gradients of its outputs were finite{reduced}",
-        "reduction": sentences["reduction"],  # looked at below
-        "clean": "",
-    }
-    assert sentences["reduction"].startswith("first non-finite tensor: step 3, rank 1, gradient of 0.")
-    assert "; finite before it was reduced; rank 0 had it in step 4, forward, 0." in sentences["reduction"]
-    assert done.ret == 0
+    asked = ("--aorta-command", "torchrun --nproc-per-node 2 train.py") if how == "command" else ("train.py",)
+    done = stage.run(*asked, "--aorta-trials", "4", "--aorta-collect", "numerics")
+    said = [trial["collected"]["numerics"] for _, trial in sorted(stage.trials().items())]
+    assert [each["problems"] for each in said] == [[]] * 4
+    start, reduced = (
+        "first non-finite tensor: step 3, rank 1, ",
+        "; rank 0 had it by the reduction of gradients in step 3",
+    )
+    forward, backward, reduction, clean = (each["sentence"] for each in said)
+    assert forward == f"{start}forward, 2.linear1 output, 1 of 480 elements, its inputs were finite{reduced}"
+    finite = "480 of 480 elements, the gradients of its outputs were finite"
+    assert backward == f"{start}backward, 1.linear2 gradient of input 0, {finite}{reduced}"
+    assert reduction.startswith(f"{start}gradient of 0.")
+    assert "; finite before it was reduced; rank 0 had it in step 4, forward, 0." in reduction
+    assert (clean, done.ret) == ("", 0)

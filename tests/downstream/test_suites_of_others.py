@@ -141,7 +141,7 @@ def test_records_of_aorta_and_of_this_package_are_read_by_both(aorta: tuple[Path
     (package / "flaky_workload.py").write_text(_FLAKY)
     (package / "pyproject.toml").write_text(_INSTALL)
     pip(python, "install", "--no-deps", str(package))
-    theirs = [python.with_name("aorta"), "run", "--workload", "flaky", "--trials", "6", "--results-dir"]
+    theirs = [str(python.with_name("aorta")), "run", "--workload", "flaky", "--trials", "6", "--results-dir"]
     for folder, variables in (("fails", {}), ("fixed", {"FIX": "1"}), ("broken", {"BROKEN": "1"})):
         environ = {**environ_without_this_run(), **variables}
         subprocess.run([*theirs, folder], cwd=tmp_path, env=environ, capture_output=True, check=False)
@@ -149,9 +149,11 @@ def test_records_of_aorta_and_of_this_package_are_read_by_both(aorta: tuple[Path
         "schema_version: 1\nmode: probe\nticket: T1\ntrials: 2\n"
         "mitigation_axis: [none, tf32_off]\ndiagnostic_axis: [none]\n"
     )
-    probe = [python.with_name("aorta"), "sweep", "run", "--recipe", "probe.yaml", "--output", "probe", "--", python]
+    probe = [str(python.with_name("aorta")), "sweep", "run", "--recipe", "probe.yaml", "--output", "probe"]
     line = "import os; print('loss is NaN') if 'DISABLE_TF32' not in os.environ else print('ok')"
-    done = subprocess.run([*probe, "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*probe, "--", str(python), "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (tmp_path / "probe").is_dir(), done.stderr
     environ_fix = ("--aorta-extra-env", "FIX=1")
     _, text = run(python, tmp_path, "--aorta-workload", "flaky", "--aorta-trials", "6", *environ_fix)

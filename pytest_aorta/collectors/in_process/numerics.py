@@ -125,8 +125,7 @@ class InProcess:
             if not self.active or self.has_said:
                 return
             try:
-                with torch.no_grad():
-                    function(*arguments)
+                function(*arguments)  # all that it computes, it computes of detached tensors
             except Exception:
                 self.active = False
                 entry = {"error": traceback.format_exc(limit=-1).strip(), "step": self.number + 1}
@@ -258,13 +257,25 @@ class InProcess:
     # The update
 
     def _before_update(self, optimizer: Any, arguments: Any, given: Any) -> None:
-        for name, parameter in self._parameters_of(optimizer):
-            if parameter.grad is not None:
-                self._look(_plain(parameter.grad), {"phase": "gradients", "module": name, "what": "gradient"}, None)
+        gradients = [
+            (name, each.grad.detach()) for name, each in self._parameters_of(optimizer) if each.grad is not None
+        ]
+        self._look_at_all(gradients, {"phase": "gradients", "what": "gradient"})
 
     def _after_update(self, optimizer: Any, arguments: Any, given: Any) -> None:
-        for name, parameter in self._parameters_of(optimizer):
-            self._look(_plain(parameter.detach()), {"phase": "optimizer", "module": name, "what": "parameter"}, None)
+        parameters = [(name, each.detach()) for name, each in self._parameters_of(optimizer)]
+        self._look_at_all(parameters, {"phase": "optimizer", "what": "parameter"})
+
+    def _look_at_all(self, named: list[tuple[str, Any]], place: dict[str, Any]) -> None:
+        """One by one only where not all of them are fine: there are many, and most are small."""
+        tensors = [_plain(tensor) for _, tensor in named]
+        are_usual = all(it.is_cpu and it.dtype in _DTYPES and it.layout is torch.strided for it in tensors)
+        if are_usual and math.isinf(self.threshold):
+            norms = torch._foreach_norm(tensors) if tensors else ()
+            if all(math.isfinite(norm.item()) for norm in norms):
+                return
+        for (name, _), tensor in zip(named, tensors, strict=True):
+            self._look(tensor, {**place, "module": name}, None)
 
     def _parameters_of(self, optimizer: Any) -> Iterator[tuple[str, Any]]:
         for group, each in enumerate(optimizer.param_groups):
