@@ -99,7 +99,12 @@ def test_why_an_action_is_in_its_state(stage: Stage, monkeypatch: pytest.MonkeyP
     ]
     stage.run_here("-q", "aorta.toml").assert_outcomes(passed=11, failed=1)
     assert command("why", "dir1", "dir11").stdout.splitlines() == [
-        *("hello on dir1: failed", "  | no such file dir1", "  the next run and the next submission try it again"),
+        *(
+            "hello on dir1: failed",
+            "  | no such file dir1",
+            "  | the command ended with exit status 1; no hello in dir1",
+        ),
+        "  the next run and the next submission try it again",
         "hello on dir11: not run, because hello does not include it",
         *("sum on dir1: waiting", "  hello has failed on dir1"),
         *("sum on dir11: waiting", "  hello does not include dir11, and is not complete there"),

@@ -148,15 +148,16 @@ class CommandItem(pytest.Item):
         keys = {unit: run.key_of(action)(unit) for unit in units}
         status = self._execute(line, run.recipe.root, variables)
         missing = {unit: project.missing_products(action, unit) for unit in units}
+        how = signal_name(-status) if status < 0 else f"exit status {status}"
+        wrong = [f"the command ended with {how}"] if status else []
+        wrong += [f"no {', '.join(names)} in {run.path_of(action, unit)}" for unit, names in missing.items() if names]
+        end = "\n".join(filter(None, (self._end_of_output, printable("; ".join(wrong)))))
         for unit in units:
             done = status == 0 and not missing[unit]
             if done and action.table.products:
                 run.note(action.name, unit, "completed", key=keys[unit])
             else:
-                run.note(action.name, unit, None if done else "failed", output="" if done else self._end_of_output)
-        how = signal_name(-status) if status < 0 else f"exit status {status}"
-        wrong = [f"the command ended with {how}"] if status else []
-        wrong += [f"no {', '.join(names)} in {run.path_of(action, unit)}" for unit, names in missing.items() if names]
+                run.note(action.name, unit, None if done else "failed", output="" if done else end)
         if wrong:
             raise TrialFailed(printable(f"{'; '.join(wrong)}\ncommand: {line}\nin: {run.recipe.root}"))
 
