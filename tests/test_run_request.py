@@ -108,6 +108,8 @@ OF_PYTEST = {
     "stop",
     "gate",
     "minimize",
+    "actions",
+    "units",
     "max-trials",
 }
 
