@@ -149,7 +149,7 @@ class Place:
 
 
 def described(event: str) -> str:
-    """In words: ``forward:layers.3#2`` is the output of ``layers.3``, call 2."""
+    """``the output of layers.3, call 2`` for the event ``forward:layers.3#2``."""
     phase, _, name = event.partition(":")
     name, _, call = name.partition("#")
     return _PHASES[phase].format(name) + (f", call {call}" if call else "") if phase in _PHASES else "nothing more"

@@ -61,7 +61,7 @@ class Kills(Workload):
         os.kill(os.getpid(), signal.SIGSEGV)
 
 class Forks(Workload):
-    #A child of the workload crashes, which nobody looks at; then it waits for all its children.
+    # No gdb watches a fork of the workload: its crash is as without; then the parent waits for all its children.
     def setup(self): pass
     def run(self):
         if (pid := os.fork()) == 0:

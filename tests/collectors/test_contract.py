@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.collectors.contract import CollectorError, load
+from pytest_aorta.collectors.contract import Collector, CollectorError, Summary, load
 from pytest_aorta.launch.host import collecting
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,20 @@ RAISES = """
 def test_what_cannot_be_used_is_refused(text: str, said: str) -> None:
     with pytest.raises(CollectorError, match=re.escape(said)):
         load(text.split(","))
+
+
+def test_only_files_of_the_collector_are_recorded_as_its_artifacts(tmp_path: Path) -> None:
+    class Wide(Collector):
+        """Names a file of its own, one of the host, and one that is not there."""
+
+        def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+            (folder / "own.txt").write_text("1")
+            return Summary(artifacts=(folder / "own.txt", Path("/etc/passwd"), folder / "missing.txt"))
+
+    collectors = {"wide": Wide({})}
+    collecting.make_folders(tmp_path / "trial_0", collectors)
+    found = collecting.collected(tmp_path / "trial_0", collectors, ())["wide"]
+    assert (found.artifacts, found.problems) == (["trial_0/collect/wide/own.txt"], [])
 
 
 def test_options_are_read_as_their_defaults_are() -> None:

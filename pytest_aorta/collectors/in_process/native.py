@@ -3,7 +3,7 @@
 A gdb, whose script is this file as well, waits beside the process and attaches to it only then: no core file is needed.
 A crash is held where it is meanwhile: ``faulthandler`` writes its dump into a pipe, where gdb waits, and the handler
 that it calls next is the C library's ``sleep``, which needs no memory and takes the signal's number for its seconds. So
-a crash that nobody looks at ends by itself, and by the same signal.
+a process goes on by itself where no gdb comes, and ends by the same signal.
 
 What is read goes to standard error in the words of Python 3.14's ``faulthandler``: whatever knows those knows these.
 """
@@ -110,7 +110,7 @@ class InProcess:
         os.close(read)
         os.close(error)
         self._arm(ctypes.cast(self.libc.sleep, ctypes.c_void_p), write)
-        os.register_at_fork(after_in_child=lambda: self._arm(None, 2))  # nobody waits beside a fork
+        os.register_at_fork(after_in_child=lambda: self._arm(None, 2))  # gdb watches the parent only
 
     def _arm(self, handler: ctypes.c_void_p | None, file: int) -> None:
         faulthandler.disable()

@@ -112,8 +112,8 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
     problems = []
     is_there = ("started",) if collector.needs_torch else ("started", "found")
     if collector.in_process is not None and not any(entry["what"] in is_there for entry in processes):
-        nobody = "no process of the trial has imported torch" if processes else "no Python process was started"
-        problems.append(f"it has seen nothing: {nobody}")
+        why = "no process of the trial has imported torch" if processes else "no Python process was started"
+        problems.append(f"it has seen nothing: {why}")
     for path in sorted(folder.rglob("*.problem")):
         problems += [f"{path.stem}: {entry.get('error')}" for entry in _lines(path)]
         path.unlink(missing_ok=True)
@@ -127,7 +127,10 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
         data = {}
     with contextlib.suppress(OSError):
         folder.rmdir()
-    artifacts = [str(path.relative_to(folder.parents[2])) for path in summary.artifacts if path.exists()]
+    # Of third-party code: a record names files of the trial only.
+    inside = folder.resolve()
+    own = [path for path in summary.artifacts if path.exists() and path.resolve().is_relative_to(inside)]
+    artifacts = [str(inside.relative_to(inside.parents[2]) / path.resolve().relative_to(inside)) for path in own]
     return Collected(
         options=dict(collector.given),
         sentence=summary.sentence,
