@@ -4,7 +4,7 @@ check:  ## lint, types, import contracts
 	ruff check . && ruff format --check . && mypy && lint-imports
 
 test:  ## the fast suite
-	pytest -n 2 tests
+	pytest -n 3 tests
 
 slow:  ## long variants: storms, whole fault tables, several nodes
 	pytest -n 2 --dist worksteal tests -m "slow and not long"

@@ -22,6 +22,8 @@ _SIZES = {
 #: Largest ratios of the median steps that are expected, by collector.
 _EXPECTED = {"numerics": {"small": 1.3, "large": 1.1}, "divergence": {"small": 1.5, "large": 1.2}}
 
+_OFF = ["--aorta-collect=numerics", "--aorta-collect-on-failure"]
+
 
 def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
     """Measure and print; all numbers, in seconds per step."""
@@ -29,9 +31,11 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
     subjects, comparisons = {}, []
     for size in _SIZES:
         subjects[size] = Subject(f"a {size} step", _steps(place, size))
-        for name in names:
+        for name in ("off", *names):
             key = f"{size} {name}"
-            subjects[key] = Subject(f"with {name}", _steps(place, size, f"--aorta-collect={name}"))
+            # Off: of a trial that passes, only failed ones have any. What it differs from 1 is noise of the machine.
+            options = [f"--aorta-collect={name}"] if name != "off" else _OFF
+            subjects[key] = Subject(f"with {name}", _steps(place, size, *options))
             at_most = _EXPECTED.get(name, {}).get(size)
             comparisons.append(Comparison(f"{size} step, {name} / without", key, size, at_most=at_most))
     compared = Rounds(subjects, quiet)

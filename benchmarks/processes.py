@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -54,6 +55,13 @@ class Workplace:
         start = time.perf_counter()
         self.run(*command, **environ)
         return [time.perf_counter() - start]
+
+    def cpu(self, *command: str) -> list[float]:
+        """Processor time of one run, with all that it starts and waits for."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.run(*command)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return [after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime]
 
     def items(self, python: str, *arguments: str, **environ: str) -> Sequence[float]:
         """Run pytest; its time from item to item, without the first ones."""

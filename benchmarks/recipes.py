@@ -30,6 +30,8 @@ _FOLLOWER = _COMMAND.replace("one", "two") + 'previous_actions = ["one"]\n'
 
 Parts = dict[str, float]
 
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_aorta.plugin.hooks")
+
 
 class Recipes:
     """The recipes that pytest is given."""
@@ -45,6 +47,8 @@ class Recipes:
                 (directory / "two").touch()
             (place.folder / f"d{count}" / "aorta.toml").write_text(_COMMAND)
             (place.folder / f"d{count}" / "two.aorta.toml").write_text(_COMMAND + _FOLLOWER)
+        lines = "".join(f"touch d{_FEW}/workspace/dir{number}/one\n" for number in range(_FEW))
+        (place.folder / "touch.sh").write_text(lines)
         many = f"import pytest\n@pytest.mark.parametrize('number', range({_MANY}))\ndef test_many(number): pass\n"
         (place.folder / "test_many.py").write_text(many)
 
@@ -56,21 +60,18 @@ class Recipes:
         """CPU seconds per item of a run in which all is complete already, or passes."""
         return [self._parts(file)["run"] / items]
 
+    def made(self, *command: str) -> list[float]:
+        """CPU seconds of a command that touches a file in each of ``_FEW`` directories, with all that it starts."""
+        folder = self._place.folder / f"d{_FEW}"
+        shutil.rmtree(folder / ".aorta", ignore_errors=True)
+        for file in (folder / "workspace").glob("*/one"):
+            file.unlink()
+        return self._place.cpu(*command)
+
     def _parts(self, *arguments: str) -> Parts:
         output = self._place.folder / "output.json"
         shutil.rmtree(self._place.folder / "results", ignore_errors=True)
-        words = (
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "session_clock",
-            "-p",
-            "pytest_aorta.plugin.hooks",
-        )
-        self._place.run(sys.executable, *words, *arguments, BENCHMARK_OUTPUT=str(output))
+        self._place.run(*_PYTEST, "-p", "session_clock", *arguments, BENCHMARK_OUTPUT=str(output))
         parts: Parts = json.loads(output.read_text())
         return parts
 
@@ -85,6 +86,8 @@ def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
         "test": partial(recipes.run, "test_many.py", _MANY),
         "few": partial(recipes.run, f"d{_FEW}/two.aorta.toml", 2 * _FEW),
         "many": partial(recipes.run, f"d{_MANY}/two.aorta.toml", 2 * _MANY),
+        "bash": partial(recipes.made, "bash", "touch.sh"),
+        "commands": partial(recipes.made, *_PYTEST, f"d{_FEW}/aorta.toml"),
     }
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for subject in subjects.values():
@@ -102,6 +105,7 @@ def _print(seconds: dict[str, list[float]]) -> None:
         (f"collecting {_MANY} trials / parametrized tests", "trials", "tests", 1.0),
         (f"collecting {_MANY} directories / parametrized tests", "directories", "tests", 1.0),
         ("a complete item / a test that does nothing", "many", "test", None),
+        (f"`touch` in {_FEW} directories: pytest / lines of one bash", "commands", "bash", 3.0),
         (f"a complete item, {2 * _MANY} / {2 * _FEW} of them", "many", "few", 1.2),
     ):
         ratio = Spread.of([a / b for a, b in zip(seconds[over], seconds[under], strict=True)])

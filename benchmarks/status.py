@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -25,7 +27,35 @@ COMPARISONS = (
     Comparison("status / import pydantic", "status", "pydantic"),
     Comparison("reading all files / status", "read", "status", at_least=2),
     Comparison("status / import pytest", "status", "pytest"),
+    Comparison("first status of directories / reading their values", "first", "values"),
 )
+
+#: Directories of another recipe, each with a value that a condition reads.
+_DIRECTORIES = 100_000
+
+_COMMANDS = """
+[workspace]
+value_file = "value.json"
+
+[[action]]
+name = "one"
+command = "touch {directory}/one"
+products = ["one"]
+
+[[action]]
+name = "two"
+command = "touch {directory}/two"
+products = ["two"]
+previous_actions = ["one"]
+group.include = [{condition = ["/lr", "<", 0.5]}]
+"""
+
+_VALUES = """
+import json, os
+for entry in os.scandir("directories/workspace"):
+    with open(entry.path + "/value.json", "rb") as file:
+        json.loads(file.read())["lr"]
+"""
 
 _MATRIX = """
 [[action]]
@@ -57,6 +87,11 @@ assert statuses.total() == int(sys.argv[1]), statuses
 def measure(place: Workplace, rounds: int, quiet: Quiet) -> dict[str, Any]:
     """Measure and print; all numbers, in seconds."""
     _make(place.folder, _real_record(place))
+    for number in range(_DIRECTORIES):
+        directory = place.folder / "directories" / "workspace" / f"dir{number}"
+        directory.mkdir(parents=True)
+        (directory / "value.json").write_text(json.dumps({"lr": number / _DIRECTORIES, "seed": number}))
+    (place.folder / "directories" / "aorta.toml").write_text(_COMMANDS)
     time.sleep(2.5)  # what has only just changed is looked at again
     for _ in range(2):
         place.run(*_STATUS)
@@ -72,11 +107,17 @@ def _subjects(place: Workplace) -> dict[str, Subject]:
     def process(title: str, *arguments: str) -> Subject:
         return Subject(title, lambda: place.wall(sys.executable, *arguments))
 
+    def first() -> list[float]:
+        shutil.rmtree(place.folder / "directories" / ".aorta", ignore_errors=True)
+        return place.cpu("bash", "-c", f"cd directories && {shlex.join(_STATUS)}")
+
     total = str(_CELLS * _TRIALS)
     return {
         "pydantic": process("python -c 'import pydantic'", "-c", "import pydantic"),
         "pytest": process("python -c 'import pytest'", "-c", "import pytest"),
         "status": Subject(f"pytest-aorta status, {_CELLS * _TRIALS:,} trials", lambda: place.wall(*_STATUS)),
+        "first": Subject(f"its first one, {_DIRECTORIES:,} directories (CPU)", first),
+        "values": Subject("all of their values read (CPU)", lambda: place.cpu(sys.executable, "-c", _VALUES)),
         "read": process("all of their files read", "-c", _READ, total),
     }
 

@@ -166,7 +166,7 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     Raises:
         RequestError: what prevents every trial, before any has started. Its subclasses say more: ``RegistryError`` (an
             unknown name), ``PlanError``, ``ConfigError`` (an option of the workload), ``LaunchModeError``,
-            ``EngineUnusable`` (a host).
+            ``EngineUnusable`` (a host). An import that fails alike in all trials, when their files are written.
     """
     __tracebackhide__ = True  # pytest would show the variables
     selection = Selection(
@@ -216,6 +216,10 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
     finally:
         runner.close()
     runner.store.prune(request.history)
+    failures = [record.failure for record in records]
+    causes = {it and it.phase == "import" and it.kind == "exception" and it.message for it in failures}
+    if len(causes) == 1 and isinstance(cause := causes.pop(), str):
+        raise RequestError(f"workload {request.workload!r} cannot be imported: {cause}")
     return records
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 import sys
@@ -17,7 +18,7 @@ from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
 from pytest_aorta.registry.types import BUILTIN_SOURCE
-from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
+from pytest_aorta.settings import BY_NAME, OPTION, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
 from pytest_aorta.triage import Stop, TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of
 from pytest_aorta.trials.conversion import to_plain
@@ -114,12 +115,13 @@ class Selection:
     steps: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     collect: tuple[str, ...] = ()
+    collect_on_failure: bool = False
+    collect_share: float = 1.0
     results_dir: Path = Path("results")
     resume: bool = False
     history: int = KEPT_RECORDS
     order: Order = "interleaved"
     shard: tuple[int, int] | None = None
-    durations: Path | None = None
     where: tuple[TypedCondition, ...] = ()
     registry_files: tuple[Path, ...] = ()
     execution: Execution = field(default_factory=Execution)
@@ -137,6 +139,11 @@ class Selection:
     def may_end_early(self) -> bool:
         """Whether not all trials of the plan may be run."""
         return self.stop.decided or self.stop.seconds is not None
+
+    def collectors_of(self, trial_index: int) -> tuple[str, ...]:
+        """Those that the trial of a cell runs with: the first one, and with a share, evenly after it."""
+        begun, next_one = (math.ceil(self.collect_share * number) for number in (trial_index, trial_index + 1))
+        return self.collect if next_one > begun and not self.collect_on_failure else ()
 
     @property
     def turns(self) -> int | None:
@@ -161,13 +168,10 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
     values = dict.fromkeys(BY_NAME) | dict(values)
     stop = values["stop"] or Stop()
     _check_search(values)
+    _check_collectors(values)
     for axis in values["vary"] or ():
-        given_sets = values["mitigations"] or (("none",),)
-        values["mitigations"] = tuple(
-            (*(name for name in names if name != "none"), *value) for names in given_sets for value in axis
-        )
+        values["mitigations"] = with_axis(values["mitigations"] or (("none",),), axis)
     _check_order(values, stop.seconds)
-    number, count, file = values["shard"] or (1, 1, None)
     slots, own_cores = values["slots"] or (None, None)
     if slots == 0:
         slots = automatic_slots(values["devices"])
@@ -178,7 +182,8 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         return {field: value for field, value in found.items() if value is not None}
 
     return Selection(
-        **given("mitigations", "steps", "collect", "resume", "history", "order", "where", "minimize", "max_trials"),
+        **given("mitigations", "steps", "resume", "history", "order", "where", "minimize", "max_trials"),
+        **given("collect", "collect_on_failure", "collect_share"),
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
         **given(trials=_most_trials(values, stop), gates=values["gate"]),
         **given(results_dir=_optional_path(values["results-dir"]), report=_optional_path(values["report"])),
@@ -206,14 +211,25 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
             screens=stop.decided and not stop.equivalence,
         ),
         stop=stop,
-        shard=(number, count) if values["shard"] else None,
-        durations=None if file is None else here / file if (here / file).exists() else base / file,
+        shard=values["shard"],
     )
 
 
 def _check_order(values: Mapping[str, Any], duration: float | None) -> None:
     if duration is not None and (values["order"] or "interleaved") != "interleaved":
         raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
+
+
+def _check_collectors(values: Mapping[str, Any]) -> None:
+    given = [f"--aorta-{name}" for name in ("collect-on-failure", "collect-share") if values[name]]
+    if given and not values["collect"]:
+        raise OptionError(f"{given[0]}: expected --aorta-collect with the names of collectors beside it")
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)}: use one of them; in the first, no trial of the table has collectors")
+    if given and any(text.partition(":")[0] == "divergence" for text in values["collect"]):
+        raise OptionError(
+            f"{given[0]}: divergence compares all trials of a cell, which it gives one seed; use --aorta-collect alone"
+        )
 
 
 def _check_search(values: dict[str, Any]) -> None:
@@ -363,11 +379,10 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
             environment_index=environment_index,
             mitigation_index=mitigation_index,
             trial_index=0,
-            overrides={**entry.options, **selection.config},
+            overrides={**entry.options, **selection.config, **_options_of(names)},
             steps=selection.steps,
             execution=selection.execution,
             limits=selection.limits,
-            collect=selection.collect,
             resources=selection.resources,
             watched=watched,
             origin=origin,
@@ -377,7 +392,13 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         for mitigation_index, names in enumerate(tuple(found.name for found in mitigations) for mitigations in sets)
     ]
     how = selection.order if selection.order == "grouped" else f"{selection.order}, seed {_seed(firsts)}"
-    cells = [[replace(first, trial_index=index, order=how) for index in range(selection.trials)] for first in firsts]
+    cells = [
+        [
+            replace(first, trial_index=index, order=how, collect=selection.collectors_of(index))
+            for index in range(selection.trials)
+        ]
+        for first in firsts
+    ]
     _check_labels(cells)
     return cells
 
@@ -387,6 +408,32 @@ def _mitigation(name: str, registry: Registry) -> Mitigation:
     if equals and (is_secret_name(key) or has_secret(value)):
         raise PlanError(f"mitigation {key}=... may hold a secret, and names of trials show it; use --aorta-extra-env")
     return registry.mitigation(name)
+
+
+def with_axis(sets: Iterable[Sequence[str]], values: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """Mitigation sets, each with each value of an axis, which is one or several names itself."""
+    sets = [[name for name in names if name != "none"] for names in sets]
+    return tuple((*names, *value) or ("none",) for names in sets for value in values)
+
+
+def _options_of(names: Iterable[str]) -> dict[str, Any]:
+    """Those of the workload in a mitigation set: ``config.NAME=VALUE``; a text that is JSON is read as such."""
+    options = (name.partition("=") for name in names if name.startswith(OPTION))
+    return {key.removeprefix(OPTION): _option_value(text) for key, _, text in options}
+
+
+def _option_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def option_text(value: Any) -> str:
+    """The VALUE of ``config.NAME=VALUE`` that is read as this one."""
+    if isinstance(value, str) and _option_value(value) == value:
+        return value
+    return json.dumps(value, separators=(",", ":"))
 
 
 def check_axes(environments: Sequence[str], mitigations: Sequence[Sequence[str]], more: str = "--aorta-trials") -> None:

@@ -28,7 +28,7 @@ from pytest_aorta.trials.fingerprint import IMPORTED_LATER, differences, parts_o
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, RequestedEnvironment, TrialResult
 from pytest_aorta.trials.spec import Origin, TrialSpec
-from pytest_aorta.workspace.paths import TrialPaths
+from pytest_aorta.workspace.paths import REPLAY, TrialPaths
 
 #: What is compared: not what depends on slots, or on how far the trial came.
 _SECTIONS = {
@@ -106,9 +106,6 @@ def _shown(value: Any, nothing: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-#: Folder of the results of replays, and node id of their collector.
-REPLAY = "replay"
-
 _TRIAL_FILE = re.compile(r"trial_\d+\.json")
 
 
@@ -125,12 +122,14 @@ class Replay:
         record: how it went then.
         spec: as the record has it.
         number: among several replays of this name, from 1.
+        folder: of their results.
     """
 
     file: Path
     record: TrialResult
     spec: TrialSpec
     number: int = 1
+    folder: str = REPLAY
 
     @property
     def name(self) -> str:
@@ -149,7 +148,8 @@ class Replay:
     @property
     def paths(self) -> TrialPaths:
         """Beside the results of other trials, so that the record that it is run from stays where it is."""
-        folder = PurePosixPath(REPLAY, identifier(self.spec.workload.name), identifier(self.spec.cell) + self._suffix)
+        cell = identifier(self.spec.cell) + self._suffix
+        folder = PurePosixPath(self.folder, identifier(self.spec.workload.name), cell)
         return TrialPaths(folder / f"trial_{self.spec.trial_index}.json")
 
     def paths_of(self, _: TrialSpec) -> TrialPaths:

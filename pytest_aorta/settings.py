@@ -201,15 +201,13 @@ def devices(value: Any) -> tuple[int, ...]:
     return found
 
 
-def shard(value: str) -> tuple[int, int, str | None]:
-    """Part I of N, from 1, and the file of durations that parts are balanced by."""
-    part, _, file = value.strip().partition(":")
-    number, slash, count = part.partition("/")
+def shard(value: str) -> tuple[int, int]:
+    """Part I of N, from 1."""
+    number, slash, count = value.strip().partition("/")
     found = (_integer(number, 1), _integer(count, 1))
-    is_file = not file or not ("\0" in file or file.endswith("/"))
-    if not slash or found[0] is None or found[1] is None or found[0] > found[1] or not is_file:
-        raise ValueError("I/N with I from 1 to N, such as 2/4, or 2/4:FILE with a file of durations")
-    return found[0], found[1], file or None
+    if not slash or found[0] is None or found[1] is None or found[0] > found[1]:
+        raise ValueError("I/N with I from 1 to N, such as 2/4")
+    return found[0], found[1]
 
 
 def switch(value: Any) -> bool:
@@ -255,10 +253,14 @@ def mitigation_set(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+#: How the name of a mitigation begins that is an option of the workload: ``config.lr=0.1``.
+OPTION = "config."
+
+
 def variations(text: str) -> tuple[tuple[str, ...], ...]:
-    """``NAME=1,2,4``: a mitigation set for each value."""
+    """``NAME=1,2,4``, or ``config.NAME=1,2,4`` for an option of the workload: a mitigation set for each value."""
     key, equals, values = text.partition("=")
-    if not equals or not is_variable(key, values) or len(found := values.split(",")) < 2:
+    if not equals or not is_variable(key.removeprefix(OPTION), values) or len(found := values.split(",")) < 2:
         raise ValueError("a variable and at least two values for it, such as OMP_NUM_THREADS=1,2,4")
     return tuple((f"{key}={value}",) for value in found)
 
@@ -428,22 +430,24 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("steps", positive_int, "N", "number of steps, for workloads that have any"),
         Setting("config", key_value, "K=V", "an option of the workload (repeat)", separator=";"),
         Setting("collect", names, "A,B", "collectors, with options: numerics:window=9"),
+        Setting("collect-on-failure", switch, "", "run failed trials again at the end, with the collectors"),
+        Setting("collect-share", share, "P", "this share of a cell's trials has collectors: 0.5"),
         Setting("seed", whole, "N", "trial i of every cell gets the same random seeds"),
         Setting("replay", trial_file, "FILE", "run the trial of this file or folder again (repeat)", separator=";"),
         Setting("registry-file", name, "FILE", "more mitigations and environments (repeat)", separator=";"),
     ),
     "processes of trials": (
         Setting("isolation", choice("fork", "spawn", "none"), "HOW", "fork, spawn, or none: in pytest itself", "fork"),
-        Setting("preload", preload, "HOW", "imported once per cell: auto, none, or torch,numpy", "auto"),
+        Setting("preload", preload, "HOW", "once per cell: auto, none, torch,numpy", "auto"),
         Setting("cwd", choice("here", "fresh", "copy"), "HOW", "working directory: here, fresh or copy", "here"),
         Setting("timeout", seconds, "SEC", "deadline of a trial, and of its import"),
         Setting("stall-timeout", seconds, "SEC", "longest time without progress() in setup() or run()", scope="ini"),
         Setting("grace", grace, "SEC", "from SIGTERM to SIGKILL for a trial that has to end", "5", scope="ini"),
         Setting("memory", size, "SIZE", "memory that each process may allocate, such as 8G"),
         Setting("log-limit", size, "SIZE", "of a longer log, only head and tail are kept", "64M", scope="ini"),
-        Setting("slots", slots, "N", "trials at a time: N or auto; N,own-cores divides cores", "1"),
+        Setting("slots", slots, "N", "trials at a time: N or auto[,own-cores]", "1"),
         Setting("devices", devices, "LIST", "GPUs to lease to trials, such as 0-3; none hides all"),
-        Setting("host", name, "SPEC", "run trials there: popen, ssh=... as xdist's --tx (repeat)", separator=";"),
+        Setting("host", name, "SPEC", "run trials there: popen, ssh=... as in --tx (repeat)", separator=";"),
         Setting("nproc", positive_int, "N", "ranks of a distributed workload (default: its minimum)"),
         Setting(
             "launcher",
@@ -462,7 +466,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
     ),
     "which trials, and when to stop": (
         Setting("resume", switch, "", "run only trials that have no result of this request"),
-        Setting("shard", shard, "I/N", "run part I of N; I/N:FILE balances by durations"),
+        Setting("shard", shard, "I/N", "run part I of N of what is collected"),
         Setting(
             "where",
             "common.conditions:parse_condition",
@@ -470,7 +474,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
         ),
-        Setting("stop", "triage:stop", "WHEN", "end early: decided (each cell), first-fix, speed, 8h (time)"),
+        Setting("stop", "triage:stop", "WHEN", "end early: decided (each cell), first-fix, speed, 8h"),
         Setting(
             "order",
             choice("interleaved", "grouped", "random"),
@@ -514,7 +518,6 @@ RENAMED = {
     "--aorta-minimize": "pytest-aorta minimize",
     "--aorta-max-trials": "pytest-aorta minimize --max-trials",
     "--aorta-duration": "--aorta-stop=8h, or another time",
-    "--aorta-durations": "--aorta-shard=I/N:FILE",
     "--aorta-submit": "pytest-aorta submit --cluster CLUSTER",
     "--aorta-dry-run": "pytest-aorta submit --dry-run",
     "--aorta-max-jobs": "pytest-aorta submit --max-jobs N",

@@ -111,6 +111,8 @@ OF_PYTEST = {
     "actions",
     "units",
     "max-trials",
+    "collect-on-failure",
+    "collect-share",
 }
 
 #: Options of the workload ``command``, which a request has among ``config_overrides``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -78,14 +78,13 @@ class Determinism(Workload):
         failures = Failures()
         findings: dict[str, _Finding] = {}
         step_times: list[float] = []
+        compute: _Round | None = None
         started = time.perf_counter()
         for step in range(config.steps):
             operations = self.operations(torch.Generator().manual_seed(config.seed + step))
-            watch = Stopwatch(self.device)
-            results: dict[str, list[Tensor]] = {}
+            watch, compute = Stopwatch(self.device), compute or _Round(operations)
             with watch.running():
-                for name, operation in operations.items():
-                    results[name] = [operation() for _ in range(config.repeat)]
+                results: dict[str, list[Tensor]] = compute(operations, config.repeat)
             step_times.append(watch.milliseconds)
             for name, (first, *others) in results.items():
                 finding = findings.setdefault(name, _Finding())
@@ -160,6 +159,23 @@ class Determinism(Workload):
             return operation()
         finally:
             torch.set_num_threads(threads)
+
+
+class _Round(torch.nn.Module):
+    """The operations as modules, which collectors tell by their names."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, _Computation())
+
+    def forward(self, operations: dict[str, Operation], repeat: int) -> dict[str, list[Tensor]]:
+        return {name: [module(operations[name]) for _ in range(repeat)] for name, module in self.named_children()}
+
+
+class _Computation(torch.nn.Module):
+    def forward(self, operation: Operation) -> Tensor:
+        return operation()
 
 
 @dataclass

@@ -39,7 +39,7 @@ def _wrap(owner: Any, name: str, before: Callable[[], None], after: Callable[[An
 
 def pytest_configure() -> None:
     from pytest_aorta.plugin.writer import TrialWriter
-    from pytest_aorta.runtime.zygote import Server, Task
+    from pytest_aorta.runtime.zygote import Task, Zygote
 
     def message(event: dict[str, Any] | None) -> None:
         if event is None:
@@ -47,7 +47,7 @@ def pytest_configure() -> None:
         elif event["type"] in ("env", "lived"):
             _stamp(event["type"])
 
-    _wrap(Server, "start_task", lambda: None, lambda task: _stamp("handed"))
+    _wrap(Zygote, "start_task", lambda: None, lambda task: _stamp("handed"))
     _wrap(Task, "next_message", lambda: None, message)
     _wrap(TrialWriter, "write", lambda: _stamp("write"), lambda result: _stamp("written"))
 

@@ -82,14 +82,14 @@ def compare(
 
 def _computed(comparison: RunComparison) -> Iterator[str]:
     """What B computes differently, where trials of both have hashes of the collector ``divergence``."""
-    from pytest_aorta.triage.divergence import agreeing, compare_agreeing
+    from pytest_aorta.triage.divergence import compare_recorded
 
     found = []
     for change in comparison.cells:
         sides = ((change.a, comparison.a), (change.b, comparison.b))
-        a, b = (agreeing([side.results.folder / file for file in cell.files]) for cell, side in sides)
-        if a is not None and b is not None:
-            found.append(f"{change.label}: {compare_agreeing(a, b)}")
+        a, b = ([side.results.folder / file for file in cell.files] for cell, side in sides)
+        sentence = compare_recorded(a, b)
+        found += [f"{change.label}: {sentence}"] if sentence else []
     return iter(_titled("what is computed, by hashes of every step", found))
 
 

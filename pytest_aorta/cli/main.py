@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import click
 
 from pytest_aorta._version import __version__
+from pytest_aorta.cli.bundle import bundle
 from pytest_aorta.cli.ci_matrix import ci_matrix
 from pytest_aorta.cli.clean import clean
 from pytest_aorta.cli.compare import compare
@@ -21,7 +23,7 @@ from pytest_aorta.cli.report import report
 from pytest_aorta.cli.run import run
 from pytest_aorta.cli.scan import scan
 from pytest_aorta.cli.shared import set_color
-from pytest_aorta.cli.show import show, show_cluster, show_launchers
+from pytest_aorta.cli.show import show, show_cluster, show_launchers, show_nodes
 from pytest_aorta.cli.status import status
 from pytest_aorta.cli.submit import submit
 from pytest_aorta.cli.try_ import try_
@@ -43,6 +45,7 @@ class Commands(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
+        gc.set_threshold(100_000)  # what is read of 100,000 directories is kept: to look for garbage takes a fifth
         try:
             return super().invoke(ctx)
         except RequestError as error:
@@ -57,6 +60,7 @@ def main() -> None:
 
 show.add_command(show_cluster)
 show.add_command(show_launchers)
+show.add_command(show_nodes)
 main.add_command(try_)
 main.add_command(init)
 main.add_command(status)
@@ -77,6 +81,7 @@ main.add_command(list_registered)
 main.add_command(env)
 main.add_command(report)
 main.add_command(compare)
+main.add_command(bundle)
 
 for _command in (*main.commands.values(), *show.commands.values()):
     _command.params.append(

@@ -1,4 +1,4 @@
-"""``pytest-aorta show``: directories, cells and trials of a recipe, one line each."""
+"""``pytest-aorta show``: directories, cells, trials and nodes, one line each; what collectors have found."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from pytest_aorta.cli.shared import (
     is_chosen,
     names_argument,
     open_project,
+    open_recipe,
     registry_option,
     state_options,
     typed_conditions,
     units_where,
     where_option,
 )
-from pytest_aorta.common.texts import one_line
+from pytest_aorta.common.texts import one_line, printable
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 @click.group("show")
 def show() -> None:
-    """Directories, cells or trials of a recipe, with their states and values; clusters and launchers."""
+    """Directories, cells or trials of a recipe, with their states and values; clusters; what was collected."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,16 @@ def _write_table(what: str, rows: Sequence[_Row], has_heading: bool, *, is_separ
         click.echo(line if row.state is None else click.style(line, fg=COLORS[row.state]))
 
 
+@show.command("collected")
+@click.argument("path", type=click.Path(path_type=Path), default="results", metavar="[DIR | FILE]")
+def collected(path: Path) -> None:
+    """What collectors have found in a results directory (default: results), or in the trial of a file, and where."""
+    from pytest_aorta.triage.starts import all_lines
+
+    for line in all_lines(path):
+        click.echo(printable(line))
+
+
 @click.command("cluster")
 @click.argument("name", required=False)
 @cluster_option
@@ -273,6 +284,47 @@ def show_cluster(name: str | None, everything: bool, short: bool) -> None:
     for cluster in found:
         plain = cluster.model_dump(exclude_defaults=True, exclude_none=True, mode="json")
         click.echo(cluster.name if short else tomlkit.dumps({"cluster": [plain]}))
+
+
+@click.command("nodes")
+@click.argument("results", type=click.Path(path_type=Path), required=False, metavar="[DIR]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def show_nodes(results: Path | None, as_json: bool) -> None:
+    """Nodes beside each other: which fail more often, or are slower, and how sure that is; and a list to drain.
+
+    Of the trials in a results directory, by default those of the recipe's action with each = "node".
+    """
+    from pytest_aorta.triage.nodes import LEVEL, node_sentences, trials_needed
+    from pytest_aorta.triage.reading import read_triage
+
+    if results is None:
+        recipe = open_recipe()
+        sweeps = [each.name for each in recipe.actions if each.nodes is not None]
+        if len(sweeps) != 1:
+            raise RequestError(
+                f"{recipe.file} has {len(sweeps)} actions with each = 'node'; name the results directory"
+            )
+        results = recipe.directories / sweeps[0]
+    nodes = read_triage(results)[0].nodes()
+    if not nodes:
+        raise RequestError(f"the trials in {results} ran on one node, or do not say where")
+    if as_json:
+        named = [node.name for node in nodes if node.reasons]
+        click.echo(json.dumps({"nodes": [vars(node) for node in nodes], "drain": named, "level": LEVEL}, indent=1))
+        return
+    rows = [["Node", "Trials", "Not passed", "Step time"]]
+    for node in nodes:
+        time = "" if node.ratio is None else f"{node.ratio - 1:+.0%}"
+        rows.append([node.name, f"{node.trials:,}", f"{node.bad:,}", time])
+    lines = [*columns(rows, right=(1, 2, 3)), "", *map(one_line, node_sentences(nodes))]
+    if not any(node.reasons for node in nodes):
+        lines.append("No node stands out.")
+    fewest, needed = min(node.trials for node in nodes), trials_needed(len(nodes))
+    if fewest < needed:
+        lines.append(
+            f"A node that always fails stands out of {len(nodes)} from {needed} trials on; there are {fewest}."
+        )
+    click.echo("\n".join(lines))
 
 
 @click.command("launchers")

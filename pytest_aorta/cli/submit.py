@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import platform
 import re
 import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,7 +36,7 @@ from pytest_aorta.settings import RequestError
 if TYPE_CHECKING:
     from pytest_aorta.workflow.jobs import PlannedJob, Target
     from pytest_aorta.workflow.project import Project
-    from pytest_aorta.workflow.recipe import Action, Cost
+    from pytest_aorta.workflow.recipe import Action, Cost, Recipe
 
 #: Seconds between two looks at jobs that are watched.
 _INTERVAL = 15.0
@@ -116,6 +117,8 @@ def submit(
 
     def submit_next(is_first: bool) -> bool:
         """Whether there is something to wait for."""
+        nonlocal checked
+        checked, down = _swept(checked, target, action, is_dry=dry_run)
         project = Project(checked, registry_files(files))
         with locked(checked.index / JOBS):  # one submission at a time
             project.open(is_submitting=not dry_run)
@@ -126,7 +129,7 @@ def submit(
             for each in actions:
                 chosen = only if met is None else met[each.name]
                 watched = (began if not is_first else math.inf) if watch else None
-                planned.append(_planned(project, target, each, chosen, left, arguments, watched))
+                planned.append(_planned(project, target, each, chosen, left, arguments, down, watched))
                 left = None if left is None else left - planned[-1].count
             if not dry_run:
                 project.save()
@@ -162,6 +165,38 @@ def submit(
         raise click.exceptions.Exit(_INTERRUPTED) from None
 
 
+def _swept(recipe: Recipe, target: Target, pattern: str, *, is_dry: bool) -> tuple[Recipe, dict[str, str]]:
+    """The recipe with the nodes that its sweeps are for, new ones last, and the states of those that take no jobs.
+
+    Raises:
+        RequestError: there is no node, or the scheduler does not answer.
+    """
+    from pytest_aorta.workflow import slurm
+    from pytest_aorta.workflow.recipe import SubmitOptions, nodes_file
+    from pytest_aorta.workspace.atomic import write_text
+
+    actions, down = list(recipe.actions), dict[str, str]()
+    for number, each in enumerate(actions):
+        if each.nodes is None or not fnmatchcase(each.name, pattern):
+            continue
+        table, states = each.table, {platform.node(): "idle"}
+        trials = table.trials // max(1, len(each.nodes))
+        if target.cluster.scheduler == "slurm":
+            named = table.submit_options.get(target.cluster.name, SubmitOptions()).partition
+            partition = target.cluster.choose_partition(named, table.resources, trials)
+            states = slurm.nodes(None if partition is None else partition.name, table.nodes)
+        nodes = tuple(dict.fromkeys([*each.nodes, *(name for name in states if slurm.takes_jobs(states[name]))]))
+        if not nodes:
+            found = ", ".join(f"{name} is {state}" for name, state in states.items()) or "there is none"
+            raise RequestError(f"action {each.name!r} has no node that takes jobs: {found}")
+        down |= {name: states.get(name, "not there") for name in {*nodes, *states}}
+        actions[number] = replace(each, nodes=nodes, table=table.model_copy(update={"trials": trials * len(nodes)}))
+        if nodes != each.nodes and not is_dry:
+            write_text(nodes_file(recipe.file, each.name), "".join(f"{name}\n" for name in nodes))
+    down = {name: state for name, state in down.items() if state == "not there" or not slurm.takes_jobs(state)}
+    return replace(recipe, actions=tuple(actions)), down
+
+
 def _planned(
     project: Project,
     target: Target,
@@ -169,9 +204,10 @@ def _planned(
     only: set[str] | None,
     limit: int | None,
     arguments: Sequence[str],
+    down: Mapping[str, str],
     watched: float | None = None,
 ) -> _Planned:
-    """``watched``: since when, for the next wave only, and for what jobs since then have not left for good."""
+    """``down``: nodes that take no jobs; ``watched``: since when, for what jobs since then have not left for good."""
     from pytest_aorta.common.texts import identifier
     from pytest_aorta.triage import GOALS
     from pytest_aorta.workflow.commands import shell_commands
@@ -196,19 +232,26 @@ def _planned(
         names = [f"{identifier(action.name)}[{cell}-{index}]" for cell, _, index in places]
         return {f"items-{task}.txt": "".join(f"./{recipe.file.name}::{name}\n" for name in names)}
 
-    def by_memory(groups: Sequence[Sequence[str]]) -> Iterator[tuple[float, list[list[str]]]]:
+    def alike(groups: Sequence[Sequence[str]]) -> Iterator[tuple[Action, list[list[str]]]]:
+        """Groups with the action as it asks for their memory and their node."""
         again = action.table.retry.again("oom")
-        parts: dict[float, list[list[str]]] = {}
+        parts: dict[tuple[float, str | None], list[list[str]]] = {}
         for group in groups:
-            own: dict[float, list[str]] = {}
+            own: dict[tuple[float, str | None], list[str]] = {}
             for unit in group:
                 times = min(lost.get(unit, []).count("oom"), again.times)
-                own.setdefault((again.memory or 1) ** times, []).append(unit)
-            for factor, part in own.items():
-                parts.setdefault(factor, []).append(part)
-        yield from parts.items()
+                own.setdefault(((again.memory or 1) ** times, action.node_of(unit)), []).append(unit)
+            for asked, part in own.items():
+                parts.setdefault(asked, []).append(part)
+        for (factor, node), same in parts.items():
+            yield _asking(action, target, factor, node), same
 
     units, others = project.runnable(action, only)
+    for node in sorted(down.keys() & set(action.nodes or ())):
+        there = [unit for unit in units if action.node_of(unit) == node]
+        units = [unit for unit in units if unit not in there]
+        if there:
+            others[f"for {node}, which is {down[node]}"] = len(there)
     words = {word for each in arguments for word in re.split("[=,]", each)}
     until_decided = action.table.until_decided or bool(words & GOALS)
     lost = losses(recipe.index, action.name)
@@ -217,21 +260,17 @@ def _planned(
         units = [unit for unit in units if _is_tried_again(action, since.get(unit, ()))]
         if given_up := count - len(units):
             others["not tried again (pytest-aorta why NAME)"] = given_up
-    waves = project.waves(action, units, until_decided=action.is_matrix and until_decided)
-    if watched is not None and len(waves) > 1:
-        others["in later waves"] = sum(len(group) for wave in waves[1:] for group in wave)
-        waves = waves[:1]
-    groups = [(number, group) for number, wave in enumerate(waves) for group in wave]
-    check_whole(action, [group for _, group in groups], project.units(action), value_of)
+    wave = units
+    if action.is_matrix and until_decided and not action.table.group.submit_whole:
+        wave = project.next_wave(action, units)
+    if later := len(units) - len(wave):
+        others["in later waves"] = later
+    groups = project.groups(action, wave)
+    check_whole(action, groups, project.units(action), value_of)
     if limit is not None and len(groups) > limit:
-        others["left for another time"] = sum(len(group) for _, group in groups[limit:])
+        others["left for another time"] = sum(len(group) for group in groups[limit:])
         groups = groups[:limit]
-    jobs = [
-        replace(job, wave=number)
-        for number, wave in groupby(groups, lambda each: each[0])
-        for factor, same in by_memory([group for _, group in wave])
-        for job in plan_jobs(target, _with_memory(action, factor), same, commands, items)
-    ]
+    jobs = [job for asking, same in alike(groups) for job in plan_jobs(target, asking, same, commands, items)]
     if not action.is_matrix:
         key_of = project.key_of(action)
         for task in (task for job in jobs for task in job.job.tasks):
@@ -243,9 +282,17 @@ def _is_tried_again(action: Action, losses: Sequence[str]) -> bool:
     return not losses or (bool(losses[-1]) and losses.count(losses[-1]) <= action.table.retry.again(losses[-1]).times)
 
 
-def _with_memory(action: Action, factor: float) -> Action:
-    resources = action.table.resources.with_memory(factor)
-    return replace(action, table=action.table.model_copy(update={"resources": resources}))
+def _asking(action: Action, target: Target, memory: float, node: str | None) -> Action:
+    """An action with so many times its memory, and only for a node."""
+    from pytest_aorta.workflow.recipe import SubmitOptions
+
+    update: dict[str, Any] = {"resources": action.table.resources.with_memory(memory)}
+    if node is not None and target.cluster.scheduler == "slurm":
+        cluster = target.cluster.name
+        own = action.table.submit_options.get(cluster, SubmitOptions())
+        on_it = own.model_copy(update={"custom": (*own.custom, f"--nodelist={node}")})
+        update["submit_options"] = {**action.table.submit_options, cluster: on_it}
+    return replace(action, table=action.table.model_copy(update=update))
 
 
 def _report(target: Target, planned: Sequence[_Planned]) -> None:
@@ -254,8 +301,6 @@ def _report(target: Target, planned: Sequence[_Planned]) -> None:
         kind = "trial" if each.action.is_matrix else each.action.table.each
         what = f"{units} directories" if kind == "directory" and units != 1 else _counted(units, kind)
         new = f"{_counted(each.count, 'job')} ({what}) on {target.cluster.name}, up to {_cost(each.jobs)}"
-        if waves := max((job.wave for job in each.jobs), default=0):
-            new += f", in {waves + 1} waves until all cells are decided"
         others = [f"{count} {what}" for what, count in each.others.items()]
         _say(f"{each.action.name}: {', '.join([new if each.jobs else 'no job', *others])}")
         warnings = dict.fromkeys(text for job in each.jobs for text in job.warnings)
@@ -288,14 +333,13 @@ def _submit(target: Target, jobs: Sequence[PlannedJob]) -> None:
     from pytest_aorta.workflow.slurm import LostAnswer
 
     done, total = 0, len(jobs)
-    numbers: dict[tuple[str, int], list[str]] = {}  # of the jobs of an action in a wave
     with interrupts_noted() as interrupted:
         for planned in jobs:
             if interrupted():
                 _say(f"interrupted: {done} of {total} submitted, which are recorded; the rest is not")
                 raise click.exceptions.Exit(_INTERRUPTED)
             try:
-                job = submit_job(target, planned, numbers.get((planned.job.action, planned.wave - 1), ()))
+                job = submit_job(target, planned)
             except RequestError as error:
                 why = ""
                 if isinstance(error, LostAnswer):
@@ -303,7 +347,6 @@ def _submit(target: Target, jobs: Sequence[PlannedJob]) -> None:
                     why = f". Whether it has job {name} is looked up by this name the next time (pytest-aorta jobs)"
                 raise RequestError(f"{error}{why}; {done} of {total} were submitted before, the rest was not") from None
             done += 1
-            numbers.setdefault((job.action, planned.wave), []).append(str(job.number))
             _say(f"{job.cluster}/{job.number}  {job.name}")
 
 

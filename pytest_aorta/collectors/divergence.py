@@ -220,7 +220,7 @@ def _departures(
         if all(event == "" for event, _ in here.values()):
             return places
         majority = _majority(list(here.values()), tolerance)
-        others = [name for name, value in here.items() if not _same(value, majority, tolerance)]
+        others = [name for name, value in here.items() if not is_same(value, majority, tolerance)]
         for name in others:
             event, after = here[name][0], rows[name][number - 1][0] if number else ""
             other = majority[0] if majority[0] != event else ""
@@ -232,12 +232,13 @@ def _majority(values: list[tuple[str, Any]], tolerance: float | None) -> tuple[s
     if tolerance is None:
         counts: Counter[Hashable] = Counter(values)
         return max(values, key=lambda value: counts[value])
-    if all(_same(value, values[0], tolerance) for value in values):
+    if all(is_same(value, values[0], tolerance) for value in values):
         return values[0]
-    return max(values, key=lambda one: sum(_same(one, other, tolerance) for other in values))
+    return max(values, key=lambda one: sum(is_same(one, other, tolerance) for other in values))
 
 
-def _same(one: tuple[str, Any], other: tuple[str, Any], tolerance: float | None) -> bool:
+def is_same(one: tuple[str, Any], other: tuple[str, Any], tolerance: float | None) -> bool:
+    """Whether two events with their hashes, or with statistics within ``tolerance``, are equal."""
     if tolerance is None or one[0] != other[0] or one[1] is None or other[1] is None:
         return one == other
     return all(_close(float(a), float(b), tolerance) for a, b in zip(one[1], other[1], strict=True))

@@ -52,8 +52,11 @@ _pointer = lru_cache(JsonPointer)
 
 def element(value: Json, pointer: str, directory: str) -> Json:
     """The element that a pointer leads to; raises ``RequestError`` with the directory's name where there is none."""
+    parsed = _pointer(pointer)
+    if len(parsed.parts) == 1 and type(value) is dict and parsed.parts[0] in value:  # of most, at a tenth of the time
+        return value[parsed.parts[0]]
     try:
-        found: Json = _pointer(pointer).resolve(value)
+        found: Json = parsed.resolve(value)
     except JsonPointerException:
         known = f"; its keys are {', '.join(sorted(value))}" if isinstance(value, dict) and value else ""
         raise RequestError(f"directory {directory!r} has no element {pointer!r} in its value{known}") from None

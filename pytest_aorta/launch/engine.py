@@ -408,8 +408,7 @@ def _endpoint_on(host: str) -> str:
     spec = execnet.XSpec(host)
     if spec.popen:
         return f"localhost:{free_port()}"
-    name = str(spec.ssh or spec.socket or "").split()[-1].rpartition("@")[2]
-    return f"{name.partition(':')[0] if spec.socket else name}:{_PORT}"
+    return f"{str(spec.ssh).split()[-1].rpartition('@')[2]}:{_PORT}"
 
 
 class TrialEngine:

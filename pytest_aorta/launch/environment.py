@@ -317,6 +317,8 @@ def zygote_spec(
         "launcher": spec.execution.launcher,
         "seed": fresh_seed,
         "preload": [] if fresh_seed is not None else list(spec.execution.preloaded),
+        "learned": [],
+        "cores": None,
     }
     imposed = {**threads, **devices, **spec.overlay}
     if environment.enter:
@@ -338,7 +340,6 @@ def zygote_spec(
         sys_path=sys_path,
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
-        extend="pytest_aorta.launch.child.workload_main:extend",
         load="pytest_aorta.launch.child.trial_main:load",
         behind=behind,
     )

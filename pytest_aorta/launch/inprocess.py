@@ -36,6 +36,9 @@ _READS_VARIABLES = ("numpy", "torch")
 #: Source files and surroundings of each class when it was first prepared: trials add to what is imported here.
 _FIRST: WeakKeyDictionary[type[Any], tuple[tuple[str, ...], dict[str, Any]]] = WeakKeyDictionary()
 
+#: By the target of a workload: which generators its import has seeded itself.
+_SEEDS: dict[str, ProcessSeeds] = {}
+
 #: pytest changes it while a trial runs.
 _NOT_RESTORED = "PYTEST_CURRENT_TEST"
 
@@ -79,7 +82,13 @@ def check_here(spec: TrialSpec) -> PreparedCell:
 
 def _prepare(spec: TrialSpec) -> PreparedCell:
     variables = variables_now()
-    cls = load_class(spec.workload.target)
+    target = spec.workload.target
+    if target not in _SEEDS:
+        _SEEDS[target] = ProcessSeeds(random_seed())
+        _SEEDS[target].start()
+        load_class(target)
+        _SEEDS[target].note_kept()
+    cls = load_class(target)
     description = describe(cls, dict(spec.overrides), spec.steps)
     if cls not in _FIRST:
         _FIRST[cls] = tuple(description["sources"]), surroundings(collect_static(), variables)
@@ -126,6 +135,7 @@ class InProcessTrial:
         self._watch: Watch | None = None
         self._request: Request | None = None
         self._warned = False
+        self._seed = random_seed() if spec.given_seed is None else spec.given_seed
 
     def wait(self, phase: str) -> bool:
         """Run ``setup`` or ``run``; re-raises what the workload raises, with the trial's status attached."""
@@ -157,7 +167,8 @@ class InProcessTrial:
 
     def _run_phase(self, phase: str) -> None:
         if phase == "setup":
-            self._request = request_of(self.spec, Inherited.now(origin=self.spec.origin))
+            request = request_of(self.spec, Inherited.now(origin=self.spec.origin))
+            self._request = request.model_copy(update={"seed": self._seed})
             self._enter()
             self._cell = _prepare(self.spec)
             self.seen.notes += [{"note": text} for text in self._cell.info.config_warnings]
@@ -170,10 +181,9 @@ class InProcessTrial:
             recorded = [*self.spec.all_watched, *NAMES, *startup]
             self.seen.see({"type": "env", "env": collect_env(self._static, recorded).to_dict()})
             self._watch = Watch.begin(self.spec.all_watched) if self.spec.all_watched else None
-            if self.spec.given_seed is not None:
-                seeds = ProcessSeeds(self.spec.given_seed)
-                seeds.seed_loaded()
-                self.seen.seeds = seeds.record()
+            seeds = _SEEDS[self.spec.workload.target]
+            seeds.restart(self._seed)
+            self.seen.seeds = seeds.record()
             options = resolve_config(cls, self.spec.overrides, self.spec.steps).value
             self._lifecycle = Lifecycle(cls, with_added(cls, options, self._added_options()), self.seen.see)
             self._lifecycle.setup(reraise=True)
@@ -197,9 +207,8 @@ class InProcessTrial:
         with contextlib.suppress(OSError):  # where results cannot be written, as the record will show
             self._folder.mkdir(parents=True, exist_ok=True)
             self._place = make_place(self.spec.trial_index, self._folder, self._temporary, os.environ)
-            seed = random_seed() if self.spec.given_seed is None else self.spec.given_seed
             command = is_command(self.spec.workload.target)
-            take_place(self._place.variables(self.spec.overlay, seed if command else None))
+            take_place(self._place.variables(self.spec.overlay, self._seed if command else None))
             if self.spec.execution.cwd == "fresh":
                 undo.callback(leave)
                 enter(str(self._place.files))

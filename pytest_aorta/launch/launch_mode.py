@@ -153,26 +153,15 @@ class PrepareArgument(WorkloadArgument):
     """For ``launch.child.trial_main.prepare``. Cells that differ in ``launcher`` share no zygote.
 
     ``seed`` is that of the trial, where each trial imports the workload in a process of its own. ``preload`` names
-    modules to import before the workload.
+    modules to import before the workload, ``learned`` those that an earlier trial has imported: they are imported after
+    the workload, on the ``cores`` of a slot.
     """
 
     launcher: str
     seed: int | None
     preload: list[str]
-
-
-class Extension(TypedDict):
-    """For ``launch.child.workload_main.extend``: modules to import, in order, on the ``cores`` of a slot."""
-
-    modules: list[str]
+    learned: list[str]
     cores: list[int] | None
-
-
-class Refused(TypedDict, total=False):
-    """The first module of an ``Extension`` that must not be imported in advance, and why. Empty if all can be."""
-
-    module: str
-    why: str
 
 
 class TrialPayload(WorkloadArgument):

@@ -19,7 +19,7 @@ from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_classes, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
-from pytest_aorta.workflow.shards import Durations, read_durations, shards_of
+from pytest_aorta.workflow.shards import shards_of
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import Json
@@ -158,7 +158,7 @@ def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> 
     """The collector of what options ask for, in the directory that pytest was started in, so its conftest applies."""
     name = ROOT
     if run.selection.replays:
-        from pytest_aorta.replay import REPLAY
+        from pytest_aorta.workspace.paths import REPLAY
 
         name = REPLAY
     collector: SelectedTrials = SelectedTrials.from_parent(directory_of(session, collected), name=name, nodeid=name)
@@ -231,9 +231,7 @@ def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> N
     """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``."""
     kept = list(items)
     if run.selection.shard is not None:
-        file = run.selection.durations
-        durations = Durations() if file is None else read_durations(file)
-        kept = shard_of(kept, *run.selection.shard, durations)
+        kept = shard_of(kept, *run.selection.shard)
         config.stash[ALL_ELSEWHERE] = bool(items) and not kept
     if run.selection.where:
         # Against all: whether an element exists does not depend on the shard.
@@ -268,8 +266,8 @@ def set_exit_status(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.OK
 
 
-def shard_of(items: Sequence[pytest.Item], number: int, count: int, durations: Durations) -> list[pytest.Item]:
-    shards = shards_of([item.name for item in items], [_keys(item) for item in items], count, durations)
+def shard_of(items: Sequence[pytest.Item], number: int, count: int) -> list[pytest.Item]:
+    shards = shards_of([item.name for item in items], [_keys(item) for item in items], count)
     return [item for item, shard in zip(items, shards, strict=True) if shard == number - 1]
 
 

@@ -117,6 +117,13 @@ def _as_text(value: object) -> Any:
     return str(value) if isinstance(value, (int, float)) else value
 
 
+def end_line(terminal: pytest.TerminalReporter) -> None:
+    """Begin a new line, also after the letters of xdist's tests, which ``ensure_newline`` does not see."""
+    terminal.ensure_newline()
+    if terminal._tw.width_of_current_line:
+        terminal._tw.line()
+
+
 def has_no_summary(terminal: pytest.TerminalReporter) -> bool:
     """``--no-summary``; a reporter of another plugin may not know it."""
     return bool(getattr(terminal, "no_summary", False))

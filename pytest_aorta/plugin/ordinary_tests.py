@@ -123,7 +123,8 @@ class RunTrial:
         index = valid.taken(valid.whole, index, "index")
         spec = trials_of([entry], selection, run.registry)[0][0]
         watched = () if self.cell is None else self.cell.watched
-        spec = replace(spec, trial_index=index, watched=tuple(sorted({*spec.watched, *watched})), order="")
+        watched = tuple(sorted({*spec.watched, *watched}))
+        spec = replace(spec, trial_index=index, watched=watched, order="", collect=selection.collectors_of(index))
         return self.carry_out(spec, options_text(steps, config, extra_env or {}), extra_env or {})[0]
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TypeGuard
 
 import pytest
@@ -67,9 +68,14 @@ def check_trials(session: pytest.Session) -> None:
 
     patience = _PATIENCE if run.selection.resources.total_slots > 1 else None
     for spec, deadline in {spec.workload.target: (spec, deadline) for spec, deadline in reversed(specs)}.values():
-        run.runner.check(spec, deadline, patience)
+        run.runner.check(_with_collectors(spec, run), deadline, patience)
     for plan in plans:
         run.runner.store.sort_into_cells(plan.flat_cells)
+
+
+def _with_collectors(spec: TrialSpec, run: Run) -> TrialSpec:
+    """Also of trials that get them only when they are run again: after hours of trials, a missing tool is too late."""
+    return replace(spec, collect=run.selection.collect)
 
 
 def _check_plans(session: pytest.Session, run: Run, plans: Sequence[Plan]) -> None:
@@ -109,7 +115,7 @@ def _check_recipes(session: pytest.Session) -> None:
         end_in_order_when_terminated(session.config)
         check_resources(run.selection, option_text)
         check_results(run.selection, run.results, str(run.results))
-        run.runner.check(item.spec, deadline_of(item, item.spec))
+        run.runner.check(_with_collectors(item.spec, run), deadline_of(item, item.spec))
 
 
 def _check_results(run: Run) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
 from pytest_aorta.plugin.folded_summary import FoldedSummary
+from pytest_aorta.plugin.roles import is_controller
 from pytest_aorta.plugin.run import (
     NO_ITEM,
     WATCHER,
@@ -94,9 +95,11 @@ class ReportHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """What is deselected is not compared."""
-        if current_run(self.config) is not None and not self.config.option.collectonly:
-            self._select([item.nodeid for item in getattr(session, "items", ())])
+        """What is deselected is not compared; a controller of xdist has no items, and waits for a worker's."""
+        if is_controller(self.config) or self.config.option.collectonly:
+            return
+        if current_run(self.config) is not None:
+            self._select([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:

@@ -181,6 +181,8 @@ class Summary:
             for piece in pieces:
                 terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
             terminal.write_line("")
+        from pytest_aorta.triage.starts import where_it_starts
+
         for line in where_it_starts(table):
             terminal.write_line(printable(line))
         for line in table.warnings:
@@ -236,26 +238,6 @@ class Summary:
         ]
         more = len(lines) - _WARNINGS
         return lines if more <= 0 else [*lines[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"]
-
-
-#: What collectors have found in a cell: texts that are shown.
-_MOST_FOUND = 5
-
-
-def where_it_starts(table: Table) -> Iterator[str]:
-    """What collectors have found, cell by cell, the most frequent first; and what has kept them from it."""
-    found = [row.cell for row in table.rows if row.cell.collected or row.cell.not_collected]
-    if found:
-        yield "where it starts:"
-    for cell in found:
-        trials = sum(map(len, cell.trials.values()))
-        yield f"  {cell.key.cell}"
-        for texts, label in ((cell.collected, ""), (cell.not_collected, "not collected: ")):
-            shown = sorted(texts, key=lambda text: -texts[text])
-            for text in shown[:_MOST_FOUND]:
-                yield f"    {texts[text]} of {trials}: {label}{text}"
-            if len(shown) > _MOST_FOUND:
-                yield f"    {counted(len(shown) - _MOST_FOUND, 'other sentence')} in the trial files"
 
 
 def _listed(reasons: list[str]) -> str:
@@ -322,12 +304,11 @@ def forecast(run: Run) -> list[str]:
 
 
 def shard_line(selection: Selection) -> list[str]:
-    """What part of all is run, and what has decided that."""
+    """What part of all is run."""
     if selection.shard is None:
         return []
     number, count = selection.shard
-    by = "number of trials" if selection.durations is None else f"durations of {printable(str(selection.durations))}"
-    return [f"aorta: shard {number} of {count}, by the {by}"]
+    return [f"aorta: shard {number} of {count}"]
 
 
 def _shown(run: Run, path: Path | None = None) -> Path:

@@ -51,7 +51,7 @@ def select(config: pytest.Config) -> None:
         if run.selection.replays:
             from pytest_aorta.plugin.collection import choose
             from pytest_aorta.plugin.replays import read_replays
-            from pytest_aorta.replay import REPLAY
+            from pytest_aorta.workspace.paths import REPLAY
 
             choose(config, run, read_replays(config, run), REPLAY)
         elif run.selection.workloads or run.selection.commands:

@@ -23,6 +23,7 @@ from pytest_aorta.plugin.run import FinishedTrial, trials_in
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text, understood
 from pytest_aorta.probe.snapshot import utc_now
+from pytest_aorta.registry.types import one_line_of
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.decisions import Decisions
@@ -35,6 +36,7 @@ from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
+    from pytest_aorta.plugin.replays import Again
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage import TriageSettings
     from pytest_aorta.triage.facts import Outcome, TrialFacts
@@ -259,8 +261,6 @@ class TrialWriter:
         self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
-        #: What the trials have computed differently.
-        self.divergence: list[str] = []
         #: How many trials were skipped because their cells were decided.
         self.skipped = 0
         #: Trials of the plans by name, by what is before it in their node ids.
@@ -285,7 +285,7 @@ class TrialWriter:
     def _folder(self) -> Path:
         if not self.run.replays:
             return self.store.results
-        from pytest_aorta.replay import REPLAY
+        from pytest_aorta.workspace.paths import REPLAY
 
         return self.store.results / REPLAY
 
@@ -435,7 +435,7 @@ class TrialWriter:
         if self.decisions is not None:
             self.run.on_decided({key.cell: why for key, why in self.decisions.stopped.items()})
         self.table = self.triage.table(running=stopped is not None)
-        self._compare_what_was_computed(may_run=stopped is None)
+        self._run_again(may_run=stopped is None)
         seen, planned = sum(row.cell.total for row in self.table.rows), sum(planned_trials(self.plans).values())
         if self.run.config.getoption("lf", False) and seen < planned:
             only = f"{seen} of {counted(planned, 'trial')}: those that had failed (--lf)"
@@ -445,21 +445,54 @@ class TrialWriter:
             self.matrix.finish(self.table, stopped)
         self.summary.pruned = self.store.prune(self.run.selection.history)
 
-    def _compare_what_was_computed(self, *, may_run: bool) -> None:
-        """With the collector ``divergence``: which trials differ, and where first."""
-        if not any(text.partition(":")[0] == "divergence" for text in self.run.selection.collect):
+    def _run_again(self, *, may_run: bool) -> None:
+        """What collectors ask for when all trials are over: replays of those that failed, or of one that differs."""
+        selection = self.run.selection
+        compares = any(text.partition(":")[0] == "divergence" for text in selection.collect)
+        if not (compares or selection.collect_on_failure):
             return
-        from pytest_aorta.plugin.zoom import Zoom
+        from pytest_aorta.plugin.replays import Again
 
         planned = [(spec, spec.workload.name) for plan in self.plans for spec in plan.trials]
-        zoom = Zoom(self.run, self.triage, {(name, spec.cell, spec.trial_index): spec for spec, name in planned})
+        again = Again(self.run, {(name, spec.cell, spec.trial_index): spec for spec, name in planned})
+        try:
+            if compares:
+                self._compare_what_was_computed(again, may_run=may_run)
+            else:
+                self._replay_failures(again, may_run=may_run)
+        finally:
+            again.close()
+
+    def _compare_what_was_computed(self, again: Again, *, may_run: bool) -> None:
+        """With the collector ``divergence``: which trials differ, and where first."""
+        from pytest_aorta.plugin.zoom import Zoom
+
+        zoom = Zoom(again, self.triage)
+        problems = []
         try:
             zoom.compare(may_run=may_run)
         except (Exception, KeyboardInterrupt) as error:
-            zoom.lines.append(f"the comparison has ended early: {type(error).__name__}: {error}")
-        self.divergence = zoom.lines
+            problems.append(f"which trials differ: the comparison has ended early: {one_line_of(error)}")
         assert self.table is not None
-        self.table = replace(self.table, divergence=tuple(zoom.found))
+        self.table = replace(self.table, divergence=tuple(zoom.found), warnings=(*self.table.warnings, *problems))
+
+    def _replay_failures(self, again: Again, *, may_run: bool) -> None:
+        from pytest_aorta.plugin.replays import replay_failures
+        from pytest_aorta.triage.observer import Replayed, replay_effects
+
+        replayed: dict[CellKey, list[Replayed]] = {}
+        problems = [] if may_run else ["failed trials are not run again: the run has ended early"]
+        try:
+            for found in replay_failures(again, self.triage) if may_run else ():
+                if isinstance(found, str):
+                    problems.append(found)
+                else:
+                    replayed.setdefault(found[0].key, []).append(found)
+        except (Exception, KeyboardInterrupt) as error:
+            problems.append(f"not all failed trials were run again: {one_line_of(error)}")
+        assert self.table is not None
+        effects = replay_effects(replayed, self.triage.cells, self.triage.settings.speed_margin)
+        self.table = replace(self.table, warnings=(*self.table.warnings, *problems)).observed(effects)
 
     @property
     def settings_used(self) -> TriageSettings:
@@ -493,10 +526,6 @@ class TrialWriter:
         if self.table is not None:
             errors = [*self.errors, *([self.matrix.error] if self.matrix.error else [])]
             self.summary.print(terminal, self.table, errors)
-        if self.divergence:
-            terminal.write_sep("=", "where trials differ")
-            for line in self.divergence:
-                terminal.write_line(printable(line))
 
 
 def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:
@@ -509,10 +538,9 @@ def check_report(run: Run) -> None:
     """Refuse, before hours of trials, what would keep their report from being written."""
     if run.selection.report is None:
         return
-    from pytest_aorta.triage.report import check_libraries, check_output
+    from pytest_aorta.triage.report import check_output
 
     try:
-        check_libraries()
         check_output(run.config.invocation_params.dir / run.selection.report)
     except RequestError as error:
         raise RequestError(f"--aorta-report {run.selection.report}: {error}") from None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.collectors.contract import FOLDER, load
@@ -17,37 +16,31 @@ from pytest_aorta.collectors.divergence import (
     read_trial,
     trace_file,
 )
-from pytest_aorta.common.texts import identifier, printable
-from pytest_aorta.replay import REPLAY, Replay, read_record
+from pytest_aorta.replay import ReplayError
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.divergence import Divergence, divergences
-from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.workspace.atomic import write_json
-from pytest_aorta.workspace.paths import TrialPaths
+from pytest_aorta.workspace.paths import REPLAY
 
 if TYPE_CHECKING:
-    from pytest_aorta.plugin.run import Run
+    from pytest_aorta.plugin.replays import Again
     from pytest_aorta.triage.divergence import Traced
     from pytest_aorta.triage.verdicts import Triage
-    from pytest_aorta.trials.spec import TrialSpec
 
 
 class Zoom:
     """Of one run, whose trials are over.
 
     Attributes:
-        lines: what the terminal shows.
-        found: the same as data.
+        found: which trials differ, with sentences, and what the zoom has found.
     """
 
-    def __init__(self, run: Run, triage: Triage, specs: Mapping[tuple[str, str, int], TrialSpec]) -> None:
-        self._run, self._specs = run, specs
-        self.lines: list[str] = []
+    def __init__(self, again: Again, triage: Triage) -> None:
+        self._again, self._run = again, again.run
         self.found: list[dict[str, Any]] = []
-        self._runner: TrialRunner | None = None
         self._number = 0
         self._triage = triage
-        self._trials = int(load(run.selection.collect, run.registry)["divergence"].given["zoom"])
+        self._trials = int(load(self._run.selection.collect, self._run.registry)["divergence"].given["zoom"])
 
     def compare(self, *, may_run: bool) -> None:
         """Compare all cells, and zoom where they differ first: once within a cell, and once between two.
@@ -56,20 +49,18 @@ class Zoom:
         """
         cells = [(cell.key, cell.finished) for cell in self._triage.cells]
         zoomed: set[bool] = set()
-        try:
-            for divergence in divergences(cells, self._run.results, self._triage.baselines().of):
-                self.lines += divergence.lines()
-                plain = divergence.to_plain()
-                is_between = divergence.of is not None
-                if may_run and self._trials and divergence.first is not None and is_between not in zoomed:
-                    zoomed.add(is_between)
+        for divergence in divergences(cells, self._run.results, self._triage.baselines().of):
+            plain = divergence.to_plain()
+            self.found.append(plain)
+            is_between = divergence.of is not None
+            if may_run and self._trials and divergence.first is not None and is_between not in zoomed:
+                zoomed.add(is_between)
+                try:
                     sentence, data = self._zoom(divergence)
-                    self.lines.append(f"  {sentence}")
-                    plain["zoom"] = {"sentence": sentence, **data}
-                self.found.append(plain)
-        finally:
-            if self._runner is not None:
-                self._runner.close()
+                except ReplayError as error:
+                    sentence, data = f"the operator was not looked for: {error}", {}
+                plain["lines"].append(f"  {sentence}")
+                plain["zoom"] = {"sentence": sentence, **data}
 
     def _zoom(self, divergence: Divergence) -> tuple[str, Mapping[str, Any]]:
         assert divergence.first is not None
@@ -77,7 +68,9 @@ class Zoom:
         why_not = self._hindrance(reference, other, place)
         if why_not:
             return f"the operator was not looked for: {why_not}", {}
-        self._say(f"{other.facts.key.cell}, trial {other.facts.index}: looking for the operator in {place.text(2)}")
+        self._again.say(
+            f"{other.facts.key.cell}, trial {other.facts.index}: looking for the operator in {place.text(2)}"
+        )
         trace = trace_file(reference.folder, place.rank)
         for attempt in range(1, self._trials + 1):
             at = {"rank": place.rank, "after": place.after, "until": place.event}
@@ -105,12 +98,6 @@ class Zoom:
             {"trials": self._trials},
         )
 
-    def _say(self, text: str) -> None:
-        terminal = self._run.config.pluginmanager.get_plugin("terminalreporter")
-        if terminal is not None and self._run.config.get_verbosity() >= 0:
-            terminal.ensure_newline()
-            terminal.write_line(printable(f"aorta: {text}"))
-
     def _hindrance(self, reference: Traced, other: Traced, place: Place) -> str:
         if reference.trial.tolerance is not None:
             return "that takes mode=hash"
@@ -120,36 +107,16 @@ class Zoom:
             return "that takes trials of this host"
         if ":" in str(self._run.results.absolute()) or "," in str(self._run.results.absolute()):
             return "the path of the results has a colon or comma"
-        if any(self._spec(each) is None for each in (reference, other)):
-            return "the trials were not started by this run"
         return ""
-
-    def _spec(self, traced: Traced) -> TrialSpec | None:
-        key = traced.facts.key
-        return self._specs.get((key.workload, key.cell, traced.facts.index))
 
     def _record(self, traced: Traced, at: Mapping[str, Any]) -> Path:
         """Run a trial again, with operators recorded at a place; the folder of what it has recorded."""
-        spec = self._spec(traced)
-        assert spec is not None
         results = self._run.results
-        folder = PurePosixPath(REPLAY, "divergence", identifier(spec.workload.name), identifier(spec.cell))
-        paths = TrialPaths(folder / f"trial_{self._number}.json")
         self._number += 1
-        file = (results / folder / f"at_{self._number}.json").absolute()
+        file = (results / REPLAY / "divergence" / f"at_{self._number}.json").absolute()
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, dict(at))
-        spec = replace(spec, collect=(f"divergence:at={file}",))
-        if self._runner is None:
-            selection = replace(self._run.selection, resume=False)
-            self._runner = TrialRunner(selection, results, self._run.runner.store.stamp)
-        trial = self._runner.start(spec, paths)
-        try:
-            record = trial.finish()
-        except KeyboardInterrupt:
-            trial.interrupt("KeyboardInterrupt")
-            trial.finish()
-            raise
-        original = results / traced.facts.file
-        self._runner.store.write(paths, Replay(original, read_record(original), spec).compared(record).to_dict())
-        return paths.folder_in(results) / FOLDER / "divergence"
+        replay = self._again.replay(traced.facts, (f"divergence:at={file}",), "divergence")
+        for _ in self._again.results([replay]):
+            pass
+        return replay.paths.folder_in(results) / FOLDER / "divergence"

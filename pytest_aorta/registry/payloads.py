@@ -24,6 +24,7 @@ from pytest_aorta.registry.types import (
     RegistryError,
     one_line_of,
 )
+from pytest_aorta.settings import OPTION
 
 ENVIRONMENT_FIELDS: Final = ("docker", "venv", "rocm", "launcher", "env", "enter", "engine_options")
 
@@ -37,8 +38,13 @@ def mitigation_from(payload: object, *, name: str, source_package: str, where: s
 
 
 def variable_from(text: str) -> Mitigation | None:
-    """The mitigation that ``NAME=VALUE`` is, called so; ``None`` where it is none."""
+    """The mitigation that ``NAME=VALUE`` is, called so; ``None`` where it is none.
+
+    ``config.NAME=VALUE`` sets no variable: it is an option of the workload, see ``plan.trials_of``.
+    """
     name, _, value = text.partition("=")
+    if name.startswith(OPTION) and name != OPTION and text.isprintable():
+        return Mitigation(text, {}, "the command line")
     is_one = _VARIABLE.match(name) and _fits_environ(value) and text.isprintable()
     return Mitigation(text, {name: value}, "the command line") if is_one else None
 

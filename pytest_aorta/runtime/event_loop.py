@@ -25,9 +25,15 @@ from pytest_aorta.common.bounded_waits import PIECE
 
 Callback = Callable[[], object]
 
+#: Seconds that a waiting thread polls for itself, and that the loop's own thread then stays away: wake-ups of threads
+#: cost more than a short task, and do not matter to a long one.
+_SHORT = 0.003
+
 
 class EventLoop:
     """Its thread is started with the first thing to wait for. Callbacks must not block; all waits block, nothing spins.
+
+    A thread that waits for a short task polls in the place of the loop's own, and runs callbacks: see ``poll_until``.
 
     All methods may be called from any thread.
     """
@@ -45,6 +51,10 @@ class EventLoop:
         self._timers: dict[int, tuple[float, Callback]] = {}
         self._numbers = itertools.count()
         self._until = math.inf
+        #: Held by the thread that polls; the thread that does so for itself, and until when the loop's own stays away.
+        self._polling = threading.Lock()
+        self._guest: threading.Thread | None = None
+        self._away_until = 0.0
 
     def watch(self, fd: int, callback: Callback, *, writable: bool = False) -> None:
         """Call when ``fd`` is readable or closed by its other end, with ``writable`` also when it takes data."""
@@ -82,21 +92,54 @@ class EventLoop:
 
     def _run(self) -> None:
         while not self._closed:
-            with self._lock:
-                self._until = min([moment for moment, _ in list(self._timers.values())], default=math.inf)
-            left = None if self._until == math.inf else max(0.0, self._until - time.monotonic())
-            for fd, _ in self._epoll.poll(left):
-                if fd == self._wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._wake)
-                elif fd in self._callbacks:  # not unwatched by an earlier callback
-                    _call(self._callbacks[fd])
-            now = time.monotonic()
-            for number, (moment, callback) in list(self._timers.items()) if self._until <= now else ():
-                if moment <= now and self._timers.pop(number, None) is not None:
-                    _call(callback)
-        self._epoll.close()
-        os.close(self._wake)
+            while (away := self._away_until - time.monotonic()) > 0 and not self._closed:
+                time.sleep(away)
+            with self._polling:
+                if not self._closed:
+                    self._poll(math.inf)
+        with self._polling:
+            self._epoll.close()
+            os.close(self._wake)
+
+    def _poll(self, longest: float) -> None:
+        with self._lock:
+            self._until = min([moment for moment, _ in list(self._timers.values())], default=math.inf)
+        left = min(longest, max(0.0, self._until - time.monotonic()))
+        for fd, _ in self._epoll.poll(None if left == math.inf else left):
+            if fd == self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            elif fd in self._callbacks:  # not unwatched by an earlier callback
+                _call(self._callbacks[fd])
+        now = time.monotonic()
+        for number, (moment, callback) in list(self._timers.items()) if self._until <= now else ():
+            if moment <= now and self._timers.pop(number, None) is not None:
+                _call(callback)
+
+    def poll_until(self, over: Callable[[], bool]) -> None:
+        """Poll in the caller's thread until ``over()``, for some milliseconds at most; or do nothing.
+
+        The end of a short task then wakes one thread instead of two, of which one has to wait for the other's GIL.
+        """
+        if self._thread is None or self._guest is not None:
+            return
+        give_up = time.monotonic() + _SHORT
+        with SIGINT_HELD:
+            self._guest, self._away_until = threading.current_thread(), give_up
+            try:
+                if not self._polling.acquire(blocking=False):
+                    with self._lock:
+                        if not self._closed:
+                            os.eventfd_write(self._wake, 1)  # the loop's thread gives way
+                    if not self._polling.acquire(timeout=_SHORT):
+                        return
+                try:
+                    while not (over() or self._closed) and (left := give_up - time.monotonic()) > 0:
+                        self._poll(left)
+                finally:
+                    self._polling.release()
+            finally:
+                self._guest = None
 
     def close(self) -> None:
         with self._lock:
@@ -107,7 +150,7 @@ class EventLoop:
             thread = self._thread
         if thread is None:
             self._run()  # which only closes the descriptors
-        elif thread is not threading.current_thread():
+        elif threading.current_thread() not in (thread, self._guest):
             thread.join()
 
 

@@ -69,11 +69,13 @@ class TaskRef:
         """
         check_timeout(timeout)
         task: GraphTask = self._node.payload
+        give_up = None if timeout is None else time.monotonic() + timeout
+        if not task.has_settled and timeout is None:
+            self._dispatcher.loop.poll_until(lambda: task.has_settled)
         if not task.has_settled:
             with self._dispatcher.lock:
                 settled = None if task.has_settled else task.settled or _taken_lock()
                 task.settled = settled
-            give_up = None if timeout is None else time.monotonic() + timeout
             # A lock rather than an event: an interrupt within ``threading`` would leave that broken, and it takes long.
             while settled is not None and not task.has_settled:
                 left = PIECE if give_up is None else max(0.0, min(PIECE, give_up - time.monotonic()))

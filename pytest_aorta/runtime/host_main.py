@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Executed there by execnet, in an interpreter of which nothing is known yet.
 BOOTSTRAP = """
-import os, socket, sys, threading
+import os, socket, sys
 # The working directory must not shadow what is imported, as ``-c`` would let it.
 sys.path[:] = [entry for entry in sys.path if entry]
 facts = {
@@ -36,7 +36,6 @@ facts = {
     "pid": os.getpid(),
     "python": "%d.%d" % sys.version_info[:2],
     "executable": sys.executable,
-    "main_thread": threading.current_thread() is threading.main_thread(),
     "version": None,
     "problem": None,
 }
@@ -47,7 +46,7 @@ try:
 except Exception as error:
     facts["problem"] = "%s: %s" % (type(error).__name__, error)
 channel.send(facts)
-if facts["main_thread"] and not facts["problem"]:
+if not facts["problem"]:
     serve(channel)
 """
 
@@ -101,7 +100,7 @@ class HostChannel:
 
     def __init__(self, channel: execnet.Channel) -> None:
         self._channel = channel
-        self._writing = threading.Lock()  # execnet's write to a socket can be torn apart by another
+        self._writing = threading.Lock()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.gone = threading.Event()
 
@@ -129,13 +128,12 @@ class HostChannel:
 
 def serve(channel: execnet.Channel) -> None:
     """Serve a :class:`~pytest_aorta.runtime.hosts.HostConnection`; returns when the service has."""
-    question: Any = channel.receive()
-    if question["redirect"]:
-        # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.
-        os.dup2(2, 1)
-        with contextlib.suppress(OSError, ValueError):
-            faulthandler.enable()
-    channel.send(code_identity(_locate(question["names"])))
+    names: Any = channel.receive()
+    # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.
+    os.dup2(2, 1)
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.enable()
+    channel.send(code_identity(_locate(names)))
     order: Any = channel.receive()  # never comes when the parent does not like the answer
     host_channel = HostChannel(channel)
     finished = threading.Event()

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     import execnet
 
 #: What says how the host is reached; a specification has exactly one of them.
-_KINDS = ("popen", "ssh", "vagrant_ssh", "socket")
+_KINDS = ("popen", "ssh")
 
 #: What may be added. execnet's ``execmodel``, ``via`` and ``installvia`` would not run the service in a main thread.
 _EXTRAS = ("python", "chdir", "nice", "id", "ssh_config", "dont_write_bytecode")
 
 _VALID = (
-    "valid are popen, ssh=[USER@]HOST and socket=HOST:PORT, N*SPEC for N equal ones, "
+    "valid are popen, ssh=[USER@]HOST, N*SPEC for N equal ones, "
     f"and after // any of {', '.join(f'{name}=' for name in _EXTRAS[:-1])}, {_EXTRAS[-1]}, env:NAME="
 )
 
@@ -29,11 +29,6 @@ def without_values(host: str) -> str:
         f"{key}=..." if value and re.search(":|env", key, re.IGNORECASE) else key + equals + value
         for key, equals, value in parts
     )
-
-
-def kind_of(spec: execnet.XSpec) -> str:
-    """``popen``, ``ssh``, ``vagrant_ssh`` or ``socket``."""
-    return next(kind for kind in _KINDS if getattr(spec, kind))
 
 
 def parse_spec(text: str) -> execnet.XSpec:
@@ -86,8 +81,4 @@ def _problem(text: str) -> str | None:
             return f"{key!r} needs a value"
         if keys.count(key) > 1:
             return f"{key!r} is there twice"
-        if key == "socket" and not value.rpartition(":")[2].isdecimal():
-            return f"{value!r} has no port"
-        if key == "python" and kinds == ["socket"]:
-            return "the interpreter of a socket server is the one that it was started with"
     return None

@@ -1,7 +1,7 @@
 """Another host, or another process of this one: a service there, reached through an execnet gateway.
 
 There is no transport and no port besides execnet's: a ``popen`` gateway uses pipes, an ``ssh=`` one those of the
-``ssh`` command, a ``socket=`` one a server that the user has started.
+``ssh`` command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import execnet
 from pytest_aorta._version import __version__
 from pytest_aorta.runtime.execnet_compat import make_gateway
 from pytest_aorta.runtime.host_main import BEAT, BOOTSTRAP, code_identity, package_files
-from pytest_aorta.runtime.host_specs import kind_of, parse_spec, without_values
+from pytest_aorta.runtime.host_specs import parse_spec, without_values
 from pytest_aorta.runtime.tensors import to_bytes
 from pytest_aorta.runtime.zygote import exit_text
 
@@ -56,8 +56,7 @@ class HostConnection:
     """A service on a host: start it, send to it, close it; or learn that it died.
 
     Args:
-        spec: an execnet gateway specification, ``popen``, ``ssh=HOST//python=...`` or ``socket=HOST:PORT``. A socket
-            server ends with the service that it was used for.
+        spec: an execnet gateway specification, ``popen`` or ``ssh=HOST//python=...``.
         service: ``module:function``, called there as ``function(argument, host_channel)`` in the main thread of the
             process, which ends when it returns. It should return when ``host_channel.receive()`` gives ``None``.
         argument: any object that can be pickled.
@@ -171,17 +170,12 @@ class HostConnection:
         if self._given_up:
             gateway.exit()
         self._step = "looking for pytest-aorta there"
-        while True:
-            channel: Any = gateway.remote_exec(BOOTSTRAP)
-            self._facts = facts = channel.receive()
-            # A socket server may not have noticed yet that its main thread is done with //chdir= or //env:.
-            if facts["main_thread"]:
-                break
+        channel: Any = gateway.remote_exec(BOOTSTRAP)
+        self._facts = facts = channel.receive()
         if problem := version_problem(facts):
             raise _Refused(problem)
         self._step = "comparing the code there"
-        # The output of a socket server is its owner's.
-        channel.send({"names": list(self._identity), "redirect": kind_of(self._spec) != "socket"})
+        channel.send(list(self._identity))
         theirs = channel.receive()
         for name, digest in sorted(self._identity.items()):
             if theirs.get(name) != digest:
@@ -210,22 +204,17 @@ class HostConnection:
         return self._process
 
     def _connection_problem(self, error: Exception) -> str:
-        spec, kind = self._spec, kind_of(self._spec)
-        if kind == "socket":
-            return (
-                f"cannot connect: {error or type(error).__name__}; is a server of execnet running there (python -m"
-                f" execnet.script.socketserver {spec.socket})?"
-            )
+        spec = self._spec
         if isinstance(error, execnet.RemoteError):
             return f"refused: {error.formatted.strip().splitlines()[-1]}; check its //chdir= and //nice="
         if isinstance(error, FileNotFoundError | PermissionError):
             return f"cannot start {error.filename}: {error.strerror}; is it there, and executable?"
         ended = self._how_ended(patience=1.0)
         what = f"failed while {self._step}: {f'ended with {ended}' if ended else error or type(error).__name__}"
-        if kind == "popen":
+        if spec.popen:
             return f"{what}; is {spec.python or sys.executable} a Python interpreter?"
         return (
-            f"{what}; does `ssh {spec.ssh or spec.vagrant_ssh} {spec.python or 'python'} -V` answer without asking for "
+            f"{what}; does `ssh {spec.ssh} {spec.python or 'python'} -V` answer without asking for "
             "anything or printing anything else (//python= names another interpreter)?"
         )
 
@@ -300,7 +289,7 @@ class HostConnection:
         ended = self._how_ended(patience=1.0)  # the connection ends a moment before the process
         if not ended:
             return "the connection was lost"
-        return f"its {'process' if kind_of(self._spec) == 'popen' else 'connection'} ended with {ended}"
+        return f"its {'process' if self._spec.popen else 'connection'} ended with {ended}"
 
     # The end
 

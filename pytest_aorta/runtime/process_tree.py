@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -285,3 +286,52 @@ def open_gpu_devices() -> list[str]:
         if target.startswith(_GPU_DEVICES):
             found.add(target)
     return sorted(found)
+
+
+#: Seconds between two looks at a child during a wait for its end.
+_POLL = 0.005
+
+
+class Fork:
+    """A forked child of this process, with what is used of ``subprocess.Popen``. Thread-safe."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._asking = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; ``None`` while it runs."""
+        with self._asking:
+            if self.returncode is None:
+                self.returncode = self.look()
+            return self.returncode
+
+    def look(self) -> int | None:
+        return exit_code(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+        give_up = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if give_up is not None and time.monotonic() > give_up:
+                raise subprocess.TimeoutExpired([], timeout or 0.0)
+            time.sleep(_POLL)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        with self._asking:
+            if self.returncode is None:
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def exit_code(pid: int, flags: int = os.WNOHANG) -> int | None:
+    """Of a child of this process, as ``Fork.poll``; without ``flags``, once it has ended."""
+    try:
+        ended, status = os.waitpid(pid, flags)
+    except ChildProcessError:
+        return 0  # as Popen takes it, where other code has reaped the child
+    return os.waitstatus_to_exitcode(status) if ended else None

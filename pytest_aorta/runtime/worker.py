@@ -155,7 +155,7 @@ class Worker:
 
         Args:
             child: of a lower level, not started, and not below another worker.
-            host: where it runs, as execnet spells it (``popen``, ``ssh=...``, ``socket=...``); here, if not given.
+            host: where it runs, as execnet spells it (``popen``, ``ssh=...``); here, if not given.
         """
         expect("child", child, Worker, "a Worker")
         if host is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import shlex
@@ -21,7 +20,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -114,7 +112,6 @@ class ZygoteSpec:
         cwd: working directory.
         fresh: prepare in every child instead.
         load: called with ``argument`` before ``prepare``, to import what is not ours; ``StartLimits`` limit its time.
-        extend: called with the extension of a branch; returns a JSON mapping of what it refuses, empty for nothing.
         behind: about the prefix, where ``command`` has one.
     """
 
@@ -127,7 +124,6 @@ class ZygoteSpec:
     cwd: str
     fresh: bool = False
     load: str | None = None
-    extend: str | None = None
     behind: PrefixFacts = field(default_factory=PrefixFacts)
 
     @property
@@ -235,7 +231,7 @@ class Task:
         ended: how it ended.
     """
 
-    def __init__(self, server: Server, channel: Channel, fate: Channel, *, gives_stacks: bool) -> None:
+    def __init__(self, server: Zygote, channel: Channel, fate: Channel, *, gives_stacks: bool) -> None:
         self._pid: int | None = None
         self.ended: TaskEnd | None = None
         self._server = server
@@ -345,95 +341,11 @@ class Task:
         with contextlib.suppress(OSError):
             self._fate.send({"grace": grace, "stacks": self._gives_stacks})
 
-    def is_over(self) -> bool:
-        """Whether the zygote has reported its end, or is gone; not beside a thread that follows the task."""
-        while not self._over() and self._fate.poll():
-            self._take_report()
-        return self._over()
-
     def close(self) -> None:
         """Forget the child's channel."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-
-
-class Server(ABC):
-    """Forks children for tasks: a zygote, or a branch of one. Thread-safe.
-
-    Attributes:
-        spec: what it was started from.
-        info: what its preparation returned.
-        against_forking: why it cannot serve tasks: it may not be forked.
-        extension: what it was prepared with besides its specification; ``None`` for nothing.
-        control: carries orders to it.
-    """
-
-    spec: ZygoteSpec
-    info: dict[str, Any]
-    against_forking: list[str]
-    extension: Any = None
-    control: Channel
-
-    @abstractmethod
-    def death(self) -> ZygoteError:
-        """The error to raise when it has gone; ends what it can no longer end."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Send SIGCONT: a stopped zygote would not end its tasks."""
-
-    def start_task(
-        self,
-        payload: Any,
-        *,
-        stdout: Path | None = None,
-        stderr: Path | None = None,
-        stacks: Path | None = None,
-        cores: Sequence[int] | None = None,
-        descriptors: Sequence[int] = (),
-    ) -> Task:
-        """Have a child forked, and hand it a task.
-
-        Args:
-            payload: JSON value for the task's function.
-            stdout: a file for everything that is written there; ``None`` leaves it to the zygote's own log.
-            stderr: the same.
-            stacks: a file for the stacks that ``Task.kill`` takes; ``None`` for no stacks.
-            cores: cores that the child may run on; ``None`` for those of the zygote.
-            descriptors: open files that the child keeps as long as it lives, locked ones for instance.
-
-        Raises:
-            ZygoteError: the zygote is gone. That it cannot fork, the task says.
-        """
-        files = {"stdout": stdout, "stderr": stderr, "stacks": stacks}
-        task = {
-            "payload": payload,
-            **{name: None if path is None else str(path) for name, path in files.items()},
-            "cores": None if cores is None else list(cores),
-            "descriptors": len(descriptors),
-        }
-        return self._start(task, descriptors)
-
-    def _start(self, task: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Task:
-        channel, theirs = Channel.pair()
-        fate, its = Channel.pair()
-        try:
-            try:
-                # In one piece: other threads send orders, too.
-                self.control.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
-            except OSError:
-                raise self.death() from None
-            finally:
-                theirs.close()
-                its.close()
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, as its fate will say
-                channel.send(task, descriptors)
-        except BaseException:
-            channel.close()
-            fate.close()  # which ends the child, if there is one
-            raise
-        return Task(self, channel, fate, gives_stacks=task["stacks"] is not None)
 
 
 class PrefixSocket:
@@ -503,10 +415,10 @@ class PrefixSocket:
             os.close(process)
 
 
-class Seed:
+class Seed(process_tree.Fork):
     """A fork of this process from before it had a thread: it becomes a zygote without starting an interpreter.
 
-    To ``Zygote``, it is as ``subprocess.Popen``. It is used by the first zygote of the same environment.
+    It is used by the first zygote of the same environment.
 
     Args:
         private: what the fork must not keep open.
@@ -517,10 +429,8 @@ class Seed:
         self.control, theirs = Channel.pair()
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by the zygote)
         self.used = False
-        self.returncode: int | None = None
-        self._lock = threading.Lock()
         parent = os.getpid()
-        self.pid = os.fork()
+        super().__init__(os.fork())
         if self.pid == 0:
             try:
                 from pytest_aorta.runtime.zygote_main import main
@@ -539,29 +449,6 @@ class Seed:
         """Whether it is what the specification asks for; what is missing in ``sys.path`` is added there."""
         return not self.used and not spec.has_prefix and dict(spec.environ) == self.environ
 
-    def poll(self) -> int | None:
-        with self._lock:
-            if self.returncode is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-            return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        give_up = math.inf if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > give_up:
-                raise subprocess.TimeoutExpired("zygote", timeout or 0.0)
-            time.sleep(0.005)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        with self._lock:
-            if self.returncode is None:
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
     def close(self) -> None:
         if not self.used:
             self.used = True
@@ -570,20 +457,23 @@ class Seed:
             self.wait(_LINGER)
 
 
-class Zygote(Server):
-    """A running zygote process: start it, wait until it is ready, start tasks, close it.
+class Zygote:
+    """A running zygote process: start it, wait until it is ready, start tasks, close it. Thread-safe.
 
     The thread that starts it has to live until it is ready; the kernel takes that thread's end for its parent's.
 
     Attributes:
+        spec: what it was started from.
+        info: what its preparation returned.
+        against_forking: why it may not be forked, and serves no tasks.
         tag: in the environment of it and of its descendants.
         load_sec: seconds that ``ZygoteSpec.load`` took, and ``loaded_at``, when it had ended (``time.monotonic()``).
     """
 
     def __init__(self, spec: ZygoteSpec, seed: Seed | None = None) -> None:
         self.spec = spec
-        self.info = {}
-        self.against_forking = []
+        self.info: dict[str, Any] = {}
+        self.against_forking: list[str] = []
         self.tag = process_tree.new_tag()
         self._process: subprocess.Popen[bytes] | Seed
         self.load_sec: float | None = None
@@ -639,7 +529,7 @@ class Zygote(Server):
         if spec.has_prefix:
             environ = {**spec.behind.restored, process_tree.VARIABLE: self.tag}
             self.control.send({"environ": environ, "cwd": spec.cwd})
-        names = ("prepare", "argument", "run", "sys_path", "fresh", "load", "extend")
+        names = ("prepare", "argument", "run", "sys_path", "fresh", "load")
         order = {name: getattr(spec, name) for name in names}
         try:
             owner = os.pidfd_open(os.getpid())
@@ -770,6 +660,60 @@ class Zygote(Server):
         text = f"{self._name}ended with {exit_text(code)} before it was ready\n{output}".rstrip()
         return ZygoteError(text, phase=phase, returncode=code)
 
+    # Tasks
+
+    def start_task(
+        self,
+        payload: Any,
+        *,
+        stdout: Path | None = None,
+        stderr: Path | None = None,
+        stacks: Path | None = None,
+        cores: Sequence[int] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> Task:
+        """Have a child forked, and hand it a task.
+
+        Args:
+            payload: JSON value for the task's function.
+            stdout: a file for everything that is written there; ``None`` leaves it to the zygote's own log.
+            stderr: the same.
+            stacks: a file for the stacks that ``Task.kill`` takes; ``None`` for no stacks.
+            cores: cores that the child may run on; ``None`` for those of the zygote.
+            descriptors: open files that the child keeps as long as it lives, locked ones for instance.
+
+        Raises:
+            ZygoteError: the zygote is gone. That it cannot fork, the task says.
+        """
+        files = {"stdout": stdout, "stderr": stderr, "stacks": stacks}
+        task = {
+            "payload": payload,
+            **{name: None if path is None else str(path) for name, path in files.items()},
+            "cores": None if cores is None else list(cores),
+            "descriptors": len(descriptors),
+        }
+        return self._start(task, descriptors)
+
+    def _start(self, task: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Task:
+        channel, theirs = Channel.pair()
+        fate, its = Channel.pair()
+        try:
+            try:
+                # In one piece: other threads send orders, too.
+                self.control.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
+            except OSError:
+                raise self.death() from None
+            finally:
+                theirs.close()
+                its.close()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, as its fate will say
+                channel.send(task, descriptors)
+        except BaseException:
+            channel.close()
+            fate.close()  # which ends the child, if there is one
+            raise
+        return Task(self, channel, fate, gives_stacks=task["stacks"] is not None)
+
     # The end
 
     def _wait(self, patience: float | None = None) -> int:
@@ -794,6 +738,7 @@ class Zygote(Server):
             return -signal.SIGKILL
 
     def death(self) -> ZygoteError:
+        """The error to raise when it has gone; ends what it can no longer end."""
         with self._dying:  # which the threads of all its tasks find out at the same time
             if self._death is None:
                 if self._ending:
@@ -805,6 +750,7 @@ class Zygote(Server):
             return ZygoteError(str(self._death), returncode=self._death.returncode)  # each thread has a traceback
 
     def wake(self) -> None:
+        """Send SIGCONT: a stopped zygote would not end its tasks."""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGCONT)
 
@@ -812,7 +758,7 @@ class Zygote(Server):
         return self._process.poll() is None
 
     def output(self) -> str:
-        """The end of what the zygote itself and its branches wrote, in text."""
+        """The end of what the zygote itself wrote, in text."""
         with self._log_lock:
             return self._last_output if self._log.closed else self._read_output()
 

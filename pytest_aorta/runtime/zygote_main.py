@@ -72,7 +72,8 @@ def main(fd: int, parent: int) -> None:
         os._exit(0)
     faulthandler.unregister(process_tree.STACK_SIGNAL)  # tasks have files of their own, or give no stacks
     os.close(stacks)
-    freeze()
+    gc.collect()
+    gc.freeze()
     # Before this process reports that it is ready: the thread that has started it may end then, which the kernel would
     # take for the parent's end.
     process_tree.die_with_parent(None)
@@ -97,11 +98,6 @@ def prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> An
         load(order["argument"])
         report({"type": "loaded", "sec": time.monotonic() - start})
     return prepare_it(order["argument"])
-
-
-def freeze() -> None:
-    gc.collect()
-    gc.freeze()
 
 
 @dataclass(eq=False)
@@ -365,8 +361,6 @@ def task_main(channel: Channel, zygote: int, order: Message, run: Callable[..., 
     os.setsid()
     _reseed()
     task = _take(channel)
-    if "extension" in task:
-        serve_as_branch(channel, order, run, task["extension"])
     try:
         if task["cores"] is not None:
             os.sched_setaffinity(0, task["cores"])
@@ -408,34 +402,6 @@ def _prepare(channel: Channel, order: Message) -> Callable[..., Any]:
         leave(0)
     channel.send({"type": "prepared", "info": info})
     return run
-
-
-def serve_as_branch(channel: Channel, order: Message, run: Callable[..., Any] | None, extension: Any) -> None:
-    report: dict[str, Any]
-    try:
-        refused = import_target(order["extend"])(extension)
-        report = {"type": "extended", "refused": refused, "against_forking": reasons_against_branching()}
-    except BaseException as error:
-        report = {"type": "failed", "error": describe_exception(error)}
-    freeze()
-    with contextlib.suppress(OSError):
-        channel.send(report)
-    if report["type"] == "failed" or report["refused"] or report["against_forking"]:
-        os._exit(1)
-    ForkServer(channel, order, run).serve()
-
-
-def reasons_against_branching() -> list[str]:
-    reasons = process_tree.reasons_against_forking()
-    if children := process_tree.children_of_self():
-        reasons.append(f"started {', '.join(process_tree.describe(pid) for pid in children)}")
-    elif not reasons:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        if (code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) != 0:
-            reasons.append(f"has left a handler at whose hands a forked process ends with status {code}")
-    return reasons
 
 
 def redirect(stdout: str | None, stderr: str | None) -> None:

@@ -1,135 +1,23 @@
-"""Zygotes that several tasks share: branches, which have prepared further, and a pool of those that are warm."""
+"""A pool of zygotes that are warm, and that several tasks share."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable
 
 from pytest_aorta.runtime.zygote import (
     LOOK,
     Seed,
-    Server,
     StartLimits,
     Zygote,
     ZygoteError,
     ZygoteSpec,
     ZygoteUnwanted,
-    exit_text,
 )
 
-#: Seconds that preparing a branch further may take.
-EXTENSION_TIMEOUT = 60.0
-
-#: Seconds that a zygote may take to notice a branch's death and to end what the branch has left.
-_FATE_TIMEOUT = 10.0
-
-
 _LIMITS = StartLimits()
-
-
-class ExtensionFailed(ZygoteError):
-    """A branch could not be prepared further; its zygote is as it was.
-
-    Attributes:
-        refused: what the function returned that was to do it, if it did.
-    """
-
-    refused: Mapping[str, Any] = MappingProxyType({})
-
-
-class Branch(Server):
-    """A fork of a zygote that has prepared further, and serves tasks of its own beside it. Ends with the zygote.
-
-    Args:
-        zygote: it is ready.
-        extension: JSON value for ``ZygoteSpec.extend``.
-        limit: seconds that this may take.
-        wanted: asked again and again; a branch that is not wanted any more is ended.
-
-    Raises:
-        ExtensionFailed: ``extend`` raised, crashed, refused, did not end in time, or has made forks unsafe.
-        ZygoteUnwanted: it was not wanted any more.
-        ZygoteError: the zygote is gone.
-    """
-
-    def __init__(
-        self,
-        zygote: Zygote,
-        extension: Any,
-        limit: float = EXTENSION_TIMEOUT,
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.zygote = zygote
-        self.spec, self.info, self.against_forking = zygote.spec, zygote.info, []
-        self.extension = extension
-        files = dict.fromkeys(("stdout", "stderr", "stacks"))
-        self._task = zygote._start({"extension": extension, **files, "descriptors": 0})
-        self._asking = threading.Lock()
-        self.control = self._task.open_channel()
-        try:
-            self._extend(limit, wanted)
-        except BaseException:
-            self.close()
-            raise
-
-    def _extend(self, limit: float, wanted: Callable[[], bool]) -> None:
-        give_up = time.monotonic() + limit
-        while True:
-            if not wanted():
-                raise ZygoteUnwanted("its start was cancelled")
-            if time.monotonic() > give_up:
-                raise ExtensionFailed(f"not done after {limit:g} s")
-            try:
-                report = self._task.next_message(time.monotonic() + LOOK)
-                break
-            except TimeoutError:
-                continue
-        if report is None:
-            raise ExtensionFailed(str(self.death()).partition("\n")[0])
-        if report["type"] == "failed":
-            error = report["error"]
-            raise ExtensionFailed(f"{error['type']}: {error['message']}", error=error)
-        if report["refused"] or report["against_forking"]:
-            failed = ExtensionFailed(", ".join(report["against_forking"]) or "refused")
-            failed.refused = report["refused"]
-            raise failed
-
-    @property
-    def pid(self) -> int:
-        return self._task.pid
-
-    def wake(self) -> None:
-        self.zygote.wake()
-        with contextlib.suppress(OSError, ZygoteError):
-            os.kill(self.pid, signal.SIGCONT)
-
-    def alive(self) -> bool:
-        with self._asking:
-            return not self._task.is_over()
-
-    def death(self) -> ZygoteError:
-        with self._asking:  # the threads of its tasks
-            try:
-                while self._task.ended is None:
-                    self._task.next_message(time.monotonic() + _FATE_TIMEOUT)
-                code = self._task.ended.returncode
-            except TimeoutError:
-                code = None
-            except ZygoteError as error:
-                return error
-        how = "does not answer" if code is None else f"died with {exit_text(code)}"
-        return ZygoteError(f"the zygote's branch {how}\n{self.zygote.output()}".rstrip(), returncode=code)
-
-    def close(self) -> None:
-        self._task.kill(0.0)
-        self._task.close()
 
 
 class _Entry:

@@ -121,6 +121,7 @@ class TriageSettings:
         sequential: whether the number of trials depends on what was seen of them.
         confirm: whether a cell that fails less needs fresh trials that say so again.
         screens: whether, of many cells, those end early that are hopeless.
+        by_node: whether nodes are compared as well: of a sweep over them.
         signatures: rules of the user: names of ways to fail, each with a regular expression for the texts of a failure.
     """
 
@@ -130,4 +131,5 @@ class TriageSettings:
     sequential: bool = False
     confirm: bool = False
     screens: bool = False
+    by_node: bool = False
     signatures: tuple[tuple[str, str], ...] = ()

@@ -46,6 +46,7 @@ class CellStatistics:
         first_failure_iterations: of the failing trials that say so, ascending.
         median_wall_sec: of the counted trials.
         warnings, exit_statuses, detected, collected, not_collected: how many trials have each.
+        observed: how many trials ran with collectors.
         losses: why trials say nothing about the workload, the most frequent reason first.
         files: of the trials, relative to the results directory, in the order of their indices.
         variables: that any cell of the plan sets, as far as the trials agree on them.
@@ -74,6 +75,7 @@ class CellStatistics:
     events: dict[str, int] = field(default_factory=dict)
     detected: dict[str, int] = field(default_factory=dict)
     losses: tuple[SignatureCount, ...] = ()
+    observed: int = 0
 
     def count(self, *outcomes: Outcome) -> int:
         """How many trials have one of these outcomes."""
@@ -194,6 +196,7 @@ class CellTrials:
             events=dict(Counter(facts.event for facts in trials if facts.event is not None)),
             detected=dict(Counter(name for facts in trials for name in facts.detected)),
             losses=_signature_counts(facts for facts in trials if facts.outcome in LOSSES),
+            observed=sum(facts.observed for facts in trials),
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
+from pytest_aorta.triage.nodes import node_sentences
 from pytest_aorta.triage.operators import OperatorChange
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import (
@@ -305,6 +306,7 @@ def conclusions(table: Table) -> list[str]:
     several = len({(key.workload, key.test, key.options) for key in groups}) > 1
     place = table.associations.place
     found = [] if place is None else [f"{place.sentence}."]
+    found += node_sentences(table.nodes)
     for key, rows in groups.items():
         base, most = table.row(key).cell, table.row(key).rate_below
         speeds = _speeds(rows, base)
@@ -394,10 +396,13 @@ def operators_text(changes: Sequence[OperatorChange]) -> str:
 
 def _no_failure(base: CellStatistics, most: float, start: str) -> str:
     lost = f", but {counted(base.lost, 'trial')} of {base.total} were lost" if base.lost else ""
-    return (
-        f"{'No failure' if lost else start}: {base.key.cell} has not failed in {counted(base.counted, 'trial')}{lost}; "
-        f"its failure rate is below {below(most)}."
+    sentence = (
+        f"{'No failure' if lost or base.detected else start}: {base.key.cell} has not failed in "
+        f"{counted(base.counted, 'trial')}{lost}; its failure rate is below {below(most)}."
     )
+    for name, number in base.detected.items():
+        sentence += f" The output of {number} says {name}: failures, if you add --aorta-fail-on=@{name}."
+    return sentence
 
 
 def _speeds(rows: Sequence[Row], base: CellStatistics) -> list[str]:

@@ -13,6 +13,9 @@ from pytest_aorta.common.texts import first_names
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 
+#: Of places in a trial: number of the step, of the event in it, rank.
+Order = tuple[int, int, int]
+
 #: Trials that are named in a sentence, and those whose first difference is shown.
 _MOST_NAMES, _MOST_PLACES = 8, 3
 
@@ -47,6 +50,11 @@ class Divergence:
     @property
     def reference(self) -> Traced:
         return self.trials[self.comparison.equal[0]]
+
+    @property
+    def names(self) -> tuple[str, str, str | None]:
+        """Workload, cell, and the cell that it is compared with."""
+        return self.key.workload, self.key.cell, None if self.of is None else self.of.cell
 
     def lines(self) -> Iterator[str]:
         """What there is to say."""
@@ -92,6 +100,7 @@ class Divergence:
             "compared_with": self.of and self.of.cell,
             "trials": len(self.trials),
             "equal": self.comparison.equal,
+            "lines": list(self.lines()),
             "differ": [{"trial": name, **vars(place)} for name, place in self.comparison.places.items()],
         }
 
@@ -119,11 +128,19 @@ def divergences(
 def between(one: Divergence, other: Divergence) -> Divergence:
     """The cell of ``other`` beside that of ``one``, each by the trial that stands for it."""
     sides = {"0": one.reference, "1": other.reference}
-    comparison = compare_trials({name: it.trial for name, it in sides.items()})
-    inner = [place.order for each in (one, other) for place in each.comparison.places.values()]
-    if comparison.first is not None and inner and comparison.first[1].order >= min(inner):
-        comparison = Comparison(["0", "1"])  # where trials of one cell differ already, it says nothing
-    return Divergence(other.key, sides, comparison, one.key)
+    ends = _earlier(one.comparison, other.comparison)
+    return Divergence(other.key, sides, compare_cells(sides["0"].trial, sides["1"].trial, ends), one.key)
+
+
+def compare_cells(one: Trial, other: Trial, ends: Order | None) -> Comparison:
+    """Of trials that stand for two cells, before ``ends``: from there on trials of one cell differ among themselves."""
+    found = compare_trials({"0": one, "1": other})
+    is_told = found.first is None or ends is None or found.first[1].order < ends
+    return found if is_told else Comparison(["0", "1"])
+
+
+def _earlier(*comparisons: Comparison) -> Order | None:
+    return min((place.order for each in comparisons for place in each.places.values()), default=None)
 
 
 def _traced(facts: TrialFacts, results: Path) -> Traced:
@@ -131,33 +148,25 @@ def _traced(facts: TrialFacts, results: Path) -> Traced:
     return Traced(facts, folder, read_trial(folder))
 
 
-@dataclass(frozen=True)
-class Agreeing:
-    """The trial that stands for a cell of a results directory; ``ends``: order of the first other place."""
-
-    trial: Trial
-    ends: tuple[int, int, int] | None
-
-
-def agreeing(files: Iterable[Path]) -> Agreeing | None:
-    """Of trial files; ``None`` where none of the trials has recorded anything."""
-    read = {str(file): read_trial(file.with_suffix("") / FOLDER / "divergence") for file in files}
-    trials = {name: trial for name, trial in read.items() if trial.ranks}
-    if not trials:
-        return None
-    found = compare_trials(trials)
-    return Agreeing(trials[found.equal[0]], min((place.order for place in found.places.values()), default=None))
+def compare_recorded(a: Sequence[Path], b: Sequence[Path]) -> str | None:
+    """Whether a cell in B computes what it does in A, of their trial files; ``None`` where one has recorded nothing."""
+    sides = [
+        {str(file): read_trial(file.with_suffix("") / FOLDER / "divergence") for file in files} for files in (a, b)
+    ]
+    one, other = ({name: trial for name, trial in side.items() if trial.ranks} for side in sides)
+    return compare_sides(one, other) if one and other else None
 
 
-def compare_agreeing(a: Agreeing, b: Agreeing) -> str:
-    """Whether B computes what A does, as far as the trials of each agree with each other."""
-    if a.trial.tolerance != b.trial.tolerance:
+def compare_sides(a: Mapping[str, Trial], b: Mapping[str, Trial]) -> str:
+    """Of the trials of a cell in A and in B, as far as those of each agree with each other."""
+    inner = [compare_trials(side) for side in (a, b)]
+    one, other = a[inner[0].equal[0]], b[inner[1].equal[0]]
+    if one.tolerance != other.tolerance:
         return "not compared: one has hashes, the other statistics, or their tolerances differ"
-    place = compare_trials({"A": a.trial, "B": b.trial}).places.get("B")
-    ends = min((each.ends for each in (a, b) if each.ends is not None), default=None)
-    if place is not None and (ends is None or place.order < ends):
-        return f"B computes something else, first in {place.text(max(len(a.trial.ranks), len(b.trial.ranks)))}"
-    steps = min(a.trial.steps, b.trial.steps)
+    ends = _earlier(*inner)
+    first = compare_cells(one, other, ends).first
+    if first is not None:
+        return f"B computes something else, first in {first[1].text(max(len(one.ranks), len(other.ranks)))}"
     if ends is None:
-        return f"B computes the same ({counted(steps, 'step')})"
+        return f"B computes the same ({counted(min(one.steps, other.steps), 'step')})"
     return f"trials of one side differ from each other in step {ends[0] + 1}; before it, B computes the same"

@@ -254,6 +254,7 @@ class TrialFacts:
         operators: own time of each, in ms per step, where the collector ``profile`` has measured it.
         collected: what collectors have found, and ``not_collected`` the first of what has kept each from it, each as
             ``numerics: ...``.
+        observed: whether it ran with collectors.
         started_at: ISO 8601 in UTC, which sorts as a text.
         event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
             is counted, or was lost alone.
@@ -288,6 +289,7 @@ class TrialFacts:
     operators: Mapping[str, float] = field(default_factory=dict, hash=False)
     collected: tuple[str, ...] = ()
     not_collected: tuple[str, ...] = ()
+    observed: bool = False
 
     @property
     def is_failure(self) -> bool:
@@ -337,6 +339,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         operators=_operators(record),
         collected=tuple(f"{name}: {it['sentence']}" for name, it in _collected(record) if it.get("sentence")),
         not_collected=tuple(f"{name}: {each}" for name, it in _collected(record) for each in it["problems"][:1]),
+        observed=bool((record.get("request") or {}).get("collect")),
     )
 
 

@@ -73,6 +73,8 @@ def matrix_json(table: Table, state: RunState) -> str:
         "warnings": table.warnings,
         "associations": table.associations.tests,
         **({"divergence": table.divergence} if table.divergence else {}),
+        **({"observer": [effect.to_plain() for effect in table.observer]} if table.observer else {}),
+        **({"nodes": table.nodes} if table.nodes else {}),
     }
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]
     lines = ",\n  ".join(json.dumps(plain(cell), allow_nan=False) for cell in cells)
@@ -189,12 +191,14 @@ class EarlierMatrix:
         seen: trials of each cell.
         planned: trials of each cell in the plan of that run, where it had one.
         settings: of its verdicts; ``None`` where there is no matrix.
+        zooms: sentences about operators that differ, by workload, cell, and the cell that it was compared with, if any.
     """
 
     def __init__(self, results: Path) -> None:
         self.seen: dict[CellKey, int] = {}
         self.planned: dict[CellKey, int] = {}
         self.settings: TriageSettings | None = None
+        self.zooms: dict[tuple[str, str, str | None], str] = {}
         try:
             content = json.loads((results / MATRIX_JSON).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -210,6 +214,7 @@ class EarlierMatrix:
                 speed_margin=speed if isinstance(speed, float) and 0 < speed < 1 else SPEED_MARGIN,
                 confirm=settings.get("confirm") is True,
                 screens=settings.get("screens") is True,
+                by_node=settings.get("by_node") is True,
                 # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
                 sequential=self._was_sequential or content.get("complete") is False,
                 signatures=recorded_rules(content),
@@ -221,6 +226,12 @@ class EarlierMatrix:
                     self.seen[key] = seen
                 if isinstance(planned := cell.get("planned"), int):
                     self.planned[key] = planned
+
+        compared = content.get("divergence")
+        for each in compared if isinstance(compared, list) else ():
+            if isinstance(each, dict) and isinstance(zoom := each.get("zoom"), dict):
+                names = (str(each.get("workload")), str(each.get("cell")), each.get("compared_with"))
+                self.zooms[names] = str(zoom.get("sentence"))
 
     _was_sequential = False
 

@@ -110,14 +110,6 @@ class Minimized:
     is_complete: bool = False
 
     @property
-    def baseline_trials(self) -> int:
-        return sum(each.base_trials for each in self.tried)
-
-    @property
-    def baseline_failures(self) -> int:
-        return sum(each.base_failures for each in self.tried)
-
-    @property
     def is_gone(self) -> bool:
         """Whether the fault went away."""
         return bool(self.tried) and self.tried[-1].answer == "gone"

@@ -18,7 +18,7 @@ from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.verdicts import Triage
 from pytest_aorta.trials.aorta_records import from_aorta, is_of_aorta
-from pytest_aorta.workspace.paths import HISTORY
+from pytest_aorta.workspace.paths import HISTORY, REPLAY
 
 MATRIX_JSON = "matrix.json"
 
@@ -141,7 +141,7 @@ class Results:
     @property
     def _asks_for_replays(self) -> bool:
         below = Path(os.path.relpath(self.path, self.folder))
-        return self.path.is_file() or "replay" in (os.path.basename(os.path.abspath(self.path)), *below.parts)
+        return self.path.is_file() or REPLAY in (os.path.basename(os.path.abspath(self.path)), *below.parts)
 
     def _files(self, folder: str, depth: int = 0) -> Iterator[str]:
         """All trial files below a folder; no links to folders are followed, which could lead in circles."""

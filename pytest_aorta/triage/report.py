@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import importlib.util
 import os
 import re
 import shlex
@@ -29,11 +28,10 @@ from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
 from pytest_aorta.triage.matrix import EarlierMatrix, pipe_table, text_of
 from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.starts import Found, Heat, sentences, with_replays
 from pytest_aorta.triage.verdicts import Row, Table, Triage, check_baseline
 from pytest_aorta.triage.where import Factor
 from pytest_aorta.workspace.atomic import write_text
-
-_NEEDED = ("jinja2", "matplotlib")
 
 #: Runs of what is not printable, among them controls, lone surrogates and marks that turn the direction of a text.
 _HIDDEN = re.compile(r"[^\n\t -~\u00a1-\u00ac\u00ae-\u02ff]")
@@ -68,24 +66,6 @@ class ReportError(RequestError):
     """A report that cannot be written."""
 
 
-def check_libraries() -> None:
-    """Find out whether a report can be made here; imports nothing.
-
-    Raises:
-        ReportError: with the command that installs what is missing.
-    """
-    missing = [name for name in _NEEDED if not _is_installed(name)]
-    if missing:
-        raise ReportError(f"a report needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ValueError:  # ``sys.modules`` has None in its place
-        return False
-
-
 def check_output(output: Path) -> None:
     """Find out whether a report can be written to ``output``.
 
@@ -111,7 +91,6 @@ def write_report(results: Path, output: Path, settings: TriageSettings | None = 
     Raises:
         RequestError: a library is missing; there are no trials; the baseline is no cell; the file cannot be written.
     """
-    check_libraries()
     check_output(output)
     material = read_material(results, settings or EarlierMatrix(results).settings)
     if settings is not None and settings.baseline is not None:
@@ -260,13 +239,17 @@ def _failed_trial(record: Mapping[str, Any], file: str) -> FailedTrial:
         "variables that were set": "\n".join(one_line(f"{name}={value}", 1_000) for name, value in overlay),
         "traceback": bounded("\n".join(own_frames((failure.get("traceback") or "").rstrip().splitlines()))),
     }
-    folder = PurePosixPath(file).parent
+    folder, files = PurePosixPath(file).parent, dict(record.get("artifacts") or {})
+    for name, found in (record.get("collected") or {}).items():
+        said = [text for text in (found["sentence"], *found["problems"]) if text]
+        texts[f"what {one_line(name)} found"] = bounded("\n".join(said))
+        files |= {path: path for path in found["artifacts"][:_MOST_ENTRIES]}
     return FailedTrial(
         ended=where if where.startswith(status) else f"{status}: {where}".removesuffix(": "),
         headline=headline or where,
         texts=texts,
         warnings=tuple(one_line(text, 400) for text in (record.get("warnings") or ())[:_MOST_ENTRIES]),
-        artifacts={name: str(folder / path) for name, path in (record.get("artifacts") or {}).items()},
+        artifacts={name: str(folder / path) for name, path in files.items()},
         can_replay=record.get("request") is not None,
     )
 
@@ -310,6 +293,7 @@ class Material:
         environments: of each cell.
         hosts: how many trials each has run.
         commands: what was run, and how often.
+        found: what collectors have found.
         left_out: what was not read, in words.
     """
 
@@ -320,6 +304,7 @@ class Material:
     environments: dict[CellKey, Environments]
     hosts: Counter[str]
     commands: Counter[str]
+    found: Found
     left_out: tuple[str, ...]
 
 
@@ -335,7 +320,9 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
     environments: dict[CellKey, Environments] = {}
     hosts: Counter[str] = Counter()
     commands: Counter[str] = Counter()
+    found = Found()
     for trial in results:
+        found.add(trial, results.folder)
         trials.append(trial.facts)
         environments.setdefault(trial.facts.key, Environments(results.installed)).add(trial.record)
         hosts[one_line(str(trial.record.get("host") or "an unknown host"))] += 1
@@ -344,6 +331,7 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
             failed[trial.file] = failed_trial(trial.record, trial.file)
     if not trials:
         raise results.nothing_found()
+    found.add_replays(results.folder)
     left_out = []
     if results.unreadable:
         first, number = results.unreadable[0], counted(len(results.unreadable), "trial file")
@@ -359,6 +347,7 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
         environments=environments,
         hosts=hosts,
         commands=commands,
+        found=found,
         left_out=tuple(left_out),
     )
 
@@ -392,7 +381,7 @@ def labels_of(keys: Iterable[CellKey]) -> dict[CellKey, str]:
 
 def page_of(material: Material, output: Path) -> dict[str, Any]:
     """What the templates show of a results directory."""
-    table = material.triage.table()
+    table = with_replays(material.triage.table(), material.triage, material.folder)
     labels = labels_of(row.cell.key for row in table.rows)
     ids = {facts.signature: _id(facts.signature) for facts in material.trials if facts.signature is not None}
     absolute, here = Path(os.path.abspath(material.folder)), Path.cwd()
@@ -416,6 +405,7 @@ def page_of(material: Material, output: Path) -> dict[str, Any]:
         "heat": _heat(table, labels, ways),
         "trials": trials,
         "where": _gathered(table),
+        "starts": _starts(material, table, labels),
         "steps": _steps(material, labels),
         "evidence": _evidence(material, table, labels),
         "most_drawn": charts.MOST_CELLS,
@@ -432,7 +422,7 @@ _VERSIONS = (GPUS, "NVIDIA driver", "AMD driver", "ROCm", "torch", "CUDA of torc
 
 def to_paste(material: Material) -> str:
     """For a bug report, in Markdown: what was found, the rows that show it, the command, the versions."""
-    table = material.triage.table()
+    table = with_replays(material.triage.table(), material.triage, material.folder)
     labels = labels_of(row.cell.key for row in table.rows)
     shown = sorted(table.rows, key=lambda row: (row.comparison is not None, _p(row)))[:_MOST_ROWS]
     found = [column for column in COLUMNS if "terminal" in column.formats and column.says_something(shown)]
@@ -498,6 +488,35 @@ def _gathered(table: Table) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _starts(material: Material, table: Table, labels: Mapping[CellKey, str]) -> list[dict[str, Any]]:
+    """What collectors have found, cell by cell, and which cells and trials compute something else."""
+    effects = {effect.key: effect for effect in table.observer}
+    found: dict[CellKey, dict[str, Any]] = {
+        row.cell.key: {
+            "label": labels[row.cell.key],
+            "sentences": [one_line(text, 600) for text in sentences(row.cell, effects.get(row.cell.key))],
+            "heats": [],
+        }
+        for row in table.rows
+    }
+    for heat in material.found.bad.values():
+        if heat.trial.key in found:  # a replay may be of a trial that is not here
+            found[heat.trial.key]["heats"].append(_drawn(heat))
+    of = material.triage.baselines().of
+    compared = material.found.divergences(material.triage.cells, material.folder, of)
+    zooms = EarlierMatrix(material.folder).zooms if compared else {}
+    for divergence, beside in compared:
+        zoom = zooms.get(divergence.names, "")
+        found[divergence.key]["sentences"] += [one_line(text, 600) for text in (*divergence.lines(), zoom) if text]
+        found[divergence.key]["heats"] += [_drawn(beside)] if beside is not None else []
+    return [each for each in found.values() if each["sentences"]]
+
+
+def _drawn(heat: Heat) -> dict[str, Any]:
+    lines = [(one_line(name, 120), spots) for name, spots in heat.lines]
+    return {"heat": heat, "anchor": anchor_of(heat.trial), "lines": lines}
 
 
 def _id(signature: Signature) -> str:

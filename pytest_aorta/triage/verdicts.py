@@ -11,6 +11,8 @@ from pytest_aorta.triage import Margin, TriageSettings
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.checks import MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
+from pytest_aorta.triage.nodes import Node, nodes_of
+from pytest_aorta.triage.observer import NOT_MEASURED, ObserverEffect
 from pytest_aorta.triage.operators import OperatorChange, changed_operators
 from pytest_aorta.triage.rates import (
     MOST_MORE,
@@ -392,7 +394,8 @@ class Row:
 class Table:
     """``rows`` in the order of the plan; ``warnings`` and ``associations`` concern several of them.
 
-    ``divergence``: which trials compute something else than others, where the run has looked.
+    ``divergence``: which trials compute something else than others, where the run has looked. ``nodes``: of a sweep.
+    ``observer``: what collectors change, where some trials ran without.
     """
 
     rows: tuple[Row, ...]
@@ -400,6 +403,14 @@ class Table:
     warnings: tuple[str, ...] = ()
     associations: Associations = NO_ASSOCIATIONS
     divergence: tuple[Mapping[str, Any], ...] = ()
+    nodes: tuple[Node, ...] = ()
+    observer: tuple[ObserverEffect, ...] = ()
+
+    def observed(self, effects: Iterable[ObserverEffect]) -> Table:
+        """With what collectors change, and warnings where that is shown."""
+        found = tuple(effects)
+        warnings = (effect.warning for effect in found if effect.changes_rate)
+        return replace(self, observer=(*self.observer, *found), warnings=(*self.warnings, *warnings))
 
     def row(self, key: CellKey) -> Row:
         return next(row for row in self.rows if row.cell.key == key)
@@ -529,7 +540,37 @@ class Triage:
         found = NO_ASSOCIATIONS if running else associations(self.cells, differ=differ)
         contradictions = filter(None, map(_contradiction, rows.values()))
         unmatched = () if running else _unmatched(self.cells)
-        return Table(tuple(rows.values()), self.settings, (*found.warnings, *contradictions, *unmatched), found)
+        warnings = (*found.warnings, *contradictions, *unmatched)
+        nodes = () if running or not self.settings.by_node else tuple(self.nodes())
+        table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
+        return table if running else table.observed(self._observer_effects())
+
+    def _observer_effects(self) -> list[ObserverEffect]:
+        """Of cells whose trials ran partly with collectors: their two parts, compared as cell and baseline are."""
+        parts = Triage(replace(self.settings, baseline="without", confirm=False, screens=False, by_node=False))
+        keys: dict[CellKey, CellKey] = {}
+        for trials in self.cells:
+            if len({facts.observed for facts in trials.finished if facts.is_counted}) < 2:
+                continue
+            key = trials.key
+            for facts in sorted(trials.finished, key=lambda facts: (facts.index, facts.file)):
+                side = "with" if facts.observed else "without"
+                part = CellKey(key.workload, side, key.test, f"{key.cell} {key.options}", key.digest)
+                keys[part] = key
+                parts.add(replace(facts, key=part))
+        table = parts.table() if keys else None
+        rows = [row for row in table.rows if row.comparison is not None] if table is not None else []
+        adjusted = holm([row.comparison.p for row in rows if row.comparison is not None])
+        found = []
+        for row, p in zip(rows, adjusted, strict=True):
+            base = parts._cells[replace(row.cell.key, cell="without")].statistics
+            counts = (row.cell.failures, row.cell.counted), (base.failures, base.counted)
+            found.append(ObserverEffect(keys[row.cell.key], *counts, p, row.speed or NOT_MEASURED))
+        return found
+
+    def nodes(self) -> list[Node]:
+        """Nodes beside each other, see ``nodes_of``."""
+        return nodes_of((facts for cell in self.cells for facts in cell.finished), self.settings.speed_margin)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
         """The trials of a cell beside those of its baseline, place by place."""

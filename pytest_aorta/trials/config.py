@@ -8,8 +8,9 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from pytest_aorta.common.import_target import target_file
@@ -28,6 +29,9 @@ TrialIsolation = Literal["process", "in_process"]
 
 #: Beginning of the names of options that the runner adds.
 RESERVED = "_aorta_"
+
+#: Group of entry points: a workload's name to a function of its options.
+STARTUP_GROUP = "aorta.workload_startup_env"
 
 _SCOPES = ("global", "rank_local")
 
@@ -79,17 +83,27 @@ def result_scope(cls: type[Any]) -> str:
 def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, str]:
     """Variables that a workload wants to have before its process starts, unless they are set already.
 
+    They are what its entry point of the group ``aorta.workload_startup_env`` returns, else ``isolated_startup_env()``.
+
     Raises:
         DeclarationError: they are no texts, or belong to the launcher of the ranks.
     """
-    declared = getattr(cls, "isolated_startup_env", None)
+    name, declared = f"{cls.__name__}.isolated_startup_env()", getattr(cls, "isolated_startup_env", None)
+    for entry in _startup_entries(cls) if is_aorta_workload(cls) else ():
+        name, declared = f"{STARTUP_GROUP}: {entry.name} = {entry.value}", entry.load()
     found = {} if declared is None else declared(dict(options))
     if not isinstance(found, dict) or not all(isinstance(it, str) for pair in found.items() for it in pair):
-        raise DeclarationError(f"{cls.__name__}.isolated_startup_env() has to return a dict of texts")
-    owned = [name for name in found if LAUNCHER_OWNED.fullmatch(name)]
+        raise DeclarationError(f"{name} has to return a dict of texts")
+    owned = [each for each in found if LAUNCHER_OWNED.fullmatch(each)]
     if owned:
-        raise DeclarationError(f"{cls.__name__}.isolated_startup_env(): {owned[0]} is set by the launcher of the ranks")
+        raise DeclarationError(f"{name}: {owned[0]} is set by the launcher of the ranks")
     return found
+
+
+def _startup_entries(cls: type[Any]) -> Iterator[EntryPoint]:
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    names = {entry.name for entry in entry_points(group="aorta.workloads") if entry.value == target}
+    yield from (entry for entry in entry_points(group=STARTUP_GROUP) if entry.name in names)
 
 
 def added_options(

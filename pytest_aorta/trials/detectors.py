@@ -154,13 +154,14 @@ def _is_said(before: str, after: str, infinite: bool) -> bool:
 #: What libraries print when they fail, by the name of what has happened; NaN has rules of its own.
 _SAID = {
     "oom": r"out of memory|OutOfMemoryError|\bMemoryError\b|(?:can't|Cannot) allocate memory|not enough memory"
-    r"|std::bad_alloc|RESOURCE_EXHAUSTED|MemoryAllocation\b|hipErrorOutOfMemory|STATUS_ALLOC_FAILED|oom-kill",
+    r"|std::bad_alloc|RESOURCE_EXHAUSTED|MemoryAllocation\b|hipError_?OutOfMemory|STATUS_ALLOC_FAILED|oom-kill",
     "nccl": r"\b[NR]CCL error\b|\bnccl(?:System|Internal|Remote|UnhandledCuda)Error\b|\bncclInvalid(?:Usage|Argument)\b"
     r"|DistBackendError|[NR]CCL communicator (?:was|encountered|error)|Test [NR]CCL failure"
     r"|unhandled (?:system|cuda|hip) error",
-    "hip-fault": r"Memory access fault by GPU|HSA_STATUS_ERROR|HW Exception by GPU|\bHIP (?:runtime )?error\b"
-    r"|\bhipError(?!OutOfMemory)[A-Z]|VM_L2_PROTECTION_FAULT|amdgpu.*(?:page fault|GPU reset|ring \S+ timeout)"
-    r"|GPU core dump|rocBLAS error|HIPBLAS_STATUS_(?!SUCCESS)|MIOPEN.*Error\b",
+    "hip-fault": r"hsa-runtime\b.*\bError code: [1-9]|Memory access fault by GPU|HSA_STATUS_ERROR|HW Exception by GPU"
+    r"|\bHIP (?:runtime )?error\b|\bhipError_?(?!_?OutOfMemory)[A-Z]|VM_L2_PROTECTION_FAULT"
+    r"|amdgpu.*(?:page fault|GPU reset|ring \S+ timeout)|GPU core dump|rocBLAS error"
+    r"|HIPBLAS_STATUS_(?!SUCCESS)|MIOPEN.*Error\b",
     "cuda-error": r"\bCUDA (?:runtime |driver )?error\b|\bcudaError(?!MemoryAllocation)[A-Z]"
     r"|\bCUDA_ERROR_(?!OUT_OF_MEMORY)|CU(?:BLAS|DNN|SOLVER|SPARSE|FFT)_STATUS_(?!SUCCESS|ALLOC_FAILED)[A-Z]"
     r"|illegal memory access|device-side assert|\bXid \(PCI:",
@@ -177,7 +178,7 @@ _HINTS = {
     "nan": ("nan", "inf", "1.#", "\N{INFINITY}"),
     "oom": ("memory", "alloc", "oom-kill", "exhausted"),
     "nccl": ("ccl", "backenderror", "unhandled"),
-    "hip-fault": ("hip", "hsa_", "gpu", "l2_protection", "rocblas", "miopen"),
+    "hip-fault": ("hip", "hsa", "gpu", "l2_protection", "rocblas", "miopen"),
     "cuda-error": ("cuda", "_status_", "illegal memory", "device-side", "xid"),
     "watchdog": ("watchdog", "milliseconds", "heartbeat", "barrier", "lockup", "hung_task", "blocked for", "timed out"),
     "assert": ("assert",),

@@ -85,18 +85,15 @@ def _mixed(units: Sequence[str], size: int) -> list[list[str]]:
 FIRST_WAVE = 8
 
 
-def waves(units: Sequence[str], size: int | None) -> list[list[str]]:
-    """Trials ``CELL/INDEX`` in waves: each is to begin when those before have ended and have not decided all cells.
+def next_wave(units: Sequence[str], size: int | None, over: int) -> list[str]:
+    """Of trials ``CELL/INDEX`` those that are to run before it is looked at again whether all cells are decided.
 
-    A wave after the first has as many trials as all before it. So there are few waves, and at most twice as many trials
-    run as one after the other would. ``size``: of the largest group, which decides by itself as it goes.
+    As many as are ``over``, so that there are few waves, and at most twice as many trials run as one after the other
+    would. ``size``: of the largest group, which decides by itself as it goes; without it, all are one wave.
     """
     ordered = sorted(units, key=_round)
     cells = {unit.rpartition("/")[0] for unit in ordered}
-    ends = [max(FIRST_WAVE * len(cells), size or len(ordered))]
-    while ends[-1] < len(ordered):
-        ends.append(2 * ends[-1])
-    return [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return ordered[: max(FIRST_WAVE * len(cells), over, size or len(ordered))]
 
 
 def _hashable(key: Json) -> object:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -66,7 +66,6 @@ class Job(BaseModel):
         cluster, scheduler: where.
         action: of the recipe, which is in the file ``recipe``.
         tasks: several are an array.
-        after: numbers of jobs that end before it begins.
         created: seconds since 1970.
         number: that the scheduler has given it, ``None`` as long as it is not known.
         refused: why the scheduler does not have it.
@@ -79,7 +78,6 @@ class Job(BaseModel):
     action: str
     recipe: str
     tasks: list[Task]
-    after: tuple[str, ...] = ()
     created: float = Field(default_factory=time.time)
     number: str | None = None
     refused: str | None = None
@@ -152,14 +150,6 @@ def read_jobs(index: Path, *, only_open: bool = False) -> list[Job]:
     return sorted(found, key=lambda job: (job.created, job.name))
 
 
-def forbid_decided(index: Path, action: str, cells: Collection[str]) -> None:
-    """Have the tasks of an action do nothing if they begin from now on, and all of their trials are of these cells."""
-    for job in read_jobs(index, only_open=True):
-        if job.action == action:
-            cells_of = [{unit.rpartition("/")[0] for unit in task.units} for task in job.tasks]
-            job.forbid(number for number, own in enumerate(cells_of) if own.issubset(cells))
-
-
 def submitted_units(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for job in jobs:
@@ -200,10 +190,7 @@ class Target:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job that may be submitted, with its script and the files that this needs, its cost, and warnings.
-
-    It begins when the jobs of its action in the wave before have ended.
-    """
+    """A job that may be submitted, with its script and the files that this needs, its cost, and warnings."""
 
     job: Job
     script: str
@@ -211,7 +198,6 @@ class PlannedJob:
     cost: Cost
     warnings: Sequence[str]
     has_account: bool
-    wave: int = 0
 
 
 #: Shell lines, or files, of a task: of its units, and its number.
@@ -299,17 +285,15 @@ def pytest_line(action: Action, start: Path, arguments: Sequence[str], items: Pa
     return f"cd -- {shlex.quote(str(start))} && exec {shlex.join(words)}"
 
 
-def submit(target: Target, planned: PlannedJob, after: Sequence[str] = ()) -> Job:
+def submit(target: Target, planned: PlannedJob) -> Job:
     """Submit a job, and keep what is known of it; with the scheduler ``bash`` it has ended when this returns.
-
-    ``after``: numbers of jobs that end before it begins.
 
     Raises:
         SchedulerError: the scheduler has refused it.
         LostAnswer: whether it has it is not known; that is found out the next time.
         OSError: the folder of the job cannot be written; nothing was submitted.
     """
-    job = planned.job.model_copy(update={"created": time.time(), "after": tuple(after)})
+    job = planned.job.model_copy(update={"created": time.time()})
     job.folder.mkdir(parents=True)
     for name, text in planned.files.items():
         write_text(job.folder / name, text)
@@ -323,7 +307,7 @@ def submit(target: Target, planned: PlannedJob, after: Sequence[str] = ()) -> Jo
         _run_here(job, target.recipe.root)
         return job
     try:
-        job.number = slurm.sbatch(job.folder / "script.sh", target.recipe.root, planned.has_account, after)
+        job.number = slurm.sbatch(job.folder / "script.sh", target.recipe.root, planned.has_account)
     except slurm.LostAnswer as lost:
         found: Mapping[str, str] = {}
         with contextlib.suppress(slurm.SchedulerError):

@@ -389,7 +389,7 @@ class Workspace:
             seen()
 
     def _value_path(self, name: str) -> str:
-        return os.path.join(self._folder, name, self._value_file)  # a Path each takes as long as to read the file
+        return f"{self._folder}/{name}/{self._value_file}"  # a Path each takes as long as to read the file
 
     def _stamp(self, name: str) -> tuple[int, int] | None:
         try:
@@ -407,7 +407,7 @@ class Workspace:
                 content = os.read(fd, status.st_size + 1)
             finally:
                 os.close(fd)
-            return status.st_mtime_ns, status.st_size, json.loads(content)
+            return status.st_mtime_ns, status.st_size, json.loads(content.decode())
         except OSError as error:
             raise RequestError(f"the value of directory {name!r} cannot be read: {error.strerror}: {path}") from None
         except (ValueError, RecursionError) as error:

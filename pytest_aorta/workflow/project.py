@@ -19,7 +19,7 @@ from pytest_aorta.plan import unit_of
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.commands import takes_all
-from pytest_aorta.workflow.groups import ValueOf, grouped, included, waves
+from pytest_aorta.workflow.groups import ValueOf, grouped, included, next_wave
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile, submitted_units
 from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe
@@ -369,14 +369,18 @@ class Project:
 
     def groups(self, action: Action, units: Sequence[str]) -> list[list[str]]:
         """Units of an action as its jobs have them."""
-        return grouped(action.table.group, units, self.value_of(action), of_trials=action.is_matrix)
+        parts: dict[str | None, list[str]] = {}
+        for unit in units:
+            parts.setdefault(action.node_of(unit), []).append(unit)
+        group, value_of = action.table.group, self.value_of(action)
+        return [each for part in parts.values() for each in grouped(group, part, value_of, of_trials=action.is_matrix)]
 
-    def waves(self, action: Action, units: Sequence[str], *, until_decided: bool) -> list[list[list[str]]]:
-        """The groups of units in waves, of which each begins when the one before has ended."""
-        group = action.table.group
-        if not until_decided or group.submit_whole:
-            return [self.groups(action, units)]
-        return [self.groups(action, wave) for wave in waves(units, group.maximum_size)]
+    def next_wave(self, action: Action, units: Sequence[str]) -> list[str]:
+        """Of trials that may run those to submit now: none as long as any of the wave before has not ended."""
+        states = Counter(self.progress[action.name].values())
+        if states["submitted"]:
+            return []
+        return next_wave(units, action.table.group.maximum_size, states["completed"] + states["failed"])
 
     def running(self, action: Action) -> set[str]:
         """The units of an action whose jobs run now."""

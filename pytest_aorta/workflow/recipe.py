@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command
 from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
@@ -283,7 +284,7 @@ class CommandTable(Table):
     command: str | None = None
     products: tuple[str, ...] = ()
     launchers: tuple[str, ...] = ()
-    each: Literal["directory", "trial", "cell", "matrix"] = "directory"
+    each: Literal["directory", "trial", "cell", "matrix", "node"] = "directory"
 
 
 class OutputTable(Table):
@@ -303,6 +304,7 @@ class MatrixTable(Table):
     trials: PositiveWhole = 1
     environments: Texts = ("local",)
     mitigations: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_several)] = ("none",)
+    axes: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     config: Mapping[str, Any] = Field(default_factory=dict)
     extra_env: Mapping[str, str] = Field(default_factory=dict, repr=False)
     steps: PositiveWhole | None = None
@@ -319,6 +321,7 @@ class MatrixTable(Table):
     speed_margin: Share | None = None
     until_decided: bool = False
     gate: Texts = ()
+    nodes: Texts = ()
 
 
 class ActionTable(CommandTable, MatrixTable, OutputTable):
@@ -335,12 +338,13 @@ class ActionTable(CommandTable, MatrixTable, OutputTable):
     @property
     def is_matrix(self) -> bool:
         """Whether it has a workload, or a command and keys that only trials have."""
-        return self.workload is not None or not _OF_TRIALS.isdisjoint(self.model_fields_set)
+        return self.workload is not None or self.each == "node" or not _OF_TRIALS.isdisjoint(self.model_fields_set)
 
     @classmethod
     def useless_keys(cls, content: Any) -> set[str]:
         if isinstance(content, Mapping) and "workload" in content and "command" not in content:
-            return {*CommandTable.model_fields, *OutputTable.model_fields}
+            useless = {*CommandTable.model_fields, *OutputTable.model_fields}
+            return useless - {"each"} if content.get("each") == "node" else useless
         return set()
 
 
@@ -362,13 +366,21 @@ class RecipeTable(Table):
 class Action:
     """An action with all of its keys; ``line``: of its header in the recipe. Several actions may share a name.
 
-    ``signatures``: the recipe's names of ways to fail, each with a regular expression.
+    ``signatures``: the recipe's names of ways to fail, each with a regular expression. ``nodes``: of a sweep over
+    nodes, those that it was submitted to: equally many trials of each cell are for each of them, by their index.
     """
 
     name: str
     table: ActionTable
     line: int
     signatures: tuple[tuple[str, str], ...] = ()
+    nodes: tuple[str, ...] | None = None
+
+    def node_of(self, unit: str) -> str | None:
+        """The node of a trial, ``CELL/INDEX``, of a sweep."""
+        if not self.nodes:
+            return None
+        return self.nodes[int(unit.rpartition("/")[2]) * len(self.nodes) // self.table.trials]
 
     @property
     def is_matrix(self) -> bool:
@@ -475,7 +487,17 @@ def parse_recipe(text: str, file: Path) -> Recipe:
         if (own.command is None) == (own.workload is None):
             have = "neither" if own.command is None else "both"
             raise error(f"action {own.name!r} has {have} of command and workload; it needs one of them")
-        if useless := sorted(own.model_fields_set & _USELESS[own.command is not None, own.is_matrix]):
+        nodes = None
+        if own.each == "node":
+            for key in ("until_decided", "distributed"):
+                if key in own.model_fields_set:
+                    raise error(f"action {name!r} has each = 'node', for which {key} cannot act", key)
+            nodes = _swept_nodes(file, name)
+            own = own.model_copy(update={"trials": own.trials * max(1, len(nodes)), "each": "directory"})
+        elif own.nodes:
+            raise error(f"action {own.name!r} has nodes; it needs each = 'node'", "nodes")
+        useless = sorted(own.model_fields_set & _USELESS[own.command is not None, own.is_matrix])
+        if useless and (nodes is None or useless != ["each"]):
             kind = "a workload" if own.workload else f"trials of a command ({_trial_keys(own)})"
             raise error(f"action {own.name!r} has {kind}, for which {', '.join(useless)} cannot act", useless[0])
         if own.command is not None:
@@ -485,7 +507,7 @@ def parse_recipe(text: str, file: Path) -> Recipe:
                 raise error(f"action {own.name!r}: {problem}", "command") from None
         if own.until_decided and "trials" not in own.model_fields_set:
             own = own.model_copy(update={"trials": TRIALS_UNTIL_DECIDED})
-        actions.append(Action(name, own, line_of(lines, ("action", index)), rules))
+        actions.append(Action(name, own, line_of(lines, ("action", index)), rules, nodes))
     recipe = Recipe(file.absolute(), table.workspace, tuple(actions))
     _check_actions(recipe)
     return recipe
@@ -497,6 +519,19 @@ _USELESS: Mapping[tuple[bool, bool], set[str]] = {
     (True, False): set(),
     (False, True): {*CommandTable.model_fields, *OutputTable.model_fields},
 }
+
+
+def nodes_file(recipe: Path, action: str) -> Path:
+    """Where the nodes of a sweep are kept, one a line, in the order in which they were first seen."""
+    return recipe.parent / ".aorta" / f"nodes-{identifier(action)}.txt"
+
+
+def _swept_nodes(recipe: Path, action: str) -> tuple[str, ...]:
+    """The nodes that a sweep has been submitted to."""
+    try:
+        return tuple(nodes_file(recipe, action).read_text(encoding="utf-8").split())
+    except OSError:
+        return ()
 
 
 def _trial_keys(table: ActionTable) -> str:

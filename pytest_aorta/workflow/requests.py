@@ -19,10 +19,10 @@ from typing import Any
 from pytest_aorta.common.conditions import Json
 from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.plan import PlanError, Selection, cell_value, entries_of, trials_of
+from pytest_aorta.plan import PlanError, Selection, cell_value, entries_of, option_text, trials_of, with_axis
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
-from pytest_aorta.settings import mitigation_set
+from pytest_aorta.settings import OPTION, mitigation_set
 from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import elastic_options
 from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
@@ -69,7 +69,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
         folder=None if table.command is None or os.getcwd() == str(recipe.root) else str(recipe.root),
         trials=table.trials,
         environments=table.environments,
-        mitigations=tuple(mitigation_set(names) for names in table.mitigations),
+        mitigations=_sets(action, recipe),
         extra_env=table.extra_env,
         steps=table.steps,
         config=table.config,
@@ -86,6 +86,22 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
         ),
         limits=replace(base.limits, timeout=table.timeout, stall_timeout=table.stall_timeout),
     )
+
+
+def _sets(action: Action, recipe: Recipe) -> tuple[tuple[str, ...], ...]:
+    """The mitigation sets, each with every combination of the values of the axes."""
+    found = tuple(mitigation_set(names) for names in action.table.mitigations)
+    for key, values in action.table.axes.items():
+        if key != "extra_env":
+            added: list[tuple[str, ...]] = [(f"{OPTION}{key}={option_text(each)}",) for each in values]
+        elif all(isinstance(each, Mapping) for each in values):
+            added = [tuple(f"{name}={value}" for name, value in each.items()) for each in values]
+        else:
+            raise recipe.error(
+                action, f"action {action.name!r}: axes.extra_env: expected an array of tables of variables"
+            )
+        found = with_axis(found, added)
+    return found
 
 
 def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, CellRequest]]:

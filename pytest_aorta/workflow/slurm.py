@@ -60,10 +60,8 @@ class LostAnswer(SchedulerError):
     """Whether the scheduler has the job is not known."""
 
 
-def sbatch(script: Path, folder: Path, has_account: bool, after: Sequence[str] = ()) -> str:
+def sbatch(script: Path, folder: Path, has_account: bool) -> str:
     """Submit a script from a folder; the number of the job. ``has_account``: whether the script says who pays.
-
-    ``after``: numbers of jobs that have to end first, however that may be.
 
     The process is out of reach of Ctrl-C. It is ended when an exception ends the wait.
 
@@ -77,8 +75,7 @@ def sbatch(script: Path, folder: Path, has_account: bool, after: Sequence[str] =
         if not name.startswith("SBATCH_")
         or (name in _KEPT_VARIABLES and not (has_account and name == "SBATCH_ACCOUNT"))
     }
-    order = [f"--dependency=afterany:{':'.join(after)}"] if after else []
-    done = _answer(["sbatch", "--parsable", *order, str(script)], folder, environ)
+    done = _answer(["sbatch", "--parsable", str(script)], folder, environ)
     if done.returncode == 0:
         number = done.stdout.strip().splitlines()[-1:] or [""]
         if re.fullmatch(r"\d+(;.*)?", number[0]):
@@ -147,6 +144,27 @@ def _accounted(*options: str) -> list[str]:
         return _output(["sacct", "--noheader", "--parsable2", "--allocations", *options]).splitlines()
     except SchedulerError:
         return []
+
+
+#: How the states of nodes begin that take no job, see ``man sinfo``, NODE STATE CODES.
+_NO_JOBS = ("down", "drain", "drng", "fail", "maint", "unk", "reboot", "power")
+
+
+def nodes(partition: str | None, names: Sequence[str]) -> dict[str, str]:
+    """Nodes with their states: these, or those of a partition, by default of SLURM's own default.
+
+    Raises:
+        SchedulerError: the scheduler does not answer, or does not know them.
+    """
+    chosen = [f"--partition={partition}"] if partition else []
+    chosen += [f"--nodes={','.join(names)}"] if names else []
+    lines = [line.split("|") for line in _output(["sinfo", "-h", "-N", *chosen, "--format=%N|%T|%P"]).splitlines()]
+    return {name: state for name, state, of in lines if chosen or of.endswith("*")}
+
+
+def takes_jobs(state: str) -> bool:
+    """Whether a node in a state takes jobs; a star is for one that does not answer."""
+    return not state.startswith(_NO_JOBS) and not state.endswith("*")
 
 
 def scancel(numbers: Sequence[str]) -> None:

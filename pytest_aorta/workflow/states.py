@@ -7,7 +7,6 @@ do.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Literal
@@ -44,7 +43,7 @@ class Blocked:
 
     def __init__(self, units: Iterable[str] = ()) -> None:
         self.units = frozenset(units)
-        self._within = Counter(outer for unit in self.units for outer in containing(unit))
+        self._within = {outer for unit in self.units for outer in containing(unit)}
 
     def touches(self, unit: str) -> bool:
         """Whether one of them is ``unit``, or lies in it, or contains it."""
@@ -76,11 +75,12 @@ def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Block
 def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
     """Each unit's state; ``previous``: what the action waits for. Units that are not needed are left out."""
     waits = [each for each in previous if each.units]
+    over = {state.value: state for state in State}  # a call of the class for each of 100,000 takes a second
     found = {}
     for unit, each in progress.items():
         if each in ("open", "without_result"):
-            waiting = any(blocked.touches(unit) for blocked in waits)
+            waiting = waits and any(blocked.touches(unit) for blocked in waits)
             found[unit] = State.WAITING if waiting else State.ELIGIBLE
         elif each != "not_needed":
-            found[unit] = State(each)
+            found[unit] = over[each]
     return found

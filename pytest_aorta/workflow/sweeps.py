@@ -1,7 +1,7 @@
 """A sweep recipe of AORTA's (``aorta sweep run --recipe``, schema version 1) as the text of a recipe.
 
-The cells of an action are all environments with all mitigation sets, and have the rest in common. Variables of a cell
-are part of its mitigation set; cells that differ in something else, such as options, become actions of their own.
+The cells of an action are all environments with all mitigation sets, and have the rest in common. Variables and options
+of a cell are part of its mitigation set; cells that differ in something else, such as trials, are actions of their own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from pytest_aorta.plan import option_text
 from pytest_aorta.probe.variables import is_secret_name
-from pytest_aorta.settings import RequestError, is_variable
+from pytest_aorta.registry.payloads import variable_from
+from pytest_aorta.settings import OPTION, RequestError, is_variable
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import PositiveWhole, Table
 from pytest_aorta.workflow.toml_errors import Location, describe, line_of
@@ -231,10 +233,20 @@ _OF_PROBES = {
     "collect_paths": 'the output is always kept, and with cwd = "fresh" what a trial writes',
     "hang_window_sec": "stall_timeout, in seconds without a step",
     "hang_grace_period_at_start": "stall_timeout begins with the first step",
-    "disable_detectors": 'what output says is shown, and fails a trial by fail_on = "@oom" only',
-    "disable_detector_tiers": 'what output says is shown, and fails a trial by fail_on = "@oom" only',
     "retain": "all artifacts are kept",
     "redaction": "values of variables that may be secrets are never recorded",
+}
+
+
+#: What AORTA's probes look for in the output of every command, and what finds it here.
+_TIER_4 = {
+    "tier4:python_traceback": (r"^Traceback \(most recent call last\):",),
+    "tier4:hip_error": ("@hip-fault", "@oom"),
+    "tier4:cuda_error": ("@cuda-error", "@oom"),
+    "tier4:rocm_error": (r"Error code: \d+",),
+    "tier4:nccl_rccl_error": ("@nccl",),
+    "tier4:collective_timeout": ("@watchdog",),
+    "tier4:nan_signature": ("@nan",),
 }
 
 
@@ -248,7 +260,9 @@ def _of_probe(probe: Probe, file: Path, command: Sequence[str]) -> tuple[str, li
     wanted = probe.confound.baseline_cell or ("none-none" if "none-none" in cells else next(iter(cells)))
     if wanted not in cells:
         raise RequestError(f"confound.baseline_cell = {wanted!r}: there are {', '.join(cells)}")
-    fail_on: list[str] = []
+    switched_off = {*probe.disable_detectors, *map(str, probe.disable_detector_tiers)}
+    known = {} if switched_off & {"4", "tier4"} else _TIER_4
+    fail_on = list(dict.fromkeys(each for name, found in known.items() if name not in switched_off for each in found))
     others: list[str] = []
     for pattern in probe.custom_patterns:
         regex = pattern.match.get("regex")
@@ -274,9 +288,10 @@ def _mitigations(names: Sequence[str], variables: Mapping[str, str]) -> str:
 
 def _actions(sweep: Sweep) -> list[_Action]:
     found: list[_Action] = []
-    shared = _shared_variables(sweep)
+    shared, options = _shared_variables(sweep), _shared_options(sweep)
     for cell in sweep.cells:
         keys = _common(sweep, cell) | ({} if shared is None else {"extra_env": shared})
+        keys |= {} if options is None else {"config": options}
         text = _set_of(sweep, cell)
         for action in found:
             same = action.keys == keys and action.environments == [cell.environment]
@@ -309,10 +324,26 @@ def _shared_variables(sweep: Sweep) -> dict[str, str] | None:
     return dict(sorted(shared.items()))
 
 
+def _shared_options(sweep: Sweep) -> dict[str, Any] | None:
+    """Likewise of the options."""
+    options = [{**sweep.workload_config, **cell.workload_config} for cell in sweep.cells]
+    texts = [{name: option_text(value) for name, value in each.items()} for each in options]
+    shared = set.intersection(*(set(each.items()) for each in texts))
+    own = {pair for each in texts for pair in each.items()} - shared
+    if any(
+        "," in text or is_secret_name(name) or variable_from(f"{OPTION}{name}={text}") is None for name, text in own
+    ):
+        return None
+    return {name: value for name, value in options[0].items() if (name, texts[0][name]) in shared}
+
+
 def _set_of(sweep: Sweep, cell: SweepCell) -> str:
-    shared = _shared_variables(sweep)
+    shared, options = _shared_variables(sweep), _shared_options(sweep)
     variables = {**sweep.extra_env, **cell.extra_env}
+    config = {**sweep.workload_config, **cell.workload_config}
     own = {} if shared is None else {name: value for name, value in variables.items() if name not in shared}
+    if options is not None:
+        own |= {f"{OPTION}{name}": option_text(value) for name, value in config.items() if name not in options}
     return _mitigations(cell.mitigations, own)
 
 

@@ -12,6 +12,9 @@ from pytest_aorta.common.texts import identifier
 
 HISTORY = ".history"
 
+#: Folder of the results of replays, and node id of their collector.
+REPLAY = "replay"
+
 #: What pytest processes that run the same trials together are.
 PartKind = Literal["rank", "node"]
 

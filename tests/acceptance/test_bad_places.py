@@ -110,3 +110,38 @@ def test_a_bad_node_is_named_and_no_mitigation(steady: Stage, slurm: Slurm) -> N
     each = by_place(steady, "workspace", lambda trial: trial["side_by_side"]["job"])
     assert set(each.values()) == {4}
     assert len(each) == 12
+
+
+SWEEP = """
+[[action]]
+name = "sweep"
+workload = "steady"
+each = "node"
+trials = 10
+resources.walltime.per_submission = "00:05:00"
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_on_each_node_and_names_the_one_to_drain(steady: Stage, slurm: Slurm) -> None:  # noqa: F811
+    """A node that is drained is left out, and added by a later submission."""
+    steady.write_file("aorta.toml", SWEEP)
+    jobs = SubmittingStage(steady, slurm)
+    jobs.stage.register(steady="steady:Steady")
+    slurm.command("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    jobs.submit().stdout.fnmatch_lines(["sweep: 1 job (10 trials) on slurm, *"])
+    slurm.command("scontrol", "update", "nodename=n1", "state=resume")
+    slurm.wait_for_nodes("idle", nodes=["n1"])
+    jobs.submit().stdout.fnmatch_lines(["sweep: 1 job (10 trials) on slurm, *, 10 *"])
+    jobs.wait_for_end()
+    assert by_place(steady, "workspace", lambda trial: trial["host"]) == {
+        ("local-none", "n0"): 10,
+        ("local-none", "n1"): 10,
+    }
+
+    named = "n1: 10 of 10 trials did not pass, 0 of 10 on the others (p < 0.0001)"
+    jobs.pytest("aorta.toml").stdout.fnmatch_lines([named, "to drain: n1"])
+    shown = jobs.command("show", "nodes").splitlines()
+    assert [line.split()[:3] for line in shown[1:3]] == [["n0", "10", "0"], ["n1", "10", "10"]]
+    assert shown[-2:] == [named, "to drain: n1"]
+    assert json.loads(jobs.command("show", "nodes", "--json"))["drain"] == ["n1"]

@@ -102,14 +102,13 @@ def runners(stage: Stage) -> Runners:
     return Runners(stage)
 
 
-def check(workspace: Path, durations: Path) -> None:
-    """All trials, what follows them, and how long they took."""
+def check(workspace: Path) -> None:
+    """All trials, and what follows them."""
     cells = ("local-none", "local-omp_1")
     for cell in cells:
         folder = workspace / "matrix/plain" / cell
         assert sorted(path.name for path in folder.glob("trial_?.json")) == ["trial_0.json", "trial_1.json"]
         assert "trial_1.json" in (folder / "files.txt").read_text()
-    assert set(json.loads(durations.read_text())["seconds"]) == {f"matrix[{cell}]" for cell in cells}
 
 
 def github_job(runners: Runners, job: Any, matrix: Mapping[str, Any]) -> tuple[Path, str]:
@@ -137,10 +136,8 @@ def github_job(runners: Runners, job: Any, matrix: Mapping[str, Any]) -> tuple[P
             for artifact in found:
                 inner = artifact.name if "pattern" in given else ""
                 shutil.copytree(artifact, folder / given.get("path", "") / inner, dirs_exist_ok=True)
-        elif kind == "actions/cache/save":
-            assert (folder / given["path"]).exists()
         else:
-            assert kind in ("actions/checkout", "actions/setup-python", "actions/cache/restore")
+            assert kind in ("actions/checkout", "actions/setup-python")
     return folder, output.read_text()
 
 
@@ -155,4 +152,4 @@ def test_the_jobs_of_github(runners: Runners) -> None:
     for matrix in included:
         github_job(runners, jobs["shard"], matrix)
     folder, _ = github_job(runners, jobs["merge"], {})
-    check(folder / "workspace", folder / "durations.json")
+    check(folder / "workspace")

@@ -37,7 +37,7 @@ def test_the_rank_that_is_the_cause_is_named_as_typed_and_in_forks(stage: Stage)
     stage.copy(FAULTS)
     parts = ("raises", "sleeps", "raises", "segfaults")  # the first trial learns what to import before the forks
     command = f"torchrun --nproc-per-node 3 rank_faults.py {'.'.join(parts)}"
-    stage.run_here("--aorta-command", command, "--aorta-trials", "4", "--aorta-timeout", "40")
+    stage.run_here("--aorta-command", command, "--aorta-trials", "4", "--aorta-timeout", "30")
 
     _, slept, _, segfaulted = named(stage, parts)
 

@@ -39,6 +39,7 @@ from support.stage import Stage, counts, make_venv, text
 
 from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
 from pytest_aorta.launch.launch_mode import LaunchModeError
+from pytest_aorta.settings import RequestError
 
 HERE = Path(__file__).parent
 
@@ -72,21 +73,6 @@ def test_run_request_is_frozen_and_has_the_defaults_of_the_contract() -> None:
     assert (request.steps, dict(request.config_overrides), request.results_dir) == (None, {}, Path("results"))
     with pytest.raises(AttributeError):
         request.trials = 3  # type: ignore[misc]
-
-
-@pytest.mark.slow
-def test_default_run_writes_one_file_per_trial(stage: Stage) -> None:
-    done = stage.run("--aorta-workload", "fsdp", "--aorta-trials", "2")
-    assert (done.ret, counts(done)) == (0, {"passed": 2})
-    assert stage.files() == ["fsdp/trial_0.json", "fsdp/trial_1.json"]
-    for index, trial in enumerate(stage.trials().values()):
-        assert (trial["trial_id"], trial["workload"], trial["exit_status"]) == (f"fsdp_d0_m0_t{index}", "fsdp", "ok")
-        assert (trial["execution_env"]["name"], trial["mitigations_applied"]) == ("local", ["none"])
-        assert trial["result"]["passed"]
-        assert len(trial["result"]["step_times_ms"]) == trial["result"]["total_iterations"] > 0
-    ranks = [f"attempt_0/rank_{rank}.{name}.log" for rank in (0, 1) for name in ("stderr", "stdout")]
-    logs = [path.removeprefix("fsdp/trial_0/") for path in stage.everything() if path.startswith("fsdp/trial_0/")]
-    assert logs == [*ranks, "stderr.log", "stdout.log"]
 
 
 def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(simple: Stage) -> None:
@@ -163,6 +149,15 @@ def test_run_trials_raises_for_a_launch_that_prevents_every_trial(here: Stage, m
         run_trials(RunRequest("solo", 1))
     assert not list(here.path.glob("setup_*"))
     assert not here.results.exists()
+
+
+def test_run_trials_raises_for_an_import_that_fails_in_every_trial(here: Stage) -> None:
+    here.write(broken="import nothing_of_the_kind\n")
+    here.register(broken="broken:Any", gone="simple_workloads:Gone")
+    for name, message in (("broken", "No module named 'nothing_of_the_kind'"), ("gone", "simple_workloads has no")):
+        with pytest.raises(RequestError, match=f"workload '{name}' cannot be imported: {message}"):
+            run_trials(RunRequest(name, 2))
+    assert set(here.statuses().values()) == {"infrastructure_failed"}
 
 
 def refused(stage: Stage, done: pytest.RunResult, message: str) -> None:

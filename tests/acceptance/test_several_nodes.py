@@ -113,6 +113,7 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_hosts_of_the_runtime_are_nodes(sums: Stage) -> None:
     options = ("--aorta-host", "2*popen", "--aorta-elastic", "nnodes=2", "--aorta-nproc", "1", "--aorta-timeout", "50")
     sums.run_here("sums.py::Sums", "--aorta-trials", "2", *options).assert_outcomes(passed=2)

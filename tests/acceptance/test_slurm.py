@@ -70,6 +70,7 @@ def test_a_job_that_reaches_its_time_limit(steps: Steps) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_first_failed_task_does_not_end_the_report(steps: Steps) -> None:
     """``-K``, or ``KillOnBadExit`` of a cluster: srun ends the job as soon as one node has failed."""
     options = ("--aorta-config", "at=second_node")
@@ -99,6 +100,7 @@ def test_a_step_whose_nodes_would_never_meet(steps: Steps, srun: tuple[str, ...]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_several_tasks_on_a_node_run_no_trial_twice(steps: Steps) -> None:
     two = ("srun", "-N", "1", "-n", "2")
     trials = (*PYTEST, "rank_faults.py::RankFaults", "--aorta-config", "script=nothing", "--aorta-nproc", "3")

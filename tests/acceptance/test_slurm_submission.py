@@ -131,18 +131,16 @@ group.maximum_size = 4
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_submission_ends_with_the_trials_that_decide_it(jobs: SubmittingStage) -> None:
-    """200 trials were submitted; a run on one machine needs 16 of them."""
+def test_a_watched_submission_asks_for_one_wave_at_a_time_until_all_is_decided(jobs: SubmittingStage) -> None:
+    """Of 200 trials; a run on one machine needs 16 of them."""
     jobs.stage.write_file("aorta.toml", UNTIL_DECIDED)
-    registry = jobs.stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
-    jobs.env["PYTEST_AORTA_REGISTRY_FILE"] = str(registry)
-    jobs.submit().stdout.fnmatch_lines(
-        ["matrix: 50 jobs (200 trials) on slurm*, in 5 waves until all cells are decided"]
-    )
-    jobs.wait_for_end()
-    assert {job["state"] for job in jobs.jobs().values()} == {"COMPLETED"}
+    jobs.env["PYTEST_AORTA_REGISTRY_FILE"] = str(jobs.stage.write_registry(mitigations={"fix": {"FIXED": "1"}}))
+    watched = jobs.submit("--watch")
+    assert watched.ret == 0
+    watched.stdout.fnmatch_lines(["matrix: 4 jobs (16 trials) on slurm*, 184 in later waves"])
     number = len(jobs.stage.trials("workspace"))
-    assert number <= 32  # two nodes may have an odd number of trials of a cell each, which are not all paired
+    assert number <= sum(job["units"] for job in jobs.jobs().values()) <= 32
+    assert {job["state"] for job in jobs.jobs().values()} == {"COMPLETED"}
     status = jobs.status()["matrix"]
     assert (status["submitted"], status["eligible"]) == (0, 0)
     assert status["completed"] + status["failed"] == number

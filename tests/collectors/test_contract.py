@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from support.stage import Stage
 
@@ -59,18 +63,37 @@ def test_what_cannot_be_used_is_refused(text: str, said: str) -> None:
         load(text.split(","))
 
 
-def test_only_files_of_the_collector_are_recorded_as_its_artifacts(tmp_path: Path) -> None:
-    class Wide(Collector):
-        """Names a file of its own, one of the host, and one that is not there."""
+class Wide(Collector):
+    """Names a file of its own, one of the host, and one that is not there."""
 
-        def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
-            (folder / "own.txt").write_text("1")
-            return Summary(artifacts=(folder / "own.txt", Path("/etc/passwd"), folder / "missing.txt"))
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        print("it may print")
+        (folder / "own.txt").write_text("1")
+        return Summary("wide", {"x": math.inf}, (folder / "own.txt", Path("/etc/passwd"), folder / "missing.txt"))
 
-    collectors = {"wide": Wide({})}
+
+class Raising(Collector):
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        raise ValueError(f"of ranks {ranks}")
+
+
+class Endless(Collector):
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        (folder / "pid").write_text(str(os.getpid()))
+        time.sleep(1e6)
+        return Summary()
+
+
+def test_a_summary_changes_no_other_and_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "_PATIENCE", 5.0)
+    collectors = {"wide": Wide({}), "raising": Raising({}), "endless": Endless({})}
     collecting.make_folders(tmp_path / "trial_0", collectors)
-    found = collecting.collected(tmp_path / "trial_0", collectors, ())["wide"]
-    assert (found.artifacts, found.problems) == (["trial_0/collect/wide/own.txt"], [])
+    found = collecting.collected(tmp_path / "trial_0", collectors, ())
+    assert (found["wide"].artifacts, found["wide"].problems) == (["trial_0/collect/wide/own.txt"], [])
+    assert (found["wide"].sentence, found["wide"].data) == ("wide", {"x": math.inf})
+    assert found["raising"].problems == ["its summary failed: ValueError: of ranks []"]
+    assert found["endless"].problems == ["its summary failed: TimeoutError: it took longer than 5 s"]
+    assert not psutil.pid_exists(int((tmp_path / "trial_0/collect/endless/pid").read_text()))
 
 
 def test_options_are_read_as_their_defaults_are() -> None:

@@ -96,7 +96,7 @@ def test_the_module_is_run_alone_by_a_script(found: dict[str, Summary]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["command", "workload"])
+@pytest.mark.parametrize("how", ["command", pytest.param("workload", marks=pytest.mark.long)])
 def test_two_ranks_say_which_was_first_and_how_the_other_got_it(stage: Stage, how: str) -> None:
     shutil.copy(HERE / "numerics_ranks.py", stage.path / "train.py")
     asked = ("--aorta-command", "torchrun --nproc-per-node 2 train.py") if how == "command" else ("train.py",)

@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from support.outputs_of_programs import BOTH, NONE, OURS, OUTPUTS, THEIRS
 from support.pip_environments import environ_without_this_run, environment_beside_this_run, pip
 from support.projects import command
 
@@ -26,7 +27,7 @@ PACKAGES = {"amd-aorta==0.3.0": (), "cashews==7.6.0": ("pytest-asyncio", "pytest
 
 def suite_of(package: str, folder: Path) -> tuple[Path, Path]:
     """The unpacked source of a package, and the Python of an environment that has it."""
-    python = environment_beside_this_run(folder / "venv", package, *PACKAGES[package])
+    python = environment_beside_this_run(folder / "venv", package, *PACKAGES.get(package, ()))
     name = package.partition("==")[0]
     pip(python, "download", "--no-binary", name, "--no-deps", "-d", str(folder), package)
     (archive,) = folder.glob("*.tar.gz")
@@ -52,6 +53,17 @@ def run(python: Path, source: Path, *arguments: str) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def aorta(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return suite_of("amd-aorta==0.3.0", tmp_path_factory.mktemp("aorta"))
+
+
+@pytest.fixture(scope="module")
+def newest(aorta: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """As ``aorta``, of the newest version on the index."""
+    words = [str(aorta[1]), "-m", "pip", "index", "versions", "amd-aorta", "--disable-pip-version-check"]
+    done = subprocess.run(words, env=environ_without_this_run(), capture_output=True, text=True, check=False)
+    found = re.match(r"amd-aorta \((.+?)\)", done.stdout)
+    if found is None or found[1] == "0.3.0":
+        return aorta
+    return suite_of(f"amd-aorta=={found[1]}", tmp_path_factory.mktemp("newest"))
 
 
 def test_sweep_recipes_of_aorta_are_converted_and_collected(aorta: tuple[Path, Path], tmp_path: Path) -> None:
@@ -134,8 +146,8 @@ for path in sys.argv[1:]:
 """
 
 
-def test_records_of_aorta_and_of_this_package_are_read_by_both(aorta: tuple[Path, Path], tmp_path: Path) -> None:
-    _, python = aorta
+def test_records_of_aorta_and_of_this_package_are_read_by_both(newest: tuple[Path, Path], tmp_path: Path) -> None:
+    _, python = newest
     package = tmp_path / "package"
     package.mkdir()
     (package / "flaky_workload.py").write_text(_FLAKY)
@@ -182,3 +194,58 @@ def test_records_of_aorta_and_of_this_package_are_read_by_both(aorta: tuple[Path
     assert rates == {"local-none": (2, 2), "local-tf32_off": (0, 2)}
     ours = sorted(map(str, tmp_path.glob("results/flaky/trial_*.json")))
     subprocess.run([python, "-c", _READ, *ours], cwd=tmp_path, check=True)
+
+
+_SAYS = """
+import json, os, sys
+text, status = json.load(open("outputs.json"))[int(os.environ["AORTA_TRIAL_INDEX"])]
+print(text, flush=True)
+os.kill(os.getpid(), -status) if status < 0 else sys.exit(status)
+"""
+_CLASSIFY = """
+import json, pathlib, sys
+from aorta.probe.classifier import TrialContext, classify_trial
+for text, status in json.load(open("outputs.json")):
+    context = TrialContext(
+        exit_code=status, timed_out=False, walltime_sec=1.0, trial_dir=pathlib.Path("nowhere"), log_text=text
+    )
+    print(classify_trial(context)[0].verdict)
+"""
+
+
+def test_what_the_tiers_of_aorta_find_in_thirty_outputs_is_found_here(
+    newest: tuple[Path, Path], tmp_path: Path
+) -> None:
+    _, python = newest
+    (tmp_path / "outputs.json").write_text(json.dumps([[text, status] for text, status, _ in OUTPUTS]))
+    done = subprocess.run([python, "-c", _CLASSIFY], cwd=tmp_path, capture_output=True, text=True, check=True)
+    theirs = [verdict == "fail" for verdict in done.stdout.split()]
+    (tmp_path / "says.py").write_text(_SAYS)
+    (tmp_path / "probe.yaml").write_text(
+        f"schema_version: 1\nmode: probe\nticket: T1\ntrials: {len(OUTPUTS)}\n"
+        "mitigation_axis: [none]\ndiagnostic_axis: [none]\n"
+    )
+    recipe = tmp_path / "probe.aorta.toml"
+    assert command("convert", str(tmp_path / "probe.yaml"), "-o", str(recipe), "--", "python", "says.py").exit_code == 0
+    _, text = run(python, tmp_path, recipe.name)
+    files = sorted(tmp_path.rglob("trial_*.json"), key=lambda path: int(path.stem.rpartition("_")[2]))
+    records = [json.loads(path.read_text()) for path in files]
+    assert len(records) == len(OUTPUTS), text
+    failed = [record["exit_status"] != "ok" for record in records]
+    ours = [it or bool(record["result"]["output"]["detected"]) for it, record in zip(failed, records, strict=True)]
+    words = {(True, True): BOTH, (False, True): OURS, (True, False): THEIRS, (False, False): NONE}
+    who = [words[pair] for pair in zip(theirs, ours, strict=True)]
+    assert who == [expected for _, _, expected in OUTPUTS], list(zip(who, OUTPUTS, strict=True))
+    # A recipe that was converted judges as it did.
+    assert all(it for it, expected in zip(failed, who, strict=True) if expected == BOTH)
+
+
+def test_a_workload_of_aorta_for_cpus_runs_with_a_sidecar_file(newest: tuple[Path, Path], tmp_path: Path) -> None:
+    _, python = newest
+    (tmp_path / "sidecar.json").write_text('{"version": 1, "mitigations": {"one": {"OMP_NUM_THREADS": "1"}}}')
+    small = ("num_layers=1", "hidden_size=32", "ffn_size=64", "num_heads=2", "vocab_size=64", "seq_len=8", "dtype=fp32")
+    options = [word for each in small for word in ("--aorta-config", each)]
+    cells = ("--aorta-registry-file", "sidecar.json", "--aorta-mitigations", "none", "--aorta-mitigations", "one")
+    chosen = ("--aorta-workload", "llm_determinism", "--aorta-trials", "2", "--aorta-steps", "2")
+    _, text = run(python, tmp_path, *chosen, *cells, *options)
+    assert "4 passed" in text, text

@@ -143,6 +143,7 @@ def test_memory_is_limited_in_every_process_of_a_trial(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_thread_of_a_rank_that_never_ends_is_told_with_the_result(stage: Stage) -> None:
     """Success, and then a hang at exit: multiprocessing waits for threads, as an interpreter does."""
     for name in ("fault_actions.py", "faulty.py"):

@@ -57,6 +57,7 @@ def test_its_trial_is_over_and_names_it(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
 def test_its_device_is_not_used_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))

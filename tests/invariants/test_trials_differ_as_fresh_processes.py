@@ -61,6 +61,7 @@ def test_the_reference_tells_generators_from_constants(fresh: Differing) -> None
     "options",
     [
         pytest.param((), id="fork"),
+        pytest.param(("--aorta-isolation", "none"), id="none"),
         pytest.param(("--aorta-isolation", "spawn"), id="spawn", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(("--aorta-slots", "2"), id="slots", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(("-n", "2"), id="xdist", marks=[pytest.mark.slow, pytest.mark.long]),
@@ -107,7 +108,9 @@ def test_ranks_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, laun
     assert len({rank["seeds"]["seed"] for rank in ranks}) == 4
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.parametrize(
+    "isolation", ["fork", "none", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_what_a_workload_seeds_at_import_stays(stage: Stage, isolation: str) -> None:
     found = records(stage, "seeded_workload.py", "--aorta-isolation", isolation)
     for name in ("random.random", "numpy.random.rand", "torch.rand"):

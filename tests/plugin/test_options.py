@@ -99,6 +99,7 @@ def test_every_option_reaches_the_selection(pytester: pytest.Pytester) -> None:
         (["--aorta-mitigations", "A=1,B=2"], (("A=1", "B=2"),)),
         (["--aorta-mitigations", "A=1,2,tf32_off,B=x:1,y:2"], (("A=1,2", "tf32_off", "B=x:1,y:2"),)),
         (["--aorta-vary", "A=1,2"], (("A=1",), ("A=2",))),
+        (["--aorta-vary", "config.lr=1,2"], (("config.lr=1",), ("config.lr=2",))),
         (["--aorta-vary", "A=,2", "--aorta-mitigations", "none", "--aorta-mitigations", "xnack"],
          (("A=",), ("A=2",), ("xnack", "A="), ("xnack", "A=2"))),
         (["--aorta-vary", "A=1,2", "--aorta-vary", "B=3,4"],
@@ -127,7 +128,7 @@ GIVEN = {
     "history": ("1", "2", "all"),
     "grace": ("0", "1", "2"),
     "elastic": ("max_restarts=1", "nnodes=1:2", "tee=0:3,1:1"),
-    "shard": ("1/2", "2/2:b.json", "3/4:c.json"),
+    "shard": ("1/2", "2/2", "3/4"),
     "slots": ("2", "3,own-cores", "own-cores"),
     "stop": ("8h", "decided", "decided,1h30m"),
 }

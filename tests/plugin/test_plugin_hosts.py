@@ -69,7 +69,6 @@ BAD = {
     "unknown key": ("popen//pyhton=x", "ERROR: --aorta-host: 'popen//pyhton=x' is not a host: 'pyhton' is unknown *"),
     "too late": ("popen//env:PYTHONPATH=x", "ERROR: --aorta-host: *'env:PYTHONPATH' comes after the interpreter has *"),
     "no number": ("0*popen", "ERROR: --aorta-host: 0 hosts are not valid; expected 1 to 9999, as in 2[*]popen"),
-    "nobody there": ("socket=localhost:1", "ERROR: host socket=localhost:1 *cannot connect: *"),
 }
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +36,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the answers."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "pytest-aorta" / "variable-names"
-
-
-@pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to import from; what was imported is forgotten afterwards."""
-    before = set(sys.modules)
-    folder = tmp_path / "sources"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
 
 
 def settled(search: Callable[[], Facts]) -> Facts:
@@ -162,11 +149,17 @@ def look(*names: str) -> Facts:
     return settled(at_the_end)
 
 
-def test_a_source_that_was_imported_later_is_searched_as_well(sources: Path) -> None:
-    (sources / "reads_it.py").write_text(f"import os\nVALUE = os.environ.get('{NAME}')\n")
-    assert look(NAME)["by"][NAME]["count"] == 0
-    importlib.import_module("reads_it")
-    assert look(NAME)["by"][NAME] == {"count": 1, "first": ["reads_it"]}
+def test_a_source_that_was_imported_later_is_searched_as_well(tmp_path: Path) -> None:
+    (tmp_path / "reads_it.py").write_text(f"import os\nVALUE = os.environ.get('{NAME}')\n")
+    code = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+before = named({NAME!r})
+import reads_it
+print(json.dumps([before["by"], named({NAME!r})["by"]]))
+"""
+    before, after = in_a_fresh_process(code)
+    assert before[NAME]["count"] == 0
+    assert after[NAME] == {"count": 1, "first": ["reads_it"]}
 
 
 @needs_gcc
@@ -189,17 +182,23 @@ print(json.dumps([before, loaded, named("READ_BY_A_LIBRARY", "NOT_READ")]))
 
 def test_our_own_sources_do_not_count() -> None:
     """They list what others read."""
-    found = settled(lambda: named_variables(["NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM"]))
-    ours = {label for named in found["by"].values() for label in named["first"] if label.startswith("pytest_aorta")}
-    assert ours == set()
+    code = """
+import pytest_aorta.registry.builtins
+print(json.dumps(named("NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM")["by"]))
+"""
+    found = in_a_fresh_process(code)
+    assert found == {key: {"count": 0, "first": []} for key in ("NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM")}
 
 
-def test_a_source_that_has_gone_is_not_claimed_to_name_nothing(sources: Path) -> None:
-    (sources / "gone.py").write_text("")
-    importlib.import_module("gone")
-    (sources / "gone.py").unlink()
-    # As may be what torch has removed, after other tests.
-    assert "gone" in settled(lambda: named_variables(["ANY"]))["unsearched"]
+def test_a_source_that_has_gone_is_not_claimed_to_name_nothing(tmp_path: Path) -> None:
+    (tmp_path / "gone.py").write_text("")
+    code = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+import gone
+os.unlink(gone.__file__)
+print(json.dumps(named("ANY")))
+"""
+    assert in_a_fresh_process(code)["unsearched"] == ["gone"]
 
 
 def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

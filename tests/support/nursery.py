@@ -10,14 +10,14 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from pytest_aorta.runtime.zygote import Server, Task, Zygote, ZygoteSpec
+from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteSpec
 from pytest_aorta.runtime.zygote_pool import ZygotePool
 from support.processes import MARK, PATIENCE, kill_all, marked
 
@@ -84,10 +84,6 @@ class Nursery:
         }
         return ZygoteSpec(**given)
 
-    def extensible(self, source: str) -> ZygoteSpec:
-        spec = self.spec(source)
-        return replace(spec, extend=f"{spec.run.partition(':')[0]}:extend")
-
     def start(self, source: str, **fields: Any) -> Zygote:
         """A zygote that may not be ready yet."""
         return self.start_from(self.spec(source, **fields))
@@ -97,17 +93,16 @@ class Nursery:
         self.zygotes.append(zygote)
         return zygote
 
-    def submit(self, server: Server, payload: Any = None, **settings: Any) -> Task:
+    def submit(self, server: Zygote, payload: Any = None, **settings: Any) -> Task:
         """Hand over a task; its logs are files of the nursery."""
         number = next(self._tasks)
         logs: dict[str, Any] = {name: self.path / f"{number}.{name}" for name in ("stdout", "stderr", "stacks")}
-        if isinstance(server, Zygote):
-            server.wait_ready()
+        server.wait_ready()
         task = server.start_task(payload, **logs, **settings)
         vars(task)["logs"] = logs
         return task
 
-    def run(self, server: Server, payload: Any = None, **settings: Any) -> Finished:
+    def run(self, server: Zygote, payload: Any = None, **settings: Any) -> Finished:
         """Run a task to its end."""
         return finish(self.submit(server, payload, **settings))
 

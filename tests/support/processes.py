@@ -19,7 +19,7 @@ import psutil
 MARK = "AORTA_TEST"
 
 #: Longest time in seconds that a test waits for anything, for the case that it hangs. No test waits for it to pass.
-PATIENCE = 120.0
+PATIENCE = 180.0
 
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 from support.triage_facts import trials
@@ -75,6 +76,14 @@ def test_a_baseline_that_does_not_fail_leaves_nothing_to_fix() -> None:
     assert said(trials("none", "." * 20), trials("a", "." * 20)) == [
         "Nothing to fix: local-none has not failed in 20 trials; its failure rate is below 14%."
     ]
+
+
+def test_what_the_output_of_passed_trials_says_may_be_the_fault() -> None:
+    base = trials("none", "." * 6)
+    base[:3] = [replace(trial, detected=("nan",)) for trial in base[:3]]
+    [sentence] = said(base, trials("a", "." * 6))
+    assert sentence.startswith("No failure: local-none has not failed in 6 trials; ")
+    assert sentence.endswith(" The output of 3 says nan: failures, if you add --aorta-fail-on=@nan.")
 
 
 def test_a_cell_on_its_own_needs_no_sentence_and_workloads_have_one_each() -> None:

@@ -200,6 +200,7 @@ RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator:
 terminate called after throwing an instance of 'std::bad_alloc'
 RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
 Out of memory: Killed process 4242 (python)
+HIP runtime call failed with hipError_OutOfMemory (status=2)
 """,
     ("nccl",): """
 torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268
@@ -212,6 +213,8 @@ Memory access fault by GPU node-4 (Agent handle: 0x55d) on address 0x7f0000. Rea
 :0:rocdevice.cpp:2614: Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION
 HW Exception by GPU node-2 (Agent handle: 0x1) reason :GPU Hang
 RuntimeError: HIP error: invalid device function
+HIP runtime call failed with hipError_IllegalAddress (status=700)
+hsa-runtime: failed to allocate Error code: 1
 amdgpu 0000:0c:00.0: amdgpu: [gfxhub0] no-retry page fault (src_id:0 ring:24 vmid:8 pasid:32770)
 """,
     ("cuda-error",): """

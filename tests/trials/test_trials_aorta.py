@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,23 @@ def test_launcher_variables_are_no_defaults_of_a_workload() -> None:
     ranked = declaring(isolated_startup_env=staticmethod(lambda config: {"RANK": "3"}))
     with pytest.raises(DeclarationError, match="RANK is set by the launcher of the ranks"):
         aorta.startup_variables(ranked, {})
+
+
+def test_an_entry_point_may_say_the_variables_instead_of_the_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "queues-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: queues\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        "[aorta.workloads]\nqueues = queues:Queues\nother = queues:Other\n"
+        "[aorta.workload_startup_env]\nqueues = queues:startup\n"
+    )
+    (tmp_path / "queues.py").write_text("def startup(config):\n    return {'QUEUES': str(config.get('queues', 4))}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    queues = declaring(isolated_startup_env=staticmethod(lambda config: {"OTHER": "1"}))
+    queues.__module__ = "queues"
+    queues.__qualname__ = "Queues"
+    assert aorta.startup_variables(queues, {"queues": 2}) == {"QUEUES": "2"}
+    queues.__qualname__ = "Other"
+    assert aorta.startup_variables(queues, {}) == {"OTHER": "1"}

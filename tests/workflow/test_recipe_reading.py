@@ -110,6 +110,8 @@ processes.per_submission = 1
             6,
             "action 'one': group.include[0].condition[1] = '!=': expected '<', '<=', '==', '>=' or '>'",
         ),
+        ("each = 'node'\nworkload = 'gemm'\nuntil_decided = true\n", 3, "for which until_decided cannot act"),
+        ("workload = 'gemm'\nnodes = 'n0'\n", 2, "has nodes; it needs each = 'node'"),
         (ONE + "[[action.group.include]]\nall = []\nany = []\n", 5, "set exactly one of condition, all, any"),
         (ONE + "[action.resources.processes]\nper_directory = 1\nper_submission = 2\n", 5, "set exactly one of"),
         ("[[action]]\ncommand = 'a {directory}'\n", 1, "an action has no name"),

@@ -32,7 +32,7 @@ def message_of(text: str) -> str:
             MATRIX + "[action.submit_options.big]\nacount = 'a'\n",
             "5: action 'matrix': submit_options.big: unknown key 'acount'; did you mean 'account'? valid: account, ",
         ),
-        (MATRIX + "[[action]]\nworkload = 'gemm'\nzzz = 1\n", "6: action number 2: unknown key 'zzz'; valid: baseline"),
+        (MATRIX + "[[action]]\nworkload = 'gemm'\nzzz = 1\n", "6: action number 2: unknown key 'zzz'; valid: axes, "),
         (MATRIX + "trials = 'many'\n", "4: action 'matrix': trials = 'many': expected a whole number"),
         (MATRIX + "steps = 1.5\n", "4: action 'matrix': steps = 1.5: expected a whole number"),
         (

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from pytest_aorta.common.texts import describe_exception
-from pytest_aorta.launch.launch_mode import Refused
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
 from pytest_aorta.trials.loading import INSTALLED
 from pytest_aorta.trials.records import Send
@@ -25,10 +24,11 @@ from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_stat
 _MEMO = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None) -> Refused:
-    """Import modules in order, up to the first one whose import fails, or makes forks unsafe.
+def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None) -> None:
+    """Import modules in order, on the ``cores`` that the trials will have: libraries count them when they are loaded.
 
-    On the ``cores`` that the trials will have: libraries count them when they are loaded.
+    Raises:
+        ImportError: it starts with the name of the module whose import failed, printed, or made forks unsafe.
     """
     before, had_memo = os.sched_getaffinity(0), _MEMO in os.environ
     if cores is not None:
@@ -40,16 +40,19 @@ def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None
                 importlib.import_module(name)
             except BaseException as error:
                 described = describe_exception(error)
-                return {"module": name, "why": f"raises {described['type']}: {described['message']}"}
+                raise _refused(name, f"raises {described['type']}: {described['message']}") from error
             if reasons := reasons_against_forking():
-                return {"module": name, "why": ", ".join(reasons)}
+                raise _refused(name, ", ".join(reasons))
             if _output() != said:
-                return {"module": name, "why": "prints"}
-        return {}
+                raise _refused(name, "prints")
     finally:
         os.sched_setaffinity(0, before)
         if not had_memo:
             os.environ.pop(_MEMO, None)
+
+
+def _refused(module: str, why: str) -> ImportError:
+    return ImportError(f"{module}: its import in advance {why}")
 
 
 class LearnedImports(importlib.abc.MetaPathFinder):

@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Mapping, Sequence
@@ -37,9 +36,6 @@ from pytest_aorta.trials.seeding import rank_seed
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.child.learned_imports import LearnedImports
-
-#: Seconds between two looks at a program that somebody waits for.
-_LOOK = 0.005
 
 _LONGEST_MESSAGE = 2**20
 
@@ -106,48 +102,17 @@ def _become(line: PythonLine) -> None:
 # In the process of a trial
 
 
-class ForkedProgram:
-    """A program that runs in a fork, with what is used of ``subprocess.Popen``."""
+class ForkedProgram(process_tree.Fork):
+    """A program that runs in a fork."""
 
     def __init__(self, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
-        self.pid = pid
+        super().__init__(pid)
         self.stdout, self.stderr = stdout, stderr
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Its exit code, negative for a signal; ``None`` while it runs."""
-        if self.returncode is None:
-            self.returncode = self._look()
-        return self.returncode
-
-    def _look(self) -> int | None:
-        return _exit_code(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
         if timeout is None and type(self) is ForkedProgram and self.returncode is None:
-            self.returncode = _exit_code(self.pid, 0)
-        give_up = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if give_up is not None and time.monotonic() > give_up:
-                raise subprocess.TimeoutExpired([], timeout or 0.0)
-            time.sleep(_LOOK)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-def _exit_code(pid: int, flags: int = os.WNOHANG) -> int | None:
-    try:
-        ended, status = os.waitpid(pid, flags)
-    except ChildProcessError:
-        return 0  # as Popen takes it, where somebody else has waited
-    return os.waitstatus_to_exitcode(status) if ended else None
+            self.returncode = process_tree.exit_code(self.pid, 0)  # at once
+        return super().wait(timeout)
 
 
 def start(words: Sequence[str], environ: Mapping[str, str]) -> ForkedProgram | None:
@@ -351,7 +316,7 @@ class _Rank(ForkedProgram):
         self._server = server
         super().__init__(_ask(server, request, streams))
 
-    def _look(self) -> int | None:
+    def look(self) -> int | None:
         code: int | None = _ask(self._server, self.pid)
         return code
 
@@ -398,7 +363,7 @@ def _serve_ranks(agent: socket.socket) -> None:
             return
         request = pickle.loads(data)
         if isinstance(request, int):
-            answer = _exit_code(request)
+            answer = process_tree.exit_code(request)
         elif (answer := os.fork()) == 0:
             agent.close()
             for number, handler in handlers.items():

@@ -41,6 +41,8 @@ def prepare(argument: PrepareArgument) -> dict[str, Any]:
         from pytest_aorta.launch.child import script
 
         script.prepare(argument["overrides"]["command"])
+    if argument["learned"]:
+        workload_main.import_learned(argument)
     if description["launch_mode"] == "distributed":
         from pytest_aorta.launch.child import elastic, torchrun  # noqa: F401  (once for all trials)
     return description

@@ -25,6 +25,7 @@ from pytest_aorta.probe.named_variables import Watch
 from pytest_aorta.probe.packages import package_list
 from pytest_aorta.probe.process import Children, children_now, had_children_since
 from pytest_aorta.probe.variables import recorded_variables
+from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.config import TrialIsolation, added_options, resolve_config, supports_process, with_added
 from pytest_aorta.trials.execution import NAMES, note_tmp
@@ -34,7 +35,7 @@ from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.launch_mode import Extension, Refused, TrialPayload, WorkloadArgument
+    from pytest_aorta.launch.launch_mode import PrepareArgument, TrialPayload, WorkloadArgument
 
 
 def join_group(cls: type[Any], config: Any) -> None:
@@ -105,8 +106,10 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[
     note_tmp()
     set_arguments(argument["target"])
     before = children_now()
-    if refused := import_in_advance(modules):
-        raise ImportError(f"--aorta-preload {refused['module']}: its import in advance {refused['why']}")
+    try:
+        import_in_advance(modules)
+    except ImportError as error:
+        raise ImportError(f"--aorta-preload {error}") from error
     load_class(argument["target"])
     _note_children(before)
 
@@ -138,16 +141,27 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     return description
 
 
-def extend(extension: Extension) -> Refused:
-    """Import what a trial has imported, for those that will be forked from this process."""
+def import_learned(argument: PrepareArgument) -> None:
+    """Import what a trial has imported, for those that will be forked from this process; raises ``ImportError``."""
     global _static, _sources_in_advance
     before = children_now()
-    refused = import_in_advance(extension["modules"], extension["cores"])
+    import_in_advance(argument["learned"], argument["cores"])
     _note_children(before)
-    if not refused and _static is not None and _class is not None:
+    if reasons := _reasons_against_learning():
+        raise ImportError(", ".join(reasons))
+    if _static is not None and _class is not None:
         _sources_in_advance = imported_later(_class, _static.modules, _sources)
         _static = refreshed(_static)
-    return refused
+
+
+def _reasons_against_learning() -> list[str]:
+    if children := process_tree.children_of_self():
+        return [f"started {process_tree.describe(pid)}" for pid in children]
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    if (code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) != 0:
+        return [f"has left a handler at whose hands a forked process ends with status {code}"]
+    return []
 
 
 def use_seed(seed: int) -> None:

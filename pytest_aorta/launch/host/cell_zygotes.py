@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pytest_aorta.launch.environment import TrialOrder, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
-from pytest_aorta.launch.launch_mode import Extension, resolve_launch
+from pytest_aorta.launch.launch_mode import resolve_launch
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.runtime.zygote import (
-    Server,
     StartLimits,
     Zygote,
     ZygoteError,
@@ -19,13 +18,16 @@ from pytest_aorta.runtime.zygote import (
     ZygoteTimeout,
     ZygoteUnwanted,
 )
-from pytest_aorta.runtime.zygote_pool import EXTENSION_TIMEOUT, Branch, ExtensionFailed, ZygotePool
+from pytest_aorta.runtime.zygote_pool import ZygotePool
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.spec import TrialSpec
 
 #: Zygotes kept warm per slot.
 _WARM = 8
+
+#: Seconds that imports in advance may take.
+_LEARNING = 60.0
 
 #: Whether something is still waited for.
 Wanted = Callable[[], bool]
@@ -36,8 +38,6 @@ class _Learned:
     modules: tuple[str, ...] = ()
     complete: bool = False
     note: str | None = None
-    branches: dict[tuple[int, ...] | None, Branch] = field(default_factory=dict)
-    making: threading.Lock = field(default_factory=threading.Lock)
 
 
 class CellZygotes:
@@ -125,7 +125,7 @@ class CellZygotes:
         with self._lock:  # once: a workload is imported again for every cell, and for every set of devices
             self._warnings.setdefault(text, False)
 
-    def acquire(self, order: TrialOrder, allocation: Allocation, seed: int, wanted: Wanted) -> Server:
+    def acquire(self, order: TrialOrder, allocation: Allocation, seed: int, wanted: Wanted) -> Zygote:
         """What a trial of a prepared cell is forked from; a ``fresh`` one where the workload cannot be forked.
 
         What a trial has imported within its timeout has as long to be imported in advance.
@@ -141,65 +141,63 @@ class CellZygotes:
             zygote = Zygote(replace(fresh, environ=wanted_spec.environ))
             zygote.wait_ready(wanted=wanted)
             return zygote
-        zygote = self._pool.acquire(wanted_spec, start_limits(order), wanted)
         learned = self._learned.get(wanted_spec.key())
-        if learned is None or not learned.modules:
-            return zygote
-        with learned.making:  # one import serves all slots; the others wait for it
-            limit = EXTENSION_TIMEOUT if order.timeout is None else min(order.timeout, EXTENSION_TIMEOUT)
-            try:
-                return self._branch(zygote, learned, allocation, limit, wanted) or zygote
-            except BaseException:
-                self._pool.release(zygote)
-                raise
+        while learned is not None and learned.modules:
+            if (further := self._prepared_further(wanted_spec, learned, order, allocation, wanted)) is not None:
+                return further
+        return self._pool.acquire(wanted_spec, start_limits(order), wanted)
 
-    def _branch(
-        self, zygote: Zygote, learned: _Learned, allocation: Allocation, limit: float, wanted: Wanted
-    ) -> Branch | None:
-        branch = learned.branches.get(allocation.cores)
-        if branch is not None and branch.zygote is zygote and branch.alive():
-            return branch
-        cores = None if allocation.cores is None else sorted(allocation.cores)
-        while learned.modules:
-            extension: Extension = {"modules": list(learned.modules), "cores": cores}
-            try:
-                branch = learned.branches[allocation.cores] = Branch(zygote, extension, limit, wanted)
-                return branch
-            except ExtensionFailed as failed:
-                culprit, why = failed.refused.get("module"), failed.refused.get("why", str(failed))
-                learned.note = f"{culprit or ', '.join(learned.modules)}: its import in advance {why}"
-                known = culprit in learned.modules
-                learned.modules = learned.modules[: learned.modules.index(culprit)] if known else ()
-        return None
+    def _prepared_further(
+        self, plain: ZygoteSpec, learned: _Learned, order: TrialOrder, allocation: Allocation, wanted: Wanted
+    ) -> Zygote | None:
+        """One that has imported what was learned; if it cannot, what must not be imported is forgotten."""
+        modules, cores = learned.modules, allocation.cores
+        limits = start_limits(order)
+        own = _LEARNING if order.timeout is None else min(order.timeout, _LEARNING)
+        limits = replace(limits, grace=0.0, total=min(limits.total, own + (limits.load or _LEARNING)))
+        argument = {**plain.argument, "learned": list(modules), "cores": None if cores is None else sorted(cores)}
+        try:
+            zygote = self._pool.acquire(replace(plain, argument=argument), limits, wanted)
+        except ZygoteUnwanted:
+            raise
+        except ZygoteError as error:
+            said = str(error) if error.error is None else error.error["message"]
+            culprit, _, why = said.partition("\n")[0].partition(": its import in advance ")
+            with self._lock:
+                if learned.modules == modules:
+                    known = why and culprit in modules
+                    learned.modules = modules[: modules.index(culprit)] if known else ()
+                    learned.note = f"{culprit if known else ', '.join(modules)}: its import in advance {why or culprit}"
+            return None
+        zygote.load_sec = None  # the trial that showed what to import has that time in its record
+        return zygote
 
-    def watches(self, spec: TrialSpec, server: Server) -> bool:
+    def watches(self, spec: TrialSpec, zygote: Zygote) -> bool:
         """Whether a trial is to show what could be imported in advance for the next ones."""
-        learned = self._learned.get(server.spec.key())
-        return spec.execution.preload == "auto" and not server.spec.fresh and (learned is None or not learned.complete)
+        learned = self._learned.get(_plain_key(zygote))
+        return spec.execution.preload == "auto" and not zygote.spec.fresh and (learned is None or not learned.complete)
 
-    def learn_imports(self, server: Server, seen: Observation, *, forked: bool) -> None:
+    def learn_imports(self, zygote: Zygote, seen: Observation, *, forked: bool) -> None:
         """Take in what a trial has imported, and note in ``seen`` what was imported for it."""
-        if server.spec.fresh or not forked:
+        if zygote.spec.fresh or not forked:
             return
-        before = [] if server.extension is None else server.extension["modules"]
-        seen.preloaded = [*server.spec.argument["preload"], *before]
+        before = zygote.spec.argument["learned"]
+        seen.preloaded = [*zygote.spec.argument["preload"], *before]
         with self._lock:
-            learned = self._learned.setdefault(server.spec.key(), _Learned())
+            learned = self._learned.setdefault(_plain_key(zygote), _Learned())
             if (seen.imported or seen.imports_over) and not learned.complete and learned.modules == tuple(before):
                 learned.modules += tuple(seen.imported)
                 learned.complete, learned.note = seen.imports_over, seen.not_preloaded
             seen.not_preloaded = learned.note
 
-    def take_import(self, server: Server) -> tuple[float, float] | None:
+    def take_import(self, zygote: Zygote) -> tuple[float, float] | None:
         """For the first trial from a zygote: the seconds that its import took, and when that ended."""
-        zygote = _zygote_of(server)
         with self._lock:
             sec, zygote.load_sec = zygote.load_sec, None
         return None if sec is None else (sec, zygote.loaded_at)
 
-    def release(self, server: Server) -> None:
+    def release(self, zygote: Zygote) -> None:
         """Give back what was acquired when the trial is over."""
-        zygote = _zygote_of(server)
         if zygote.spec.fresh:
             zygote.close()
         else:
@@ -217,10 +215,9 @@ class CellZygotes:
         self._pool.close()
 
 
-def _zygote_of(server: Server) -> Zygote:
-    zygote = server.zygote if isinstance(server, Branch) else server
-    assert isinstance(zygote, Zygote)
-    return zygote
+def _plain_key(zygote: Zygote) -> str:
+    spec = zygote.spec
+    return replace(spec, argument={**spec.argument, "learned": [], "cores": None}).key()
 
 
 def start_limits(order: TrialOrder) -> StartLimits:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, 
 from pytest_aorta.launch.environment import TrialOrder, interpreter
 from pytest_aorta.launch.launch_mode import LaunchModeError, is_command
 from pytest_aorta.trials.command_line import words_of
-from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.records import RankRecord
 from pytest_aorta.trials.result import Collected
 
@@ -26,6 +26,18 @@ _PATIENCE = 120.0
 
 #: Problems that are kept of each.
 _MOST = 10
+
+_PROGRAM = """
+import json, sys
+asked = json.load(sys.stdin)
+sys.path[:] = asked["path"]
+from pytest_aorta.launch.host.summarize import print_summary
+print_summary(asked)
+"""
+
+
+class SummaryError(Exception):
+    """What a collector has raised in its own process, as a sentence."""
 
 
 def prepared(order: TrialOrder, collectors: Mapping[str, Collector]) -> TrialOrder:
@@ -118,13 +130,14 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
         problems += [f"{path.stem}: {entry.get('error')}" for entry in _lines(path)]
         path.unlink(missing_ok=True)
     problems += _shrink(folder)
-    summary = Summary()
+    summary, data = Summary(), dict[str, Any]()
     try:
-        summary = _summary(collector, folder, ranks)
-        data = to_plain(dict(summary.data))
+        if type(collector).summarize is not Collector.summarize:
+            summary, data = _summary(collector, folder, ranks)
+    except SummaryError as error:
+        problems.append(f"its summary failed: {error}")
     except Exception as error:
         problems.append(f"its summary failed: {type(error).__name__}: {error}")
-        data = {}
     with contextlib.suppress(OSError):
         folder.rmdir()
     # Of third-party code: a record names files of the trial only.
@@ -140,23 +153,26 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
     )
 
 
-def _summary(collector: Collector, folder: Path, ranks: Sequence[int]) -> Summary:
-    found: list[Summary | Exception] = []
-
-    def run() -> None:
-        try:
-            found.append(collector.summarize(folder, ranks))
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="aorta-summary")
-    thread.start()
-    thread.join(_PATIENCE)
-    if not found:
-        raise TimeoutError(f"it took longer than {_PATIENCE:.0f} s")
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+def _summary(collector: Collector, folder: Path, ranks: Sequence[int]) -> tuple[Summary, Any]:
+    """With its data as they are recorded; by a process of its own: third-party code may take hours, or never end."""
+    cls = type(collector)
+    asked = {
+        **{"path": sys.path, "module": cls.__module__, "name": cls.__qualname__, "given": collector.given},
+        **{"folder": str(folder.absolute()), "ranks": list(ranks)},
+    }
+    command = [sys.executable, "-c", _PROGRAM]
+    try:
+        # A session of its own: Ctrl-C ends pytest, which waits for what was found so far.
+        done = subprocess.run(
+            command, input=json.dumps(asked), capture_output=True, text=True, timeout=_PATIENCE, start_new_session=True
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"it took longer than {_PATIENCE:.0f} s") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise SummaryError(lines[-1])
+    found = json.loads(done.stdout)
+    return Summary(found["sentence"], artifacts=[Path(path) for path in found["artifacts"]]), found["data"]
 
 
 def _shrink(folder: Path) -> list[str]:

@@ -26,8 +26,8 @@ from pytest_aorta.trials.seeding import command_seed
 # is removed by the next run on this host with the same TMPDIR. The TMPDIR of a failed trial stays for some days.
 
 
-#: Folders with sockets that processes leave in TMPDIR when they are killed.
-_OF_MULTIPROCESSING = "pymp-*"
+#: What processes leave in TMPDIR when they are killed: multiprocessing's folders of sockets, pipes of torch's agents.
+_SOCKETS, _PIPES = "pymp-*", "watchdog_timer_*"
 
 #: Longest path of a run's folder in bytes. A socket's path has at most 107, and libraries append 35 and more to TMPDIR.
 _LIMIT = 40
@@ -97,9 +97,11 @@ class TemporaryFolders:
         with contextlib.suppress(OSError):
             path.rmdir()
             return False
-        for left in path.glob(_OF_MULTIPROCESSING):
+        for left in path.glob(_SOCKETS):
             shutil.rmtree(left, ignore_errors=True)
         with contextlib.suppress(OSError):
+            for left in path.glob(_PIPES):
+                left.unlink()
             path.rmdir()
             return False
         if keep and path.is_dir():

@@ -36,7 +36,7 @@ from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.channel import Message
-from pytest_aorta.runtime.zygote import Server, Task, TaskEnd, ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import Task, TaskEnd, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.records import GroupState, parse_event
@@ -184,7 +184,7 @@ class ProcessTrial:
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
         self._files: TrialFiles | None = None
-        self._server: Server | None = None
+        self._server: Zygote | None = None
         self._task: Task | None = None
         self._had_process = False
         #: That of an import in its own process, in seconds, while it imports.
@@ -271,7 +271,7 @@ class ProcessTrial:
                 raise EnvironmentUnusable(f"--aorta-cwd copy: {inherited.cwd} cannot be copied: {error}") from None
         return place
 
-    def _payload(self, cell: PreparedCell, server: Server) -> TrialPayload:
+    def _payload(self, cell: PreparedCell, server: Zygote) -> TrialPayload:
         spec, place = self.spec, self._place
         assert place is not None
         return {

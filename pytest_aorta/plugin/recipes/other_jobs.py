@@ -44,7 +44,7 @@ class OtherTrials:
     @cached_property
     def _beside(self) -> list[Job]:
         jobs = read_jobs(self._job.folder.parents[1], only_open=True)
-        return [job for job in jobs if (job.action, job.after) == (self._job.action, self._job.after)]
+        return [job for job in jobs if job.action == self._job.action]
 
     def __call__(self) -> Iterator[tuple[TrialSpec, TrialFacts | None]]:
         tasks = ((job, number) for job in self._beside for number in range(len(job.tasks)))

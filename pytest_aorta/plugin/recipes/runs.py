@@ -38,7 +38,6 @@ from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.jobs import forbid_decided
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
@@ -431,6 +430,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
             sequential=until_decided or given.stop.seconds is not None,
             confirm=until_decided and (given.triage.confirm or not given.stop.decided),
             screens=until_decided and not given.stop.equivalence,
+            by_node=action.nodes is not None,
             signatures=action.signatures,
         ),
         stop=replace(given.stop, decided=until_decided, seconds=None),  # the time is that of the whole run
@@ -460,7 +460,6 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
             recipe.known.add(Known(decided={action.name: new}))
             with contextlib.suppress(OSError):  # what cannot be written is found out again
                 recipe.journal.append(Known(decided={action.name: new}))
-                forbid_decided(recipe.recipe.index, action.name, recipe.known.decided[action.name].cells)
 
     run.on_record, run.on_decided = on_record, on_decided
     if until_decided:

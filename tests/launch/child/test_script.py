@@ -114,7 +114,7 @@ def asked(stage: Stage, *options: str) -> list[tuple[dict[str, Any], list[Any], 
     "words",
     [
         "asks.py --lr 1 {trial}",
-        "-m asks --lr 1 {trial}",
+        pytest.param("-m asks --lr 1 {trial}", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("-u inner/../asks.py {trial}", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
@@ -122,7 +122,7 @@ def test_properties_of_a_fresh_interpreter(stage: Stage, words: str) -> None:
     stage.write(asks=ASKS, asks_helper=HELPER)
     stage.write_file("inner/nothing.txt", "")
     command = ("--aorta-command", f"{shlex.quote(sys.executable)} {words}")
-    fresh, _, written = asked(stage, *command, "--aorta-isolation", "spawn")[0]
+    fresh, _, written = asked(stage, *command, "--aorta-launcher", "as-typed")[0]
     forks = asked(stage, *command)
     for facts, _, also_written in forks:
         assert facts == fresh
@@ -155,8 +155,8 @@ def test_its_ends_are_those_of_a_fresh_interpreter(stage: Stage) -> None:
     stage.write(ends=ENDS)
     options = ("--aorta-command", f"{shlex.quote(sys.executable)} ends.py {{trial}}", "--aorta-trials", "11")
     found = []
-    for isolation in ("spawn", "fork"):
-        stage.run(*options, "--aorta-isolation", isolation).assert_outcomes(passed=2, failed=9)
+    for launcher in ("as-typed", "auto"):
+        stage.run(*options, "--aorta-launcher", launcher).assert_outcomes(passed=2, failed=9)
         trials = sorted(stage.trials().values(), key=lambda trial: int(trial["trial_index"]))
         logs = [(stage.results / "command-ends" / f"trial_{index}" / "stderr.log").read_text() for index in range(11)]
         logs = [re.sub(r"0x[0-9a-f]+", "0x", re.sub(r"(?s)Fatal Python error.*", "fatal", text)) for text in logs]

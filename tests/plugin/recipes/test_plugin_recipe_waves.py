@@ -38,7 +38,7 @@ def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.write_file("aorta.toml", RECIPE)
 
 
-def submitted(stage: Stage, *rounds: range, after: tuple[str, ...] = ()) -> Job:
+def submitted(stage: Stage, *rounds: range) -> Job:
     """A job with a task for some rounds each, as ``submit`` leaves it."""
     tasks = [Task(units=tuple(f"{cell}/{index}" for index in each for cell in CELLS)) for each in rounds]
     job = Job(
@@ -48,7 +48,6 @@ def submitted(stage: Stage, *rounds: range, after: tuple[str, ...] = ()) -> Job:
         action="matrix",
         recipe=str(read_recipe(stage.path / "aorta.toml").file),
         tasks=tasks,
-        after=after,
         number=str(100 + rounds[0].start),
     )
     job.folder.mkdir(parents=True)
@@ -75,20 +74,16 @@ def matrix(stage: Stage) -> dict[str, Any]:
 def forget_decisions(stage: Stage) -> None:
     """As if the job that has decided had been killed: the records alone say it."""
     shutil.rmtree(stage.path / ".aorta/staged")
-    for path in stage.path.glob(".aorta/jobs/*/over-*"):
-        path.unlink()
 
 
 def test_a_job_decides_with_the_trials_of_all(stage: Stage) -> None:
     first = submitted(stage, range(4), range(4, 8))
-    later = submitted(stage, range(8, 14), range(14, 20), after=("100",))
+    later = submitted(stage, range(8, 14), range(14, 20))
     assert run(stage, first, 0) == {"failed": 4, "passed": 4}
     assert run(stage, first, 1) == {"failed": 4, "passed": 4}
     # What the two have decided, neither could have by itself.
     assert matrix(stage)["local-fix"]["verdict"]["kind"] == "fixes"
-    # A later task runs nothing, and its script would not even start pytest.
     assert run(stage, later, 0) == {"skipped": 12}
-    assert [(later.folder / f"over-{task}").exists() for task in range(2)] == [True, True]
     assert records(stage) == 16
     # Nor is what was not started taken for lost.
     assert later.lines("started", 0) == []
@@ -125,5 +120,6 @@ def test_a_trial_that_runs_elsewhere_holds_those_after_it_back(stage: Stage) -> 
     for cell in CELLS:
         (stage.path / f"workspace/matrix/shaky/{cell}/trial_0.json").unlink()
     assert run(stage, first, 1) == {"failed": 2, "passed": 2}
-    # What a job of an earlier wave has left running is lost, and holds nothing back.
-    assert run(stage, submitted(stage, range(14, 18), after=("100",))) == {"skipped": 8}
+    # What a job that has ended has left running is lost, and holds nothing back.
+    (first.folder / "over").touch()
+    assert run(stage, submitted(stage, range(14, 18))) == {"skipped": 8}

@@ -336,32 +336,19 @@ group.maximum_size = 4
 """
 
 
-def test_trials_until_decided_are_submitted_in_waves_of_which_each_waits_for_the_one_before(
-    stage: Stage, scheduler: StandInScheduler
-) -> None:
+def test_of_trials_until_decided_only_the_next_wave_is_submitted(stage: Stage, scheduler: StandInScheduler) -> None:
     stage.write_file("aorta.toml", MATRIX)
-    lines = submit("--cluster", "slurm")
-    assert lines[0].startswith("matrix: 20 jobs (80 trials) on slurm, up to ")
-    assert lines[0].endswith(", in 4 waves until all cells are decided")
-    assert scheduler.options == [
-        "--parsable",
-        *(f"--parsable --dependency=afterany:{number}" for number in (100, 101, 102)),
-    ]
-    files = [stage.path / ".aorta/jobs" / job[1] / "job.json" for job in scheduler.jobs]
-    jobs = [json.loads(file.read_bytes()) for file in files]
-    assert [job["after"] for job in jobs] == [[], ["100"], ["101"], ["102"]]
-    assert [sum(len(task["units"]) for task in job["tasks"]) for job in jobs] == [16, 16, 32, 16]
-
-
-def test_a_wave_of_several_jobs_is_waited_for_as_a_whole(stage: Stage, scheduler: StandInScheduler) -> None:
-    stage.write_file("aorta.toml", MATRIX.replace("= 40", "= 16").replace("maximum_size = 4", "maximum_size = 8"))
-    submit("--cluster", "one-by-one", "-n", "3")
-    assert scheduler.options == ["--parsable", "--parsable", "--parsable --dependency=afterany:100:101"]
+    [line, *_] = submit("--cluster", "one-by-one")
+    assert line.startswith("matrix: 4 jobs (16 trials) on one-by-one, up to ")
+    assert line.endswith(", 64 in later waves")
+    assert submit("--cluster", "one-by-one") == ["matrix: no job, 16 submitted already, 64 in later waves"]
 
 
 def test_without_a_decision_or_with_a_whole_group_there_are_no_waves(stage: Stage, scheduler: StandInScheduler) -> None:
     stage.write_file("aorta.toml", MATRIX.replace("until_decided = true", ""))
     assert "waves" not in submit("--cluster", "slurm", "--dry-run")[0]
-    assert "in 4 waves" in submit("--cluster", "slurm", "--dry-run", "--pytest-args", "--aorta-stop=decided,8h")[0]
+    assert (
+        "64 in later waves" in submit("--cluster", "slurm", "--dry-run", "--pytest-args", "--aorta-stop=decided,8h")[0]
+    )
     stage.write_file("aorta.toml", MATRIX + "group.submit_whole = true\n")
     assert "waves" not in submit("--cluster", "slurm", "--dry-run")[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graph_bench import GraphBench, tile
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.runtime.graph import Footprint, Node, State, Tag
@@ -47,6 +47,7 @@ def _items(footprint: Footprint) -> list[tuple[object, int]]:
     ]
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_every_node_ends_and_none_runs_too_early_or_on_broken_ground(data: st.DataObject) -> None:
     bench, oracle = GraphBench(), Oracle()
@@ -122,6 +123,7 @@ def test_every_node_ends_and_none_runs_too_early_or_on_broken_ground(data: st.Da
         assert said in (["ready", "settled", "consumed"], ["settled", "consumed"])
 
 
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 30))
 def test_descendants_of_a_failure_never_run_and_all_others_do(data: st.DataObject, count: int) -> None:
     bench = GraphBench()

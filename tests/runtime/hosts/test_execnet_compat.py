@@ -9,7 +9,6 @@ from typing import Any
 import execnet
 import pytest
 from execnet import gateway_base
-from execnet.script import socketserver
 
 from pytest_aorta.runtime.execnet_compat import InterceptedExecModel, make_gateway
 
@@ -58,8 +57,3 @@ def test_exec_model_subprocess_starts_the_process_and_code_runs_in_its_main_thre
     assert gateway.remote_exec(code).receive() == (process.pid, True)
     gateway.exit()
     gateway.join(10)
-
-
-def test_a_socket_server_can_be_started_as_a_module() -> None:
-    """``execnet.script.socketserver`` is what messages about unreachable hosts tell the user to run."""
-    assert callable(socketserver.startserver)

@@ -20,7 +20,6 @@ def test_a_number_before_a_star_multiplies() -> None:
     [
         "popen//python=python3 -X dev//chdir=/tmp//env:A=1//env:EMPTY=//id=left//nice=5",
         "ssh=-p 2222 me@there//ssh_config=/home/me/config",
-        "socket=127.0.0.1:8888//id=right",
     ],
 )
 def test_what_execnet_understands_stays_as_it_is(text: str) -> None:
@@ -41,8 +40,7 @@ def test_what_execnet_understands_stays_as_it_is(text: str) -> None:
         ("popen//chdir", "'chdir' needs a value"),
         ("popen//env:=1", "'env:' is unknown"),
         ("ssh", "'ssh' needs a value"),
-        ("socket=there", "'there' has no port"),
-        ("socket=there:1//python=python3", "interpreter of a socket server"),
+        ("socket=there:1", "how to reach it"),
         ("popen//id=a//id=b", "'id' is there twice"),
         ("0*popen", "expected 1 to 9999"),
         ("x*popen", "'x\\*popen'"),
@@ -56,7 +54,7 @@ def test_what_cannot_be_a_host_is_named_with_its_problem(text: str, problem: str
 
 
 def test_what_is_valid_is_said() -> None:
-    with pytest.raises(ValueError, match=r"valid are popen, ssh=\[USER@\]HOST and socket=HOST:PORT"):
+    with pytest.raises(ValueError, match=r"valid are popen, ssh=\[USER@\]HOST, N"):
         expand_specs(["telnet=there"])
 
 

@@ -213,7 +213,6 @@ CHANGED: dict[str, Any] = {
     "cwd": "/other",
     "fresh": True,
     "load": "other:load",
-    "extend": "other:extend",
     "behind": PrefixFacts({"A": "1"}),
 }
 

@@ -1,0 +1,344 @@
+"""Where it starts: what collectors have found in the trials of a results directory, in sentences and as heat lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pytest_aorta.collectors.contract import FOLDER
+from pytest_aorta.collectors.divergence import Step, is_same
+from pytest_aorta.common.texts import format_ranges
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage.cells import CellStatistics, CellTrials
+from pytest_aorta.triage.columns import counted
+from pytest_aorta.triage.divergence import Divergence, divergences
+from pytest_aorta.triage.facts import CellKey, TrialFacts, facts_of
+from pytest_aorta.triage.matrix import EarlierMatrix
+from pytest_aorta.triage.observer import ObserverEffect, Replayed, replay_effects
+from pytest_aorta.triage.reading import RecordedTrial, Results, triage_in_order
+from pytest_aorta.triage.signatures import signature_of
+from pytest_aorta.triage.verdicts import Table, Triage
+from pytest_aorta.workspace.paths import REPLAY
+
+#: What collectors have found in a cell: texts that are shown.
+_MOST_FOUND = 5
+
+#: Files of trials that are listed.
+_MOST_FILES = 24
+
+#: Lines of a heat before and after the one that is marked; steps; heats of a cell, and of all.
+_BEFORE, _AFTER, _MOST_STEPS, _MOST_OF_A_CELL, _MOST_HEATS = 10, 4, 12, 3, 12
+
+_STEP = re.compile(r"\bstep (\d+)")
+
+_OF_NUMERICS = {"gradients": "{module}, {what} before the update", "optimizer": "{module}, after the update"}
+
+#: As short as lines have to be; `collectors.divergence` says the same in sentences.
+_EVENTS = {
+    "initial": "{}, before the first step",
+    "input": "{} input",
+    "forward": "{} output",
+    "backward": "{} gradient of output",
+    "gradient": "{}, gradient before the update",
+    "parameter": "{}, after the update",
+}
+
+
+def where_it_starts(table: Table) -> Iterator[str]:
+    """What collectors have found, cell by cell, the most frequent first; what has kept them from it; what they change.
+
+    ``observer`` of the table has what replays of failed trials have found, ``divergence`` which trials differ.
+    """
+    effects = {effect.key: effect for effect in table.observer}
+    found = [row.cell for row in table.rows if row.cell.collected or row.cell.not_collected or row.cell.key in effects]
+    if found or table.divergence:
+        yield "where it starts:"
+    for cell in found:
+        yield f"  {cell.key.cell}"
+        for sentence in sentences(cell, effects.get(cell.key)):
+            yield f"    {sentence}"
+    for each in table.divergence:
+        yield from (f"  {line}" for line in each["lines"])
+    if not effects and (observed := sum(row.cell.observed for row in table.rows)):
+        how = "" if table.divergence else " (--aorta-collect-share=50% runs half of them without)"
+        yield f"what collectors change is not known: all {counted(observed, 'trial')} ran with them{how}"
+
+
+def facts_of_replay(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, str]]) -> TrialFacts:
+    """Of a replay with collectors: what these add to a way to fail makes it no other one."""
+    return replace(facts_of(record, file, rules), signature=signature_of({**record, "collected": {}}, rules))
+
+
+def with_replays(table: Table, triage: Triage, results: Path) -> Table:
+    """With the effects in those replays of failed trials that a run has left in ``results``."""
+    first = {
+        (facts.key.workload, facts.key.cell, facts.index, facts.started_at): facts
+        for cell in triage.cells
+        for facts in cell.finished
+        if facts.is_failure and not facts.observed
+    }
+    found: dict[CellKey, list[Replayed]] = {}
+    folder = results / REPLAY
+    for trial in Results(folder) if folder.is_dir() else ():
+        then = trial.record.get("replay_of") or {}
+        key = (trial.facts.key.workload, trial.facts.key.cell, trial.facts.index, then.get("started_at"))
+        if trial.facts.observed and key in first:
+            again = facts_of_replay(trial.record, trial.file, triage.settings.signatures)
+            found.setdefault(first[key].key, []).append((first[key], again))
+    return table.observed(replay_effects(found, triage.cells, triage.settings.speed_margin)) if found else table
+
+
+def sentences(cell: CellStatistics, effect: ObserverEffect | None = None) -> Iterator[str]:
+    """Of a cell: in how many of its trials, or of their replays, collectors have found what; then what they change."""
+    collected: Mapping[str, int] = cell.collected
+    not_collected: Mapping[str, int] = cell.not_collected
+    of = str(cell.observed or cell.total)  # records of others do not say which trials had collectors
+    if effect is not None and effect.of_failed:
+        collected, not_collected = effect.collected, effect.not_collected
+        of = counted(effect.replays, "replay")
+    for texts, label in ((_by_step(collected), ""), (not_collected, "not collected: ")):
+        shown = sorted(texts, key=lambda text: -texts[text])
+        for text in shown[:_MOST_FOUND]:
+            yield f"{texts[text]} of {of}: {label}{text}"
+        if len(shown) > _MOST_FOUND:
+            yield f"{counted(len(shown) - _MOST_FOUND, 'other sentence')} in the trial files"
+    yield from [] if effect is None else effect.lines()
+
+
+def _by_step(texts: Mapping[str, int]) -> dict[str, int]:
+    """Sentences that differ in the number of a step only, as one."""
+    steps: dict[str, Counter[int]] = {}
+    found: dict[str, int] = {}
+    for text, number in texts.items():
+        named = set(_STEP.findall(text))
+        if len(named) == 1:
+            steps.setdefault(_STEP.sub("step #", text), Counter())[int(named.pop())] += number
+        else:
+            found[text] = number
+    for text, by_step in steps.items():
+        if len(by_step) == 1:
+            [step] = by_step
+            found[text.replace("step #", f"step {step}")] = by_step[step]
+        else:
+            named_first = text.replace("step #", f"steps {format_ranges(sorted(by_step)).replace(',', ', ')}", 1)
+            found[named_first.replace("step #", "the same step")] = by_step.total()
+    return found
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A tensor in a step.
+
+    Attributes:
+        text: what is shown of it; empty where it was not seen.
+        share: how hot it is, from 0 to 1.
+        is_bad: not finite, above the threshold, or other than in the trials that agree.
+        is_first: the first of these, in the order of execution.
+    """
+
+    text: str = ""
+    share: float = 0.0
+    is_bad: bool = False
+    is_first: bool = False
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Tensors of a rank of a trial in the order of execution, each with its last steps, around the first bad one.
+
+    Attributes:
+        trial: whose it is.
+        what: sentence about what is shown.
+        steps: their numbers.
+        lines: name and spots of each tensor, one for each step.
+        before, after: tensors that are left out.
+        is_replay: whether the trial was run again with collectors.
+    """
+
+    trial: TrialFacts
+    what: str
+    steps: tuple[int, ...]
+    lines: tuple[tuple[str, tuple[Spot, ...]], ...]
+    before: int
+    after: int
+    is_replay: bool = False
+
+    def text(self) -> Iterator[str]:
+        """For a terminal."""
+        width = max(len(name) for name, _ in self.lines)
+        again = "replay of " if self.is_replay else ""
+        yield f"{self.trial.key.cell}, {again}trial {self.trial.index}: {self.what}"
+        yield f"    {'step':>{width}}" + "".join(f"{step:>9}" for step in self.steps)
+        if self.before:
+            yield f"    {counted(self.before, 'tensor')} before"
+        for name, spots in self.lines:
+            is_first = any(spot.is_first for spot in spots)
+            row = "".join(f"{spot.text or '.':>9}" for spot in spots)
+            yield f"  {'>' if is_first else ' '} {name:<{width}}{row}{'  first' if is_first else ''}"
+        if self.after:
+            yield f"    {counted(self.after, 'tensor')} after"
+
+
+@dataclass
+class Found:
+    """Gathers, record by record, what heat lines are drawn of: the first trial of each cell and bad tensor."""
+
+    bad: dict[tuple[CellKey, str, str], Heat] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    files: list[str] = field(default_factory=list)
+
+    def add(self, trial: RecordedTrial, folder: Path) -> None:
+        """``folder``: the results directory."""
+        facts, is_replay = trial.facts, bool(trial.record.get("replay_of"))
+        collected = trial.record.get("collected") or {}
+        numerics = collected.get("numerics") or {}
+        data = numerics.get("data")
+        first = data.get("first") if isinstance(data, dict) else None
+        if isinstance(first, dict):
+            key = (facts.key, str(first.get("module")), str(first.get("what")))
+            is_wanted = len([cell for cell, *_ in self.bad if cell == facts.key]) < _MOST_OF_A_CELL
+            if key not in self.bad and is_wanted and len(self.bad) < _MOST_HEATS:
+                heat = _heat_of_values(facts, numerics, folder)
+                self.bad |= {} if heat is None else {key: replace(heat, is_replay=is_replay)}
+        self.names.update(collected)
+        beside, whose = PurePosixPath(trial.file).parent, f"{'replay of ' if is_replay else ''}trial {facts.index}"
+        for name, each in collected.items():
+            self.files += [f"  {whose}, {name}: {beside / file}" for file in each.get("artifacts") or ()]
+            self.files += [f"  {whose}, {name}: problem: {text}" for text in each.get("problems") or ()]
+
+    def add_replays(self, results: Path) -> None:
+        """Those that have run with collectors."""
+        if not (results / REPLAY).is_dir():
+            return
+        replays = Results(results / REPLAY)
+        for trial in replays:
+            if trial.facts.observed:
+                file = os.path.relpath(replays.folder / trial.file, results)
+                self.add(RecordedTrial(file, trial.record, replace(trial.facts, file=file)), results)
+
+    def divergences(
+        self, cells: Sequence[CellTrials], results: Path, of: Mapping[CellKey, CellKey]
+    ) -> list[tuple[Divergence, Heat | None]]:
+        """Which trials of each cell, and which cells, differ, with the tensors around the first difference."""
+        if "divergence" not in self.names:
+            return []
+        found = divergences([(cell.key, cell.finished) for cell in cells], results, of)
+        return [(each, None if each.first is None else _heat_of_differences(each)) for each in found]
+
+
+def all_lines(path: Path) -> Iterator[str]:
+    """What ``pytest-aorta show collected`` prints of a results directory, or of one trial file.
+
+    Raises:
+        RequestError: there is nothing at ``path``, no trial, or nothing was collected.
+    """
+    results, found, trials = Results(path), Found(), []
+    for trial in results:
+        found.add(trial, results.folder)
+        trials.append(trial.facts)
+    if not trials:
+        raise results.nothing_found()
+    if path.is_dir():
+        found.add_replays(results.folder)
+    if not found.names:
+        raise RequestError(f"{path}: nothing was collected; --aorta-collect numerics looks into trials as they run")
+    triage, earlier = triage_in_order(trials), EarlierMatrix(results.folder)
+    said = [*where_it_starts(with_replays(triage.table(), triage, results.folder))]
+    compared = found.divergences(triage.cells, results.folder, triage.baselines().of)
+    for divergence, _ in compared:
+        said += divergence.lines()
+        zoom = earlier.zooms.get(divergence.names)
+        said += [f"  {zoom}"] if zoom else []
+    yield from said or [f"{', '.join(sorted(found.names))}: nothing was found"]
+    for heat in [*found.bad.values(), *(heat for _, heat in compared if heat is not None)]:
+        yield ""
+        yield from heat.text()
+    if found.files:
+        yield ""
+        yield f"files, in {results.folder}:"
+        yield from found.files[:_MOST_FILES]
+    if len(found.files) > _MOST_FILES:
+        yield f"  {counted(len(found.files) - _MOST_FILES, 'other file')}"
+
+
+def _heat_of_values(facts: TrialFacts, numerics: Mapping[str, Any], results: Path) -> Heat | None:
+    """From ``heat.json``; ``None`` where it is gone or cannot be read."""
+    path = (results / facts.file).with_suffix("") / FOLDER / "numerics" / "heat.json"
+    try:
+        first, limit = numerics["data"]["first"], float((numerics.get("options") or {}).get("threshold", "inf"))
+        rows = json.loads(path.read_bytes())[str(first["rank"])]
+        names = [_OF_NUMERICS.get(row["phase"], "{module} {what}").format_map(row) for row in rows]
+        values = [{int(step): float(value) for step, value, *_ in row["values"]} for row in rows]
+        step, window = int(first["step"]), int((numerics.get("options") or {}).get("window", _MOST_STEPS))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+    def is_bad(value: float) -> bool:
+        return not (math.isfinite(value) and value <= limit)
+
+    at = next((number for number, row in enumerate(values) if is_bad(row.get(step, 0.0))), None)
+    if at is None:
+        return None
+    steps = sorted({each for row in values for each in row if step - window <= each <= step})[-_MOST_STEPS:]
+    shown = range(max(0, at - _BEFORE), min(len(rows), at + _AFTER + 1))
+    seen = [value for number in shown for value in values[number].values()]
+    logs = [math.log10(value) for value in seen if 0 < value < math.inf]
+    low, high = min(logs, default=0.0), max(logs, default=0.0)
+
+    def spot(number: int, each: int) -> Spot:
+        value = values[number].get(each)
+        if value is None:
+            return Spot()
+        if is_bad(value):
+            text = f"{value:.3g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "Inf"
+            return Spot(text, 1.0, is_bad=True, is_first=(number, each) == (at, step))
+        share = (math.log10(value) - low) / (high - low) if value > 0 and high > low else 0.0
+        return Spot(f"{value:.3g}", share)
+
+    lines = tuple((names[number], tuple(spot(number, each) for each in steps)) for number in shown)
+    what = f"rank {first['rank']}, largest absolute value of each tensor, in the order of execution"
+    return Heat(facts, what, tuple(steps), lines, shown.start, len(rows) - shown.stop)
+
+
+def _heat_of_differences(divergence: Divergence) -> Heat:
+    """What is equal and what is not around the first difference, in the two trials that differ first."""
+    assert divergence.first is not None
+    one, other, place = divergence.first
+    tolerance = other.trial.tolerance
+    own, others = (each.trial.ranks.get(place.rank, ()) for each in (other, one))
+    near = range(max(0, place.ordinal - 2), min(len(own), place.ordinal + 3))
+    events = own[place.ordinal].events if place.ordinal < len(own) else others[place.ordinal].events
+    shown = range(max(0, place.number - _BEFORE), min(len(events), place.number + _AFTER + 1))
+
+    def spots(event: str) -> Iterator[Spot]:
+        for ordinal in near:
+            mine, theirs = _value(own, ordinal, event), _value(others, ordinal, event)
+            if mine is None and theirs is None:
+                yield Spot()
+            elif mine is not None and theirs is not None and is_same((event, mine), (event, theirs), tolerance):
+                yield Spot("equal")
+            else:
+                yield Spot("differs", 1.0, is_bad=True, is_first=(ordinal, event) == (place.ordinal, place.event))
+
+    lines = tuple((_short(events[number]), tuple(spots(events[number]))) for number in shown)
+    beside = f"trial {one.facts.index}" if divergence.of is None else f"{one.facts.key.cell}, trial {one.facts.index}"
+    what = f"rank {place.rank}, compared with {beside}, in the order of execution"
+    steps = tuple(own[ordinal].number for ordinal in near)
+    return Heat(other.facts, what, steps, lines, shown.start, len(events) - shown.stop)
+
+
+def _short(event: str) -> str:
+    phase, _, name = event.partition(":")
+    name, _, call = name.partition("#")
+    return _EVENTS.get(phase, "{}").format(name) + (f", call {call}" if call else "")
+
+
+def _value(steps: Sequence[Step], ordinal: int, event: str) -> Any:
+    return dict(steps[ordinal].row()).get(event) if ordinal < len(steps) else None
