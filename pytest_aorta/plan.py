@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
+from pytest_aorta.registry.payloads import option_value
 from pytest_aorta.registry.types import BUILTIN_SOURCE
-from pytest_aorta.settings import BY_NAME, OPTION, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
+from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
 from pytest_aorta.triage import Stop, TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of
 from pytest_aorta.trials.conversion import to_plain
@@ -374,12 +375,16 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         TrialSpec(
             workload=entry,
             environment=environment,
-            mitigations=names,
+            mitigations=tuple(found.name for found in mitigations),
             overlay=overlays[environment_index][mitigation_index],
             environment_index=environment_index,
             mitigation_index=mitigation_index,
             trial_index=0,
-            overrides={**entry.options, **selection.config, **_options_of(names)},
+            overrides={
+                **entry.options,
+                **selection.config,
+                **{name: value for found in mitigations for name, value in found.options.items()},
+            },
             steps=selection.steps,
             execution=selection.execution,
             limits=selection.limits,
@@ -389,7 +394,7 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
         )
         for entry in entries
         for environment_index, environment in enumerate(environments)
-        for mitigation_index, names in enumerate(tuple(found.name for found in mitigations) for mitigations in sets)
+        for mitigation_index, mitigations in enumerate(sets)
     ]
     how = selection.order if selection.order == "grouped" else f"{selection.order}, seed {_seed(firsts)}"
     cells = [
@@ -416,22 +421,9 @@ def with_axis(sets: Iterable[Sequence[str]], values: Iterable[Sequence[str]]) ->
     return tuple((*names, *value) or ("none",) for names in sets for value in values)
 
 
-def _options_of(names: Iterable[str]) -> dict[str, Any]:
-    """Those of the workload in a mitigation set: ``config.NAME=VALUE``; a text that is JSON is read as such."""
-    options = (name.partition("=") for name in names if name.startswith(OPTION))
-    return {key.removeprefix(OPTION): _option_value(text) for key, _, text in options}
-
-
-def _option_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
 def option_text(value: Any) -> str:
     """The VALUE of ``config.NAME=VALUE`` that is read as this one."""
-    if isinstance(value, str) and _option_value(value) == value:
+    if isinstance(value, str) and option_value(value) == value:
         return value
     return json.dumps(value, separators=(",", ":"))
 

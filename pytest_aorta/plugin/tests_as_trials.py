@@ -17,7 +17,7 @@ from pytest_aorta.plugin.ordinary_tests import marked_selection
 from pytest_aorta.plugin.run import TEST_TARGET, current_run, run_of, warn
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import WorkloadEntry
-from pytest_aorta.settings import OPTION, RequestError
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run
@@ -65,9 +65,9 @@ def _in_place_of(node: pytest.Item | pytest.Collector, run: Run) -> Sequence[pyt
     if why:
         warn(node, [f"{node.nodeid} runs once, and not as trials: {why}"])
         return [node]
-    options = [name for names in selection.mitigations for name in names if name.startswith(OPTION)]
+    options = [name for names in selection.mitigations for name in names if run.registry.mitigation(name).options]
     if options:
-        raise RequestError(f"{options[0]}: a test has no options; config.NAME=VALUE is for workloads")
+        raise RequestError(f"{options[0]}: a test has no options; config.NAME is for workloads")
     if not _is_given(node.config, "isolation"):
         selection = replace(selection, execution=replace(selection.execution, isolation="spawn"))
     plan = planned([_entry_of(node)], selection, run.registry)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from pytest_aorta.registry.types import (
     Engine,
@@ -34,17 +34,35 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def mitigation_from(payload: object, *, name: str, source_package: str, where: str) -> Mitigation:
-    return Mitigation(name, _variables(payload, where), source_package)
+    """Of variables, and options of the workload as ``config.NAME``."""
+    options = {}
+    if isinstance(payload, Mapping):
+        options = {key: value for key, value in payload.items() if isinstance(key, str) and _is_option(key)}
+        payload = {key: value for key, value in payload.items() if key not in options}
+    own = {key.removeprefix(OPTION): value for key, value in options.items()}
+    return Mitigation(name, _variables(payload, where), source_package, options=own)
+
+
+def _is_option(text: str) -> bool:
+    return text.startswith(OPTION) and text != OPTION and text.isprintable()
+
+
+def option_value(text: str) -> Any:
+    """The value of ``config.NAME=TEXT``; a text that is JSON is read as such."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def variable_from(text: str) -> Mitigation | None:
     """The mitigation that ``NAME=VALUE`` is, called so; ``None`` where it is none.
 
-    ``config.NAME=VALUE`` sets no variable: it is an option of the workload, see ``plan.trials_of``.
+    ``config.NAME=VALUE`` is an option of the workload.
     """
     name, _, value = text.partition("=")
-    if name.startswith(OPTION) and name != OPTION and text.isprintable():
-        return Mitigation(text, {}, "the command line")
+    if _is_option(name) and text.isprintable():
+        return Mitigation(text, {}, "the command line", options={name.removeprefix(OPTION): option_value(value)})
     is_one = _VARIABLE.match(name) and _fits_environ(value) and text.isprintable()
     return Mitigation(text, {name: value}, "the command line") if is_one else None
 

@@ -102,6 +102,12 @@ class Registry:
         """
         return cls([*_built_in(), *map(_of_plugin, plugin_entries(KINDS)), *_of_files(sidecars)], tolerant=tolerant)
 
+    def adding(self, values: Iterable[Mitigation | Environment], source: str) -> Registry:
+        """With more names, from a file."""
+        return Registry(
+            [*(offer for own in self._offers.values() for offer in own.values()), *_of_values(values, source)]
+        )
+
     def workload(self, name: str) -> WorkloadEntry:
         """Where the workload is; its module is not imported."""
         found: WorkloadEntry = self._get("workloads", name)
@@ -234,8 +240,12 @@ def _built_in() -> Iterator[Offer]:
 
 def _of_files(paths: Sequence[Path]) -> Iterator[Offer]:
     for path, value in read_sidecars(paths):
+        yield from _of_values([value], f"the registry file {path}")
+
+
+def _of_values(values: Iterable[Mitigation | Environment], source: str) -> Iterator[Offer]:
+    for value in values:
         kind: Kind = "mitigations" if isinstance(value, Mitigation) else "environments"
-        source = f"the registry file {path}"
         yield Offer(kind, value.name, source, value.source_package, lambda value=value: value)  # type: ignore[misc]
 
 

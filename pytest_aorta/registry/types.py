@@ -22,19 +22,21 @@ BUILTIN_SOURCE: Final = "pytest-aorta"
 
 @dataclass(frozen=True)
 class Mitigation:
-    """A named bundle of environment variables.
+    """A named bundle of environment variables, and of options of the workload.
 
     Attributes:
         name: as it is typed; unique in a registry.
         env: variable -> value; empty for the mitigation that changes nothing.
-        source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
+        source_package: ``pytest-aorta``, the name of a distribution, ``sidecar:<file name>``, or ``recipe``.
         read_by: names of the libraries that read the variables, for the user; empty where that is not known.
+        options: option of the workload -> value, which is one of JSON.
     """
 
     name: str
     env: Mapping[str, str] = field(hash=False, repr=False)
     source_package: str
     read_by: str = field(default="", compare=False)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
 
 
 @dataclass(frozen=True)

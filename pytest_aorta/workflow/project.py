@@ -114,7 +114,12 @@ class Project:
         """What is asked of each cell of the actions with a workload."""
         if not any(action.is_matrix for action in self.recipe.actions):
             return {}
-        return cell_requests(self.recipe, Registry.load(self.registry_files))
+        return cell_requests(self.recipe, self.registry)
+
+    @property
+    def registry(self) -> Registry:
+        """All names, those of the recipe included."""
+        return self.recipe.names_in(Registry.load(self.registry_files))
 
     @property
     def directories(self) -> Sequence[str]:
@@ -451,7 +456,7 @@ class Project:
             return
         if action.name not in self._plans:
             selection = selection_of(action, self.recipe, Selection(registry_files=self.registry_files))
-            self._plans[action.name] = make_plan(selection, Registry.load(self.registry_files))
+            self._plans[action.name] = make_plan(selection, self.registry)
         plan, results = self._plans[action.name], self.recipe.directories / action.name
         store = TrialStore(results, stamp())
         for spec in plan.trials:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -22,6 +22,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
 from pytest_aorta.common.texts import identifier
+from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError
+from pytest_aorta.registry.payloads import environment_from, mitigation_from
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command
 from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
@@ -360,6 +362,8 @@ class RecipeTable(Table):
     default: DefaultTable = DefaultTable()
     action: tuple[ActionTable, ...] = ()
     signatures: Mapping[str, Regexes] = Field(default_factory=dict)
+    mitigation: Mapping[str, Any] = Field(default_factory=dict, repr=False)
+    environment: Mapping[str, Any] = Field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -390,11 +394,12 @@ class Action:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A checked recipe, with its actions in the order of the file."""
+    """A checked recipe, with its actions in the order of the file, and names of its own."""
 
     file: Path
     workspace: WorkspaceTable
     actions: tuple[Action, ...]
+    names: tuple[Mitigation | Environment, ...] = ()
 
     @property
     def root(self) -> Path:
@@ -405,6 +410,10 @@ class Recipe:
     def directories(self) -> Path:
         """The workspace: the folder of the directories that commands work on, and of the results of trials."""
         return self.root / self.workspace.path
+
+    def names_in(self, registry: Registry) -> Registry:
+        """A registry with those of the recipe as well."""
+        return registry.adding(self.names, f"the recipe {self.file}") if self.names else registry
 
     @property
     def index(self) -> Path:
@@ -508,9 +517,23 @@ def parse_recipe(text: str, file: Path) -> Recipe:
         if own.until_decided and "trials" not in own.model_fields_set:
             own = own.model_copy(update={"trials": TRIALS_UNTIL_DECIDED})
         actions.append(Action(name, own, line_of(lines, ("action", index)), rules, nodes))
-    recipe = Recipe(file.absolute(), table.workspace, tuple(actions))
+    recipe = Recipe(file.absolute(), table.workspace, tuple(actions), tuple(_names(table, lines, file)))
     _check_actions(recipe)
     return recipe
+
+
+def _names(table: RecipeTable, lines: Mapping[Location, int], file: Path) -> Iterator[Mitigation | Environment]:
+    for kind, named in (("mitigation", table.mitigation), ("environment", table.environment)):
+        for name, payload in named.items():
+            where = f"{kind}.{name}"
+            try:
+                if kind == "mitigation":
+                    yield mitigation_from(payload, name=name, source_package="recipe", where=where)
+                else:
+                    base = file.absolute().parent
+                    yield environment_from(payload, name=name, source_package="recipe", where=where, base=base)
+            except RegistryError as error:
+                raise RecipeError(str(error), file, line_of(lines, (kind, name))) from None
 
 
 #: Keys that cannot act, by whether there is a command, and whether it has trials.

@@ -175,7 +175,13 @@ def test_failed_trials_are_run_again_with_collectors_also_behind_xdist(stage: St
     info = "stage_collectors-1.0.dist-info"
     stage.write_file(f"{info}/METADATA", "Metadata-Version: 2.1\nName: stage-collectors\nVersion: 1.0\n")
     stage.write_file(f"{info}/entry_points.txt", "[aorta.collectors]\nsees = sees:Sees\n")
-    arguments = ("flaky.py", "--aorta-trials=6", "--aorta-collect=sees", "--aorta-extra-env=API_TOKEN=hush-12345678", "--aorta-seed=2")
+    arguments = (
+        "flaky.py",
+        "--aorta-trials=6",
+        "--aorta-collect=sees",
+        "--aorta-extra-env=API_TOKEN=hush-12345678",
+        "--aorta-seed=2",
+    )
     environ = {"PYTHONPATH": str(stage.path)}
 
     done = stage.run(*arguments, "-n2", "--aorta-collect-on-failure", env=environ)

@@ -440,7 +440,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
         report=None,
     )
     run = Run(config, selection, base.runner.store.stamp, _stopping_folder(config, recipe, action))
-    run.registry = base.registry
+    run.registry = recipe.recipe.names_in(base.registry)
     run.action = identifier(action.name)
     run.expects_failures = table.expect == "fail"
     try:
