@@ -97,6 +97,7 @@ _TRIALS_IN_TIME, _ROUNDS_IN_TIME = 10_000, 100
 class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
+    ``cell_trials``: of cells, by their labels, that have another number of ``trials``.
     ``commands`` are workloads as well, and ``output`` says what to look for in what these print;
     ``depends`` are files and folders that their results depend on; ``folder`` is their working directory, where it is
     not that of pytest.
@@ -110,6 +111,7 @@ class Selection:
     depends: tuple[str, ...] = ()
     folder: str | None = None
     trials: int = 1
+    cell_trials: Mapping[str, int] = field(default_factory=dict)
     environments: tuple[str, ...] = ("local",)
     mitigations: tuple[tuple[str, ...], ...] = (("none",),)
     extra_env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may be secrets
@@ -139,7 +141,7 @@ class Selection:
     @property
     def may_end_early(self) -> bool:
         """Whether not all trials of the plan may be run."""
-        return self.stop.decided or self.stop.seconds is not None
+        return self.stop.ends_cells or self.stop.seconds is not None
 
     def collectors_of(self, trial_index: int) -> tuple[str, ...]:
         """Those that the trial of a cell runs with: the first one, and with a share, evenly after it."""
@@ -155,7 +157,7 @@ class Selection:
         """
         if self.stop.seconds is not None:
             return 1
-        return WARM_CELLS if self.stop.decided else None
+        return WARM_CELLS if self.stop.ends_cells else None
 
 
 def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0, workers: int = 1) -> Selection:
@@ -207,7 +209,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         ),
         triage=TriageSettings(
             **given("baseline", "margin", "speed_margin"),
-            sequential=bool(stop.decided or stop.seconds or values["minimize"]),
+            sequential=bool(stop.ends_cells or stop.seconds or values["minimize"]),
             confirm=stop.decided and stop.confirm,
             screens=stop.decided and not stop.equivalence,
         ),
@@ -259,7 +261,7 @@ def _most_trials(values: Mapping[str, Any], stop: Stop) -> int | None:
         workloads = (*(values["workload"] or ()), *(values["command"] or ()))
         cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
         return max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
-    if values["trials"] is None and (stop.decided or values["minimize"]):
+    if values["trials"] is None and (stop.ends_cells or values["minimize"]):
         return TRIALS_UNTIL_DECIDED
     trials: int | None = values["trials"]
     return trials
@@ -400,10 +402,12 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     cells = [
         [
             replace(first, trial_index=index, order=how, collect=selection.collectors_of(index))
-            for index in range(selection.trials)
+            for index in range(selection.cell_trials.get(first.cell, selection.trials))
         ]
         for first in firsts
     ]
+    for label in selection.cell_trials.keys() - {first.cell for first in firsts}:
+        raise PlanError(f"cell_trials: there is no cell {label!r}, but {', '.join(first.cell for first in firsts)}")
     _check_labels(cells)
     return cells
 
@@ -501,7 +505,7 @@ def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | Non
     """
     if order == "grouped":
         return tuple(spec for cell in cells for spec in cell)
-    count = len(cells[0]) if cells else 0
+    count = max(map(len, cells), default=0)
     seed = _seed([cell[0] for cell in cells if cell])
     step = turns or max(count, 1)
     trials = [
@@ -510,6 +514,7 @@ def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | Non
         for start in range(0, len(cells), WARM_CELLS)
         for index in range(first, min(first + step, count))
         for turn in turns_of_round(index, min(WARM_CELLS, len(cells) - start), f"{seed} {start}")
+        if index < len(cells[start + turn])
     ]
     if order == "random":
         random.Random(seed).shuffle(trials)

@@ -474,7 +474,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "only matching trials, such as /config/lr<0.1 (repeat)",
             separator=";",
         ),
-        Setting("stop", "triage:stop", "WHEN", "end early: decided (each cell), first-fix, speed, 8h"),
+        Setting("stop", "triage:stop", "WHEN", "end early: decided, first-fix, speed, failures=3, 8h"),
         Setting(
             "order",
             choice("interleaved", "grouped", "random"),

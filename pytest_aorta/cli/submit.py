@@ -253,7 +253,7 @@ def _planned(
         if there:
             others[f"for {node}, which is {down[node]}"] = len(there)
     words = {word for each in arguments for word in re.split("[=,]", each)}
-    until_decided = action.table.until_decided or bool(words & GOALS)
+    ends_early = action.table.ends_early or bool(words & {*GOALS, "failures"})
     lost = losses(recipe.index, action.name)
     if watched is not None:
         since, count = losses(recipe.index, action.name, watched), len(units)
@@ -261,7 +261,7 @@ def _planned(
         if given_up := count - len(units):
             others["not tried again (pytest-aorta why NAME)"] = given_up
     wave = units
-    if action.is_matrix and until_decided and not action.table.group.submit_whole:
+    if action.is_matrix and ends_early and not action.table.group.submit_whole:
         wave = project.next_wave(action, units)
     if later := len(units) - len(wave):
         others["in later waves"] = later

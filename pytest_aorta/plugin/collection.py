@@ -19,6 +19,7 @@ from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_classes, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
+from pytest_aorta.workflow.finding import is_of_recipe
 from pytest_aorta.workflow.shards import shards_of
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ def shard_of(items: Sequence[pytest.Item], number: int, count: int) -> list[pyte
 
 
 def _keys(item: pytest.Item) -> list[Hashable]:
-    if not item.nodeid.partition("::")[0].endswith(".toml"):
+    if not is_of_recipe(item.nodeid):
         return []
     from pytest_aorta.plugin.recipes.items import CommandItem, RecipeTrialItem
     from pytest_aorta.workflow.project import command_keys
@@ -306,7 +307,7 @@ def _valued(items: Sequence[pytest.Item]) -> list[_Valued]:
 
 
 def _is_command(item: pytest.Item) -> TypeGuard[CommandItem]:
-    if not item.nodeid.partition("::")[0].endswith(".toml"):
+    if not is_of_recipe(item.nodeid):
         return False
     from pytest_aorta.plugin.recipes.items import CommandItem
 

@@ -16,6 +16,7 @@ from pytest_aorta.plugin.compat import longrepr_of
 from pytest_aorta.plugin.run import PAYLOAD
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.execution import KEPT_DAYS
+from pytest_aorta.workflow.finding import SUFFIXES, is_of_recipe
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.records import Failure
@@ -50,7 +51,7 @@ def shown_nodeid(item: pytest.Item) -> str:
     here, top = item.config.invocation_params.dir, item.config.rootpath
     path, separator, names = item.nodeid.partition("::")
     # That of a plan is no path: it is the same everywhere.
-    if here == top or not path.endswith((".py", ".toml")):
+    if here == top or not path.endswith((".py", *SUFFIXES)):
         return item.nodeid
     return f"{os.path.relpath(top / path, here)}{separator}{names}"
 
@@ -189,7 +190,7 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     lines += [
         f"{what}: {file.parent / record.artifacts[name]}" for name, what in _FOLDERS.items() if name in record.artifacts
     ]
-    kept = "remove the trial file, which the recipe keeps, then " if ".toml::" in item.nodeid else ""
+    kept = "remove the trial file, which the recipe keeps, then " if is_of_recipe(item.nodeid) else ""
     lines += [f"run it again: {kept}{rerun_line(item)}"]
     if record.request is not None and record.replay_of is None:
         lines.append(f"with the same seeds: pytest --aorta-replay {shlex.quote(str(file))}")

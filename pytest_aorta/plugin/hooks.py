@@ -15,6 +15,7 @@ import pytest
 
 from pytest_aorta.plugin import MARKER, ONE_TEST, TRIALS, may_have_workloads
 from pytest_aorta.plugin.options import add_options, is_mentioned, refuse_mistyped
+from pytest_aorta.workflow.finding import SUFFIXES, is_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -63,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _look_at_files(config: pytest.Config) -> None:
     arguments = " ".join(config.args)
-    if ".toml" in arguments:
+    if any(suffix in arguments for suffix in SUFFIXES):
         from pytest_aorta.plugin.registration import register_hooks
 
         register_hooks(config)
@@ -96,12 +97,12 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Recipes: ``aorta.toml`` and ``*.aorta.toml``, and Row's ``workflow.toml`` where it is given itself."""
+    """Recipes: ``aorta.toml`` and ``*.aorta.toml``; Row's and AORTA's where they are given themselves."""
     name = file_path.name
-    if not name.endswith(".toml"):  # most are through here
+    if not name.endswith(SUFFIXES):  # most are through here
         return None
     is_own = name == "aorta.toml" or name.endswith(".aorta.toml")
-    if not is_own and not (name == "workflow.toml" and parent.session.isinitpath(file_path)):
+    if not is_own and not (parent.session.isinitpath(file_path) and (name == "workflow.toml" or is_sweep(file_path))):
         return None
     from pytest_aorta.plugin.recipes.items import RecipeFile
     from pytest_aorta.plugin.registration import register_hooks
@@ -165,7 +166,7 @@ def _has_refused(config: pytest.Config) -> bool:
     for report in [] if terminal is None else terminal.stats.get("error", []):
         if isinstance(report, pytest.CollectReport):
             file = report.nodeid.rpartition("/")[2]
-            if file in ("workflow.toml", "aorta.toml") or file.endswith(".aorta.toml"):
+            if file.endswith(SUFFIXES):
                 return True
             if f": {MARKER}" in str(report.longrepr):  # of a worker's report, xdist sends the text only
                 return True

@@ -23,6 +23,7 @@ from pytest_aorta.plugin.run import (
     run_of,
 )
 from pytest_aorta.plugin.trial_item import properties_of
+from pytest_aorta.workflow.finding import is_of_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -62,7 +63,7 @@ class ReportHooks:
 
     def _writer_of(self, nodeid: str) -> TrialWriter:
         writer = self.writer
-        if ".toml::" not in nodeid:
+        if not is_of_recipe(nodeid):
             return writer
         from pytest_aorta.plugin.recipes.runs import action_run_of_item
         from pytest_aorta.plugin.writer import TrialWriter

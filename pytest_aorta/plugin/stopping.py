@@ -18,6 +18,7 @@ from pytest_aorta.plugin.compat import SkippedItem
 from pytest_aorta.plugin.roles import decisions_of_controller, is_controller
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.triage.facts import CellKey
+from pytest_aorta.workflow.finding import is_of_recipe
 from pytest_aorta.workspace.atomic import locked, write_json
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Stopping:
         """Why no more trials of a cell are needed; ``None`` where they are."""
         if self.skips_nothing:
             return None
-        if self.folder is not None and self._selection.stop.decided:
+        if self.folder is not None and self._selection.stop.ends_cells:
             with contextlib.suppress(FileNotFoundError):  # nothing was decided yet
                 status = os.stat(self.folder / _FILE)
                 if (seen := (status.st_ino, status.st_mtime_ns)) != self._seen:
@@ -177,7 +178,7 @@ def round_name(where: str, index: int) -> str:
 def where_of(nodeid: str) -> str:
     """What has rounds of its own: all workloads of a file together, each action of a recipe by itself."""
     base = nodeid.partition("[")[0]
-    return base if ".toml::" in base else base.rpartition("::")[0]
+    return base if is_of_recipe(base) else base.rpartition("::")[0]
 
 
 def round_of(item: pytest.Item) -> str | None:

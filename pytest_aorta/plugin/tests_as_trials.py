@@ -18,6 +18,7 @@ from pytest_aorta.plugin.run import TEST_TARGET, current_run, run_of, warn
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
+from pytest_aorta.workflow.finding import is_of_recipe
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run
@@ -54,7 +55,7 @@ def with_trials(collector: pytest.Collector, report: pytest.CollectReport) -> py
 
 
 def _in_place_of(node: pytest.Item | pytest.Collector, run: Run) -> Sequence[pytest.Item | pytest.Collector]:
-    if not isinstance(node, pytest.Item) or isinstance(node, TrialItem) or ".toml::" in node.nodeid:
+    if not isinstance(node, pytest.Item) or isinstance(node, TrialItem) or is_of_recipe(node.nodeid):
         return [node]
     if not _OWN_FIXTURES.isdisjoint(getattr(node, "fixturenames", ())):
         return [node]

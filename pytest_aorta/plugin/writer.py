@@ -255,7 +255,7 @@ class TrialWriter:
         self.plans = list(run.runner.plans)
         self.triage = Triage(_settings(run, self.plans))
         self.decisions = None
-        if run.selection.stop.decided:
+        if run.selection.stop.ends_cells:
             before = run.stopping.decided_before()
             self.decisions = Decisions(self.triage, run.selection.stop, before)
         self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
@@ -505,7 +505,11 @@ class TrialWriter:
         """For each option that may have ended trials, what it has done."""
         selection = self.run.selection
         of = "" if self.run.action is None else f"{self.run.action}: "
-        if self.decisions is not None:
+        if selection.stop.failures is not None and self.decisions is not None and not selection.stop.decided:
+            ended_cells = counted(len(self.decisions.stopped), "cell")
+            goal = f"--aorta-stop=failures={selection.stop.failures}"
+            yield f"{of}{ended_cells} ended by failures, {counted(self.skipped, 'trial')} saved ({goal})"
+        elif self.decisions is not None:
             compared = set(self.triage.baselines().of)
             ended = [why.startswith("dropped") for key, why in self.decisions.decided.items() if key in compared]
             found = f"{ended.count(False)} of {counted(len(compared), 'cell')} decided"

@@ -9,6 +9,7 @@ terminal's table.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,7 @@ class Stop:
 
     Attributes:
         decided: whether the trials of a cell end with its verdict.
+        failures: after how many failures the trials of a cell end; ``None`` for no such number.
         first_fix: whether all trials end with the first fix.
         equivalence: whether a cell goes on that is no cure, until it is known to be equal or worse.
         speed: whether a cell that does not fail is decided when its step times are.
@@ -64,11 +66,17 @@ class Stop:
     """
 
     decided: bool = False
+    failures: int | None = None
     first_fix: bool = False
     equivalence: bool = False
     speed: bool = False
     confirm: bool = True
     seconds: float | None = None
+
+    @property
+    def ends_cells(self) -> bool:
+        """Whether the trials of one cell may end before those of others."""
+        return self.decided or self.failures is not None
 
 
 #: Words for runs that end with their verdicts.
@@ -81,7 +89,10 @@ DECIDED = Stop(decided=True)
 def stop(value: str) -> Stop:
     words = [word.strip() for word in value.split(",")]
     goals = GOALS.intersection(words)
-    times = [word for word in words if word not in (*goals, "confirm=0")]
+    counts = [word for word in words if word.startswith("failures=")]
+    times = [word for word in words if word not in (*goals, *counts, "confirm=0")]
+    if len(counts) > 1 or not all(re.fullmatch(r"failures=0*[1-9]\d*", word, re.ASCII) for word in counts):
+        raise ValueError(_STOP)
     if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not goals):
         raise ValueError(_STOP)
     seconds = duration(times[0]) if times else None
@@ -89,6 +100,7 @@ def stop(value: str) -> Stop:
         raise ValueError(_STOP)
     return Stop(
         decided=bool(goals),
+        failures=int(counts[0].removeprefix("failures=")) if counts else None,
         first_fix="first-fix" in words,
         equivalence="equivalence" in words,
         speed="speed" in words,
@@ -98,8 +110,8 @@ def stop(value: str) -> Stop:
 
 
 _STOP = (
-    "decided, first-fix, equivalence, speed, a duration such as 8h, 1h30m, 90s, or several: decided,8h; confirm=0 "
-    "beside the first four"
+    "decided, first-fix, equivalence, speed, failures=3, a duration such as 8h, 1h30m, 90s, or several: decided,8h; "
+    "confirm=0 beside the first four"
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_aorta.probe.variables import REDACTED
+from pytest_aorta.settings import OPTION
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import CellKey, WatchedVariables
 
@@ -127,4 +128,10 @@ def _are_equal(one: CellStatistics, other: CellStatistics) -> bool:
     ours, theirs = one.variables, other.variables
     if not ours.watched or ours.watched != theirs.watched:
         return False
-    return ours.resolved == theirs.resolved and len(ours.resolved) == len(ours.watched)
+    return _options(ours) == _options(theirs) and (
+        ours.resolved == theirs.resolved and len(ours.resolved) == len(ours.watched)
+    )
+
+
+def _options(variables: WatchedVariables) -> set[tuple[str, str]]:
+    return {each for each in variables.overlay if each[0].startswith(OPTION)}

@@ -40,6 +40,11 @@ class Decisions:
         """Look at a cell that has a new trial, and at those that are compared with it; whether any has stopped."""
         before = len(self.stopped)
         cells = {trials.key: trials.statistics for trials in self._triage.cells}
+        if self._goal.failures is not None and cells[touched].failures >= self._goal.failures:
+            self.decided.setdefault(touched, f"failures={self._goal.failures}")
+            self.stopped.setdefault(touched, f"decided: {self.decided[touched]}")
+        if not self._goal.decided:
+            return len(self.stopped) > before
         baselines = self._triage.baselines()
         self._decide_alone(cells[touched], baselines, cells)
         for baseline in {touched, baselines.of.get(touched, touched)}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
@@ -14,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pytest_aorta.probe.variables import REDACTED
+from pytest_aorta.settings import OPTION
 from pytest_aorta.triage.signatures import Signature, signature_of
 from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event, was_interrupted
 
@@ -106,7 +108,8 @@ class WatchedVariables:
 
     Attributes:
         watched: their names.
-        overlay: those that were set for the trial, by environment, mitigation set and extra variables.
+        overlay: those that were set for the trial, by environment, mitigation set and extra variables; and options of
+            the workload, as ``config.NAME``.
         ambient: what the watched ones would be without; empty for a trial in a container, which starts from others.
             Secrets are missing.
         resolved: what the trial's own process had. Secrets are missing.
@@ -143,11 +146,16 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
     saw_variables = bool(env.get("process")) and isinstance(env.get("env_vars"), Mapping) and not failed
     return _shared(
         tuple(sorted(ambient)),
-        tuple(sorted((request.get("overlay") or {}).items())),
+        tuple(sorted(((request.get("overlay") or {}) | _options(request)).items())),
         () if entered else _known(ambient),
         _known({name: env["env_vars"].get(name) for name in ambient}) if saw_variables else (),
         unnamed,
     )
+
+
+def _options(request: Mapping[str, Any]) -> dict[str, str]:
+    given = request.get("config") or {}
+    return {f"{OPTION}{name}": json.dumps(value, sort_keys=True) for name, value in given.items()}
 
 
 def _known(values: Mapping[str, str | None]) -> Values:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pytest_aorta.settings import RequestError
 
 #: Searched for from the working directory upwards; the second is Row's.
 FILE_NAMES = ("aorta.toml", "workflow.toml")
+
+
+#: Of recipes, and of AORTA's sweep recipes, which are read as such.
+SUFFIXES = (".toml", ".yaml", ".yml")
+
+
+def is_of_recipe(nodeid: str) -> bool:
+    """Whether the node id is that of a recipe, or of an item of one."""
+    return nodeid.partition("::")[0].endswith(SUFFIXES)
+
+
+def is_sweep(file: Path) -> bool:
+    """Whether a file looks like a sweep recipe of AORTA's."""
+    if file.suffix not in (".yaml", ".yml"):
+        return False
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^(cells|mitigation_axis|sanitizer_plan)\s*:", text, re.MULTILINE) is not None
 
 
 class RecipeError(RequestError):

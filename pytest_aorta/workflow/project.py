@@ -177,7 +177,7 @@ class Project:
         cells = self.requests[matrix.name]
         if not action.is_matrix and action.table.each != "trial":
             return [*cells] if action.table.each == "cell" else [""]
-        return [f"{cell}/{index}" for cell in cells for index in range(matrix.table.trials)]
+        return [f"{cell}/{index}" for cell in cells for index in range(matrix.table.trials_in(cell))]
 
     def value_of(self, action: Action) -> ValueOf:
         """Gives the values of the units of an action."""
@@ -270,7 +270,7 @@ class Project:
         found: dict[str, Progress] = {}
         for cell, request in self.requests[action.name].items():
             current: dict[str, bool] = {}  # keys of requests: whether they are what is asked for now
-            for index in range(action.table.trials):
+            for index in range(action.table.trials_in(cell)):
                 unit = f"{cell}/{index}"
                 completion, progress = completed.get(unit), "open"
                 if completion is not None:

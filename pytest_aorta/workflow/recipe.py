@@ -304,6 +304,7 @@ class OutputTable(Table):
 class MatrixTable(Table):
     workload: str | None = None
     trials: PositiveWhole = 1
+    cell_trials: Mapping[str, PositiveWhole] = Field(default_factory=dict)
     environments: Texts = ("local",)
     mitigations: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_several)] = ("none",)
     axes: Mapping[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
@@ -322,6 +323,7 @@ class MatrixTable(Table):
     margin: MarginText | None = None
     speed_margin: Share | None = None
     until_decided: bool = False
+    stop_after: PositiveWhole | None = None
     gate: Texts = ()
     nodes: Texts = ()
 
@@ -341,6 +343,14 @@ class ActionTable(CommandTable, MatrixTable, OutputTable):
     def is_matrix(self) -> bool:
         """Whether it has a workload, or a command and keys that only trials have."""
         return self.workload is not None or self.each == "node" or not _OF_TRIALS.isdisjoint(self.model_fields_set)
+
+    def trials_in(self, cell: str) -> int:
+        return self.cell_trials.get(cell, self.trials)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the trials of a cell may end before ``trials``: with its verdict, or after so many failures."""
+        return self.until_decided or self.stop_after is not None
 
     @classmethod
     def useless_keys(cls, content: Any) -> set[str]:
@@ -498,7 +508,7 @@ def parse_recipe(text: str, file: Path) -> Recipe:
             raise error(f"action {own.name!r} has {have} of command and workload; it needs one of them")
         nodes = None
         if own.each == "node":
-            for key in ("until_decided", "distributed"):
+            for key in ("until_decided", "stop_after", "cell_trials", "distributed"):
                 if key in own.model_fields_set:
                     raise error(f"action {name!r} has each = 'node', for which {key} cannot act", key)
             nodes = _swept_nodes(file, name)
@@ -514,7 +524,7 @@ def parse_recipe(text: str, file: Path) -> Recipe:
                 _check_trial_command(own.command) if own.is_matrix else check_command(own.command, own.each)
             except ValueError as problem:
                 raise error(f"action {own.name!r}: {problem}", "command") from None
-        if own.until_decided and "trials" not in own.model_fields_set:
+        if own.ends_early and "trials" not in own.model_fields_set:
             own = own.model_copy(update={"trials": TRIALS_UNTIL_DECIDED})
         actions.append(Action(name, own, line_of(lines, ("action", index)), rules, nodes))
     recipe = Recipe(file.absolute(), table.workspace, tuple(actions), tuple(_names(table, lines, file)))
@@ -583,7 +593,8 @@ def _with_action_at_the_top(
         raise RecipeError(message, file, line_of(lines, (known[0],)))
     name, command = own.get("workload"), own.get("command")
     if isinstance(command, str) and not works_on_directories(command):
-        own.setdefault("trials", 1)
+        if _OF_TRIALS.isdisjoint(own):
+            own["trials"] = 1  # which makes trials of it
         with contextlib.suppress(ValueError):
             name = label_of(words_of(command))
     own.setdefault("name", name if isinstance(name, str) else "trials")

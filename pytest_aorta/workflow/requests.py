@@ -68,6 +68,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
         depends=table.depends,
         folder=None if table.command is None or os.getcwd() == str(recipe.root) else str(recipe.root),
         trials=table.trials,
+        cell_trials=table.cell_trials,
         environments=table.environments,
         mitigations=_sets(action, recipe),
         extra_env=table.extra_env,
@@ -108,9 +109,10 @@ def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, Cel
     found: dict[str, dict[str, CellRequest]] = {}
     for action in recipe.actions:
         if action.is_matrix:
-            selection = replace(selection_of(action, recipe, Selection()), trials=1)
+            selection = selection_of(action, recipe, Selection())
+            selection = replace(selection, trials=1, cell_trials=dict.fromkeys(selection.cell_trials, 1))
             try:
-                specs = [spec for (spec,) in trials_of(entries_of(selection, registry), selection, registry)]
+                specs = [trials[0] for trials in trials_of(entries_of(selection, registry), selection, registry)]
             except (PlanError, RegistryError) as error:
                 raise recipe.error(action, f"action {action.name!r}: {error}") from None
             found[action.name] = {
@@ -128,7 +130,8 @@ def asked_of(action: Action, digests: Mapping[str, str]) -> str:
     With another cell, another level of significance holds for each of them; so decisions on some are none on more.
     ``digests``: of the requests of its cells.
     """
-    asked = [sorted(digests.items()), action.table.baseline, action.table.margin, *action.signatures]
+    table = action.table
+    asked = [sorted(digests.items()), table.baseline, table.margin, table.stop_after, *action.signatures]
     return _hash(json.dumps(asked))
 
 

@@ -1,7 +1,7 @@
 """A sweep recipe of AORTA's (``aorta sweep run --recipe``, schema version 1) as the text of a recipe.
 
-The cells of an action are all environments with all mitigation sets, and have the rest in common. Variables and options
-of a cell are part of its mitigation set; cells that differ in something else, such as trials, are actions of their own.
+The cells of an action are all environments with all mitigation sets. Variables and options of a cell are part of its
+mitigation set; cells that differ in steps or collectors, or are no such product, are actions of their own.
 """
 
 from __future__ import annotations
@@ -9,20 +9,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import option_text
 from pytest_aorta.probe.variables import is_secret_name
+from pytest_aorta.registry.builtins import BUILTIN_MITIGATIONS
 from pytest_aorta.registry.payloads import variable_from
-from pytest_aorta.settings import OPTION, RequestError, is_variable
+from pytest_aorta.settings import OPTION, RequestError
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import PositiveWhole, Table
+from pytest_aorta.workflow.recipe import PositiveWhole, Recipe, Table, parse_recipe
 from pytest_aorta.workflow.toml_errors import Location, describe, line_of
 
 _ISOLATION = {"process": "spawn", "in_process": "none"}
@@ -41,6 +45,22 @@ class Confound(Table):
 class InlineEnvironment(Table):
     docker: str
     env: Mapping[str, str] = Field(default_factory=dict)
+
+
+class StopAfter(Table):
+    """A cell ends after so many events, and with ``max_trials`` at the latest."""
+
+    events: PositiveWhole
+    max_trials: PositiveWhole
+    event_verdict: Literal["fail", "pass", "error"] = "fail"
+
+    def keys(self) -> dict[str, Any]:
+        """Of an action."""
+        return {"trials": self.max_trials} | ({"stop_after": self.events} if self.event_verdict == "fail" else {})
+
+    def notes(self) -> Iterator[str]:
+        if self.event_verdict != "fail":
+            yield f"stop_after: event_verdict: {self.event_verdict}: only failures end the trials of a cell"
 
 
 Collect = tuple[str, ...] | Mapping[str, Mapping[str, Any]]
@@ -71,7 +91,7 @@ class Sweep(Table):
     trial_isolation: Literal["auto", "in_process", "process"] = "auto"
     save_logs: bool = False
     collect: Collect = ()
-    stop_after: Mapping[str, Any] | None = None
+    stop_after: StopAfter | None = None
 
 
 class OutputPattern(Table):
@@ -95,7 +115,7 @@ class Probe(Table):
     custom_patterns: tuple[OutputPattern, ...] = ()
     confound: Confound = Confound()
     collect: Collect = ()
-    stop_after: Mapping[str, Any] | None = None
+    stop_after: StopAfter | None = None
     step_time_regex: str | None = None
     collect_paths: tuple[str, ...] = ()
     env_passthrough_mode: Literal["inherit", "file"] = "inherit"
@@ -152,14 +172,6 @@ def read_sweep(file: Path) -> Sweep | Probe | Sanitizers:
         if cell.name in names[:index]:
             line = line_of(lines, ("cells", index, "name"))
             raise RecipeError(f"two cells have the name {cell.name!r}", file, line)
-        if isinstance(cell.environment, InlineEnvironment):
-            named = {"version": 1, "environments": {"NAME": {"docker": cell.environment.docker}}}
-            raise RecipeError(
-                f"cells[{index}].environment: an image has a name here: write {json.dumps(named)} into a "
-                "registry file, and NAME here",
-                file,
-                line_of(lines, ("cells", index, "environment")),
-            )
     wanted = sweep.confound.baseline_cell
     if wanted is not None and wanted not in names:
         line = line_of(lines, ("confound", "baseline_cell"))
@@ -191,6 +203,16 @@ class _Action:
     mitigations: list[str]
 
 
+def read_as_recipe(file: Path) -> tuple[Recipe, list[str]]:
+    """The recipe that a sweep recipe is, and what of it has no counterpart.
+
+    Raises:
+        RequestError: as ``read_sweep`` and ``converted``.
+    """
+    text, notes = converted(read_sweep(file), file)
+    return parse_recipe(text, file), notes
+
+
 def converted(sweep: Sweep | Probe | Sanitizers, file: Path, command: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The text of a recipe, and what of the sweep in ``file`` is not in it.
 
@@ -206,29 +228,43 @@ def converted(sweep: Sweep | Probe | Sanitizers, file: Path, command: Sequence[s
     if isinstance(sweep, Sanitizers):
         runs = ["aorta", "sweep", "run", "--recipe", os.path.abspath(file)]
         note = "sanitizer_plan: AORTA's own analyzers run it (pip install amd-aorta); here, that is a trial"
-        return _text([("sanitizer", {"command": shlex.join(runs), "trials": 1}, [])], sweep.ticket, [note]), [note]
-    actions = _actions(sweep)
+        return _text([(identifier(file.stem), {"command": shlex.join(runs), "trials": 1}, [])], sweep.ticket, [note]), [
+            note
+        ]
+    names = _Names(sweep)
+    actions = _actions(sweep, names)
     notes = [*_notes(sweep), *_comparisons(sweep, actions)]
-    name = {id(action): "matrix" if len(actions) == 1 else action.cells[0].name for action in actions}
     tables = [
-        (name[id(action)], _table(sweep, action), [f"{cell.name}: {_label(sweep, cell)}" for cell in action.cells])
+        (
+            identifier(file.stem) if len(actions) == 1 else action.cells[0].name,
+            _table(sweep, action, names),
+            [f"{cell.name}: {names.label(cell)}" for cell in action.cells],
+        )
         for action in actions
     ]
-    return _text(tables, sweep.ticket, notes), notes
+    return _text(tables, sweep.ticket, notes, names.defined), notes
 
 
-def _text(actions: Sequence[tuple[str, Mapping[str, Any], list[str]]], ticket: str | None, notes: list[str]) -> str:
+def _text(
+    actions: Sequence[tuple[str, Mapping[str, Any], list[str]]],
+    ticket: str | None,
+    notes: list[str],
+    defined: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> str:
     lines = [f"# ticket: {_comment(ticket)}"] if ticket else []
     lines += [f"# not converted: {_comment(note)}" for note in notes]
     for name, table, comments in actions:
         lines += ["", *(f"# {_comment(comment)}" for comment in comments), "[[action]]"]
         lines += [f"{key} = {_toml(value, key)}" for key, value in {"name": name, **table}.items()]
+    for kind, named in defined.items():
+        if named:
+            lines += ["", f"[{kind}]"]
+        lines += [f"{_key(name)} = {_toml(value, f'{kind}.{name}')}" for name, value in named.items()]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 #: Keys of a probe without a counterpart, and what there is in their place.
 _OF_PROBES = {
-    "stop_after": "until_decided = true ends the trials of cells that are decided",
     "step_time_regex": "metric, with a group (?P<step>...)",
     "collect_paths": 'the output is always kept, and with cwd = "fresh" what a trial writes',
     "hang_window_sec": "stall_timeout, in seconds without a step",
@@ -268,6 +304,7 @@ def _of_probe(probe: Probe, file: Path, command: Sequence[str]) -> tuple[str, li
         regex = pattern.match.get("regex")
         (fail_on if pattern.on_match == "fail" and isinstance(regex, str) else others).append(regex or pattern.id)
     table: dict[str, Any] = {"command": shlex.join(command), "trials": probe.trials}
+    table |= probe.stop_after.keys() if probe.stop_after else {}
     table["mitigations"] = list(dict.fromkeys(cells.values()))
     if len(cells) > 1:
         table["baseline"] = cells[wanted]
@@ -275,9 +312,10 @@ def _of_probe(probe: Probe, file: Path, command: Sequence[str]) -> tuple[str, li
     table |= {"fail_on": fail_on} if fail_on else {}
     table |= {"collect": list(probe.collect)} if probe.collect else {}
     notes = [f"{key}: {text}" for key, text in _OF_PROBES.items() if getattr(probe, key)]
+    notes += probe.stop_after.notes() if probe.stop_after else ()
     notes += [f"custom_patterns: {pattern}" for pattern in others] + list(_collector_options([probe.collect]))
     comments = [f"{name}: {text}" for name, text in cells.items()]
-    return _text([("probe", table, comments)], probe.ticket, notes), notes
+    return _text([(identifier(file.stem), table, comments)], probe.ticket, notes), notes
 
 
 def _mitigations(names: Sequence[str], variables: Mapping[str, str]) -> str:
@@ -286,21 +324,18 @@ def _mitigations(names: Sequence[str], variables: Mapping[str, str]) -> str:
     return ",".join(dict.fromkeys(found)) or "none"
 
 
-def _actions(sweep: Sweep) -> list[_Action]:
+def _actions(sweep: Sweep, names: _Names) -> list[_Action]:
     found: list[_Action] = []
-    shared, options = _shared_variables(sweep), _shared_options(sweep)
     for cell in sweep.cells:
-        keys = _common(sweep, cell) | ({} if shared is None else {"extra_env": shared})
-        keys |= {} if options is None else {"config": options}
-        text = _set_of(sweep, cell)
+        keys, environment, text = _common(sweep, cell), names.environment(cell), names.mitigations(cell)
         for action in found:
-            same = action.keys == keys and action.environments == [cell.environment]
+            same = action.keys == keys and action.environments == [environment]
             if same and text not in action.mitigations:
                 action.cells.append(cell)
                 action.mitigations.append(text)
                 break
         else:
-            found.append(_Action(keys, [cell], [str(cell.environment)], [text]))
+            found.append(_Action(keys, [cell], [environment], [text]))
     merged: list[_Action] = []
     for action in found:
         for other in merged:
@@ -314,56 +349,76 @@ def _actions(sweep: Sweep) -> list[_Action]:
     return merged
 
 
-def _shared_variables(sweep: Sweep) -> dict[str, str] | None:
-    """Those that all cells have; ``None`` where what others have cannot be part of their mitigation sets."""
-    variables = [{**sweep.extra_env, **cell.extra_env} for cell in sweep.cells]
-    shared = dict(set.intersection(*(set(each.items()) for each in variables)))
-    own = {pair for each in variables for pair in each.items()} - set(shared.items())
-    if any("," in value or is_secret_name(name) or not is_variable(name, value) for name, value in own):
-        return None
-    return dict(sorted(shared.items()))
+class _Names:
+    """What the cells of a sweep are called in a recipe, and the names that it defines for them.
 
+    What only some cells have of variables and options is part of their mitigation sets: as ``NAME=VALUE`` where that
+    can be written so and shown, otherwise as a mitigation with the name of the cell.
+    """
 
-def _shared_options(sweep: Sweep) -> dict[str, Any] | None:
-    """Likewise of the options."""
-    options = [{**sweep.workload_config, **cell.workload_config} for cell in sweep.cells]
-    texts = [{name: option_text(value) for name, value in each.items()} for each in options]
-    shared = set.intersection(*(set(each.items()) for each in texts))
-    own = {pair for each in texts for pair in each.items()} - shared
-    if any(
-        "," in text or is_secret_name(name) or variable_from(f"{OPTION}{name}={text}") is None for name, text in own
-    ):
-        return None
-    return {name: value for name, value in options[0].items() if (name, texts[0][name]) in shared}
+    def __init__(self, sweep: Sweep) -> None:
+        self._of = {
+            cell.name: {**sweep.extra_env, **cell.extra_env}
+            | {f"{OPTION}{name}": value for name, value in {**sweep.workload_config, **cell.workload_config}.items()}
+            for cell in sweep.cells
+        }
+        texts = [{name: option_text(value) for name, value in each.items()} for each in self._of.values()]
+        shared = set.intersection(*(set(each.items()) for each in texts))
+        first = next(iter(self._of.values()))
+        #: Variables, and ``config.NAME``, of all cells.
+        self.shared = {name: value for name, value in first.items() if (name, option_text(value)) in shared}
+        self.defined: dict[str, dict[str, Any]] = {"mitigation": {}, "environment": {}}
 
+    def environment(self, cell: SweepCell) -> str:
+        inline = cell.environment
+        if isinstance(inline, str):
+            return inline
+        named, table = self.defined["environment"], inline.model_dump(exclude_defaults=True)
+        plain = re.sub(r"[^A-Za-z0-9_.]+", "_", inline.docker.rpartition("/")[2]).strip("_") or "image"
+        names = itertools.chain([plain], (f"{plain}_{number}" for number in itertools.count(2)))
+        return next(name for name in names if named.setdefault(name, table) == table)
 
-def _set_of(sweep: Sweep, cell: SweepCell) -> str:
-    shared, options = _shared_variables(sweep), _shared_options(sweep)
-    variables = {**sweep.extra_env, **cell.extra_env}
-    config = {**sweep.workload_config, **cell.workload_config}
-    own = {} if shared is None else {name: value for name, value in variables.items() if name not in shared}
-    if options is not None:
-        own |= {f"{OPTION}{name}": option_text(value) for name, value in config.items() if name not in options}
-    return _mitigations(cell.mitigations, own)
+    def mitigations(self, cell: SweepCell) -> str:
+        own = {name: value for name, value in self._of[cell.name].items() if name not in self.shared}
+        texts = {name: option_text(value) if name.startswith(OPTION) else value for name, value in own.items()}
+        if any(
+            "," in text or is_secret_name(name) or variable_from(f"{name}={text}") is None
+            for name, text in texts.items()
+        ):
+            taken = cell.name in {each.name for each in BUILTIN_MITIGATIONS}
+            name = f"{cell.name}_cell" if taken else cell.name
+            self.defined["mitigation"][name] = own
+            return _mitigations([*cell.mitigations, name], {})
+        return _mitigations(cell.mitigations, texts)
+
+    def label(self, cell: SweepCell) -> str:
+        return f"{identifier(self.environment(cell))}-{'+'.join(map(identifier, self.mitigations(cell).split(',')))}"
 
 
 def _common(sweep: Sweep, cell: SweepCell) -> dict[str, Any]:
     return {
-        "trials": cell.trials or sweep.trials,
         "steps": cell.steps or sweep.steps,
-        "config": {**sweep.workload_config, **cell.workload_config},
-        "extra_env": {**sweep.extra_env, **cell.extra_env},
         "collect": list(sweep.collect if cell.collect is None else cell.collect),
     }
 
 
-def _table(sweep: Sweep, action: _Action) -> dict[str, Any]:
+def _table(sweep: Sweep, action: _Action, names: _Names) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "workload": sweep.workload,
         "environments": action.environments,
         "mitigations": action.mitigations,
+        "trials": sweep.trials,
     }
-    keys |= {name: value for name, value in action.keys.items() if value}
+    if sweep.stop_after is not None:
+        keys |= sweep.stop_after.keys()
+    else:
+        keys["cell_trials"] = {names.label(cell): cell.trials for cell in action.cells if cell.trials is not None}
+    keys["config"] = {
+        name.removeprefix(OPTION): value for name, value in names.shared.items() if name.startswith(OPTION)
+    }
+    keys["extra_env"] = {name: value for name, value in names.shared.items() if not name.startswith(OPTION)}
+    keys |= action.keys
+    keys = {name: value for name, value in keys.items() if value}
     if sweep.confound.threshold is not None and 1 < sweep.confound.threshold < 2:
         keys["speed_margin"] = round(sweep.confound.threshold - 1, 6)
     if sweep.trial_isolation in _ISOLATION:
@@ -371,7 +426,7 @@ def _table(sweep: Sweep, action: _Action) -> dict[str, Any]:
     baseline = next((cell for cell in action.cells if cell is _baseline(sweep)), None)
     if baseline is not None and len(action.cells) > 1:
         several = len(action.environments) > 1
-        keys["baseline"] = _label(sweep, baseline) if several else _set_of(sweep, baseline)
+        keys["baseline"] = names.label(baseline) if several else names.mitigations(baseline)
     return keys
 
 
@@ -386,7 +441,7 @@ def _baseline(sweep: Sweep) -> SweepCell | None:
 
 def _notes(sweep: Sweep) -> Iterator[str]:
     if sweep.stop_after is not None:
-        yield "stop_after: until_decided = true ends the trials of cells that are decided"
+        yield from sweep.stop_after.notes()
     threshold = sweep.confound.threshold
     if threshold is not None and not 1 < threshold < 2:
         yield f"confound.threshold {threshold}: speed_margin is a share above 0 and below 1"
@@ -405,13 +460,13 @@ def _comparisons(sweep: Sweep, actions: Sequence[_Action]) -> Iterator[str]:
         if home is not None and action is not home and baseline is not None:
             cells = ", ".join(cell.name for cell in action.cells)
             yield (
-                f"the comparison of {cells} with {baseline.name}, which has other options: pytest-aorta compare "
+                f"the comparison of {cells} with {baseline.name}, of another action: pytest-aorta compare "
                 f"workspace/{home.cells[0].name} workspace/{action.cells[0].name}"
             )
 
 
-def _label(sweep: Sweep, cell: SweepCell) -> str:
-    return f"{cell.environment}-{_set_of(sweep, cell).replace(',', '+')}"
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 def _comment(text: str | None) -> str:

@@ -11,6 +11,8 @@ from support.projects import command
 from support.recipes import recipe_of
 from support.stage import Stage
 
+from pytest_aorta.registry import Environment, Mitigation
+
 pytest.importorskip("yaml", reason="a sweep recipe is YAML, which pytest-aorta[sweeps] reads")
 
 #: After the quick reference of AORTA's documentation of recipes.
@@ -54,25 +56,51 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_cells_that_differ_in_mitigations_or_variables_are_one_action_and_others_are_actions_of_their_own(
-    folder: Path,
-) -> None:
+def test_cells_that_differ_in_mitigations_variables_or_trials_are_one_action(folder: Path) -> None:
     result = command("convert", "sweep.yaml")
-    assert (result.exit_code, result.stdout) == (0, "recipe: aorta.toml; pytest aorta.toml\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "recipe: aorta.toml; pytest aorta.toml\n", "")
     text = (folder / "aorta.toml").read_text()
-    found = {action.name: action.table for action in recipe_of(text).actions}
-    assert {name: (table.mitigations, table.trials, dict(table.extra_env)) for name, table in found.items()} == {
-        "baseline-local": (("none", "tf32_off", "tf32_off,MY_DEBUG_FLAG=1"), 2, {"GLOBAL_DEBUG_FLAG": "1"}),
-        "stack-local": (("tf32_off,omp_1",), 3, {"GLOBAL_DEBUG_FLAG": "1"}),
-    }
-    assert {(table.workload, table.steps, table.environments) for table in found.values()} == {("tiny", 5, ("local",))}
-    assert found["baseline-local"].baseline == "none"
+    (action,) = recipe_of(text).actions
+    table = action.table
+    assert (action.name, table.workload, table.steps, table.environments) == ("sweep", "tiny", 5, ("local",))
+    assert table.mitigations == ("none", "tf32_off", "tf32_off,omp_1", "tf32_off,MY_DEBUG_FLAG=1")
+    assert (table.trials, table.cell_trials) == (2, {"local-tf32_off+omp_1": 3})
+    assert (dict(table.extra_env), table.baseline) == ({"GLOBAL_DEBUG_FLAG": "1"}, "none")
     assert "# ticket: EXAMPLE-001\n" in text
     assert "# stack-local: local-tf32_off+omp_1\n" in text
-    assert re.findall("comparison of (.*) with baseline-local", result.stderr) == ["stack-local"]
     assert command("convert", "sweep.yaml").stderr == "Error: aorta.toml is there already; -o FILE names another one\n"
     assert command("convert", "sweep.yaml", "-o", "-").stdout == text
     assert "would not collect it" in command("convert", "sweep.yaml", "-o", "other.toml").stderr
+
+
+def test_cells_that_differ_in_steps_are_actions_of_their_own(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(SWEEP.replace("    trials: 3", "    steps: 3"))
+    result = command("convert", "sweep.yaml", "-o", "-")
+    assert {action.name: action.table.steps for action in recipe_of(result.stdout).actions} == {
+        "baseline-local": 5,
+        "stack-local": 3,
+    }
+    assert re.findall("comparison of (.*) with baseline-local", result.stderr) == ["stack-local"]
+
+
+def test_what_no_text_of_a_mitigation_can_hold_is_a_mitigation_with_the_name_of_the_cell(folder: Path) -> None:
+    sweep = SWEEP.replace('MY_DEBUG_FLAG: "1"', 'DEVICES: "0,1"\n      API_TOKEN: hush')
+    (folder / "sweep.yaml").write_text(sweep)
+    recipe = recipe_of(command("convert", "sweep.yaml", "-o", "-").stdout)
+    assert recipe.actions[0].table.mitigations[-1] == "tf32_off,custom-env"
+    (named,) = recipe.names
+    assert isinstance(named, Mitigation)
+    assert (named.name, named.env) == ("custom-env", {"DEVICES": "0,1", "API_TOKEN": "hush"})
+
+
+def test_an_image_in_a_cell_is_an_environment(folder: Path) -> None:
+    image = "{docker: 'rocm/pytorch:6.4', env: {A: '1'}}"
+    (folder / "sweep.yaml").write_text(SWEEP.replace("environment: local", f"environment: {image}"))
+    recipe = recipe_of(command("convert", "sweep.yaml", "-o", "-").stdout)
+    (named,) = recipe.names
+    assert isinstance(named, Environment)
+    assert (named.name, named.docker, named.env) == ("pytorch_6.4", "rocm/pytorch:6.4", {"A": "1"})
+    assert [action.table.environments for action in recipe.actions] == [("pytorch_6.4",)]
 
 
 def test_environments_with_the_same_mitigations_are_an_axis(folder: Path) -> None:
@@ -112,7 +140,6 @@ def test_options_in_which_cells_differ_are_an_axis(folder: Path) -> None:
         ("name: custom-env", "name: stack-local", 26, "two cells have the name 'stack-local'"),
         ("baseline_cell: baseline-local", "baseline_cell: base", 13, "confound.baseline_cell = 'base': there are base"),
         ("steps: 5", "steps: 5\nsteps: 6", 7, "steps is there twice"),
-        ("local\n    trials", "{docker: i}\n    trials", 24, "cells[2].environment: an image has a name here"),
         ("steps: 5\n", "", 1, "key 'steps' is missing\n"),
         (
             "mitigations: [none]",
@@ -160,11 +187,21 @@ def test_options_keep_their_types_and_what_toml_cannot_have_is_named(folder: Pat
 
 def test_what_has_no_counterpart_is_said(folder: Path) -> None:
     sweep = SWEEP.replace("threshold: 1.15", "threshold: 1.3").replace("isolation: auto", "isolation: process")
-    (folder / "sweep.yaml").write_text(sweep + "stop_after: {events: 3}\ncollect: {rocprof: {mode: x}}\n")
+    (folder / "sweep.yaml").write_text(
+        sweep + "stop_after: {events: 3, max_trials: 9, event_verdict: error}\ncollect: {rocprof: {mode: x}}\n"
+    )
     result = command("convert", "sweep.yaml", "-o", "-")
     assert [line.split(": ")[2] for line in result.stderr.splitlines()][:2] == ["stop_after", "collect"]
     assert {action.table.speed_margin for action in recipe_of(result.stdout).actions} == {0.3}
     assert {action.table.isolation for action in recipe_of(result.stdout).actions} == {"spawn"}
+
+
+def test_events_end_the_trials_of_a_cell(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(SWEEP + "stop_after: {events: 3, max_trials: 9}\n")
+    result = command("convert", "sweep.yaml", "-o", "-")
+    (action,) = recipe_of(result.stdout).actions
+    assert (action.table.trials, action.table.stop_after, action.table.cell_trials) == (9, 3, {})
+    assert result.stderr == ""
 
 
 PROBE = """
@@ -209,7 +246,7 @@ def test_analyzers_of_aorta_are_a_command(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_converted_runs(stage: Stage) -> None:
+def test_a_sweep_recipe_runs_as_it_is_and_converted(stage: Stage) -> None:
     stage.write(
         tiny="""
         import os
@@ -221,6 +258,25 @@ def test_what_was_converted_runs(stage: Stage) -> None:
         """
     )
     stage.register(tiny="tiny:Tiny")
-    stage.write_file("sweep.yaml", SWEEP)
+    stage.write_file("sweep.yaml", SWEEP.replace("threshold: 1.15", "threshold: 3"))
+    done = stage.run_here("sweep.yaml", "-v")
+    done.assert_outcomes(passed=9)
+    done.stdout.fnmatch_lines(
+        [
+            "sweep.yaml: without confound.threshold 3.0: *",
+            "sweep.yaml::sweep[[]local-tf32_off+omp_1-2] PASSED*",
+            "*trials of sweep*",
+            "results: workspace/sweep",
+        ]
+    )
+    again = stage.run("sweep.yaml", "-n2")
+    again.assert_outcomes(passed=9)
+    again.stdout.fnmatch_lines(["9 of 9 trials had a result already"])
+
     assert stage.command(sys.executable, "-m", "pytest_aorta", "convert", "sweep.yaml").ret == 0
-    stage.run_here("aorta.toml").assert_outcomes(passed=9)
+    stage.run_here("aorta.toml", "-v").assert_outcomes(passed=9)
+
+    stage.write_file("sweep.yaml", SWEEP.replace("steps: 5", "stepz: 5"))
+    stage.run_here("sweep.yaml").stdout.fnmatch_lines(["*sweep.yaml:5: unknown key 'stepz'; did you mean 'steps'?*"])
+    stage.write_file("other.yaml", "a: 1\n")
+    assert stage.run_here("other.yaml").ret == pytest.ExitCode.USAGE_ERROR

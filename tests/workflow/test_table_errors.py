@@ -21,7 +21,7 @@ def message_of(text: str) -> str:
     [
         (
             "actions = 3\n",
-            "1: unknown key 'actions'; did you mean 'action'? valid: action, default, signatures, workspace",
+            "1: unknown key 'actions'; did you mean 'action'? valid: action, default, environment, mitigation, s",
         ),
         ("[default.action]\ntrails = 3\n", "2: default.action: unknown key 'trails'; did you mean 'trials'? valid: "),
         (
@@ -55,7 +55,7 @@ def message_of(text: str) -> str:
             "command = 'python t.py'\nproducts = ['a']\n",
             "2: action 't' has trials of a command (trials), for which pro",
         ),
-        ("command = 'python t.py'\nsteps = 3\n", "2: action 't' has trials of a command (trials, steps), for which st"),
+        ("command = 'python t.py'\nsteps = 3\n", "2: action 't' has trials of a command (steps), for which steps"),
         ("command = 'ls {directory}'\ntrials = 3\n", "1: action 'trials': the command 'ls {directory}' works on direc"),
         (
             "command = 'A=secret t | u'\n",

@@ -21,7 +21,7 @@ from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import unit_of
 from pytest_aorta.plugin.failures import TrialFailed
-from pytest_aorta.plugin.recipes.runs import HERE, RecipeRun, action_run, asked_of_plan, recipe_run
+from pytest_aorta.plugin.recipes.runs import HERE, RecipeRun, Said, action_run, asked_of_plan, recipe_run
 from pytest_aorta.plugin.run import PAYLOAD, Run, end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.stopping import NotNeeded, cell_of
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
@@ -60,7 +60,7 @@ class RecipeFile(pytest.File):
         except RequestError as error:
             raise self.CollectError(str(error)) from None
         if not items:
-            self.config.pluginmanager.register(_Nothing(f"{self.name}: {_why_empty(run)}"))
+            self.config.pluginmanager.register(Said([f"{self.name}: {_why_empty(run)}"]))
         return items
 
     def _items(self, run: RecipeRun, action: Action) -> Iterable[pytest.Item]:
@@ -85,14 +85,6 @@ class RecipeFile(pytest.File):
             item.extra_keyword_matches.update([action.name, *unit.units])
             run.declare(action.name, unit.units, item.nodeid)
             yield item
-
-
-class _Nothing:
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def pytest_report_collectionfinish(self) -> str:
-        return printable(self._reason)
 
 
 def _why_empty(run: RecipeRun) -> str:

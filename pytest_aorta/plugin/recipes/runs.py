@@ -37,7 +37,7 @@ from pytest_aorta.triage.decisions import BASELINE_DECIDED
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
-from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.finding import RecipeError, is_of_recipe, is_sweep
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
@@ -378,8 +378,29 @@ def recipe_run(config: pytest.Config, file: Path) -> RecipeRun:
     """The run of the recipe in a file, which is read when it is first asked for; raises ``RecipeError``."""
     runs = config.stash.setdefault(_RECIPES, {})
     if file not in runs:
-        runs[file] = RecipeRun(config, read_recipe(file))
+        runs[file] = RecipeRun(config, _read(config, file))
     return runs[file]
+
+
+def _read(config: pytest.Config, file: Path) -> Recipe:
+    if not is_sweep(file):
+        return read_recipe(file)
+    from pytest_aorta.workflow.sweeps import read_as_recipe
+
+    recipe, notes = read_as_recipe(file)
+    if notes:
+        config.pluginmanager.register(Said([f"{file.name}: without {note}" for note in notes]))
+    return recipe
+
+
+class Said:
+    """Lines below the number of collected items."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        return [printable(line) for line in self._lines]
 
 
 def close_recipes(config: pytest.Config) -> None:
@@ -418,6 +439,9 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
     table, base = action.table, run_of(config)
     given = base.selection
     until_decided = table.until_decided or given.stop.decided
+    stop = replace(
+        given.stop, decided=until_decided, failures=table.stop_after or given.stop.failures, seconds=None
+    )  # the time is that of the whole run
     margin = given.triage.margin if table.margin is None else read_margin(table.margin)
     speed_margin = given.triage.speed_margin if table.speed_margin is None else table.speed_margin
     selection = replace(
@@ -427,13 +451,13 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
             table.baseline,
             margin,
             speed_margin,
-            sequential=until_decided or given.stop.seconds is not None,
+            sequential=stop.ends_cells or given.stop.seconds is not None,
             confirm=until_decided and (given.triage.confirm or not given.stop.decided),
             screens=until_decided and not given.stop.equivalence,
             by_node=action.nodes is not None,
             signatures=action.signatures,
         ),
-        stop=replace(given.stop, decided=until_decided, seconds=None),  # the time is that of the whole run
+        stop=stop,
         gates=(),
         minimize=(),
         replays=(),
@@ -462,7 +486,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
                 recipe.journal.append(Known(decided={action.name: new}))
 
     run.on_record, run.on_decided = on_record, on_decided
-    if until_decided:
+    if stop.ends_cells:
         run.stopping.decided_before = cache(partial(_decided_before, recipe, action, run))
         run.others = other_trials(run, recipe.project.workspace)
         run.stopping.skips_nothing = run.others is not None and nodes_of(action) > 1
@@ -523,7 +547,7 @@ def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
     ``None`` where the item is none of a recipe's trials.
     """
     base, _, name = nodeid.rpartition("::")
-    if not base.endswith(".toml"):
+    if not is_of_recipe(base):
         return None
     recipe = recipe_run(config, config.rootpath / base)
     for action in recipe.recipe.actions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from support.stage import Stage
 
@@ -55,11 +56,72 @@ def test_axes_of_a_recipe_are_cells_of_one_table(stage: Stage) -> None:
     assert stage.words(again)["matrix[local-config.lr=0.1-0]"] == ["KEPT"]
 
 
+NAMED = """
+workload = "lr"
+trials = 3
+mitigations = ["none", "small", "large"]
+environments = ["local", "boxed"]
+cell_trials = {"local-none" = 5}
+extra_env = {OTHER = "1"}
+[mitigation.small]
+"config.lr" = 0.1
+[mitigation.large]
+"config.lr" = 0.9
+FIX = "1"
+[environment.boxed]
+docker = "rocm/pytorch:6.4"
+"""
+
+
+def test_a_recipe_names_mitigations_with_options_and_environments_of_its_own(stage: Stage) -> None:
+    stage.write(lr=WORKLOAD)
+    stage.register(lr="lr:Lr")
+    stage.write_file("aorta.toml", NAMED)
+    result = stage.run_here("aorta.toml")
+    result.assert_outcomes(passed=12, failed=8)
+    # What differs in an option is no second baseline.
+    result.stdout.fnmatch_lines(
+        ["*local-none *5 of 5*baseline*", "*local-small *0 of 3 *", "*boxed-none*3 of 3*", "*boxed-large *0 of 3*"]
+    )
+    result.stdout.no_fnmatch_line("*second baseline*")
+    trial = json.loads((stage.path / "workspace/lr/lr/boxed-small/trial_0.json").read_text())
+    assert (trial["config"]["lr"], trial["execution_env"]["image"]) == (0.1, "rocm/pytorch:6.4")
+    status = stage.command(sys.executable, "-m", "pytest_aorta", "status")
+    status.stdout.fnmatch_lines(["lr *12 *8 *0 *"])
+
+    stage.write_file("aorta.toml", NAMED.replace('"local-none" = 5', '"local-non" = 5'))
+    stage.run_here("aorta.toml").stdout.fnmatch_lines(["*cell_trials: there is no cell 'local-non', but local-none, *"])
+    stage.write_file("aorta.toml", NAMED.replace('FIX = "1"', "FIX = 1"))
+    stage.run_here("aorta.toml").stdout.fnmatch_lines(["*aorta.toml:9: mitigation.large.FIX: the value must be a*"])
+    stage.write_file("aorta.toml", NAMED.replace("mitigation.large", "mitigation.omp_1"))
+    stage.run_here("aorta.toml").stdout.fnmatch_lines(["*the mitigation name 'omp_1' is offered twice*"])
+
+
+def test_failures_end_the_trials_of_a_cell(stage: Stage) -> None:
+    stage.write(lr=WORKLOAD)
+    stage.register(lr="lr:Lr")
+    recipe = 'workload = "lr"\ntrials = 6\nstop_after = 2\nmitigations = ["config.lr=0.9", "config.lr=0.1"]\n'
+    stage.write_file("aorta.toml", recipe)
+    result = stage.run_here("aorta.toml")
+    result.assert_outcomes(failed=2, passed=6, skipped=4)
+    result.stdout.fnmatch_lines(["lr: 1 cell ended by failures, 4 trials saved (--aorta-stop=failures=2)"])
+    stage.command(sys.executable, "-m", "pytest_aorta", "status").stdout.fnmatch_lines(["lr *6 *2 *0 *0 *0 *0 *"])
+    # More are asked for: earlier ends are none.
+    stage.write_file("aorta.toml", recipe.replace("stop_after = 2", "stop_after = 3"))
+    stage.command(sys.executable, "-m", "pytest_aorta", "status").stdout.fnmatch_lines(["lr *6 *2 *0 *0 *4 *"])
+    stage.run("aorta.toml", "-n2").assert_outcomes(failed=3, passed=6, skipped=3)
+
+    options = ("--aorta-workload", "lr", "--aorta-config", "lr=0.9", "--aorta-trials", "5")
+    stage.run_here(*options, "--aorta-stop", "failures=1").assert_outcomes(failed=1, skipped=4)
+    refused = stage.run_here(*options, "--aorta-stop", "failures=0")
+    assert refused.ret == 4
+
+
 def test_a_test_has_no_options(stage: Stage) -> None:
     stage.write(test_it="def test_it(): pass")
     result = stage.run_here("test_it.py", "--aorta-vary", "config.lr=1,2", "--aorta-trials", "2")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*config.lr=1: a test has no options; config.NAME=VALUE is for workloads*"])
+    result.stdout.fnmatch_lines(["*config.lr=1: a test has no options; config.NAME is for workloads*"])
 
 
 def test_a_condition_selects_the_value_of_an_axis(stage: Stage) -> None:
