@@ -310,7 +310,7 @@ def _of_probe(probe: Probe, file: Path, command: Sequence[str]) -> tuple[str, li
         table["baseline"] = cells[wanted]
     table |= {"timeout": probe.timeout_per_trial} if probe.timeout_per_trial else {}
     table |= {"fail_on": fail_on} if fail_on else {}
-    table |= {"collect": list(probe.collect)} if probe.collect else {}
+    table |= {"collect": collect} if (collect := _collect(probe.collect)) else {}
     notes = [f"{key}: {text}" for key, text in _OF_PROBES.items() if getattr(probe, key)]
     notes += probe.stop_after.notes() if probe.stop_after else ()
     notes += [f"custom_patterns: {pattern}" for pattern in others] + list(_collector_options([probe.collect]))
@@ -349,6 +349,10 @@ def _actions(sweep: Sweep, names: _Names) -> list[_Action]:
     return merged
 
 
+#: AORTA's own environments for GPUs in software, and the profile of its emulator that each runs under.
+_EMULATED = {"emulated-rocjitsu": "mi350x", "emulated-rocjitsu-dbt": "dbt-mi350x"}
+
+
 class _Names:
     """What the cells of a sweep are called in a recipe, and the names that it defines for them.
 
@@ -372,7 +376,9 @@ class _Names:
     def environment(self, cell: SweepCell) -> str:
         inline = cell.environment
         if isinstance(inline, str):
-            return inline
+            if inline in _EMULATED:
+                self.defined["environment"][inline] = {"launcher": f"mirage run --profile {_EMULATED[inline]} --"}
+            return "local" if inline == "default" else inline
         named, table = self.defined["environment"], inline.model_dump(exclude_defaults=True)
         plain = re.sub(r"[^A-Za-z0-9_.]+", "_", inline.docker.rpartition("/")[2]).strip("_") or "image"
         names = itertools.chain([plain], (f"{plain}_{number}" for number in itertools.count(2)))
@@ -398,7 +404,7 @@ class _Names:
 def _common(sweep: Sweep, cell: SweepCell) -> dict[str, Any]:
     return {
         "steps": cell.steps or sweep.steps,
-        "collect": list(sweep.collect if cell.collect is None else cell.collect),
+        "collect": _collect(sweep.collect if cell.collect is None else cell.collect),
     }
 
 
@@ -448,7 +454,13 @@ def _notes(sweep: Sweep) -> Iterator[str]:
     yield from _collector_options([sweep.collect, *(cell.collect for cell in sweep.cells)])
 
 
+def _collect(collect: Collect) -> list[str]:
+    return [name for name in collect if name != "proton"]
+
+
 def _collector_options(collects: Sequence[Collect | None]) -> Iterator[str]:
+    if any("proton" in (collect or ()) for collect in collects):
+        yield "collect: proton: in a command, python -m triton.profiler.proton before the script; or collect profile"
     if any(isinstance(collect, Mapping) and any(collect.values()) for collect in collects):
         yield "collect: options of collectors"
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from pytest_aorta.plugin.run import PAYLOAD, Run, end_in_order_when_terminated, 
 from pytest_aorta.plugin.stopping import NotNeeded, cell_of
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.runtime import process_tree as process_tags
-from pytest_aorta.runtime.process_tree import Family, die_with_parent, end_all
+from pytest_aorta.runtime.process_tree import Family, end_all
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.commands import shell_commands
@@ -155,13 +155,13 @@ class CommandItem(pytest.Item):
 
     def _execute(self, line: str, folder: Path, variables: Mapping[str, str]) -> int:
         end_in_order_when_terminated(self.config)
-        grace = run_of(self.config).selection.limits.grace
+        grace, guard = run_of(self.config).selection.limits.grace, _guard(self.config)
         if self.config.getoption("capture", "fd") == "no":
             sys.stdout.flush()
-            return _run_shell(line, folder, variables, None, grace)
+            return _run_shell(line, folder, variables, None, grace, guard)
         with tempfile.TemporaryFile() as output:
             try:
-                return _run_shell(line, folder, variables, output, grace)
+                return _run_shell(line, folder, variables, output, grace, guard)
             finally:
                 output.seek(max(0, output.seek(0, 2) - _SHOWN))
                 text = printable(output.read().decode(errors="replace"))
@@ -173,32 +173,64 @@ class CommandItem(pytest.Item):
         return self.path, self.unit.action.line - 1, self.name
 
 
-@cache
-def _dying_with_us() -> tuple[str, ...]:
-    """The words that have a program die with this process; without ``setpriv``, Python does it after a fork.
+class _Guard:
+    """Kills the command that runs when this process is killed.
 
-    A fork copies the tables of a process of pytest's size, which takes five times as long as to run ``touch``.
+    One shell for all commands, which hears their process groups through a pipe and acts at its end. For the kernel to
+    do it (PR_SET_PDEATHSIG), a program would have to be started in front of each command, or pytest be forked.
     """
-    program = shutil.which("setpriv")
-    return () if program is None else (program, "--pdeathsig", "KILL", "--")
+
+    _SCRIPT = 'while read -r group; do last=$group; done; [ -z "$last" ] || kill -KILL -- "-$last"'
+
+    def __init__(self) -> None:
+        read, self.write = os.pipe()
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", self._SCRIPT], stdin=read, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        os.close(read)
+
+    def announced(self, script: str) -> str:
+        """A script that first tells its process group: a shell that has not yet done so holds the pipe open."""
+        return f"echo $$ >&{self.write}; exec {self.write}>&-; {script}"
+
+    def forget(self) -> None:
+        """The command has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.write, b"\n")
+
+    def close(self) -> None:
+        os.close(self.write)
+        self._process.wait()
 
 
-def _run_shell(script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None, grace: float) -> int:
+_GUARD = pytest.StashKey[_Guard]()
+
+
+def _guard(config: pytest.Config) -> _Guard:
+    if _GUARD not in config.stash:
+        config.stash[_GUARD] = _Guard()
+        config.add_cleanup(config.stash[_GUARD].close)
+    return config.stash[_GUARD]
+
+
+def _run_shell(
+    script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None, grace: float, guard: _Guard
+) -> int:
     """Run a script by ``/bin/bash -c``; its exit status, negative for a signal.
 
     What it has left in its process group when it ends is killed. When an exception ends the wait, such as Ctrl-C, it
     and all its descendants, daemons too, get SIGTERM and, ``grace`` seconds later, SIGKILL.
     """
-    parent, tag = os.getpid(), process_tags.new_tag()
+    tag = process_tags.new_tag()
     process = subprocess.Popen(
-        [*_dying_with_us(), "/bin/bash", "-c", script],
+        ["/bin/bash", "-c", guard.announced(script)],
         cwd=folder,
         env={**os.environ, **variables, process_tags.VARIABLE: tag},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=None if output is None else subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C is for pytest, which then ends it with all that it has started
-        preexec_fn=None if _dying_with_us() else lambda: die_with_parent(parent),
+        pass_fds=(guard.write,),
     )
     family = Family(lambda: [process.pid])
     ended = os.pidfd_open(process.pid)
@@ -221,6 +253,7 @@ def _run_shell(script: str, folder: Path, variables: Mapping[str, str], output: 
         process.wait()
         raise
     finally:
+        guard.forget()
         os.close(ended)
 
 

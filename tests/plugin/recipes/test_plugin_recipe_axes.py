@@ -109,7 +109,9 @@ def test_failures_end_the_trials_of_a_cell(stage: Stage) -> None:
     # More are asked for: earlier ends are none.
     stage.write_file("aorta.toml", recipe.replace("stop_after = 2", "stop_after = 3"))
     stage.command(sys.executable, "-m", "pytest_aorta", "status").stdout.fnmatch_lines(["lr *6 *2 *0 *0 *4 *"])
-    stage.run("aorta.toml", "-n2").assert_outcomes(failed=3, passed=6, skipped=3)
+    ended = stage.run("aorta.toml", "-n2").parseoutcomes()
+    assert (ended["passed"], ended["failed"] + ended["skipped"]) == (6, 6)
+    assert ended["failed"] in (3, 4)  # one may run when another is the third
 
     options = ("--aorta-workload", "lr", "--aorta-config", "lr=0.9", "--aorta-trials", "5")
     stage.run_here(*options, "--aorta-stop", "failures=1").assert_outcomes(failed=1, skipped=4)
