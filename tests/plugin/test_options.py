@@ -399,8 +399,8 @@ def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value
         return
     (wrong,) = (each for each in given_texts if answer.startswith(f"{each.flag}: "))
     text = given_texts[wrong]
-    if wrong.name == "host" and text[:5].isdecimal():
-        text = text.partition("*")[0].strip()
+    if wrong.name == "host":
+        text = (text.partition("*")[0] if text[:5].isdecimal() else text).strip()
     if wrong.name == "command":  # whose variables may have secrets
         assert shown_command(text) in answer
     elif wrong.name != "extra-env":
