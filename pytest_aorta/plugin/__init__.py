@@ -23,3 +23,12 @@ def may_have_workloads(text: bytes) -> bool:
         return True
     # Few texts have both words, and so the expressions need not be compiled.
     return b"setup" in text and b"run" in text and all(re.search(method, text) for method in _METHODS)
+
+
+#: Of recipes, and of AORTA's sweep recipes, which are read as such.
+SUFFIXES = (".toml", ".yaml", ".yml")
+
+
+def is_of_recipe(nodeid: str) -> bool:
+    """Whether the node id is that of a recipe, or of an item of one."""
+    return nodeid.partition("::")[0].endswith(SUFFIXES)

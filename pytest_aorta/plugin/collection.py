@@ -13,13 +13,13 @@ import pytest
 
 from pytest_aorta.common.conditions import selected
 from pytest_aorta.plan import Plan, PlanError, planned, trial_value, unit_of
+from pytest_aorta.plugin import is_of_recipe
 from pytest_aorta.plugin.options import is_typed
 from pytest_aorta.plugin.roles import decisions_of_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_classes, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
-from pytest_aorta.workflow.finding import is_of_recipe
 from pytest_aorta.workflow.shards import shards_of
 
 if TYPE_CHECKING:

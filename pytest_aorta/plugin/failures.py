@@ -12,11 +12,11 @@ import pytest
 
 from pytest_aorta.common.texts import own_frames, read_tail, stacks_excerpt, without_runner
 from pytest_aorta.common.texts import printable as printable
+from pytest_aorta.plugin import SUFFIXES, is_of_recipe
 from pytest_aorta.plugin.compat import longrepr_of
 from pytest_aorta.plugin.run import PAYLOAD
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.execution import KEPT_DAYS
-from pytest_aorta.workflow.finding import SUFFIXES, is_of_recipe
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.records import Failure

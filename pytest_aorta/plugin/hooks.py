@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin import MARKER, ONE_TEST, TRIALS, may_have_workloads
+from pytest_aorta.plugin import MARKER, ONE_TEST, SUFFIXES, TRIALS, may_have_workloads
 from pytest_aorta.plugin.options import add_options, is_mentioned, refuse_mistyped
-from pytest_aorta.workflow.finding import SUFFIXES, is_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -101,9 +100,13 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     name = file_path.name
     if not name.endswith(SUFFIXES):  # most are through here
         return None
-    is_own = name == "aorta.toml" or name.endswith(".aorta.toml")
-    if not is_own and not (parent.session.isinitpath(file_path) and (name == "workflow.toml" or is_sweep(file_path))):
-        return None
+    if name != "aorta.toml" and not name.endswith(".aorta.toml"):
+        if not parent.session.isinitpath(file_path):
+            return None
+        from pytest_aorta.workflow.finding import is_sweep
+
+        if name != "workflow.toml" and not is_sweep(file_path):
+            return None
     from pytest_aorta.plugin.recipes.items import RecipeFile
     from pytest_aorta.plugin.registration import register_hooks
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.texts import printable
+from pytest_aorta.plugin import is_of_recipe
 from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
 from pytest_aorta.plugin.folded_summary import FoldedSummary
 from pytest_aorta.plugin.roles import is_controller
@@ -23,7 +24,6 @@ from pytest_aorta.plugin.run import (
     run_of,
 )
 from pytest_aorta.plugin.trial_item import properties_of
-from pytest_aorta.workflow.finding import is_of_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Generator

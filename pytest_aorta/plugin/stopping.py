@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.plugin import is_of_recipe
 from pytest_aorta.plugin.compat import SkippedItem
 from pytest_aorta.plugin.roles import decisions_of_controller, is_controller
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.workflow.finding import is_of_recipe
 from pytest_aorta.workspace.atomic import locked, write_json
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.plan import Plan, planned
+from pytest_aorta.plugin import is_of_recipe
 from pytest_aorta.plugin.compat import GeneratedFunction, option_actions
 from pytest_aorta.plugin.one_test import NOT_INSIDE
 from pytest_aorta.plugin.options import read_option
@@ -18,7 +19,6 @@ from pytest_aorta.plugin.run import TEST_TARGET, current_run, run_of, warn
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.finding import is_of_recipe
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.run import Run

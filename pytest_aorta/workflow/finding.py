@@ -11,15 +11,6 @@ from pytest_aorta.settings import RequestError
 FILE_NAMES = ("aorta.toml", "workflow.toml")
 
 
-#: Of recipes, and of AORTA's sweep recipes, which are read as such.
-SUFFIXES = (".toml", ".yaml", ".yml")
-
-
-def is_of_recipe(nodeid: str) -> bool:
-    """Whether the node id is that of a recipe, or of an item of one."""
-    return nodeid.partition("::")[0].endswith(SUFFIXES)
-
-
 def is_sweep(file: Path) -> bool:
     """Whether a file looks like a sweep recipe of AORTA's."""
     if file.suffix not in (".yaml", ".yml"):

@@ -31,7 +31,7 @@ from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.clusters import Cluster, Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.groups import action_variables
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions
-from pytest_aorta.workflow.scripts import nodes_of, sbatch_options, script_text
+from pytest_aorta.workflow.scripts import log_of, nodes_of, sbatch_options, script_text
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
 
@@ -115,16 +115,17 @@ class Job(BaseModel):
         for task in range(len(self.tasks)) if tasks is None else tasks:
             (self.folder / f"over-{task}").touch()
 
-    def lines(self, name: str, task: int) -> list[str]:
-        """The whole lines of a file that a task appends to: the units that it has started, or statuses of commands."""
+    def noted(self, word: str, task: int) -> list[str]:
+        """What follows a word in the log of a task: ``started`` and a unit, ``status`` of a command, ``stopped``."""
         with contextlib.suppress(OSError):
-            text = (self.folder / f"{name}-{task}").read_text(encoding="utf-8", errors="replace")
-            return [line for line in text.split("\n")[:-1] if line]
+            text = (self.folder / log_of(task)).read_text(encoding="utf-8", errors="replace")
+            lines = (line.partition(" ") for line in text.split("\n")[:-1])  # whole ones
+            return [rest for first, _, rest in lines if first == word]
         return []
 
     def command_statuses(self, task: int) -> dict[int, int]:
         found = {}
-        for line in self.lines("status", task):
+        for line in self.noted("status", task):
             with contextlib.suppress(ValueError):
                 number, status = map(int, line.split())
                 found[number] = status
@@ -431,7 +432,7 @@ def _update(job: Job, states: Mapping[str, TaskState], settle: Settle, problems:
         state = states.get(job.identity(number))
         if state is None:
             state = TaskState(state="UNKNOWN", reason="no scheduler knows it any more", over=True)
-        if state.state == "FAILED" and (job.folder / f"stopped-{number}").exists():
+        if state.state == "FAILED" and job.noted("stopped", number):
             state = TaskState(state="TIMEOUT", reason="ended in order before its time limit", over=True)
         if state.over:
             try:

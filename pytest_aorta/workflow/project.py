@@ -451,7 +451,7 @@ class Project:
         from pytest_aorta.workspace.history import stamp
         from pytest_aorta.workspace.trial_store import TrialStore
 
-        started = {json.loads(line) for line in job.lines("started", task)}
+        started = {json.loads(line) for line in job.noted("started", task)}
         if not started:
             return
         if action.name not in self._plans:

@@ -22,11 +22,17 @@ JOB_VARIABLE, TASK_VARIABLE = "AORTA_JOB", "AORTA_JOB_TASK"
 #: Times that SLURM may start a job again.
 MAXIMUM_RESTARTS = 10
 
+
+def log_of(task: int) -> str:
+    """The file in the folder of a job to which a task appends what happens."""
+    return f"task-{task}.log"
+
+
 _RUN = """\
 failed=0 stopped='' child=''
 stop() {{
     stopped=1
-    : > "$job/stopped-$task"
+    echo stopped >> "$job/task-$task.log"
     if [ -n "$child" ]; then kill -TERM -- "{target}"; fi
 }}
 trap stop TERM
@@ -45,7 +51,7 @@ run() {{ # the number of a command, and the command
     child=''
     if [ "$status" -gt {accepted} ]; then failed=2; fi
     if [ -n "$stopped" ] && [ "$status" -ne 0 ]; then return; fi # it was asked to end
-    printf '%s %s\\n' "$1" "$status" >> "$job/status-$task"
+    echo "status $1 $status" >> "$job/task-$task.log"
 }}
 """
 

@@ -224,7 +224,7 @@ def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: P
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert done.returncode == 2
     assert (tmp_path / "ran").read_text() == f"{tmp_path}\n"
-    assert [line.split()[1] == "0" for line in (folder / "status-0").read_text().splitlines()] == [False, True]
+    assert [line.split()[2] == "0" for line in (folder / "task-0.log").read_text().splitlines()] == [False, True]
 
 
 @pytest.mark.parametrize("missing", ["job.json", None])

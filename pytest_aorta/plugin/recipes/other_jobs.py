@@ -48,7 +48,7 @@ class OtherTrials:
 
     def __call__(self) -> Iterator[tuple[TrialSpec, TrialFacts | None]]:
         tasks = ((job, number) for job in self._beside for number in range(len(job.tasks)))
-        begun = {json.loads(line) for job, number in tasks for line in job.lines("started", number)}
+        begun = {json.loads(line) for job, number in tasks for line in job.noted("started", number)}
         there = self._numbers()
         for file, spec in self._files.items():
             if file in there and there[file] != self._seen.get(file):

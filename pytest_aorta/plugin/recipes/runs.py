@@ -24,6 +24,7 @@ import pytest
 
 from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError
+from pytest_aorta.plugin import is_of_recipe
 from pytest_aorta.plugin.options import read_option
 from pytest_aorta.plugin.recipes.other_jobs import other_trials
 from pytest_aorta.plugin.roles import is_controller, is_worker
@@ -37,12 +38,12 @@ from pytest_aorta.triage.decisions import BASELINE_DECIDED
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import check_baseline, is_named
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
-from pytest_aorta.workflow.finding import RecipeError, is_of_recipe, is_sweep
+from pytest_aorta.workflow.finding import RecipeError, is_sweep
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
 from pytest_aorta.workflow.requests import asked_of, request_digest, selection_of, trial_completion
-from pytest_aorta.workflow.scripts import JOB_VARIABLE, TASK_VARIABLE, nodes_of
+from pytest_aorta.workflow.scripts import JOB_VARIABLE, TASK_VARIABLE, log_of, nodes_of
 from pytest_aorta.workflow.states import Progress, blocked_for, containing, waited_for
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class StartedTrials:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         folder, task = environ.get(JOB_VARIABLE), environ.get(TASK_VARIABLE, "0")
         is_first = environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
-        self._file = Path(folder, f"started-{task}") if folder is not None and is_first else None
+        self._file = Path(folder, log_of(int(task))) if folder is not None and is_first else None
 
     @cached_property
     def _counts(self) -> Counter[str]:
@@ -208,7 +209,7 @@ class StartedTrials:
 
     def has_too_many(self, action: str, unit: str) -> str | None:
         """Why a trial that has left no record is not started once more; ``None`` where it may be."""
-        count = self._counts[json.dumps(unit)]
+        count = self._counts[f"started {json.dumps(unit)}"]
         if count < MAXIMUM_STARTS:
             return None
         return f"{action}: started {count} times by this job, which it has taken along each time"
@@ -216,7 +217,7 @@ class StartedTrials:
     def note(self, unit: str) -> None:
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(unit) + "\n")
+                file.write(f"started {json.dumps(unit)}\n")
 
 
 class RecipeRun:

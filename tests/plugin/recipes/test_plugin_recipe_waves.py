@@ -86,8 +86,8 @@ def test_a_job_decides_with_the_trials_of_all(stage: Stage) -> None:
     assert run(stage, later, 0) == {"skipped": 12}
     assert records(stage) == 16
     # Nor is what was not started taken for lost.
-    assert later.lines("started", 0) == []
-    assert len(first.lines("started", 0)) == 8
+    assert later.noted("started", 0) == []
+    assert len(first.noted("started", 0)) == 8
     for job in (first, later):
         (job.folder / "over").touch()
     assert counts(stage.run("aorta.toml")) == {"failed": 8, "passed": 8, "skipped": 24}

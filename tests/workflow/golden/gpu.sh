@@ -41,7 +41,7 @@ trap end EXIT
 failed=0 stopped='' child=''
 stop() {
     stopped=1
-    : > "$job/stopped-$task"
+    echo stopped >> "$job/task-$task.log"
     if [ -n "$child" ]; then kill -TERM -- "-$child"; fi
 }
 trap stop TERM
@@ -60,7 +60,7 @@ run() { # the number of a command, and the command
     child=''
     if [ "$status" -gt 0 ]; then failed=2; fi
     if [ -n "$stopped" ] && [ "$status" -ne 0 ]; then return; fi # it was asked to end
-    printf '%s %s\n' "$1" "$status" >> "$job/status-$task"
+    echo "status $1 $status" >> "$job/task-$task.log"
 }
 
 case $task in
