@@ -105,8 +105,12 @@ def _summary(spec: ModuleSpec, cls: str) -> str:
 
 
 def _mitigation(registry: Registry, name: str) -> Entry:
+    from pytest_aorta.plan import option_text
+    from pytest_aorta.settings import OPTION
+
     mitigation = registry.mitigation(name)
-    return {"variables": _variables(mitigation.env), "read_by": mitigation.read_by}
+    options = {f"{OPTION}{key}": option_text(value) for key, value in mitigation.options.items()}
+    return {"variables": _variables({**mitigation.env, **options}), "read_by": mitigation.read_by}
 
 
 def _environment(registry: Registry, name: str) -> Entry:

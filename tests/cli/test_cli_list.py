@@ -241,3 +241,10 @@ def test_what_cannot_be_asked_is_one_line(stage: Stage) -> None:
         assert result.exit_code == 2
         assert said in result.output
         assert "Traceback" not in result.output
+
+
+def test_options_that_a_mitigation_sets_are_listed_with_its_variables(tmp_path: Path) -> None:
+    file = tmp_path / "names.json"
+    file.write_text('{"version": 1, "mitigations": {"small": {"config.sizes": [[8, 8, 8]], "A": "1"}}}')
+    result = run("list", "mitigations", "--registry-file", str(file))
+    assert re.search(r"small +sidecar:names.json +A=1 config.sizes=\[\[8,8,8\]\]", result.stdout)
