@@ -228,9 +228,8 @@ def converted(sweep: Sweep | Probe | Sanitizers, file: Path, command: Sequence[s
     if isinstance(sweep, Sanitizers):
         runs = ["aorta", "sweep", "run", "--recipe", os.path.abspath(file)]
         note = "sanitizer_plan: AORTA's own analyzers run it (pip install amd-aorta); here, that is a trial"
-        return _text([(identifier(file.stem), {"command": shlex.join(runs), "trials": 1}, [])], sweep.ticket, [note]), [
-            note
-        ]
+        action = (identifier(file.stem), {"command": shlex.join(runs), "trials": 1}, list[str]())
+        return _text([action], sweep.ticket, [note]), [note]
     names = _Names(sweep)
     actions = _actions(sweep, names)
     notes = [*_notes(sweep), *_comparisons(sweep, actions)]
