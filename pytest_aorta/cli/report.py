@@ -42,14 +42,12 @@ def report(
     from pytest_aorta.triage.report import read_material, to_paste, write_report
 
     settings = EarlierMatrix(results).settings or TriageSettings()
-    if baseline is not None:
-        settings = replace(settings, baseline=baseline)
     if margin is not None:
         settings = replace(settings, margin=margin)
     if speed_margin is not None:
         settings = replace(settings, speed_margin=speed_margin)
     if markdown:
-        click.echo(to_paste(read_material(results, settings)), nl=False)
+        click.echo(to_paste(read_material(results, settings, baseline)), nl=False)
         return
-    write_report(results, output, settings)
+    write_report(results, output, settings, baseline=baseline)
     click.echo(f"report: {output}")

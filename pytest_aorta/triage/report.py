@@ -9,7 +9,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
@@ -80,22 +80,22 @@ def check_output(output: Path) -> None:
         raise ReportError(f"the folder {output.parent} cannot be written")
 
 
-def write_report(results: Path, output: Path, settings: TriageSettings | None = None) -> None:
+def write_report(
+    results: Path, output: Path, settings: TriageSettings | None = None, *, baseline: str | None = None
+) -> None:
     """Write one HTML file that needs nothing else; it is complete, or as it was before.
 
     Args:
         results: a results directory.
         output: the file.
         settings: of the verdicts; by default those of the last run, which its ``matrix.json`` has.
+        baseline: in place of theirs, which may be a cell that has no trial yet.
 
     Raises:
         RequestError: a library is missing; there are no trials; the baseline is no cell; the file cannot be written.
     """
     check_output(output)
-    material = read_material(results, settings or EarlierMatrix(results).settings)
-    if settings is not None and settings.baseline is not None:
-        cells = [(cell.key.cell, cell.mitigations) for cell in material.triage.cells]
-        check_baseline(settings.baseline, cells, "--baseline")
+    material = read_material(results, settings or EarlierMatrix(results).settings, baseline)
     text = render(page_of(material, output))
     try:
         write_text(output, text)
@@ -308,12 +308,14 @@ class Material:
     left_out: tuple[str, ...]
 
 
-def read_material(path: Path, settings: TriageSettings | None = None) -> Material:
+def read_material(path: Path, settings: TriageSettings | None = None, baseline: str | None = None) -> Material:
     """All of it.
 
     Raises:
-        RequestError: there is nothing at ``path``, or no trial.
+        RequestError: there is nothing at ``path``, or no trial, or no such baseline.
     """
+    if baseline is not None:
+        settings = replace(settings or TriageSettings(), baseline=baseline)
     results = Results(path)
     trials: list[TrialFacts] = []
     failed: dict[str, FailedTrial] = {}
@@ -332,6 +334,9 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
     if not trials:
         raise results.nothing_found()
     found.add_replays(results.folder)
+    triage = triage_in_order(trials, settings)
+    if baseline is not None:
+        check_baseline(baseline, [(cell.key.cell, cell.mitigations) for cell in triage.cells], "--baseline")
     left_out = []
     if results.unreadable:
         first, number = results.unreadable[0], counted(len(results.unreadable), "trial file")
@@ -341,7 +346,7 @@ def read_material(path: Path, settings: TriageSettings | None = None) -> Materia
         left_out.append(f"{counted(results.replays, 'replay')} left out: {why}")
     return Material(
         folder=results.folder,
-        triage=triage_in_order(trials, settings),
+        triage=triage,
         trials=tuple(sorted(trials, key=lambda facts: (facts.started_at, facts.index, facts.file))),
         failed=failed,
         environments=environments,

@@ -48,6 +48,7 @@ def test_a_bug_report_is_printed_as_markdown(results: Path) -> None:
         (("results", "-o", "no/where/r.html"), "no/where does not exist"),
         (("results", "-o", "results"), "results is a folder"),
         (("results", "-o", "r.html", "--baseline", "none+omp_1"), "--baseline: there is no cell 'none+omp_1'"),
+        (("results", "--markdown", "--baseline", "none+omp_1"), "--baseline: there is no cell 'none+omp_1'"),
     ],
 )
 def test_bad_input_is_one_clear_message_and_exit_code_2(

@@ -131,3 +131,12 @@ def test_a_condition_selects_the_value_of_an_axis(stage: Stage) -> None:
     stage.register(lr="lr:Lr")
     axis = ("--aorta-workload", "lr", "--aorta-vary", "config.lr=0.1,0.2,0.3", "--aorta-where", "/config/lr<0.25")
     stage.run_here(*axis).assert_outcomes(passed=2, deselected=1)
+
+
+def test_a_baseline_without_a_trial_yet_is_no_obstacle_for_a_report(stage: Stage) -> None:
+    stage.write(lr=WORKLOAD)
+    stage.register(lr="lr:Lr")
+    stage.write_file("aorta.toml", 'workload = "lr"\nmitigations = ["none", "FIX=1"]\nbaseline = "none"\n')
+    stage.run_here("aorta.toml::lr[local-FIX=1-0]").assert_outcomes(passed=1)
+    done = stage.command(sys.executable, "-m", "pytest_aorta", "report", "workspace/lr")
+    assert done.ret == 0, done.stderr.str()
