@@ -30,7 +30,7 @@ class FoundClass:
     @property
     def lacks(self) -> str:
         """What keeps it from being a workload; empty where nothing suggests that it was meant to be one."""
-        missing = [name for name in _METHODS if name not in self.methods]
+        missing = [name for name in _METHODS if self.methods.get(name, True)]
         return f"{self.name} has no {missing[0]}()" if len(missing) == 1 else ""
 
 

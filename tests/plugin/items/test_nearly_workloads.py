@@ -13,6 +13,10 @@ from pytest_aorta.plugin.workload_files import what_lacks, workload_classes
 CASES = {
     "no run": ("class A:\n    def setup(self): pass", "A has no run()"),
     "no setup": ("class A:\n    def run(self): pass", "A has no setup()"),
+    "a declared one": (
+        "from pytest_aorta import Workload\nclass A(Workload):\n    def run(self): pass",
+        "A has no setup()",
+    ),
     "base in the file": (
         "class A:\n    def run(self): pass\nclass B(A): pass",
         "A has no setup(); B has no setup()",
