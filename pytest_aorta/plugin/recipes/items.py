@@ -200,6 +200,7 @@ class _Guard:
 
     def close(self) -> None:
         os.close(self.write)
+        self._process.kill()  # no command runs; a fork of pytest may hold the pipe open
         self._process.wait()
 
 
