@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stage import PYTEST, Stage, counts
+from support.stage import PYTEST, Stage, counts, text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCS = EXAMPLES.parent / "docs"
@@ -86,6 +86,11 @@ def test_a_triage_of_determinism(stage: Stage) -> None:
 def test_the_tutorial_leads_from_a_flaky_script_to_a_mitigation(stage: Stage) -> None:
     shutil.copy(EXAMPLES / "flaky" / "train.py", stage.path)
     once, measured, compared, replayed, report, markdown = _run_page(stage, "tutorial.md")
+    # The script fails by chance, and of twenty tables of independent trials one looks as if failures came in runs.
+    for _ in range(3):
+        if "may come in runs" not in text(compared):
+            break
+        once, measured, compared, replayed, report, markdown = _run_page(stage, "tutorial.md")
     found = counts(compared)
     assert found["failed"] + found["passed"] == 40
     compared.stdout.fnmatch_lines(
@@ -132,7 +137,7 @@ def _run_page(stage: Stage, name: str) -> list[pytest.RunResult]:
     """Every command of a page, as it is typed."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
     found = []
-    for line in "".join(text for language, text in blocks if not language).splitlines():
+    for line in "".join(code for language, code in blocks if not language).splitlines():
         program, *rest = shlex.split(line)
         module = {"pytest": "pytest", "pytest-aorta": "pytest_aorta"}[program]
         found.append(stage.command(sys.executable, "-m", module, *rest, env=OWN))

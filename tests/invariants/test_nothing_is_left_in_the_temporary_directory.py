@@ -122,11 +122,17 @@ def test_the_next_run_removes_what_a_killed_one_has_left(
     registry = stage.write_registry(environments={"behind": behind})
     process = stage.start("waits.py", "--aorta-registry-file", registry, *SHARED[way])
     stage.wait_until(lambda: len(left_in(folder)) > (way == "decisions"))
+    if way == "prefix":
+        stage.wait_until((stage.path / "waits").exists)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    if way == "prefix":  # which has not come to its command, and notices nothing
-        kill_all(stage.processes())
-    stage.wait_until(lambda: not stage.left_running())
+
+    def is_alone() -> bool:
+        if way == "prefix":  # which has not come to its command, and notices nothing; it may just become ``sleep``
+            kill_all(stage.processes())
+        return not stage.left_running()
+
+    stage.wait_until(is_alone)
 
     (stage.path / "next").touch()
     stage.run("waits.py", "--aorta-trials", "1").assert_outcomes(passed=1)
