@@ -77,21 +77,6 @@ def task_map() -> Iterator[System]:
 
 
 @contextlib.contextmanager
-def run() -> Iterator[System]:
-    """Every task is a run of its own."""
-    from pytest_aorta.runtime import Worker
-
-    with Worker(3, num_sub_workers=WORKERS) as worker:
-        handle = worker.register(nothing)
-        worker.init()
-
-        def one() -> None:
-            worker.run(lambda orch, *_: orch.submit_sub(handle))
-
-        yield lambda number: timed(one, number), lambda number: timed(one, number)
-
-
-@contextlib.contextmanager
 def executor() -> Iterator[System]:
     from concurrent.futures import ProcessPoolExecutor
 
@@ -178,20 +163,6 @@ def dask() -> Iterator[System]:
         )
 
 
-@contextlib.contextmanager
-def loky() -> Iterator[System]:
-    from loky import get_reusable_executor
-
-    pool = get_reusable_executor(WORKERS)
-
-    def many(number: int) -> None:
-        for future in [pool.submit(nothing) for _ in range(number)]:
-            future.result()
-
-    yield lambda number: timed(lambda: pool.submit(nothing).result(), number), many
-    pool.shutdown()
-
-
 # A mebibyte in, and one out
 
 
@@ -203,12 +174,6 @@ def plus_one_in_place(args: Any) -> None:
     import torch
 
     torch.add(args.tensors[0], 1, out=args.tensors[1])
-
-
-def _ones() -> Any:
-    import numpy as np
-
-    return np.ones(2**18, dtype=np.float32)
 
 
 def _alone(one: Callable[[], object]) -> System:
@@ -244,29 +209,11 @@ def task_mebibyte() -> Iterator[System]:
 def executor_mebibyte() -> Iterator[System]:
     from concurrent.futures import ProcessPoolExecutor
 
-    array = _ones()
+    import numpy as np
+
+    array = np.ones(2**18, dtype=np.float32)
     with ProcessPoolExecutor(WORKERS) as pool:
         yield _alone(lambda: pool.submit(plus_one, array).result())
-
-
-@contextlib.contextmanager
-def pool_mebibyte() -> Iterator[System]:
-    from multiprocessing import Pool
-
-    array = _ones()
-    with Pool(WORKERS) as workers:
-        yield _alone(lambda: workers.apply(plus_one, (array,)))
-
-
-@contextlib.contextmanager
-def ray_mebibyte() -> Iterator[System]:
-    import ray
-
-    array = _ones()
-    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    remote = ray.remote(plus_one)
-    yield _alone(lambda: ray.get(remote.remote(array)))
-    ray.shutdown()
 
 
 # A tree of three levels: one task has one task, which has ten
@@ -308,8 +255,8 @@ def ray_tree() -> Iterator[System]:
 SYSTEMS = {
     system.__name__: system
     for system in (
-        *(task, task_map, run, executor, pool, pool_map, echo, ray, dask, loky),
-        *(task_mebibyte, executor_mebibyte, pool_mebibyte, ray_mebibyte, task_tree, ray_tree),
+        *(task, task_map, executor, pool, pool_map, echo, ray, dask),
+        *(task_mebibyte, executor_mebibyte, task_tree, ray_tree),
     )
 }
 

@@ -1,4 +1,8 @@
-"""A fork server of 30 lines with a trial's duties: fork, log files, deadline, a record that is written and synced."""
+"""The least that a trial can cost: ``loops.py fork|server|command NUMBER [WORDS...]`` prints seconds as JSON.
+
+``fork``: fork, exit, wait. ``server``: with a trial's duties, which are log files, a deadline, and a record that is
+written and synced. ``command``: ``subprocess.run`` of the words.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,20 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-import torch  # noqa: F401  (what makes a fork expensive)
 
-times = []
-for number in range(int(sys.argv[1])):
-    start = time.perf_counter()
+def fork(number: int) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def server(number: int) -> None:
     folder = Path(f"server_{number}")
     folder.mkdir(exist_ok=True)
     pid = os.fork()
@@ -33,5 +42,19 @@ for number in range(int(sys.argv[1])):
         json.dump(record, file)
         os.fsync(file.fileno())
     os.replace(folder / "record.tmp", f"server_{number}.json")
+
+
+def command(number: int) -> None:
+    subprocess.run(sys.argv[3:], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+
+
+one = {"fork": fork, "server": server, "command": command}[sys.argv[1]]
+if one is not command:
+    import torch  # noqa: F401  (what makes a fork expensive)
+
+times = []
+for number in range(int(sys.argv[2])):
+    start = time.perf_counter()
+    one(number)
     times.append(time.perf_counter() - start)
 print(json.dumps(times))

@@ -1,6 +1,6 @@
-"""pytest plugin: CPU seconds of the start of a session, its collection and its run, as JSON.
+"""pytest plugin: CPU seconds of the start of a session, its collection and its run, and wall time from item to item.
 
-With ``BENCHMARK_COUNT``, the calls of functions instead, of Python and of C: they are the same in every run.
+With ``BENCHMARK_COUNT``, the calls of functions instead of CPU seconds, of Python and of C: the same in every run.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import json
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 _calls = 0
 _seen: list[float] = []
+_items: list[float] = []
 
 
 def _count(frame: object, event: str, argument: object) -> None:
@@ -37,13 +39,18 @@ def pytest_runtestloop() -> None:
     _seen.append(_now())
 
 
+def pytest_runtest_logstart() -> None:
+    _items.append(time.perf_counter())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
     _seen.append(_now())
     start, collected, ended = _seen
     sys.setprofile(None)
-    parts = {"start": start, "collect": collected - start, "run": ended - collected}
-    Path(os.environ["BENCHMARK_OUTPUT"]).write_text(json.dumps(parts))
+    found = {"start": start, "collect": collected - start, "run": ended - collected}
+    items = [end - start for start, end in pairwise(_items)]
+    Path(os.environ["BENCHMARK_OUTPUT"]).write_text(json.dumps({**found, "items": items}))
 
 
 if "BENCHMARK_COUNT" in os.environ:

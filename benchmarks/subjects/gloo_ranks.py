@@ -1,4 +1,4 @@
-"""A distributed workload that does the least: a process group and one all-reduce."""
+"""The least of a distributed job, a process group and one all-reduce, as a script and as a workload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class GlooRanks:
     launch_mode = "distributed"
     min_world_size = 2
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any = None) -> None:
         pass
 
     def setup(self) -> None:
@@ -25,3 +25,11 @@ class GlooRanks:
 
     def cleanup(self) -> None:
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    ranks = GlooRanks()
+    ranks.setup()
+    if not ranks.run()["passed"]:
+        raise SystemExit("wrong sum")
+    ranks.cleanup()
