@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pytest_aorta.api import RunRequest as RunRequest
     from pytest_aorta.api import run_trials as run_trials
     from pytest_aorta.plugin.torchrun_fixture import TorchrunResult as TorchrunResult
+    from pytest_aorta.probe.collect import EnvSnapshot as EnvSnapshot
     from pytest_aorta.probe.collect import collect_env as collect_env
-    from pytest_aorta.probe.snapshot import EnvSnapshot as EnvSnapshot
     from pytest_aorta.settings import RequestError as RequestError
     from pytest_aorta.trials.execution import ElasticOptions as ElasticOptions
     from pytest_aorta.trials.execution import Execution as Execution
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: The module of each public name.
 _HOMES = {
     "ElasticOptions": "trials.execution",
-    "EnvSnapshot": "probe.snapshot",
+    "EnvSnapshot": "probe.collect",
     "Execution": "trials.execution",
     "Limits": "trials.execution",
     "RequestError": "settings",

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
-from pytest_aorta.probe.named_variables import Watch
+from pytest_aorta.probe.loaded import Watch
 
 #: Variables that a plan sets; libraries name some of them.
 WATCHED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DISABLE_TF32", "ONEDNN_MAX_CPU_ISA", "A_MADE_UP_VARIABLE")
@@ -49,7 +49,7 @@ def both() -> tuple[float, float]:
 
 def search() -> float:
     """Looking for what names the watched variables: processor time."""
-    watch = Watch.begin(WATCHED)
+    watch = Watch(WATCHED)
     begin = time.thread_time()
     watch.look()
     return time.thread_time() - begin

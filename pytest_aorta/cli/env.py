@@ -44,7 +44,7 @@ def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
         _diff(*files, as_json=as_json)
         return
     from pytest_aorta.probe.collect import collect_env, collect_static
-    from pytest_aorta.probe.packages import package_list
+    from pytest_aorta.probe.software import package_list
 
     static = collect_static(Path.cwd())
     snapshot = {**collect_env(static).to_dict(), _INSTALLED: package_list(static.installed)}

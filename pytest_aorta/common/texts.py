@@ -6,6 +6,7 @@ import hashlib
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,6 +36,11 @@ def _bounded(text: str) -> str:
 
 #: ANSI escape sequences: colours, titles, moves of the cursor (ECMA-48, 5.4 and 5.6).
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+
+
+def utc_now() -> str:
+    """This moment in ISO 8601 with milliseconds, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def printable(text: str) -> str:

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear_place, make_place
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, is_command, resolve_launch
 from pytest_aorta.launch.record import build_record, check_claims, request_of, warning_of
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static, surroundings, variables_now
-from pytest_aorta.probe.named_variables import Watch
-from pytest_aorta.probe.snapshot import utc_now
+from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static, surroundings
+from pytest_aorta.probe.loaded import Watch
+from pytest_aorta.probe.variables import settings
 from pytest_aorta.runtime.resources.cores import threads_of
 from pytest_aorta.trials.config import ConfigError, added_options, resolve_config, with_added
 from pytest_aorta.trials.execution import NAMES, enter, leave, note_tmp, take_place
@@ -81,7 +82,7 @@ def check_here(spec: TrialSpec) -> PreparedCell:
 
 
 def _prepare(spec: TrialSpec) -> PreparedCell:
-    variables = variables_now()
+    variables = settings(os.environ)
     target = spec.workload.target
     if target not in _SEEDS:
         _SEEDS[target] = ProcessSeeds(random_seed())
@@ -180,7 +181,7 @@ class InProcessTrial:
             self._static = collect_static(Path(source) if source else None)
             recorded = [*self.spec.all_watched, *NAMES, *startup]
             self.seen.see({"type": "env", "env": collect_env(self._static, recorded).to_dict()})
-            self._watch = Watch.begin(self.spec.all_watched) if self.spec.all_watched else None
+            self._watch = Watch(self.spec.all_watched) if self.spec.all_watched else None
             seeds = _SEEDS[self.spec.workload.target]
             seeds.restart(self._seed)
             self.seen.seeds = seeds.record()

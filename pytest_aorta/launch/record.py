@@ -14,11 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.environment import Inherited, choose_engine, interpreter
 from pytest_aorta.launch.workload_info import PreparedCell
+from pytest_aorta.probe.collect import EnvSnapshot
 from pytest_aorta.probe.guard import printable
 from pytest_aorta.probe.host import image_digest
-from pytest_aorta.probe.snapshot import EnvSnapshot, utc_now
 from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.host_specs import without_values

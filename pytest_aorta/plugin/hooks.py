@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTrial
     from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
-    from pytest_aorta.probe.snapshot import EnvSnapshot
+    from pytest_aorta.probe.collect import EnvSnapshot
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

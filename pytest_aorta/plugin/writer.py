@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.common.texts import printable
+from pytest_aorta.common.texts import printable, utc_now
 from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin.folded_summary import AlikeFailures
 from pytest_aorta.plugin.run import FinishedTrial, trials_in
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text, understood
-from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.registry.types import one_line_of
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted

@@ -11,9 +11,7 @@ import shutil
 from pathlib import Path
 
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
-from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.host import first_line
-from pytest_aorta.probe.tool import ToolFailed, ask
+from pytest_aorta.probe.guard import Facts, Guard, ToolFailed, ask, first_line
 
 #: Seconds that a tool may take.
 _TIMEOUT_SEC = 5.0
@@ -54,10 +52,10 @@ def accelerator(guard: Guard) -> Facts:
     return guard.facts(
         "accelerator",
         {
-            "nvidia": lambda: nvidia(guard),
-            "amd": lambda: amd(guard),
+            "nvidia": functools.partial(nvidia, guard),
+            "amd": functools.partial(amd, guard),
             "cuda_toolkit": cuda_toolkit_in_use,
-            "rocm": lambda: rocm(Path(rocm_home)),
+            "rocm": functools.partial(rocm, Path(rocm_home)),
         },
     )
 

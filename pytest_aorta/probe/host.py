@@ -10,12 +10,12 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import psutil
 
-from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.guard import Facts, Guard, first_line, keyed_lines, read_text
 from pytest_aorta.probe.variables import redacted_command_line
 
 # Instruction sets that decide which kernel of a BLAS or of ATen runs, x86's and ARM's. Torch's own answer
@@ -45,55 +45,39 @@ _CONTAINER_ID = re.compile(r"/(?:overlay-)?containers/([0-9a-f]{64})/\S* /etc/(?
 _CGROUP_ID = re.compile(r"([0-9a-f]{64})")
 
 
-def first_line(file: str | os.PathLike[str]) -> str | None:
-    return _text(file).partition("\n")[0].strip() or None
-
-
-def keyed_lines(file: str | os.PathLike[str], separator: str = ":") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in _text(file).splitlines():
-        key, separates, value = line.partition(separator)
-        if separates:
-            found.setdefault(key.strip(), value.strip())
-    return found
-
-
-def _text(file: str | os.PathLike[str]) -> str:
-    try:
-        with open(file, encoding="utf-8", errors="replace") as opened:
-            return opened.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-
-
 # The machine
 
 
 def host(guard: Guard) -> Facts:
     """Facts about the host; memory in bytes."""
-    uname = os.uname()
-    return guard.facts(
-        "host",
-        {
-            "hostname": lambda: uname.nodename,
-            "kernel": lambda: uname.release,
-            "kernel_version": lambda: uname.version,
-            "kernel_command_line": kernel_command_line,
-            "machine": lambda: uname.machine,
-            "os_release": _os_release,
-            "libc": lambda: " ".join(platform.libc_ver()).strip() or None,
-            "cpu_model": lambda: _cpuinfo("model name", "Model", "cpu", "uarch"),
-            "cpu_simd": _cpu_simd,
-            "cpu_count": os.cpu_count,
-            "cpu_cores": lambda: psutil.cpu_count(logical=False),
-            "cpu_frequency": cpu_frequency,
-            "numa_nodes": lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-            "numa_balancing": numa_balancing,
-            "transparent_huge_pages": transparent_huge_pages,
-            "memory_total_bytes": lambda: psutil.virtual_memory().total,
-            "swap_total_bytes": lambda: psutil.swap_memory().total,
-        },
-    )
+    nothing: dict[str, str] = {}
+    cpu = guard.fact("host.cpu_model", functools.partial(keyed_lines, "/proc/cpuinfo"), nothing)
+    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+    name, release, version, machine = os.uname()[1:]
+    return {
+        "hostname": name,
+        "kernel": release,
+        "kernel_version": version,
+        "machine": machine,
+        "cpu_model": next((cpu[key] for key in ("model name", "Model", "cpu", "uarch") if key in cpu), None),
+        "cpu_simd": [each for each in _SIMD if each in flags],
+        "cpu_count": os.cpu_count(),
+        **guard.facts(
+            "host",
+            {
+                "kernel_command_line": kernel_command_line,
+                "os_release": _os_release,
+                "libc": lambda: " ".join(platform.libc_ver()).strip() or None,
+                "cpu_cores": functools.partial(psutil.cpu_count, logical=False),
+                "cpu_frequency": cpu_frequency,
+                "numa_nodes": lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+                "numa_balancing": _numa_balancing,
+                "transparent_huge_pages": transparent_huge_pages,
+                "memory_total_bytes": lambda: psutil.virtual_memory().total,
+                "swap_total_bytes": lambda: psutil.swap_memory().total,
+            },
+        ),
+    }
 
 
 def kernel_command_line(root: Path = Path("/")) -> str | None:
@@ -107,16 +91,6 @@ def _os_release() -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     return {key.lower(): release[key] for key in ("ID", "VERSION_ID", "PRETTY_NAME") if key in release}
-
-
-def _cpuinfo(*keys: str) -> str | None:
-    found = keyed_lines("/proc/cpuinfo")
-    return next((found[key] for key in keys if key in found), None)
-
-
-def _cpu_simd() -> list[str]:
-    flags = set((_cpuinfo("flags", "Features") or "").split())
-    return [name for name in _SIMD if name in flags]
 
 
 def cpu_frequency(root: Path = Path("/")) -> Facts:
@@ -163,12 +137,12 @@ def transparent_huge_pages(root: Path = Path("/")) -> Facts | None:
     if not folder.is_dir():
         return None
     # The chosen one of "always [madvise] never".
-    chosen = {name: re.search(r"\[([\w+-]+)\]", _text(folder / name)) for name in ("enabled", "defrag")}
+    chosen = {name: re.search(r"\[([\w+-]+)\]", read_text(folder / name)) for name in ("enabled", "defrag")}
     return {name: found[1] if found else None for name, found in chosen.items()}
 
 
-def numa_balancing(root: Path = Path("/")) -> bool | None:
-    line = first_line(root / "proc/sys/kernel/numa_balancing")
+def _numa_balancing() -> bool | None:
+    line = first_line("/proc/sys/kernel/numa_balancing")
     return None if line is None else line != "0"
 
 
@@ -179,13 +153,13 @@ def runtime_context(guard: Guard) -> Facts:
     """Facts about container, control group and environment; ``None`` for each that is not there."""
     return guard.facts(
         "runtime_context",
-        {"container": container, "cgroup": cgroup_limits, "venv": virtual_environment, "conda": conda_environment},
+        {"container": container, "cgroup": cgroup_limits, "venv": virtual_environment, "conda": _conda_environment},
     )
 
 
 def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Facts | None:
     """The container around this process: ``kind``, ``detected_by``; ``id``, ``image``, ``image_id`` if shown."""
-    cgroup = _text(root / "proc/self/cgroup")
+    cgroup = read_text(root / "proc/self/cgroup")
 
     def is_there(sign: str) -> bool:
         if sign.startswith("cgroup "):
@@ -197,7 +171,7 @@ def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -
         return None
     podman = {key: value.strip('"') for key, value in keyed_lines(root / "run/.containerenv", "=").items()}
     images = (podman.get("image"), environ.get("APPTAINER_CONTAINER"), environ.get("SINGULARITY_CONTAINER"))
-    identity = _CONTAINER_ID.search(_text(root / "proc/self/mountinfo")) or _CGROUP_ID.search(cgroup)
+    identity = _CONTAINER_ID.search(read_text(root / "proc/self/mountinfo")) or _CGROUP_ID.search(cgroup)
     return {
         "kind": next(iter(found)),
         "detected_by": [sign for signs in found.values() for sign in signs],
@@ -214,35 +188,23 @@ def cgroup_limits(root: Path = Path("/")) -> Facts:
     """
     memory: list[int] = []
     cpus: list[float] = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
-        names = controllers.split(",")
-        for folder in _groups(root / "sys/fs/cgroup", names, group):
-            memory += [int(text) for name in ("memory.max", "memory.limit_in_bytes") if (text := _limit(folder / name))]
-            if quota_and_period := _limit(folder / "cpu.max"):
-                quota, period = quota_and_period.split()
-            else:
-                quota, period = (_limit(folder / f"cpu.cfs_{name}_us") or "0" for name in ("quota", "period"))
+        # Version 2 has one tree; version 1 has one for each controller. In a container the path may be the host's, and
+        # only its root is mounted: then only that one has files.
+        trees = [name for name in ("memory", "cpu") if name in controllers.split(",")] if controllers else ["."]
+        path = PurePosixPath("/", group.lstrip("/")).relative_to("/")
+        for folder in (root / "sys/fs/cgroup" / tree / each for tree in trees for each in (path, *path.parents)):
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                if (limit := first_line(folder / name)) is not None and limit != "max":
+                    memory.append(int(limit))
+            both = first_line(folder / "cpu.max") or " ".join(
+                first_line(folder / f"cpu.cfs_{name}_us") or "0" for name in ("quota", "period")
+            )
+            quota, period = both.replace("max", "0").split()
             cpus += [int(quota) / int(period)] if int(quota) > 0 else []
     memory = [limit for limit in memory if limit < _UNLIMITED_FROM]
     return {"memory_limit_bytes": min(memory, default=None), "cpu_limit": min(cpus, default=None)}
-
-
-def _limit(file: Path) -> str | None:
-    text = first_line(file)
-    return None if text is None or text.startswith("max") else text
-
-
-def _groups(base: Path, controllers: list[str], group: str) -> Iterator[Path]:
-    """The folders of a group and all the groups above it.
-
-    Version 2 has one tree; version 1 has one for each controller. In a container the path may be the host's, and only
-    its root is mounted: then only that one has files.
-    """
-    bases = [base] if controllers == [""] else [base / name for name in ("memory", "cpu") if name in controllers]
-    path = PurePosixPath("/", group.lstrip("/")).relative_to("/")
-    for each in bases:
-        yield from (each / folder for folder in (path, *path.parents))
 
 
 def virtual_environment() -> Facts | None:
@@ -257,7 +219,7 @@ def virtual_environment() -> Facts | None:
     }
 
 
-def conda_environment() -> Facts | None:
+def _conda_environment() -> Facts | None:
     if not Path(sys.base_prefix, "conda-meta").is_dir():
         return None
     return {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
@@ -278,19 +240,16 @@ def image_digest(image: str, engine: str = "docker") -> str | None:
     return None if not found else found if ":" in found else f"sha256:{found}"
 
 
-def interpreter(guard: Guard) -> Facts:
+def interpreter() -> Facts:
     """Facts about this Python."""
-    return guard.facts(
-        "python",
-        {
-            "version": platform.python_version,
-            "build": lambda: sys.version,
-            "implementation": lambda: sys.implementation.name,
-            "executable": lambda: sys.executable or None,
-            "prefix": lambda: sys.prefix,
-            "base_prefix": lambda: sys.base_prefix,
-            # -O and PYTHONOPTIMIZE remove the assert statements that many reproducers rely on.
-            "optimize": lambda: sys.flags.optimize,
-            "free_threaded": lambda: bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-        },
-    )
+    return {
+        "version": platform.python_version(),
+        "build": sys.version,
+        "implementation": sys.implementation.name,
+        "executable": sys.executable or None,
+        "prefix": sys.prefix,
+        "base_prefix": sys.base_prefix,
+        # -O and PYTHONOPTIMIZE remove the assert statements that many reproducers rely on.
+        "optimize": sys.flags.optimize,
+        "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    }

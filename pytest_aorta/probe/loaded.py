@@ -1,20 +1,31 @@
-"""Which shared libraries this process has loaded, and which modules it has imported.
+"""What this process has loaded: shared libraries, modules, and the names of variables that are in them.
 
-The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart.
+The RCCL of a wheel, of the system and a preloaded one have one name; the path tells them apart. Code that reads a
+variable has its name.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import hashlib
+import json
+import mmap
 import os
 import re
+import resource
 import sys
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from pytest_aorta.probe.guard import Facts
+from pytest_aorta.probe.guard import Facts, printable
+
+# Libraries
 
 _RELEVANT = re.compile(
     r"lib(?:nccl|rccl|mscclpp|nvshmem|rocshmem|ucp|fabric"
@@ -32,9 +43,6 @@ _GONE = " (deleted)"
 Identity = tuple[int, ...]
 
 
-# Libraries
-
-
 def _mapped(maps: Path) -> dict[str, bool]:
     try:
         paths = set(_MAPPED.findall(maps.read_text(encoding="utf-8", errors="replace")))
@@ -45,12 +53,59 @@ def _mapped(maps: Path) -> dict[str, bool]:
 
 
 def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
-    mapped = _mapped(maps)
+    mapped = {printable(path): gone for path, gone in _mapped(maps).items()}
     return {
         "count": len(mapped),
         "relevant": [path for path in mapped if _RELEVANT.match(os.path.basename(path))],
         "replaced": [path for path, gone in mapped.items() if gone],
     }
+
+
+class _Linked(ctypes.Structure):
+    """``struct dl_phdr_info``: ``adds`` and ``subs`` count what the dynamic linker has loaded and unloaded."""
+
+    _fields_ = (
+        ("address", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("headers", ctypes.c_void_p),
+        ("count", ctypes.c_ushort),
+        ("adds", ctypes.c_ulonglong),
+        ("subs", ctypes.c_ulonglong),
+    )
+
+
+_libc = ctypes.CDLL(None)
+_LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Linked), ctypes.c_size_t, ctypes.c_void_p)
+
+#: Folders of the libraries at the last ``note_libraries``, how they were, and what there was.
+_noted: tuple[list[str], list[int], Facts] | None = None
+
+
+def _changes(folders: list[str]) -> list[int]:
+    """What is another list when a library has been loaded, unloaded, or replaced on the disk."""
+    found = [os.stat(folder).st_mtime_ns for folder in folders]
+
+    def look(linked: Any, size: int, data: object) -> int:
+        found.extend((linked.contents.adds, linked.contents.subs))
+        return 1  # of the first library, that is enough
+
+    _libc.dl_iterate_phdr(_LOOK(look), None)
+    return found
+
+
+def note_libraries() -> None:
+    """Look at what is mapped; forks of this process that load nothing need not read their maps for it."""
+    global _noted
+    folders = sorted({os.path.dirname(path) for path in _mapped(Path("/proc/self/maps"))})
+    _noted = folders, _changes(folders), mapped_objects()
+
+
+def libraries() -> Facts:
+    """``mapped_objects`` of this process."""
+    with contextlib.suppress(OSError):
+        if _noted is not None and _changes(_noted[0]) == _noted[1]:
+            return _noted[2]
+    return mapped_objects()
 
 
 def mapped_files() -> dict[str, Identity]:
@@ -94,7 +149,245 @@ def file_of(module: object) -> str | None:
     file = attributes.get("__file__")
     if isinstance(file, str):
         return file
-    with suppress(Exception):  # whatever a module has put there
+    with contextlib.suppress(Exception):  # whatever a module has put there
         folder = next(iter(attributes["__path__"]))
         return folder if isinstance(folder, str) else None
     return None
+
+
+# Child processes
+
+
+@dataclass(frozen=True)
+class Children:
+    """The child processes of this one at a moment: page faults of all that have ended, and ids of the others."""
+
+    faults: int
+    running: frozenset[int]
+
+
+def children_now() -> Children:
+    """Those of this process. Forks begin without any."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    running: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                running += map(int, file.read().split())
+        except FileNotFoundError:  # a thread that has ended, or a kernel without this file
+            continue
+    return Children(usage.ru_minflt + usage.ru_majflt, frozenset(running))
+
+
+def had_children_since(before: Children) -> bool:
+    """Whether a child has ended, or been started, since; every process has page faults."""
+    now = children_now()
+    return now.faults != before.faults or not now.running <= before.running
+
+
+# Names of variables
+
+#: Seconds that a search may take: in a torch for CPUs about one for each name, once per installation.
+PATIENCE = 5.0
+
+#: Of the time until the deadline, the share that a search may take.
+_SHARE = 0.25
+
+#: Files that are recorded by name, for each variable.
+_MOST_LABELS = 4
+
+#: Bytes of a library from which the answer about it alone is kept: other cells have other libraries beside it.
+_LARGE = 2**20
+
+#: Answers in the user's cache before the older half of them is removed; one has some hundred bytes.
+_MOST_KEPT = 2000
+
+#: Bytes that are searched between two looks at the clock.
+_CHUNK = 16 * 2**20
+
+#: Bytes of a constant that compilers turn into operands: ``movabs`` takes 8, a register of SSE 16.
+_OPERAND, _VECTOR = 8, 16
+
+#: Longest string that libstdc++'s std::string holds without an allocation, so that code can write it there.
+_SHORT_STRING = 15
+
+#: Characters of the names of variables, each as one byte.
+_IN_NAMES = frozenset(bytes([byte]) for byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+
+#: Names in our own sources are those that others read.
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
+
+#: Under this name, an answer lists what could not be searched.
+_UNSEARCHED = ""
+
+#: Label and identity of files, by path.
+Files = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+class OutOfTime(Exception): ...
+
+
+@dataclass
+class Watch:
+    """Variables to look for at the end of a trial, and the child processes from before the workload's code runs."""
+
+    names: Collection[str]
+    #: Whether an import has had child processes already.
+    had_children: bool = False
+    children: Children = field(default_factory=lambda: children_now())
+    seconds: float = PATIENCE
+
+    def limit(self, timeout: float | None, stall_timeout: float | None, spent: float) -> None:
+        """Leave most of the seconds until the deadline, or until a stall would be noticed, to the cleanup."""
+        left = [] if timeout is None else [timeout - spent]
+        left += [] if stall_timeout is None else [stall_timeout]
+        self.seconds = min([PATIENCE, *(seconds * _SHARE for seconds in left)])
+
+    def look(self) -> Facts:
+        """What ``named_variables`` finds, and whether there have been ``subprocesses``, which may read anything."""
+        subprocesses = self.had_children or had_children_since(self.children)
+        return {**named_variables(self.names, self.seconds), "subprocesses": subprocesses}
+
+
+def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
+    """Which shared objects and imported sources of this process contain each of these names.
+
+    ``by``: for each name the ``count`` of these files and the ``first`` of them; ``unsearched``: files that could not
+    be read. Or only ``note``: why nothing was searched. What was found is kept in the user's cache, because the next
+    trial of a cell would search the same files.
+
+    Args:
+        names: of variables.
+        seconds: that the search may take; what it has found until then is kept.
+    """
+    folder = _cache_folder()
+    if folder is None:
+        return {"note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one"}
+    note_sources()
+    search = _Search(folder, sorted(set(names)), time.monotonic() + seconds)
+    objects = {path: (printable(os.path.basename(path)), identity) for path, identity in mapped_files().items()}
+    try:
+        files = {**objects, **_sources}
+        answer: dict[str, list[str]] = search.kept(_key(files, search.names), lambda: search.files(files))
+    except OutOfTime:
+        return {"note": f"not searched: it would have taken longer than {seconds:.1f} s"}
+    # The loader compares names of its own by their end alone, so that a search finds some of them only.
+    answer = {**{name: ["the dynamic loader"] for name in search.names if name.startswith("LD_")}, **answer}
+    labels = {name: answer.get(name, []) for name in search.names}
+    found: Facts = {"by": {name: {"count": len(each), "first": each[:_MOST_LABELS]} for name, each in labels.items()}}
+    unsearched = sorted(set(answer.get(_UNSEARCHED, [])))
+    return {**found, "unsearched": unsearched[:_MOST_LABELS]} if unsearched else found
+
+
+#: Names of the modules that have been looked at, and their sources.
+_looked_at: set[str] = set()
+_sources: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+
+def note_sources() -> None:
+    """Look at what has been imported since the last time; forks of this process need not look again."""
+    for name, loaded in list(sys.modules.items()):
+        if name in _looked_at:
+            continue
+        _looked_at.add(name)
+        path = file_of(loaded)
+        if path is not None and path not in _sources and path.endswith((".py", ".pyc")) and not path.startswith(_OWN):
+            _sources[path] = printable(name), file_identity(path)
+
+
+class _Search:
+    def __init__(self, folder: Path, names: list[str], deadline: float) -> None:
+        self.names = names
+        self._folder = folder
+        self._deadline = deadline
+
+    def files(self, files: Files) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for path, (label, identity) in files.items():
+            try:
+                content = _content(path, identity)
+                names = [name for name in self.names if self._contains(content, path, identity, name)]
+            except OSError:
+                names = [_UNSEARCHED]
+            for name in names:
+                found.setdefault(name, []).append(label)
+        return found
+
+    def _contains(self, content: bytes | mmap.mmap, path: str, identity: tuple[int, ...], name: str) -> bool:
+        if len(content) < _LARGE:
+            return self._holds(content, os.fsencode(name))
+        answer: bool = self.kept(_key(path, identity, name), lambda: self._holds(content, os.fsencode(name)))
+        return answer
+
+    def _holds(self, content: bytes | mmap.mmap, word: bytes) -> bool:
+        if isinstance(content, bytes):
+            found = self._occurrences(content, word)
+            return any(content[at - 1 : at] not in _IN_NAMES and _ends(content, at, word) for at in found)
+        if any(_is_stored(content, at, word) for at in self._occurrences(content, word[:_OPERAND])):
+            return True
+        # oneDNN puts its names together from such parts as ONEDNN_ and MAX_CPU_ISA.
+        family, _, rest = word.partition(b"_")
+        parts = (family + b"_\0", rest + b"\0")
+        return family in (b"ONEDNN", b"DNNL") and all(any(True for _ in self._occurrences(content, p)) for p in parts)
+
+    def _occurrences(self, content: bytes | mmap.mmap, word: bytes) -> Iterator[int]:
+        for start in range(0, len(content), _CHUNK):
+            if time.monotonic() > self._deadline:
+                raise OutOfTime
+            end = start + _CHUNK + len(word) - 1
+            at = content.find(word, start, end)
+            while at >= 0:
+                yield at
+                at = content.find(word, at + 1, end)
+
+    def kept(self, key: str, find: Callable[[], Any]) -> Any:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self._folder / key).read_bytes())
+        found = find()
+        with contextlib.suppress(OSError):
+            files = list(os.scandir(self._folder))
+            if len(files) >= _MOST_KEPT:
+                for entry in sorted(files, key=lambda each: each.stat().st_mtime_ns)[: _MOST_KEPT // 2]:
+                    os.unlink(entry)
+            # Without tempfile, which a trial may not have imported: it brings a random generator along.
+            unfinished = self._folder / f"{key}.{os.getpid()}.tmp"
+            unfinished.write_text(json.dumps(found), encoding="utf-8")
+            os.replace(unfinished, self._folder / key)
+        return found
+
+
+def _content(path: str, identity: tuple[int, ...]) -> bytes | mmap.mmap:
+    if file_identity(path) != identity or not identity:
+        raise OSError(f"{path} is another file than the one that was loaded")
+    if path.endswith((".py", ".pyc")):
+        return Path(path).read_bytes()
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
+def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
+    # Of two strings of which one is the end of the other, linkers keep only the longer one: anything may precede it.
+    if content[at : at + len(word)] == word and _ends(content, at, word):
+        return True
+    if _OPERAND <= len(word) <= _SHORT_STRING and at >= 2:
+        # REX.W, with or without B, and the opcode of movabs with the number of a register.
+        return content[at - 2] in (0x48, 0x49) and 0xB8 <= content[at - 1] <= 0xBF
+    return len(word) >= _VECTOR and at % _VECTOR == 0 and content[at : at + _VECTOR] == word[:_VECTOR]
+
+
+def _ends(content: bytes | mmap.mmap, at: int, word: bytes) -> bool:
+    return content[at + len(word) : at + len(word) + 1] not in _IN_NAMES
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+
+
+def _cache_folder() -> Path | None:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "pytest-aorta", "variable-names")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None

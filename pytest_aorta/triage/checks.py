@@ -88,7 +88,7 @@ def effects(
 
     - ``same value``: its trials had the value that those of the baseline's set had; where these are not known, the one
       that was set around pytest.
-    - ``not named``: see ``probe.named_variables``.
+    - ``not named``: see ``probe.loaded``.
     """
     alike: dict[tuple[object, str], list[CellStatistics]] = {}
     for cell in cells.values():

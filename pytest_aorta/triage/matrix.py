@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from pytest_aorta._version import __version__
-from pytest_aorta.probe.snapshot import utc_now
+from pytest_aorta.common.texts import utc_now
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin, TriageSettings
 from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain

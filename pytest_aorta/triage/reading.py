@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.probe.packages import read_package_list
+from pytest_aorta.probe.software import read_package_list
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts, facts_of

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.probe.packages import package_list_name, read_package_list
+from pytest_aorta.probe.software import package_list_name, read_package_list
 from pytest_aorta.trials.outcome import is_lost, shared_event
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json, write_json

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.launch.record import check_claims, overall, warning_of
-from pytest_aorta.probe.snapshot import EnvSnapshot
+from pytest_aorta.probe.collect import EnvSnapshot
 from pytest_aorta.registry import Environment
 
 DIGEST = "sha256:" + "a" * 64

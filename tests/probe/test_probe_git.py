@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.probe.git import git_state
 from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.software import git_state
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_aorta.probe.collect import memory_policy, process
 from pytest_aorta.probe.guard import Guard
 from pytest_aorta.probe.host import (
     cgroup_limits,
@@ -22,7 +23,6 @@ from pytest_aorta.probe.host import (
     transparent_huge_pages,
     virtual_environment,
 )
-from pytest_aorta.probe.process import memory_policy, process
 
 CPU = "sys/devices/system/cpu"
 
@@ -76,7 +76,7 @@ INTERLEAVE = 3
 def test_the_policy_of_this_process_is_that_which_has_been_set() -> None:
     code = f"""
 import ctypes, sys
-from pytest_aorta.probe.process import memory_policy
+from pytest_aorta.probe.collect import memory_policy
 before = memory_policy()
 libc = ctypes.CDLL(None, use_errno=True)
 mask = ctypes.c_ulong(1)
@@ -96,7 +96,7 @@ def test_nice_level_and_scheduler_are_those_of_the_process() -> None:
     code = """
 import json, os
 from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.process import process
+from pytest_aorta.probe.collect import process
 os.nice(3)
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 guard = Guard()
@@ -136,7 +136,7 @@ def test_a_secret_on_the_command_line_of_a_double_is_redacted(tmp_path: Path) ->
 def test_the_pressure_on_the_host_is_that_of_the_last_ten_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, percent: float | None
 ) -> None:
-    from pytest_aorta.probe import process as module
+    from pytest_aorta.probe import collect as module
 
     if text is not None:
         (tmp_path / "cpu").write_text(text)

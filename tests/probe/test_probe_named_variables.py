@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_aorta.probe import named_variables as module
+from pytest_aorta.probe import loaded as module
 from pytest_aorta.probe.collect import collect_end
 from pytest_aorta.probe.guard import Facts
-from pytest_aorta.probe.loaded import file_identity
-from pytest_aorta.probe.named_variables import Watch, named_variables
-from pytest_aorta.probe.process import children_now, had_children_since
+from pytest_aorta.probe.loaded import Watch, children_now, file_identity, had_children_since, named_variables
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 needs_gxx = pytest.mark.skipif(
@@ -112,10 +110,10 @@ def in_a_fresh_process(code: str, **variables: str) -> Any:
     setup = """
 import json, os, sys
 from pytest_aorta.probe.collect import collect_end
-from pytest_aorta.probe.named_variables import Watch
+from pytest_aorta.probe.loaded import Watch
 def named(*names):
     for _ in range(20):
-        found = collect_end(watch=Watch.begin(names)).to_dict()["variables"]
+        found = collect_end(watch=Watch(names)).to_dict()["variables"]
         if "longer than" not in found.get("note", ""):
             break
     return found
@@ -141,7 +139,7 @@ def look(*names: str) -> Facts:
     """What a trial records that ends now."""
 
     def at_the_end() -> Facts:
-        end = collect_end(watch=Watch.begin(names))
+        end = collect_end(watch=Watch(names))
         assert end.partial_reasons == []
         assert end.variables is not None
         return end.variables
@@ -232,7 +230,7 @@ def test_a_search_that_takes_too_long_says_so_and_goes_on_the_next_time() -> Non
 def test_a_search_leaves_time_until_the_deadline(
     timeout: float | None, stall: float | None, spent: float, seconds: float
 ) -> None:
-    watch = Watch.begin(["ANY"])
+    watch = Watch(["ANY"])
     watch.limit(timeout, stall, spent)
     assert watch.seconds == seconds
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.packages import (
+from pytest_aorta.probe.software import (
     installed_distributions,
     packages,
 )

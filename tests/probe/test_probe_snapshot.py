@@ -21,9 +21,8 @@ import pytest
 
 from pytest_aorta.probe import collect as collect_module
 from pytest_aorta.probe import collect as static_module
-from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static
+from pytest_aorta.probe.collect import EndSnapshot, EnvSnapshot, StaticEnv, collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import plain
-from pytest_aorta.probe.snapshot import EndSnapshot, EnvSnapshot
 
 
 @pytest.fixture(scope="module")

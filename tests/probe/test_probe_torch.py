@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_aorta.probe.collect import collect_end, collect_env, collect_static
+from pytest_aorta.probe.collect import EnvSnapshot, collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.loaded import mapped_objects
-from pytest_aorta.probe.snapshot import EnvSnapshot
-from pytest_aorta.probe.torch_facts import torch_build, torch_state
+from pytest_aorta.probe.software import torch_build, torch_state
 
 
 def test_torch_is_never_imported_only_its_version_is_looked_up() -> None:
@@ -90,7 +89,7 @@ def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: s
 
 def described() -> Facts:
     guard = Guard()
-    facts = torch_build(guard)
+    facts = torch_build(guard, {})
     assert guard.reasons == []
     return facts
 

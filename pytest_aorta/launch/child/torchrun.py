@@ -27,8 +27,9 @@ from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, TrialEvid
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT, PrepareArgument, TrialPayload
 from pytest_aorta.launch.nodes import LOOPBACK
-from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings, variables_now
-from pytest_aorta.probe.packages import package_list
+from pytest_aorta.probe.collect import StaticEnv, collect_env, collect_static, surroundings
+from pytest_aorta.probe.software import package_list
+from pytest_aorta.probe.variables import settings
 from pytest_aorta.runtime.process_tree import reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import DEFAULTS, NAMES, ElasticOptions, elastic_options, note_tmp
@@ -65,7 +66,7 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
 def prepare_program(argument: PrepareArgument) -> dict[str, Any]:
     """Describe a script or command as ``trials.loading.describe`` does a workload, without running it."""
     global _static
-    variables = variables_now()
+    variables = settings(os.environ)
     if argument["target"] == COMMAND_RANKS_TARGET:
         description = describe(load_class(COMMAND_TARGET), argument["overrides"], argument["steps"])
     else:

@@ -19,12 +19,10 @@ from pytest_aorta.probe.collect import (
     collect_static,
     refreshed,
     surroundings,
-    variables_now,
 )
-from pytest_aorta.probe.named_variables import Watch
-from pytest_aorta.probe.packages import package_list
-from pytest_aorta.probe.process import Children, children_now, had_children_since
-from pytest_aorta.probe.variables import recorded_variables
+from pytest_aorta.probe.loaded import Children, Watch, children_now, had_children_since
+from pytest_aorta.probe.software import package_list
+from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.config import TrialIsolation, added_options, resolve_config, supports_process, with_added
@@ -100,7 +98,7 @@ _had_children = False
 def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> None:
     """Import ``modules`` and the workload, whose generators get this seed."""
     global _seeds, _variables
-    _variables = variables_now()
+    _variables = settings(os.environ)
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
     note_tmp()
@@ -182,7 +180,7 @@ def run_workload(
     env = collect_env(_static, [*payload["watched"], *NAMES, *_startup]).to_dict()
     # Of the ranks of a node, the first is the one whose snapshot can become the trial's.
     is_first = payload["mode"] == "single" or os.environ.get("LOCAL_RANK", "0") == "0"
-    watch = Watch.begin(payload["watched"], _had_children) if payload["watched"] and is_first else None
+    watch = Watch(payload["watched"], _had_children) if payload["watched"] and is_first else None
     assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.record()})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.collectors.contract import load, variable
+from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.diagnosis.traces import STACKS, ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
 from pytest_aorta.launch.host import collecting
@@ -34,7 +35,6 @@ from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, Tria
 from pytest_aorta.launch.nodes import NodeStore, is_multi_node
 from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.probe.snapshot import utc_now
 from pytest_aorta.runtime.channel import Message
 from pytest_aorta.runtime.zygote import Task, TaskEnd, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.config import ConfigError

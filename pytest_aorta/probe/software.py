@@ -1,27 +1,170 @@
-"""How torch was built, and what it has been set to; torch is never imported for it, and no GPU is woken."""
+"""The software of a trial: installed distributions, the repository of the workload, and torch.
+
+Torch is never imported for it, and no GPU is woken.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import re
+import shutil
 import sys
+from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_aorta.probe.guard import Facts, Guard
+from pytest_aorta.probe.guard import Facts, Guard, ask, plain, words
+
+# Distributions: versions of those that matter, and a digest of them all
+
+_NAMES = words(
+    """
+    torch torchvision torchaudio torchtitan torchao torchelastic triton pytorch-triton pytorch-triton-rocm
+    numpy scipy pydantic pydantic-core psutil threadpoolctl
+    pytest pytest-aorta pytest-xdist pytest-timeout
+    transformers accelerate datasets peft trl safetensors tokenizers megatron-core
+    flash-attn xformers apex deepspeed fairscale bitsandbytes transformer-engine vllm sglang lightning pytorch-lightning
+    aiter amd-aiter fbgemm-gpu mpi4py cupy jax
+    """
+)
+# The wheels that bring the GPU libraries along: nvidia-nccl-cu12, rocm-sdk-core, ...
+_FAMILIES = ("nvidia-", "rocm", "cuda-", "triton-", "jax-", "torch-")
+
+_HEADER = re.compile(r"^(Name|Version): *(.*?)\s*$", re.MULTILINE)
+
+
+def packages(installed: Mapping[str, str]) -> Facts:
+    """``versions`` of the relevant distributions, ``count`` of all of them, and their ``digest``.
+
+    The digest is the SHA-256 of the sorted lines ``name==version`` (canonical names, UTF-8, each ended by a newline):
+    equal digests mean equal installations, by name and version.
+    """
+    return {
+        "versions": {
+            name: version for name, version in sorted(installed.items()) if name in _NAMES or name.startswith(_FAMILIES)
+        },
+        "count": len(installed),
+        "digest": _digest(installed),
+    }
+
+
+def package_list(installed: Mapping[str, str]) -> Facts:
+    """``digest`` as in ``packages``, ``count``, and ``versions`` of all distributions, as plain data."""
+    versions = dict(sorted(installed.items()))
+    listing: Facts = plain({"digest": _digest(versions), "count": len(versions), "versions": versions})
+    return listing
+
+
+def package_list_name(digest: str) -> str:
+    """The file in which a results directory has the list with this digest: once, for thousands of trials."""
+    return f"packages-{digest.removeprefix('sha256:')[:16]}.json"
+
+
+def read_package_list(folder: Path, digest: str) -> dict[str, str] | None:
+    """The ``versions`` of the list with this digest in ``folder``; ``None`` where there is none."""
+    try:
+        versions = json.loads((folder / package_list_name(digest)).read_text(encoding="utf-8"))["versions"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return versions if isinstance(versions, dict) else None
+
+
+def installed_distributions(guard: Guard) -> dict[str, str]:
+    """Versions by canonical name. Of two with one name, the first on ``sys.path``, which is the one imported."""
+    versions: dict[str, str] = {}
+    unreadable = []
+    for distribution in metadata.distributions():
+        try:
+            # distribution.metadata parses the description at the end as well.
+            text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
+            fields = dict(_HEADER.findall(re.split(r"\n\r?\n", text, maxsplit=1)[0]))
+            # An interrupted pip leaves folders without metadata behind ("~orch-2.9.dist-info"): nothing installed.
+            if "Name" not in fields or "Version" not in fields:
+                continue
+            name, version = fields["Name"], fields["Version"]
+        except Exception as error:
+            unreadable.append(f"{type(error).__name__}: {error}")
+            continue
+        if name and version and (canonical := re.sub(r"[-_.]+", "-", name).lower()) not in versions:
+            versions[canonical] = version
+    if unreadable:
+        guard.reasons.append(f"packages: {len(unreadable)} distribution(s) unreadable, the first: {unreadable[0]}")
+    return versions
+
+
+def _digest(versions: Mapping[str, str]) -> str:
+    lines = "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
+    return "sha256:" + hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+# The repository that holds the workload's source, when its cell starts
+
+_GIT_TIMEOUT_SEC = 5.0
+
+# No lock in a repository that is being worked in, no question on the terminal, no fetch of missing objects.
+_ENVIRON = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1"}
+
+
+def git_state(source: Path | None, guard: Guard) -> Facts | None:
+    """``root``, ``commit``, ``branch``, ``dirty``, ``changed_files`` and ``source_tracked`` of ``source``'s repository.
+
+    ``None`` without a source, outside of a repository, and where git is not installed. ``commit`` is ``None`` before
+    the first commit, ``branch`` when HEAD is detached. ``dirty`` and ``changed_files`` (a count) are about tracked
+    files: results written beside the source do not count. ``source_tracked`` is ``False`` when the commit does not
+    contain the source at all.
+    """
+    git = shutil.which("git")
+    if source is None or git is None:
+        return None
+    source = Path(os.path.realpath(source))
+    root = next((folder for folder in (source, *source.parents) if (folder / ".git").exists()), None)
+    if root is None:
+        return None
+
+    def output(*question: str) -> str:
+        # fsmonitor would leave a daemon behind.
+        command = [git, "-C", str(root), "-c", "core.fsmonitor=false", "--literal-pathspecs", *question]
+        return ask(command, _GIT_TIMEOUT_SEC, _ENVIRON).strip()
+
+    def status() -> Facts:
+        lines = output("status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no").splitlines()
+        heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+        changed = sum(not line.startswith("#") for line in lines)
+        return {
+            "commit": None if heads.get("branch.oid") == "(initial)" else heads.get("branch.oid"),
+            "branch": None if heads.get("branch.head") == "(detached)" else heads.get("branch.head"),
+            "dirty": changed > 0,
+            "changed_files": changed,
+        }
+
+    unknown: Facts = {"commit": None, "branch": None, "dirty": None, "changed_files": None}
+    name = str(source.relative_to(root))
+    return {
+        "root": str(root),
+        **guard.fact("git.status", status, unknown),
+        "source_tracked": guard.fact("git.tracked", lambda: bool(output("ls-files", "--cached", "--", name)), None),
+    }
+
+
+# Torch: how it was built, and what it has been set to
 
 _BACKENDS = ("cpu", "cudnn", "cusparselt", "miopen", "mkl", "mkldnn", "nnpack", "openmp")
 _DISTRIBUTED = ("gloo", "mpi", "nccl", "ucc", "xccl")
 
 
-def torch_build(guard: Guard) -> Facts:
-    """Facts about torch; only ``imported`` and ``version`` while it is not imported.
+def torch_build(guard: Guard, installed: Mapping[str, str]) -> Facts:
+    """Facts about torch; only ``imported`` and the ``version`` that is ``installed`` while it is not imported.
 
     Only what is compiled in is asked for. Questions that look as harmless initialise a GPU's runtime, after which no
     forked child can use it: ``torch.cuda.is_available()`` and, on ROCm, ``torch.__config__.show()``.
     """
     torch = sys.modules.get("torch")
     if torch is None:
-        return guard.facts("torch", {"imported": lambda: False, "version": _installed_version})
+        return {"imported": False, "version": installed.get("torch")}
     is_hip = bool(getattr(getattr(torch, "version", None), "hip", None))
     return guard.facts(
         "torch",
@@ -35,7 +178,11 @@ def torch_build(guard: Guard) -> Facts:
             "hip": lambda: torch.version.hip,
             "cxx11_abi": lambda: torch.compiled_with_cxx11_abi(),
             "arch_list": lambda: _arch_list(torch),
-            "backends": lambda: [name for name in _BACKENDS if _says(torch.backends, name, "is_available")],
+            "backends": lambda: [
+                name
+                for name in _BACKENDS
+                if getattr(getattr(torch.backends, name, None), "is_available", lambda: False)()
+            ],
             "distributed_backends": _distributed_backends,
             "miopen_version" if is_hip else "cudnn_version": lambda: _dnn_version(torch),
             "rccl_version" if is_hip else "nccl_version": lambda: _collectives_version(torch),
@@ -44,18 +191,6 @@ def torch_build(guard: Guard) -> Facts:
             "interop_threads": lambda: torch.get_num_interop_threads(),
         },
     )
-
-
-def _installed_version() -> str | None:
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _says(owner: Any, name: str, question: str) -> bool:
-    asked = getattr(getattr(owner, name, None), question, None)
-    return asked is not None and bool(asked())
 
 
 def _on_gpu(torch: ModuleType) -> bool:
