@@ -67,7 +67,6 @@ def test_the_tutorial_of_row(stage: Stage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is nothing that could differ")
-@pytest.mark.long
 def test_a_triage_of_determinism(stage: Stage) -> None:
     results = run_readme(stage, "determinism")
     run, status, cells = results.values()
@@ -80,6 +79,10 @@ def test_a_triage_of_determinism(stage: Stage) -> None:
     assert "local-omp_1" in cells.stdout.str()
     listed = (stage.path / "workspace/matrix/determinism/local-none/failures.txt").read_text()
     assert "differs_from_reference" in listed
+    for path, trial in stage.trials("workspace/matrix").items():
+        threads, differing = (trial["result"]["metrics"][key] for key in ("threads", "operations_differing"))
+        assert (threads == 1, differing == 0, trial["result"]["failure_count"] == 0) == ("omp_1" in path,) * 3
+        assert trial["exit_status"] == ("ok" if "omp_1" in path else "workload_failed")
 
 
 @pytest.mark.slow

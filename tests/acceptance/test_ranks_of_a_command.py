@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pip_environments import kept_environment
-from support.stage import PYTEST, Stage
+from support.stage import Stage
 
 FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 
@@ -20,18 +17,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }
 
 
-def named(stage: Stage, parts: Sequence[str]) -> list[dict[str, Any]]:
-    """The records of trials with these faults; all of them say which rank it was and why."""
-    records = [stage.trial(f"command-rank_faults/trial_{trial}.json") for trial in range(len(parts))]
-    for part, trial in zip(parts, records, strict=True):
-        assert {name: trial["failure"][name] for name in EXPECTED[part]} == EXPECTED[part]
-        assert [rank["blame"] for rank in trial["ranks"]] == ["collateral", "cause", "collateral"], part
-        assert trial["failure"]["rank"] == 1
-    assert not os.path.exists(stage.results / "processes")
-    assert stage.left_running() == []
-    return records
-
-
 @pytest.mark.slow
 def test_the_rank_that_is_the_cause_is_named_as_typed_and_in_forks(stage: Stage) -> None:
     stage.copy(FAULTS)
@@ -39,27 +24,17 @@ def test_the_rank_that_is_the_cause_is_named_as_typed_and_in_forks(stage: Stage)
     command = f"torchrun --nproc-per-node 3 rank_faults.py {'.'.join(parts)}"
     stage.run_here("--aorta-command", command, "--aorta-trials", "4", "--aorta-timeout", "30")
 
-    _, slept, _, segfaulted = named(stage, parts)
+    records = [stage.trial(f"command-rank_faults/trial_{trial}.json") for trial in range(len(parts))]
+    for part, trial in zip(parts, records, strict=True):
+        assert {name: trial["failure"][name] for name in EXPECTED[part]} == EXPECTED[part]
+        assert [rank["blame"] for rank in trial["ranks"]] == ["collateral", "cause", "collateral"], part
+        assert trial["failure"]["rank"] == 1
+    assert not (stage.results / "processes").exists()
+    assert stage.left_running() == []
+    _, slept, _, segfaulted = records
 
     assert "rank 1 is missing: play_alone() at rank_faults.py" in slept["failure"]["message"]
     assert slept["ranks"][0]["collective"].startswith("gloo:all_reduce number ")
     stacks = [(stage.results / "command-rank_faults" / rank["stacks"]).read_text() for rank in slept["ranks"]]
     assert all("/launch/child/script.py" in text for text in stacks)  # as the first frame of forked programs
     assert "in string_at" in (segfaulted["failure"]["traceback"] or "")
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_rank_that_is_the_cause_is_named_under_accelerate(stage: Stage) -> None:
-    python = kept_environment("accelerate")
-    stage.copy(FAULTS)
-    parts = ("raises", "segfaults")
-    command = (
-        "accelerate launch --multi_gpu --num_processes 3 --num_machines 1 --mixed_precision no --dynamo_backend no "
-        f"--main_process_port 0 rank_faults.py {'.'.join(parts)}"
-    )
-    stage.command(
-        *(python, *PYTEST[1:], "--aorta-command", command, "--aorta-trials", "2", "--aorta-timeout", "90"),
-        env={"PATH": f"{python.parent}:/usr/bin:/bin"},
-    )
-    named(stage, parts)

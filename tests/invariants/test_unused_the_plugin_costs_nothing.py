@@ -151,3 +151,12 @@ def test_a_test_that_starts_trials_in_a_worker_is_noticed_by_the_controller(stag
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*= trials =*", *["test_starts.py::test_*0 of 1*"] * 2])
     assert len(stage.files()) == 2
+
+
+def test_it_is_not_to_be_seen(simple: Stage) -> None:
+    result = simple.run_here("-v", "test_other.py")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("aorta: *")
+    result.stdout.no_fnmatch_line("*= trials =*")
+    assert not simple.results.exists()
+    assert simple.left_running() == []
