@@ -22,7 +22,6 @@ from pytest_aorta.registry.types import BUILTIN_SOURCE
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
 from pytest_aorta.triage import Stop, TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of
-from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import (
     LAUNCHER_OWNED,
     Execution,
@@ -34,6 +33,7 @@ from pytest_aorta.trials.execution import (
 from pytest_aorta.trials.output import OUTPUT_OPTIONS, OutputRules
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.spec import Origin, TrialSpec
+from pytest_aorta.trials.workload import to_plain
 from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 

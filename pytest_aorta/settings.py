@@ -412,7 +412,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "metrics-from",
-            "trials.metric_sources:checked_source",
+            "trials.output:checked_source",
             "FROM",
             "hf, lightning, nanogpt, tqdm, jsonl:F, tensorboard:D",
             separator="\n",

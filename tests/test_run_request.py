@@ -20,8 +20,8 @@ from pytest_aorta.plan import PlanError
 from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError
-from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.loading import ConfigError
 
 #: What an option refuses, and what is said to be valid; the same in both worlds.
 REFUSED = {

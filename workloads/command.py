@@ -28,11 +28,9 @@ from pytest_aorta.trials.command_line import (
     script_of,
     words_of,
 )
-from pytest_aorta.trials.conversion import CommandResult
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_SEED
-from pytest_aorta.trials.metric_sources import checked_source
-from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex
-from pytest_aorta.trials.workload import Workload
+from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex, checked_source
+from pytest_aorta.trials.workload import CommandResult, Workload
 
 
 def _checked_command(command: str) -> str:

@@ -156,8 +156,7 @@ _ENTRIES: dict[Kind, Callable[[Registry, str], Entry]] = {
 def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
     from pytest_aorta.registry import WorkloadEntry
     from pytest_aorta.registry.types import one_line_of
-    from pytest_aorta.trials.config import declared_options
-    from pytest_aorta.trials.loading import load_class
+    from pytest_aorta.trials.loading import declared_options, load_class
 
     if name.endswith(".py"):
         raise RequestError(f"--workload {name}: expected a registered name, or a file and a class, as in {name}:CLASS")

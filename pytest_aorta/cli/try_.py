@@ -249,8 +249,7 @@ class _Idle:
 
 def guessed(folder: Path) -> dict[str, str]:
     """How the steps of the trials below a folder can be read, as an option of pytest."""
-    from pytest_aorta.trials.detectors import plain_line
-    from pytest_aorta.trials.metric_sources import guessed_options
+    from pytest_aorta.trials.output import guessed_options, plain_line
 
     lines: list[str] = []
     for log in sorted(folder.glob("*/*/trial_*/std*.log")):

@@ -30,8 +30,8 @@ from pytest_aorta.launch.record import build_record, logs_in, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteUnwanted
-from pytest_aorta.trials.config import ConfigError
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources
+from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import HOST_DIED, NO_HOST, Observation, conclude, interruption, was_terminated
 from pytest_aorta.trials.records import Failure, Phase
 from pytest_aorta.trials.result import TrialResult

@@ -22,10 +22,18 @@ from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, coll
 from pytest_aorta.probe.loaded import Watch
 from pytest_aorta.probe.variables import settings
 from pytest_aorta.runtime.resources.cores import threads_of
-from pytest_aorta.trials.config import ConfigError, added_options, resolve_config, with_added
 from pytest_aorta.trials.execution import NAMES, enter, leave, note_tmp, take_place
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, imported_later, load_class, own_arguments
+from pytest_aorta.trials.loading import (
+    ConfigError,
+    added_options,
+    describe,
+    imported_later,
+    load_class,
+    own_arguments,
+    resolve_config,
+    with_added,
+)
 from pytest_aorta.trials.outcome import Observation, conclude, interruption
 from pytest_aorta.trials.result import Request, SideBySide, TrialResult
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed

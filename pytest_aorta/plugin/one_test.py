@@ -14,9 +14,9 @@ import pytest
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.plugin import ONE_TEST
-from pytest_aorta.trials.conversion import CommandResult
 from pytest_aorta.trials.outcome import CANNOT_JUDGE
 from pytest_aorta.trials.records import Failure
+from pytest_aorta.trials.workload import CommandResult
 
 #: Options that do not apply inside, wherever they come from, and what they are there: which tests are chosen has been
 #: decided, and reports are written outside.

@@ -29,9 +29,9 @@ from pytest_aorta.plugin.run import (
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.facts import CellKey
-from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.execution import Execution
 from pytest_aorta.trials.records import canonical_json
+from pytest_aorta.trials.workload import to_plain
 from pytest_aorta.workspace.paths import paths_in_test
 
 if TYPE_CHECKING:

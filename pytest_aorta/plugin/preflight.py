@@ -25,7 +25,7 @@ from pytest_aorta.settings import RequestError, shown_command
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.trials.command_line import placeholders_in, program_not_found, words_of
-from pytest_aorta.trials.config import check_names
+from pytest_aorta.trials.loading import check_names
 from pytest_aorta.trials.output import OUTPUT_OPTIONS
 from pytest_aorta.trials.spec import TrialSpec
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pytest_aorta.probe.guard import Facts, printable
@@ -142,17 +141,12 @@ def imported_since(before: ModuleCount) -> list[str] | None:
 
 
 def file_of(module: object) -> str | None:
-    if not isinstance(module, ModuleType):
+    try:
+        # Past the module's own __getattr__: a lazy module would be loaded by the question.
+        file = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:
         return None
-    # Past the module's own __getattr__: a lazy module would be loaded by the question.
-    attributes = object.__getattribute__(module, "__dict__")
-    file = attributes.get("__file__")
-    if isinstance(file, str):
-        return file
-    with contextlib.suppress(Exception):  # whatever a module has put there
-        folder = next(iter(attributes["__path__"]))
-        return folder if isinstance(folder, str) else None
-    return None
+    return file if isinstance(file, str) else None
 
 
 # Child processes

@@ -17,7 +17,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.verdicts import Triage
-from pytest_aorta.trials.aorta_records import from_aorta, is_of_aorta
+from pytest_aorta.trials.records import from_aorta, is_of_aorta
 from pytest_aorta.workspace.paths import HISTORY, REPLAY
 
 MATRIX_JSON = "matrix.json"

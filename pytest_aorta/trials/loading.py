@@ -1,169 +1,37 @@
-"""The class of a workload: imported, described as plain data, with digests of the files that decide what it does."""
+"""The class of a workload: imported, described as plain data, with its options and the files that decide on it."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import json
 import os
+import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.probe.loaded import imported_since
-from pytest_aorta.trials import config as aorta
-from pytest_aorta.trials.config import ConfigError, resolve_config
+from pytest_aorta.common.import_target import target_file
+from pytest_aorta.probe.loaded import file_of, imported_since
+from pytest_aorta.settings import RequestError
+from pytest_aorta.trials.execution import LAUNCHER_OWNED, TRIAL_DIR
+from pytest_aorta.trials.records import canonical_json
+from pytest_aorta.trials.workload import to_plain
 
 if TYPE_CHECKING:
     from pytest_aorta.probe.loaded import ModuleCount
 
-
-#: Bytes of a file that are read for its digest; of a larger one, size and time of modification stand for them.
-READ_AT_MOST = 64 * 2**20
-
-_CHUNK = 2**20
-
-#: Folders of what is installed, known by name and version.
-INSTALLED = ("site-packages", "dist-packages")
-
-#: Beginnings of folders in which torch and Triton keep what they have compiled.
-_COMPILED = ("torchinductor_", ".triton", "torch_extensions", "inductor_cache")
-
-_STDLIB = f"{os.path.dirname(os.__file__)}{os.sep}"
-_OWN = f"{Path(__file__).parents[1]}{os.sep}"
-
-
-def source_root(cls: type[Any]) -> Path | None:
-    """The folder of a class's package, or of its module; ``None`` where it has no file."""
-    own = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if own is None:
-        return None
-    top = cls.__module__.partition(".")[0]
-    package = getattr(sys.modules.get(top), "__file__", None) if "." in cls.__module__ else None
-    return Path(package or own).parent.resolve()
-
-
-def sources(cls: type[Any]) -> dict[str, str]:
-    """Digests of the loaded modules that are no part of an installed distribution, and of all of the class's package.
-
-    By path: relative to ``source_root``, absolute outside of it.
-    """
-    return sources_among(list(sys.modules), source_root(cls), cls.__module__)
-
-
-def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[str, str]) -> dict[str, str]:
-    """``sources`` of what has been imported since ``before``, or by now, except those that are ``known``."""
-    names = None if before is None else imported_since(before)
-    if names == []:
-        return {}
-    found = sources_among(list(sys.modules) if names is None else names, source_root(cls))
-    return {path: digest for path, digest in found.items() if path not in known}
-
-
-def sources_among(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
-    inside = None if root is None or root.name in INSTALLED else f"{root}{os.sep}"
-    found: set[str] = set()
-    for name in names:
-        if name != own and (name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names):
-            continue
-        file = _file(name)
-        if file is not None and (name == own or not _is_known_otherwise(file, inside)):
-            found.add(os.path.realpath(file))
-    return {_key(file, inside): digest for file in sorted(found) if (digest := file_digest(Path(file))) is not None}
-
-
-def _file(name: str) -> str | None:
-    module = sys.modules.get(name)
-    try:
-        # Past the module's own __getattr__: a lazy module would be loaded by the question.
-        file = object.__getattribute__(module, "__dict__").get("__file__")
-    except AttributeError:
-        return None
-    return file if isinstance(file, str) and "\0" not in file else None
-
-
-def _is_known_otherwise(file: str, inside: str | None) -> bool:
-    if inside is not None and file.startswith(inside):
-        # A virtual environment may lie below a workload's folder; what is installed there is not its source.
-        return any(f"{os.sep}{folder}{os.sep}" in file[len(inside) - 1 :] for folder in INSTALLED)
-    if file.startswith((_OWN, _STDLIB)):
-        return True
-    folders = file.split(os.sep)
-    return any(folder in INSTALLED or folder.startswith(_COMPILED) for folder in folders)
-
-
-def _key(file: str, inside: str | None) -> str:
-    return file[len(inside) :] if inside is not None and file.startswith(inside) else file
-
-
-def file_digest(path: Path) -> str | None:
-    """16 hexadecimal digits of a file's content, or of all files below a folder; ``None`` when it is not there.
-
-    Of a file of more than ``READ_AT_MOST`` bytes, size and time of modification as text; of a folder with more than
-    these, the digits are taken of the sizes and times of its files.
-    """
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            return _folder_digest(path)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        return _content_digest(path) if status.st_size <= READ_AT_MOST else _size_and_time(status)
-    except OSError:
-        return None
-
-
-def _content_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()[:16]
-
-
-def _size_and_time(status: os.stat_result) -> str:
-    return f"{status.st_size} bytes of {status.st_mtime_ns}"
-
-
-def _folder_digest(folder: Path) -> str:
-    files = {file: file.stat() for file in sorted(folder.rglob("*")) if file.is_file()}
-    is_small = sum(status.st_size for status in files.values()) <= READ_AT_MOST
-    lines = (
-        f"{file.relative_to(folder)}\0{_content_digest(file) if is_small else _size_and_time(status)}\n"
-        for file, status in files.items()
-    )
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def data_files(cls: type[Any], config: Any) -> dict[str, str | None]:
-    """Digests of the files and folders that a workload declares as ``data_files``, by the paths that it declares.
-
-    ``config`` is what the constructor would get. A relative path is one in the working directory, as for ``open``, or
-    else one beside the workload's file.
-
-    Raises:
-        TypeError: what is declared are no paths.
-    """
-    declared: Any = getattr(cls, "data_files", ())
-    if callable(declared):
-        declared = declared(config)
-    paths = [declared] if isinstance(declared, str | os.PathLike) else declared
-    if not isinstance(paths, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise TypeError(
-            f"data_files of {cls.__qualname__} is {declared!r}; expected a list of paths, or a class method that "
-            "takes the options and returns one"
-        )
-    root = source_root(cls)
-    return {os.fspath(path): _declared_digest(Path(path), root) for path in paths}
-
-
-def _declared_digest(path: Path, root: Path | None) -> str | None:
-    here = file_digest(path)
-    return here if here is not None or root is None else file_digest(root / path)
+# The class
 
 
 class WorkloadLoadError(Exception): ...
@@ -191,25 +59,65 @@ def load_class(target: str) -> type[Any]:
     return cls
 
 
-def workload_arguments(target: str) -> list[str]:
-    """``sys.argv`` as a script in the workload's file has it without arguments.
+def _load_file(path: Path) -> ModuleType:
+    """Import a file under the name that a process started by it can import it by, too.
 
-    Imports the packages around a module; where it cannot be found, its name stands for its file.
+    ``multiprocessing`` with ``spawn`` or ``forkserver`` hands ``sys.path`` down, and names of modules in pickles.
     """
-    where = target.rpartition(":")[0]
-    if where.endswith(".py"):
-        return [where]
-    with contextlib.suppress(Exception):  # the import of the workload will raise it again
-        spec = importlib.util.find_spec(where)
-        if spec is not None and spec.origin is not None:
-            return [spec.origin]
-    return [where]
+    name, root = module_name(path)
+    # As with `python file.py`, its neighbours can be imported.
+    for folder in (str(path.parent), str(root)):
+        if sys.path[:1] != [folder]:
+            sys.path.insert(0, folder)
+    loaded = sys.modules.get(name)
+    if loaded is not None and _is_same(getattr(loaded, "__file__", None), path):
+        return loaded
+    if loaded is None and "." not in path.stem and path.is_file():
+        importlib.invalidate_caches()
+        found = importlib.util.find_spec(name)
+        if found is not None and _is_same(found.origin, path):
+            return importlib.import_module(name)
+    # Another module has the name. Descendants with an interpreter of their own cannot import this one.
+    name = f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise WorkloadLoadError(f"{path} cannot be loaded as Python")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_same(file: str | None, path: Path) -> bool:
+    return file is not None and Path(file).exists() and path.samefile(file)
+
+
+def module_name(path: Path) -> tuple[str, Path]:
+    """The dotted name of a file, and the folder that has to be on ``sys.path`` for it: above its outermost package."""
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts), folder
 
 
 def set_arguments(target: str) -> None:
-    """Give this process the ``sys.argv`` of a workload: those of the runner are not for its ``argparse``."""
-    sys.argv = [target.rpartition(":")[0]]  # for the packages around it
-    sys.argv = workload_arguments(target)
+    """Give this process the ``sys.argv`` of a workload: those of the runner are not for its ``argparse``.
+
+    As a script in the workload's file has it without arguments. Imports the packages around a module; where it cannot
+    be found, its name stands for its file.
+    """
+    where = target.rpartition(":")[0]
+    sys.argv = [where]  # for the packages around it
+    if not where.endswith(".py"):
+        with contextlib.suppress(Exception):  # the import of the workload will raise it again
+            spec = importlib.util.find_spec(where)
+            sys.argv = [spec.origin if spec is not None and spec.origin is not None else where]
 
 
 @contextlib.contextmanager
@@ -223,104 +131,445 @@ def own_arguments(target: str) -> Iterator[None]:
         sys.argv = before
 
 
-def _load_file(path: Path) -> ModuleType:
-    """Import a file under the name that a process started by it can import it by, too.
-
-    ``multiprocessing`` with ``spawn`` or ``forkserver`` hands ``sys.path`` down, and names of modules in pickles.
-    """
-    name, root = module_name(path)
-    # As with `python file.py`, its neighbours can be imported.
-    _put_first(path.parent)
-    _put_first(root)
-    loaded = sys.modules.get(name)
-    if loaded is not None and _is_file(loaded, path):
-        return loaded
-    if loaded is None and _leads_to(name, path):
-        return importlib.import_module(name)
-    # Another module has the name. Descendants with an interpreter of their own cannot import this one.
-    return _load_under(f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}", path)
-
-
-def module_name(path: Path) -> tuple[str, Path]:
-    """The dotted name of a file, and the folder that has to be on ``sys.path`` for it: above its outermost package."""
-    parts, folder = [path.stem], path.parent
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return ".".join(parts), folder
-
-
-def _put_first(folder: Path) -> None:
-    if sys.path[:1] != [str(folder)]:
-        sys.path.insert(0, str(folder))
-
-
-def _is_file(module: ModuleType, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).exists() and path.samefile(file)
-
-
-def _leads_to(name: str, path: Path) -> bool:
-    importlib.invalidate_caches()
-    if "." in path.stem or not path.is_file():
-        return False
-    spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin is not None and Path(spec.origin).exists() and path.samefile(spec.origin)
-
-
-def _load_under(name: str, path: Path) -> ModuleType:
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise WorkloadLoadError(f"{path} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
 def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> dict[str, Any]:
     """What the host needs of a workload before its first trial: the fields of ``launch.workload_info.WorkloadInfo``.
 
     ``config_error`` is a message when the options, or what the class declares, do not fit, else ``None``.
     """
-    config: dict[str, Any] = {}
-    warnings: tuple[str, ...] = ()
-    startup: dict[str, str] = {}
+    found: dict[str, Any] = {"config": {}, "config_warnings": [], "data_files": {}, "startup_variables": {}}
+    found |= {"result_scope": "global", "config_error": None}
     own: dict[str, Any] = {}
-    data: dict[str, str | None] = {}
-    scope, config_error = "global", None
     try:
         resolved = resolve_config(cls, overrides, steps)
-        config, warnings, data = resolved.plain, resolved.warnings, data_files(cls, resolved.value)
+        found |= {"config": resolved.plain, "config_warnings": list(resolved.warnings)}
+        found["data_files"] = data_files(cls, resolved.value)
         own = cls.aorta_description(resolved.value) if hasattr(cls, "aorta_description") else {}
-        scope = aorta.result_scope(cls)
-        startup = aorta.startup_variables(cls, resolved.value if isinstance(resolved.value, dict) else config)
-    except (ConfigError, aorta.DeclarationError) as error:
-        config_error = str(error)
+        found["result_scope"] = result_scope(cls)
+        options = resolved.value if isinstance(resolved.value, dict) else resolved.plain
+        found["startup_variables"] = startup_variables(cls, options)
+    except (ConfigError, DeclarationError) as error:
+        found["config_error"] = str(error)
     root = source_root(cls)
     return {
         "launch_mode": getattr(cls, "launch_mode", "single_process"),
         "min_world_size": int(getattr(cls, "min_world_size", 1)),
         "timeout_sec": getattr(cls, "timeout_sec", None),
-        "result_scope": scope,
         "source": source_file(cls),
         "source_root": None if root is None else str(root),
         "sources": sources(cls),
-        "data_files": data,
-        "config": config,
-        "config_error": config_error,
-        "config_warnings": list(warnings),
-        "startup_variables": startup,
-        "requires_process": aorta.requires_process(cls),
+        # AORTA's way to say that a workload must not run in the process of its runner.
+        "requires_process": bool(getattr(cls, "trial_isolation_required", False))
+        and getattr(cls, "trial_isolation_default", "in_process") == "process",
+        **found,
         **own,
     }
 
 
+# Files that decide what it does
+
+#: Bytes of a file that are read for its digest; of a larger one, size and time of modification stand for them.
+READ_AT_MOST = 64 * 2**20
+
+_CHUNK = 2**20
+
+#: Folders of what is installed, known by name and version.
+INSTALLED = ("site-packages", "dist-packages")
+
+#: Beginnings of folders in which torch and Triton keep what they have compiled.
+_COMPILED = ("torchinductor_", ".triton", "torch_extensions", "inductor_cache")
+
+_STDLIB = f"{os.path.dirname(os.__file__)}{os.sep}"
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
+
+
 def source_file(cls: type[Any]) -> str | None:
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
+
+
+def source_root(cls: type[Any]) -> Path | None:
+    """The folder of a class's package, or of its module; ``None`` where it has no file."""
+    own = source_file(cls)
+    if own is None:
+        return None
+    top, dot, _ = cls.__module__.partition(".")
+    package = getattr(sys.modules.get(top), "__file__", None) if dot else None
+    return Path(package or own).parent.resolve()
+
+
+def sources(cls: type[Any]) -> dict[str, str]:
+    """Digests of the loaded modules that are no part of an installed distribution, and of all of the class's package.
+
+    By path: relative to ``source_root``, absolute outside of it.
+    """
+    return _sources_among(list(sys.modules), source_root(cls), cls.__module__)
+
+
+def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[str, str]) -> dict[str, str]:
+    """``sources`` of what has been imported since ``before``, or by now, except those that are ``known``."""
+    names = None if before is None else imported_since(before)
+    if names == []:
+        return {}
+    found = _sources_among(list(sys.modules) if names is None else names, source_root(cls))
+    return {path: digest for path, digest in found.items() if path not in known}
+
+
+def _sources_among(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
+    inside = None if root is None or root.name in INSTALLED else f"{root}{os.sep}"
+    found: set[str] = set()
+    for name in names:
+        if name != own and (name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names):
+            continue
+        file = file_of(sys.modules.get(name))
+        if file is None or "\0" in file:
+            continue
+        if inside is not None and file.startswith(inside):
+            # A virtual environment may lie below a workload's folder; what is installed there is not its source.
+            is_known = any(f"{os.sep}{folder}{os.sep}" in file[len(inside) - 1 :] for folder in INSTALLED)
+        else:
+            is_known = file.startswith((_OWN, _STDLIB)) or any(
+                folder in INSTALLED or folder.startswith(_COMPILED) for folder in file.split(os.sep)
+            )
+        if name == own or not is_known:
+            found.add(os.path.realpath(file))
+    digests = {file: file_digest(Path(file)) for file in sorted(found)}
+    return {file.removeprefix(inside or ""): digest for file, digest in digests.items() if digest is not None}
+
+
+def file_digest(path: Path) -> str | None:
+    """16 hexadecimal digits of a file's content, or of all files below a folder; ``None`` when it is not there.
+
+    Of a file of more than ``READ_AT_MOST`` bytes, size and time of modification as text; of a folder with more than
+    these, the digits are taken of the sizes and times of its files.
+    """
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            files = {file: file.stat() for file in sorted(path.rglob("*")) if file.is_file()}
+            is_small = sum(status.st_size for status in files.values()) <= READ_AT_MOST
+            lines = (f"{file.relative_to(path)}\0{_digest(file, of, is_small)}\n" for file, of in files.items())
+            return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        return _digest(path, status, status.st_size <= READ_AT_MOST) if stat.S_ISREG(status.st_mode) else None
+    except OSError:
+        return None
+
+
+def _digest(path: Path, status: os.stat_result, is_small: bool) -> str:
+    if not is_small:
+        return f"{status.st_size} bytes of {status.st_mtime_ns}"
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()[:16]
+
+
+def data_files(cls: type[Any], config: Any) -> dict[str, str | None]:
+    """Digests of the files and folders that a workload declares as ``data_files``, by the paths that it declares.
+
+    ``config`` is what the constructor would get. A relative path is one in the working directory, as for ``open``, or
+    else one beside the workload's file.
+
+    Raises:
+        TypeError: what is declared are no paths.
+    """
+    declared: Any = getattr(cls, "data_files", ())
+    if callable(declared):
+        declared = declared(config)
+    paths = [declared] if isinstance(declared, str | os.PathLike) else declared
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise TypeError(
+            f"data_files of {cls.__qualname__} is {declared!r}; expected a list of paths, or a class method that "
+            "takes the options and returns one"
+        )
+    folders = [Path(), *filter(None, [source_root(cls)])]
+    return {
+        os.fspath(path): next(filter(None, (file_digest(folder / path) for folder in folders)), None) for path in paths
+    }
+
+
+# What AORTA's base class declares beyond ours, and the options that its runner adds to a workload's own.
+#
+# Here every trial has a process of its own, unless isolation is switched off. So a workload that supports AORTA's
+# trial isolation ``process`` finds what it finds in AORTA's isolated worker, and any other one what ``in_process``
+# offers.
+
+TrialIsolation = Literal["process", "in_process"]
+
+#: Beginning of the names of options that the runner adds.
+RESERVED = "_aorta_"
+
+#: Group of entry points: a workload's name to a function of its options.
+STARTUP_GROUP = "aorta.workload_startup_env"
+
+_SCOPES = ("global", "rank_local")
+
+_DECLARATIONS = (
+    "distributed_result_scope",
+    "isolated_distributed_backend",
+    "isolated_startup_env",
+    "trial_isolation_default",
+    "trial_isolation_required",
+    "trial_isolation_supported",
+)
+
+
+class DeclarationError(ValueError):
+    """A workload declares something that AORTA does not know either."""
+
+
+def is_aorta_workload(cls: type[Any]) -> bool:
+    from_aorta = any(base.__module__.partition(".")[0] == "aorta" for base in cls.__mro__)
+    return from_aorta or any(hasattr(cls, name) for name in _DECLARATIONS)
+
+
+def supports_process(cls: type[Any]) -> bool:
+    """Whether a workload supports AORTA's trial isolation ``process``."""
+    return "process" in getattr(cls, "trial_isolation_supported", ())
+
+
+def result_scope(cls: type[Any]) -> str:
+    """``rank_local`` when a workload declares so, in our words (``result_scope``) or in AORTA's; else ``global``.
+
+    Raises:
+        DeclarationError: it is neither.
+    """
+    found = "global"
+    for name in ("result_scope", "distributed_result_scope"):
+        scope = getattr(cls, name, "global")
+        if scope not in _SCOPES:
+            raise DeclarationError(f"{cls.__name__}.{name} is {scope!r}; valid: {', '.join(_SCOPES)}")
+        found = scope if scope != "global" else found
+    return found
+
+
+def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, str]:
+    """Variables that a workload wants to have before its process starts, unless they are set already.
+
+    They are what its entry point of the group ``aorta.workload_startup_env`` returns, else ``isolated_startup_env()``.
+
+    Raises:
+        DeclarationError: they are no texts, or belong to the launcher of the ranks.
+    """
+    name, declared = f"{cls.__name__}.isolated_startup_env()", getattr(cls, "isolated_startup_env", None)
+    if is_aorta_workload(cls):
+        target = f"{cls.__module__}:{cls.__qualname__}"
+        names = {entry.name for entry in entry_points(group="aorta.workloads") if entry.value == target}
+        for entry in entry_points(group=STARTUP_GROUP):
+            if entry.name in names:
+                name, declared = f"{STARTUP_GROUP}: {entry.name} = {entry.value}", entry.load()
+    found = {} if declared is None else declared(dict(options))
+    if not isinstance(found, dict) or not all(isinstance(it, str) for pair in found.items() for it in pair):
+        raise DeclarationError(f"{name} has to return a dict of texts")
+    owned = [each for each in found if LAUNCHER_OWNED.fullmatch(each)]
+    if owned:
+        raise DeclarationError(f"{name}: {owned[0]} is set by the launcher of the ranks")
+    return found
+
+
+def added_options(
+    trial_id: str, environment: dict[str, Any], overlay: Iterable[str], collect: list[str], isolation: TrialIsolation
+) -> dict[str, Any]:
+    """What AORTA's runner adds, in the process of a trial; ``overlay`` are the names of its variables."""
+    variables = {name: os.environ[name] for name in overlay if name in os.environ}
+    own = {name: variables[name] for name in environment["env"] if name in variables}
+    added: dict[str, Any] = {
+        "_aorta_environment": {**environment, "env": own},
+        "_aorta_trial_env": variables,
+        "_aorta_trial_isolation": isolation,
+    }
+    if collect:
+        added["_aorta_collect"] = collect
+    folder = os.environ.get(TRIAL_DIR)
+    if folder is not None and os.environ.get("RANK", "0") == "0":
+        stem = os.path.join(folder, "_".join(["trial", *trial_id.rsplit("_", 3)[1:]]))
+        added |= {"_aorta_save_logs": True, "_aorta_log_prefix": stem}
+        if collect:
+            added["_aorta_collect_dir"] = stem
+    return added
+
+
+class Options(dict[str, Any]):
+    """Options of a workload. What AORTA's runner adds can be looked up in it, but is not listed.
+
+    So ``Model(**config)`` gets the options alone, and ``config["_aorta_trial_env"]`` is there.
+    """
+
+    def __init__(self, options: Mapping[str, Any], added: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self._added = added
+
+    def __missing__(self, key: str) -> Any:
+        return self._added[key]
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._added
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of an option, or of what was added."""
+        return super().get(key, self._added.get(key, default))
+
+
+def with_added(cls: type[Any], value: Any, added: Mapping[str, Any]) -> Any:
+    """What the constructor of a workload receives; ``value`` are its options."""
+    if not isinstance(value, dict):
+        return value  # a typed Config has no place for them
+    return {**value, **added} if is_aorta_workload(cls) else Options(value, added)
+
+
+# Options: as declared, as given, and as its constructor gets them
+
+
+class ConfigError(RequestError):
+    """An option that the workload does not have, or a value that does not fit."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """``value`` goes to the constructor, ``plain`` into the record; ``warnings`` name options without effect."""
+
+    value: Any
+    plain: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | None) -> Config:
+    """Merge defaults, overrides and ``steps``.
+
+    With a nested pydantic ``Config``, values are validated (text is read as the field's type) and unknown keys refused.
+    Without one, the class's ``default_config`` is overlaid, and text that is JSON is read as JSON; an option that is
+    not in there is a warning.
+
+    Raises:
+        ConfigError: naming the option, its value, and what would be valid.
+    """
+    given = dict(overrides)
+    if steps is not None:
+        given["steps"] = steps
+    reserved = [key for key in given if str(key).startswith(RESERVED)]
+    if reserved:
+        raise ConfigError(
+            f"{cls.__name__}: the option {reserved[0]!r} cannot be given: the runner adds what starts with {RESERVED}"
+        )
+    model = getattr(cls, "Config", None)
+    if isinstance(model, type) and hasattr(model, "model_validate"):
+        return _validated(cls, model, given)
+    declared = getattr(cls, "default_config", None)
+    if declared is not None and not isinstance(declared, Mapping):
+        raise ConfigError(f"{cls.__name__}.default_config has to be a dict, and is a {type(declared).__name__}")
+    default = dict(declared or {})
+    merged = {**default, **{key: _guess(value) for key, value in given.items()}}
+    warnings = []
+    for key in given if declared is not None else ():
+        if key not in default:
+            nearest = difflib.get_close_matches(str(key), map(str, default), 1)
+            known = f"known: {', '.join(sorted(map(str, default))) or 'none'}"
+            hint = f"did you mean {nearest[0]!r}?" if nearest else known
+            warnings.append(f"{cls.__name__}.default_config has no option {key!r} ({hint}); it may have no effect")
+    return Config(merged, to_plain(merged), tuple(warnings))
+
+
+def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
+    from pydantic import ValidationError
+
+    valid = {field.alias or name: field for name, field in model.model_fields.items()}
+    unknown = [key for key in given if key not in valid and key not in model.model_fields]
+    if unknown and model.model_config.get("extra") != "allow":
+        raise _no_option(cls.__name__, unknown, valid)
+    guessed = {key: _guess(value) for key, value in given.items()}
+    try:
+        try:
+            value = model.model_validate(given)
+        except ValidationError as error:
+            try:
+                value = model.model_validate(guessed)
+            except ValidationError:
+                raise error from None
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, item['loc'])) or 'config'}={item['input']!r}: {item['msg']}" for item in error.errors()
+        ]
+        raise ConfigError(f"{cls.__name__}: " + "; ".join(lines)) from error
+    try:
+        plain = value.model_dump(mode="json")
+    except Exception:  # an option that pydantic cannot write, such as a torch.dtype
+        plain = dict(value)
+    return Config(value, to_plain(plain))
+
+
+def _no_option(cls: str, unknown: Iterable[str], valid: Collection[str]) -> ConfigError:
+    return ConfigError(
+        f"{cls} has no option {', '.join(map(repr, unknown))}; valid: {', '.join(sorted(valid)) or 'none'}"
+    )
+
+
+def check_names(target: str, given: Collection[str]) -> None:
+    """Refuse options that a workload does not have, where its source says so: to import it may take long.
+
+    Raises:
+        ConfigError: as ``resolve_config``.
+    """
+    valid = _fields_in_source(target) if given else None
+    unknown = [key for key in given if valid is not None and key not in valid]
+    if valid is not None and unknown:
+        raise _no_option(target.rpartition(":")[2], unknown, valid)
+
+
+def _fields_in_source(target: str) -> set[str] | None:
+    """Fields of the nested ``Config(BaseModel)``; ``None`` where the source does not say."""
+    module, _, name = target.rpartition(":")
+    file = target_file(target) if module else None
+    try:
+        found: ast.AST | None = None if file is None else ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for each in (name, "Config"):
+        body = getattr(found, "body", [])
+        found = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == each), None)
+    if not isinstance(found, ast.ClassDef) or [*map(ast.unparse, found.bases)] not in (
+        ["BaseModel"],
+        ["pydantic.BaseModel"],
+    ):
+        return None
+    if re.search(r"\b(alias\w*|allow|populate_by_name)\b", ast.unparse(found)):
+        return None
+    fields = (node.target for node in found.body if isinstance(node, ast.AnnAssign))
+    return {field.id for field in fields if isinstance(field, ast.Name)}
+
+
+def _guess(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):  # the latter of a text with thousands of brackets
+        return {"true": True, "false": False, "none": None}.get(value.lower(), value)
+
+
+@dataclass(frozen=True)
+class DeclaredOption:
+    name: str
+    takes: str
+    default: str | None
+    help: str
+
+
+def declared_options(cls: type[Any]) -> list[DeclaredOption]:
+    """Those of a nested pydantic ``Config``, else of ``default_config``; none where neither is there."""
+    model = getattr(cls, "Config", None)
+    found = []
+    if not (isinstance(model, type) and hasattr(model, "model_validate")):
+        declared = getattr(cls, "default_config", None)
+        for key, value in declared.items() if isinstance(declared, Mapping) else ():
+            takes = "anything" if value is None else type(value).__name__
+            found.append(DeclaredOption(str(key), takes, canonical_json(to_plain(value)), ""))
+        return found
+    from annotated_types import BaseMetadata  # pydantic's own
+
+    options: Any = model
+    for name, field in options.model_fields.items():
+        bounds = (str(each).partition("(")[2][:-1] for each in field.metadata if isinstance(each, BaseMetadata))
+        takes = ", ".join([inspect.formatannotation(field.annotation), *bounds])
+        default = field.get_default(call_default_factory=True)
+        shown = None if field.is_required() else canonical_json(to_plain(default))
+        found.append(DeclaredOption(field.alias or name, takes, shown, field.description or ""))
+    return found

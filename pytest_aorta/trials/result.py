@@ -9,7 +9,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pytest_aorta.registry.types import Engine
-from pytest_aorta.trials.aorta_records import from_aorta, is_of_aorta
 from pytest_aorta.trials.execution import Cwd, Isolation, Launcher, Limits, Resources
 from pytest_aorta.trials.records import (
     ENCODED,
@@ -21,6 +20,8 @@ from pytest_aorta.trials.records import (
     ResultRecord,
     Seeds,
     Time,
+    from_aorta,
+    is_of_aorta,
 )
 
 SCHEMA_VERSION: Literal["0.1"] = "0.1"

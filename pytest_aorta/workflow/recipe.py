@@ -27,8 +27,7 @@ from pytest_aorta.registry.payloads import environment_from, mitigation_from
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command
 from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
-from pytest_aorta.trials.metric_sources import checked_source
-from pytest_aorta.trials.output import checked_metric, checked_regex
+from pytest_aorta.trials.output import checked_metric, checked_regex, checked_source
 from pytest_aorta.workflow.commands import check_command, works_on_directories
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.toml_errors import Location, check_table, describe, key_lines, line_of

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from support.stage import Stage
 
 from pytest_aorta.cli.main import main
-from pytest_aorta.trials.metric_sources import guessed_options
+from pytest_aorta.trials.output import guessed_options
 
 OWN = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # "python" is this one
 TRY = (sys.executable, "-m", "pytest_aorta", "try")

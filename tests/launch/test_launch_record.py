@@ -13,11 +13,11 @@ from support.specs import SPEC
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.record import build_record
 from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
-from pytest_aorta.trials.conversion import read_result
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observation, conclude
 from pytest_aorta.trials.records import Failure, Phase, RankRecord, ResultRecord
 from pytest_aorta.trials.result import ExitStatus, TrialResult
+from pytest_aorta.trials.workload import read_result
 
 Event = Any  # as it comes through a channel
 

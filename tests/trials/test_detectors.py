@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pytest_aorta.trials.detectors import DETECTORS, detected_in, number, plain_line
+from pytest_aorta.trials.output import DETECTORS, detected_in, number, plain_line
 
 #: As training scripts and their libraries print them: torch, NumPy, transformers, Lightning, nanoGPT, Megatron,
 #: DeepSpeed, fairseq, Keras, tqdm, rich, C and Windows.

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.trials import config as aorta
-from pytest_aorta.trials.config import DeclarationError, Options
-from pytest_aorta.trials.loading import describe
+from pytest_aorta.trials import loading as aorta
+from pytest_aorta.trials.loading import DeclarationError, Options, describe
 from pytest_aorta.trials.workload import Workload
 
 ADDED = {"_aorta_trial_env": {"A": "1"}}

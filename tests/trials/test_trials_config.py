@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from optional_workloads import Bare, Typed, Untyped, WithoutSteps
 from pydantic import BaseModel, ConfigDict
 
-from pytest_aorta.trials.config import ConfigError, resolve_config
+from pytest_aorta.trials.loading import ConfigError, resolve_config
 from pytest_aorta.trials.records import encode_non_finite
 
 

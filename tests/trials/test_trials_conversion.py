@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from pytest_aorta.trials.conversion import to_plain
 from pytest_aorta.trials.records import decode_non_finite, encode_non_finite
+from pytest_aorta.trials.workload import to_plain
 
 
 class Color(enum.Enum):

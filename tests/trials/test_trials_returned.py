@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from pytest_aorta import WorkloadResult
-from pytest_aorta.trials.conversion import NotAResult, read_result
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.outcome import Observation, conclude
 from pytest_aorta.trials.records import ResultRecord, to_json
+from pytest_aorta.trials.workload import NotAResult, read_result
 
 
 def outcome_of(result: object) -> tuple[str, Any]:

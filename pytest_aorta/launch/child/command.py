@@ -32,14 +32,13 @@ from pytest_aorta.trials.command_line import (
     runnable,
     words_of,
 )
-from pytest_aorta.trials.config import resolve_config
-from pytest_aorta.trials.conversion import CommandResult, read_result
 from pytest_aorta.trials.execution import TRIAL_SEED
-from pytest_aorta.trials.loading import load_class
+from pytest_aorta.trials.loading import load_class, resolve_config
 from pytest_aorta.trials.outcome import Observation, after_step, cannot_judge, nothing_done
 from pytest_aorta.trials.output import RETURNCODE, SEED, OutputFindings, OutputRules, merged
 from pytest_aorta.trials.records import Failure, Progress, ResultRecord, Send
 from pytest_aorta.trials.steps import StepCounter, step_file
+from pytest_aorta.trials.workload import CommandResult, read_result
 
 _CHUNK = 2**16
 

@@ -25,10 +25,19 @@ from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.command_line import COMMAND_TARGET
-from pytest_aorta.trials.config import TrialIsolation, added_options, resolve_config, supports_process, with_added
 from pytest_aorta.trials.execution import NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
-from pytest_aorta.trials.loading import describe, imported_later, load_class, set_arguments
+from pytest_aorta.trials.loading import (
+    TrialIsolation,
+    added_options,
+    describe,
+    imported_later,
+    load_class,
+    resolve_config,
+    set_arguments,
+    supports_process,
+    with_added,
+)
 from pytest_aorta.trials.records import Send
 from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
 

@@ -19,7 +19,7 @@ from pytest_aorta.runtime.zygote import (
     ZygoteUnwanted,
 )
 from pytest_aorta.runtime.zygote_pool import ZygotePool
-from pytest_aorta.trials.config import ConfigError
+from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.spec import TrialSpec
 

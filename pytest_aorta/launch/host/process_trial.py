@@ -37,7 +37,7 @@ from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.channel import Message
 from pytest_aorta.runtime.zygote import Task, TaskEnd, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
-from pytest_aorta.trials.config import ConfigError
+from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.records import GroupState, parse_event
 from pytest_aorta.trials.result import TrialResult

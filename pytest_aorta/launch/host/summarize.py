@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_aorta.collectors.contract import collector_class
 from pytest_aorta.runtime.process_tree import die_with_parent
-from pytest_aorta.trials.conversion import to_plain
+from pytest_aorta.trials.workload import to_plain
 
 
 def print_summary(asked: Mapping[str, Any]) -> None:
