@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from support.slurm import Slurm
-from support.slurm_jobs import SubmittingStage
-from support.slurm_steps import slurm, slurm_server  # noqa: F401  (fixtures)
+from support.slurm_steps import SubmittingStage
 from support.stage import Stage, text
 
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
@@ -92,7 +91,7 @@ def test_a_bad_device_is_named_and_no_mitigation(
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_bad_node_is_named_and_no_mitigation(steady: Stage, slurm: Slurm) -> None:  # noqa: F811
+def test_a_bad_node_is_named_and_no_mitigation(steady: Stage, slurm: Slurm) -> None:
     steady.write_file("aorta.toml", RECIPE)
     jobs = SubmittingStage(steady, slurm)
     jobs.stage.register(steady="steady:Steady")
@@ -123,7 +122,7 @@ resources.walltime.per_submission = "00:05:00"
 
 
 @pytest.mark.slow
-def test_a_sweep_runs_on_each_node_and_names_the_one_to_drain(steady: Stage, slurm: Slurm) -> None:  # noqa: F811
+def test_a_sweep_runs_on_each_node_and_names_the_one_to_drain(steady: Stage, slurm: Slurm) -> None:
     """A node that is drained is left out, and added by a later submission."""
     steady.write_file("aorta.toml", SWEEP)
     jobs = SubmittingStage(steady, slurm)

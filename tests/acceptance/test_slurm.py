@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from pathlib import Path
+from typing import Any
 
 import pytest
-from support.slurm_steps import SRUN, Steps, assert_interrupted, hosts_of
+from support.slurm import Slurm
+from support.slurm_steps import SRUN, Steps
 from support.stage import PYTEST, text
+
+from pytest_aorta.workflow.scripts import quoted
+
+#: The step goes on when SLURM notices that a node has gone.
+KEPT = (*SRUN, "--no-kill")
+
+
+def hosts_of(trial: dict[str, Any]) -> list[str]:
+    return [rank["host"] for rank in trial["ranks"]]
+
+
+def assert_interrupted(steps: Steps, ended: pytest.RunResult, by: str) -> None:
+    exits = re.findall(r"error: (n\d): task \d: Exited with exit code (\d+)", text(ended))
+    assert sorted(exits) == [("n0", "2"), ("n1", "2")]
+    trial = steps.trial()
+    assert (trial["exit_status"], trial["result"]["passed"]) == ("infrastructure_failed", False)
+    assert (trial["failure"]["kind"], trial["failure"]["message"]) == ("signal", f"interrupted: {by}")
+    assert "not counted: 1 " in text(ended)
+    steps.stage.close()
 
 
 @pytest.mark.slow
@@ -26,7 +49,7 @@ def test_a_step_on_two_nodes_is_one_trial(steps: Steps) -> None:
             assert rank["stdout"] == f"{folder}/attempt_0/rank_{rank['rank']}.stdout.log"
         variables = trial["env"]["env_vars"]
         assert (variables["SLURM_NODEID"], variables["SLURM_STEP_NODELIST"]) == ("0", "n[0-1]")
-    steps.wait_until_clean()
+    steps.stage.close()
 
 
 @pytest.mark.slow
@@ -39,7 +62,7 @@ def test_fsdp_with_a_rank_on_each_node(steps: Steps) -> None:
     trial = steps.trial()
     assert (trial["exit_status"], trial["result"]["executed_iterations"]) == ("ok", 2)
     assert sorted(hosts_of(trial)) == ["n0", "n1"]
-    steps.wait_until_clean()
+    steps.stage.close()
 
 
 @pytest.mark.slow
@@ -51,7 +74,7 @@ def test_fsdp_with_a_rank_on_each_node(steps: Steps) -> None:
 def test_a_cancelled_job_is_an_interrupted_trial(steps: Steps, how: tuple[str, ...], by: str) -> None:
     """All processes of the step get the signal: pytest, its zygote, the agent and the ranks."""
     step = steps.start(*steps.command("second_node_sleeps"))
-    steps.wait_for_file("sleeps")
+    steps.stage.wait_for_file("sleeps")
     steps.slurm.command("scancel", *how, str(steps.job()))
     assert_interrupted(steps, steps.stage.finish(step), by)
 
@@ -61,7 +84,7 @@ def test_a_cancelled_job_is_an_interrupted_trial(steps: Steps, how: tuple[str, .
 def test_a_job_that_reaches_its_time_limit(steps: Steps) -> None:
     """SLURM counts in minutes: after one, SIGTERM to every process, and after KillWait SIGKILL."""
     step = steps.start(*steps.command("second_node_sleeps", "--aorta-timeout", "200"), srun=(*SRUN, "-p", "short"))
-    steps.wait_for_file("sleeps")
+    steps.stage.wait_for_file("sleeps")
     job = steps.job()
     ended = steps.stage.finish(step)
     assert "DUE TO TIME LIMIT" in text(ended)
@@ -80,7 +103,7 @@ def test_the_first_failed_task_does_not_end_the_report(steps: Steps) -> None:
     assert re.search(r"error: n0: task 0: Exited with exit code 1$", text(done), re.MULTILINE)
     assert steps.trial()["exit_status"] == "workload_failed"
     assert (steps.stage.results / "matrix.json").exists()
-    steps.wait_until_clean()
+    steps.stage.close()
 
 
 @pytest.mark.slow
@@ -112,4 +135,72 @@ def test_several_tasks_on_a_node_run_no_trial_twice(steps: Steps) -> None:
     words = shlex.join([*trials, "--aorta-results-dir", "of_task_"])
     assert steps.run("bash", "-c", f"{words}$SLURM_PROCID", srun=two).ret == 0
     assert sorted(path.name for path in steps.stage.path.glob("of_task_*")) == ["of_task_0", "of_task_1"]
-    steps.wait_until_clean()
+    steps.stage.close()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "part", ["second_node_sleeps", "second_node_lingers"], ids=["in_run", "when_the_first_is_done"]
+)
+def test_a_node_that_is_lost(steps: Steps, part: str) -> None:
+    step = steps.start(*steps.command(part, "--aorta-elastic", "exit_barrier_timeout=3"), srun=KEPT)
+    steps.stage.wait_for_file(part.rpartition("_")[2])
+    steps.slurm.kill_node("n1")
+    steps.stage.finish(step)
+    trial = steps.trial()
+    lost = [rank["rank"] for rank in trial["ranks"] if rank["host"] != "n0"]
+    assert len(lost) == 2
+    assert (trial["exit_status"], trial["result"]["passed"]) == ("infrastructure_failed", False)
+    assert f"never heard of; of 4 ranks, there is no word of rank {lost[0]}, {lost[1]}" in trial["failure"]["message"]
+    here = [rank["passed"] for rank in trial["ranks"] if rank["host"] == "n0"]
+    assert len(here) == 2
+    if part == "second_node_lingers":
+        assert here == [True, True]
+    steps.stage.close()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_job_that_slurm_ends_because_of_a_lost_node(steps: Steps) -> None:
+    """Without ``--no-kill``, it ends the job some seconds after the node has gone, in which node 0 waits for it."""
+    step = steps.start(*steps.command("second_node_lingers"))
+    steps.stage.wait_for_file("lingers")
+    job = steps.job()
+    steps.slurm.kill_node("n1")
+    ended = steps.stage.finish(step)
+    trial = steps.trial()
+    assert (trial["exit_status"], trial["result"]["passed"]) == ("infrastructure_failed", False)
+    assert trial["failure"]["message"] == "interrupted: SIGTERM"
+    steps.wait_for_state(job, "NODE_FAIL")
+    assert "NODE FAILURE" in text(ended)
+    steps.stage.close()
+
+
+@pytest.mark.slow
+def test_sbatch_takes_all_golden_scripts(slurm: Slurm, tmp_path: Path) -> None:
+    for file in sorted((Path(__file__).parents[1] / "workflow/golden").glob("*.sh")):
+        script = file.read_text().replace("act-NAME", "act").replace("#SBATCH --qos=low\n", "")  # needs accounting
+        (tmp_path / file.name).write_text(script)
+        slurm.command("sbatch", "--test-only", tmp_path / file.name)
+
+
+@pytest.mark.slow
+def test_sbatch_reads_quoted_words_as_they_were(slurm: Slurm, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    for word in (
+        "plain",
+        "two words",
+        'a "b" c',
+        "it's",
+        "back\\slash",
+        "$(touch x) `y` $HOME",
+        "#hash # in",
+        "ä;|&*?",
+    ):
+        script.write_text(
+            f"#!/bin/bash\n#SBATCH --hold\n#SBATCH --comment={quoted(word)}\n#SBATCH --output=/dev/null\n"
+        )
+        number = slurm.command("sbatch", "--parsable", script)
+        shown = json.loads(slurm.command("squeue", "--json"))
+        assert [job["comment"] for job in shown["jobs"] if job["job_id"] == int(number)] == [word]

@@ -1,14 +1,18 @@
-"""Recipes as jobs of a real SLURM with two nodes."""
+"""Recipes as jobs of a real SLURM with two nodes; some are cancelled, requeued, too long, or lose their node."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import kill_all, wait_until
 from support.slurm import Slurm
-from support.slurm_jobs import SubmittingStage
-from support.slurm_steps import slurm, slurm_server  # noqa: F401  (fixtures)
+from support.slurm_steps import SubmittingStage
 from support.stage import Stage
 from support.workloads import GLOO
 
@@ -32,9 +36,15 @@ previous_actions = ["matrix"]
 
 
 @pytest.fixture
-def jobs(stage: Stage, slurm: Slurm) -> SubmittingStage:  # noqa: F811
+def jobs(stage: Stage, slurm: Slurm) -> SubmittingStage:
     stage.write_file("aorta.toml", RECIPE)
     return SubmittingStage(stage, slurm)
+
+
+def change(jobs: SubmittingStage, old: str, new: str) -> None:
+    file = jobs.stage.path / "aorta.toml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
 
 
 @pytest.mark.slow
@@ -63,7 +73,7 @@ def test_what_is_submitted_is_not_submitted_again_and_can_be_cancelled(jobs: Sub
     (jobs.stage.path / "hang").touch()
     change(jobs, "trials = 4", 'trials = 4\nconfig = {hang = "hang"}')
     jobs.submit()
-    jobs.wait_for_file("began")
+    jobs.stage.wait_for_file("began")
     wait_until(lambda: jobs.status()["matrix"]["running"] == 4, "all jobs to run")
     assert jobs.status()["matrix"]["submitted"] == 4
     jobs.submit().stdout.fnmatch_lines(["matrix: no job, 4 submitted already"])
@@ -84,20 +94,13 @@ def test_what_is_submitted_is_not_submitted_again_and_can_be_cancelled(jobs: Sub
     assert second in jobs.jobs()
 
 
-def change(jobs: SubmittingStage, old: str, new: str) -> None:
-    file: Path = jobs.stage.path / "aorta.toml"
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new))
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_trial_that_dies_with_its_job_has_a_file_that_says_why(jobs: SubmittingStage) -> None:
     (jobs.stage.path / "hang").touch()
     change(jobs, "trials = 4", 'trials = 2\nconfig = {hang = "hang"}')
     jobs.submit()
-    jobs.wait_for_file("began")
+    jobs.stage.wait_for_file("began")
     [number] = jobs.jobs()
     kill_all(jobs.stage.processes())
     jobs.wait_for_end()
@@ -180,3 +183,116 @@ def test_no_node_of_a_job_waits_for_trials_that_another_one_skips(jobs: Submitti
     found = [record["exit_status"] for record in jobs.stage.trials("workspace").values()]
     assert (found.count("ok"), found.count("workload_failed"), len(found)) == (10, 10, 20)
     assert jobs.status()["matrix"]["eligible"] == 0
+
+
+CLUSTERS = """
+[[cluster]]
+name = "two"
+identify.always = true
+scheduler = "slurm"
+array_throttle = 2
+[[cluster.partition]]
+name = "main"
+[[cluster.partition]]
+name = "short"
+prevent_auto_select = true
+"""
+
+ACTION = """
+[[action]]
+name = "{name}"
+workload = "short"
+trials = 40
+config = {{hang = "hang-{name}", sec = 0.02}}
+group.maximum_size = 8
+resources.walltime.per_submission = "{walltime}"
+submit_options.two = {{{options}}}
+"""
+
+LOSSES = (
+    ACTION.format(name="one", walltime="00:10:00", options='custom = ["--no-requeue"]')
+    + ACTION.format(name="two", walltime="00:10:00", options="")
+    + ACTION.format(name="three", walltime="00:01:00", options='partition = "short"')
+)
+
+#: Seconds in which SLURM has done what it does by itself; a requeued job waits for two minutes.
+MINUTES = 420.0
+
+
+def current(stage: Stage) -> dict[str, dict[str, Any]]:
+    """All trial files but earlier ones, by path."""
+    return {path: trial for path, trial in stage.trials("workspace").items() if ".history" not in path}
+
+
+def wait(condition: Callable[[], object], what: str) -> None:
+    give_up = time.monotonic() + MINUTES
+    while not condition():
+        assert time.monotonic() < give_up, f"no {what}"
+        time.sleep(1)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_what_was_lost_is_told_and_submitted_again_until_all_is_as_after_a_local_run(
+    stage: Stage,
+    slurm: Slurm,
+    tmp_path: Path,
+) -> None:
+    stage.write_file("clusters.toml", CLUSTERS)
+    stage.write_file("aorta.toml", LOSSES)
+    jobs = SubmittingStage(stage, slurm)
+    for name in ("one", "two", "three"):
+        (stage.path / f"hang-{name}").touch()
+    submitted = jobs.submit("--cluster", "two")
+    submitted.stdout.fnmatch_lines([f"{name}: 5 jobs (40 trials) on two, up to *" for name in ("one", "two", "three")])
+
+    wait(lambda: all(len(jobs.ids(name, "RUNNING")) == 2 for name in ("one", "two", "three")), "six jobs that run")
+    wait(lambda: len((stage.path / "began").read_text().splitlines()) >= 6, "trials")
+    cancelled, lost = jobs.ids("one", "RUNNING")
+    slurm.command("scancel", cancelled)
+    slurm.command("scontrol", "requeue", jobs.ids("two", "RUNNING")[0])
+    node = slurm.command("squeue", "-h", "-r", "-o", "%N", f"--job={lost}")
+    slurm.kill_daemon(node)
+    wait(lambda: lost in jobs.ids("one", "NODE_FAIL"), "job whose node has failed")
+    slurm.start_node(node)
+    wait(lambda: jobs.ids("three", "TIMEOUT"), "job that has reached its time limit")
+    for name in ("one", "two", "three"):
+        (stage.path / f"hang-{name}").unlink()
+    wait(lambda: all(job["over"] for job in jobs.jobs().values()), "end of all jobs")
+
+    ends = {
+        name: Counter(job["state"] for job in jobs.jobs().values() if job["action"] == name) for name in jobs.status()
+    }
+    assert ends["one"] == {"CANCELLED": 1, "NODE_FAIL": 1, "COMPLETED": 3}
+    assert set(ends["two"]) <= {"COMPLETED", "NODE_FAIL"}
+    assert ends["two"]["COMPLETED"] >= 1
+    assert ends["three"]["TIMEOUT"] >= 1
+    records = current(stage)
+    assert {record["exit_status"] for record in records.values()} == {"ok", "infrastructure_failed"}
+    ok = Counter(path.split("/")[0] for path, record in records.items() if record["exit_status"] == "ok")
+    status = jobs.status()
+    assert {name: row["completed"] for name, row in status.items()} == dict(ok)
+    assert all(row["submitted"] == 0 for row in status.values())
+    assert (status["one"]["failed"], status["one"]["eligible"] >= 1) == (0, True)
+
+    kept = {path: record for path, record in records.items() if record["exit_status"] == "ok"}
+    again = jobs.submit("--cluster", "two")
+    counted = [re.search(r"\((\d+) trials?\)", line) for line in again.outlines]
+    assert sum(int(found[1]) for found in counted if found) == 120 - len(kept)
+    wait(lambda: all(job["over"] for job in jobs.jobs().values()), "end of all jobs")
+    assert {name: row["completed"] for name, row in jobs.status().items()} == {"one": 40, "two": 40, "three": 40}
+    now = current(stage)
+    assert {path: now[path] for path in kept} == kept
+    jobs.submit("--cluster", "two").stdout.fnmatch_lines(["one: no job, 40 completed"])
+
+    local = SubmittingStage(Stage(tmp_path / "local"), slurm)
+    local.stage.write_file("aorta.toml", LOSSES)
+    assert local.pytest("aorta.toml", "-q").ret == 0
+    expected = current(local.stage)
+    assert _comparable(now) == _comparable(expected)
+
+
+def _comparable(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of each file, what two runs have in common."""
+    same = ("trial_id", "workload", "cell", "trial_index", "config", "exit_status", "mitigations_applied")
+    return {path: [record[key] for key in same] for path, record in records.items()}

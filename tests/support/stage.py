@@ -159,6 +159,9 @@ class Stage:
     def wait_until(self, condition: Callable[[], object]) -> None:
         wait_until(condition)
 
+    def wait_for_file(self, name: str) -> None:
+        wait_until((self.path / name).exists, name)
+
     @staticmethod
     def words(result: pytest.RunResult) -> dict[str, list[str]]:
         """Of a run with ``-v``: the words that were shown for each item, in their order, by its name."""
