@@ -232,12 +232,6 @@ def _itself(value: Any) -> Any:
 # What is registered
 
 
-@dataclass(frozen=True)
-class Registration:
-    digest: str
-    eligible: frozenset[int] | None = None
-
-
 class Callables:
     """The callables of one worker: definitions by digest, counted by the handles that are valid. Can be pickled."""
 
@@ -246,7 +240,10 @@ class Callables:
         #: Owners whose handles are valid here: this worker and those above it.
         self.owners = frozenset({owner})
         self.definitions: dict[str, Definition] = {}
-        self._handles: dict[int, Registration] = {}
+        #: Grows with every change of the definitions.
+        self.version = 0
+        #: Digest, and the ids of the workers that may run it, by the serial number of the handle.
+        self._handles: dict[int, tuple[str, frozenset[int] | None]] = {}
         self._next = 0
 
     def copy(self, above: Callables | None = None) -> Callables:
@@ -261,41 +258,34 @@ class Callables:
         """Register a callable; every call gives another handle. ``RuntimeError``: there is no room for one more."""
         if definition.digest not in self.definitions and len(self.definitions) >= MAX_CALLABLES:
             raise RuntimeError(f"at most {MAX_CALLABLES} callables can be registered at a time")
-        self.definitions[definition.digest] = definition
         handle = CallableHandle(definition.digest, self.owner, self._next, definition.name)
-        self._handles[handle.serial] = Registration(handle.digest, eligible)
+        self._handles[handle.serial] = handle.digest, eligible
         self._next += 1
+        self.update([definition], ())
         return handle
 
-    def remove(self, handle: CallableHandle) -> str | None:
-        """Drop a handle; the digest, when the callable is forgotten with it."""
+    def remove(self, handle: CallableHandle) -> None:
+        """Drop a handle, and with the last one of a callable that."""
         self.resolve(handle)
-        if handle.owner == self.owner:
-            del self._handles[handle.serial]
-        return handle.digest if self.forget(handle.digest) else None
+        self._handles.pop(handle.serial if handle.owner == self.owner else -1, None)
+        self.update((), [handle.digest])
 
     def is_last(self, handle: CallableHandle) -> bool:
         self.resolve(handle)
-        return not any(
-            registration.digest == handle.digest and serial != handle.serial
-            for serial, registration in self._handles.items()
-        )
+        others = {serial: digest for serial, (digest, _) in self._handles.items() if serial != handle.serial}
+        return handle.digest not in others.values()
 
-    def accept(self, definition: Definition) -> bool:
-        """Take in what a worker above has registered; whether it is new here."""
-        new = definition.digest not in self.definitions
-        self.definitions[definition.digest] = definition
-        return new
-
-    def forget(self, digest: str) -> bool:
-        """Forget a callable, unless one of its handles is valid; whether it is forgotten."""
-        if any(registration.digest == digest for registration in self._handles.values()):
-            return False
-        self.definitions.pop(digest, None)
-        return True
+    def update(self, new: Iterable[Definition], gone: Iterable[str]) -> None:
+        """Take in callables, and forget others, unless one of their handles is valid here."""
+        kept = {digest for digest, _ in self._handles.values()}
+        self.definitions.update((definition.digest, definition) for definition in new)
+        for digest in gone:
+            if digest not in kept:
+                self.definitions.pop(digest, None)
+        self.version += 1
 
     def restrictions(self) -> list[frozenset[int]]:
-        return [found.eligible for found in self._handles.values() if found.eligible is not None]
+        return [eligible for _, eligible in self._handles.values() if eligible is not None]
 
     def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:
         """The definition of a handle, and the ids of the workers that may run it; all, if ``None``.
@@ -307,16 +297,15 @@ class Callables:
         """
         if not isinstance(handle, CallableHandle):
             raise TypeError(f"expected a handle from Worker.register, not {handle!r}")
-        registration = self._handles.get(handle.serial) if handle.owner == self.owner else Registration(handle.digest)
-        valid = registration is not None and registration.digest == handle.digest and handle.owner in self.owners
-        if registration is None or not valid or handle.digest not in self.definitions:
+        own = handle.owner == self.owner
+        digest, eligible = self._handles.get(handle.serial, ("", None)) if own else (handle.digest, None)
+        if digest != handle.digest or handle.owner not in self.owners or digest not in self.definitions:
             raise ValueError(f"the handle of {handle.name} is not (or no longer) one of this worker")
-        eligible = registration.eligible
         if eligible is not None:
             for worker in workers:
                 if worker not in eligible:
                     raise ValueError(f"{handle.name} is registered for workers {sorted(eligible)}, not for {worker}")
-        return self.definitions[handle.digest], eligible
+        return self.definitions[digest], eligible
 
 
 @dataclass(frozen=True)

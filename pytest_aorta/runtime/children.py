@@ -30,7 +30,7 @@ from pytest_aorta.runtime.zygote import Seed, ZygoteError, ZygoteSpec
 from pytest_aorta.runtime.zygote_pool import ZygotePool
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.callables import Definition, WorkerSpec
+    from pytest_aorta.runtime.callables import Callables, WorkerSpec
     from pytest_aorta.runtime.dispatcher import Dispatcher
     from pytest_aorta.runtime.resources.leases import Lease
 
@@ -44,8 +44,11 @@ PATIENCE = 5.0
 class ChildProcesses:
     """All endpoints of a worker; ``describe`` gives its specification, with all that is registered at the moment."""
 
-    def __init__(self, dispatcher: Dispatcher, describe: Callable[[], WorkerSpec], seed: Seed | None) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, callables: Callables, describe: Callable[[], WorkerSpec], seed: Seed | None
+    ) -> None:
         self._dispatcher = dispatcher
+        self._callables = callables
         self._describe = describe
         self._pool = ZygotePool(seed=seed)
         self._endpoints: list[ProcessEndpoint] = []
@@ -140,7 +143,7 @@ class ChildProcesses:
             return self._fork(endpoint, payload, what, threads=threads, cores=cores, held=held)
 
         deaths = self._describe().max_deaths
-        self._add(ProcessEndpoint(self._dispatcher, kind, index, name, launch, max_deaths=deaths))
+        self._add(ProcessEndpoint(self._dispatcher, kind, index, name, launch, self._callables, max_deaths=deaths))
 
     def _add_child(self, index: int, level: int, host: str | None) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
@@ -162,6 +165,7 @@ class ChildProcesses:
             index,
             name,
             launch,
+            self._callables,
             respawn=host is None,
             cancels=True,
             max_deaths=deaths,
@@ -199,27 +203,6 @@ class ChildProcesses:
         link = ProcessLink(endpoint, self._dispatcher.loop, task, ours)
         link.send(what)
         return link
-
-    def broadcast(self, definition: Definition) -> None:
-        """Have every process load a callable; all of them, or none.
-
-        Raises:
-            RuntimeError: one could not.
-        """
-        done: list[ProcessEndpoint] = []
-        for endpoint in self._endpoints:
-            failure = endpoint.register(definition)
-            if failure is not None and failure.type != "ProcessDied":  # its successor will load it when it starts
-                for other in done:
-                    other.unregister(definition.digest)
-                raise RuntimeError(
-                    f"{definition.name} is not registered: {failure.message}\n{failure.traceback}".rstrip()
-                )
-            done.append(endpoint)
-
-    def withdraw(self, digest: str) -> None:
-        for endpoint in self._endpoints:
-            endpoint.unregister(digest)
 
     def run_ended(self) -> None:
         for endpoint in self._endpoints:

@@ -171,12 +171,6 @@ class Dispatcher:
                 for member in node.payload.members
             )
 
-    def wait_until_settled(self, digest: str) -> None:
-        """Block until all tasks of a callable have ended, or the dispatcher closes."""
-        with self.lock:
-            while not self.closing and self.unsettled_with(digest):
-                self.lock.wait(PIECE)
-
     def drain(self, timeout: float | None) -> bool:
         """Accept no run any more, and wait for the open ones; whether they have ended in time."""
         give_up = math.inf if timeout is None else time.monotonic() + timeout

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +27,7 @@ from pytest_aorta.runtime.tensors import SharedViews, from_bytes, overwrite
 from pytest_aorta.runtime.zygote import Task, ZygoteError, exit_text
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.callables import Definition
+    from pytest_aorta.runtime.callables import Callables
     from pytest_aorta.runtime.dispatcher import Dispatcher
     from pytest_aorta.runtime.event_loop import EventLoop
     from pytest_aorta.runtime.scheduling import Dispatch, TaskKind
@@ -43,9 +43,6 @@ BACK_OFF, MOST_BACK_OFF = 0.1, 5.0
 
 #: Seconds that a process has to get ready when it takes the place of one that has died.
 RESTART = 300.0
-
-#: Seconds that an idle process has to load or forget a callable; it may have to import a library for that.
-ANSWER = 30.0
 
 #: Bytes of a message that a process may send.
 MAX_MESSAGE = 2**30
@@ -106,6 +103,7 @@ class ProcessEndpoint:
         identity: int,
         name: str,
         launch: Callable[[ProcessEndpoint], Link],
+        callables: Callables,
         *,
         respawn: bool = True,
         cancels: bool = False,
@@ -121,6 +119,10 @@ class ProcessEndpoint:
         self._dispatcher = dispatcher
         self._lock = dispatcher.lock
         self._launch = launch
+        self._callables = callables
+        #: Digests that the process has, and their version.
+        self._known: Iterable[str] = ()
+        self._version = -1
         self._respawn = respawn
         self._cancels = cancels
         self._max_deaths = max_deaths
@@ -133,8 +135,6 @@ class ProcessEndpoint:
         self._refused: TaskFailure | None = None
         self._deaths = 0
         self._successor: threading.Thread | None = None
-        #: Answers to ``register`` and ``unregister``, by word and digest.
-        self._answers: dict[tuple[str, str], TaskFailure | None] = {}
 
     def _enter(self, state: ProcessState) -> None:
         if self._state is not ProcessState.CLOSED:
@@ -147,9 +147,11 @@ class ProcessEndpoint:
     def spawn(self) -> None:
         """Start the process; ``wait_ready`` waits for it. Raises ``StartupError``."""
         self._check_open()
+        version, known = self._callables.version, tuple(self._callables.definitions)
         link = self._launch(self)
         with self._lock:
             self._link, self._refused = link, None
+            self._version, self._known = version, known
         try:
             link.start()
         except OSError as error:
@@ -185,6 +187,11 @@ class ProcessEndpoint:
         link, member = self._link, dispatch.member
         assert link is not None
         assert member.definition is not None
+        if self._version != self._callables.version:
+            self._version, definitions = self._callables.version, dict(self._callables.definitions)
+            new = [definition for digest, definition in definitions.items() if digest not in self._known]
+            link.send(("callables", new, [digest for digest in self._known if digest not in definitions]))
+            self._known = definitions
         message: Message = ("task", dispatch.id, member.definition.digest)
         if member.args is not None or member.config is not None:
             args = member.args or _NO_ARGUMENTS
@@ -242,9 +249,7 @@ class ProcessEndpoint:
                 self._refused = rest[0]
                 self._lock.notify_all()
             else:
-                answer, digest, failure = rest
-                self._answers[answer, digest] = failure
-                self._lock.notify_all()
+                raise ValueError(f"a message {word!r}")
 
     def _ended(self, dispatch: Dispatch, completion: Completion, written: Sequence[Any]) -> None:
         self._current = None
@@ -255,11 +260,6 @@ class ProcessEndpoint:
                 assert args is not None
                 overwrite(args.tensors[number], from_bytes(*by_value))
         self._dispatcher.ended(dispatch, completion)
-
-    def misbehaved(self, how: str) -> None:
-        with self._dispatcher.turn():
-            self._condemn(0.0)
-            self._lose_task(TaskFailure("ProcessDied", how))
 
     def _lose_task(self, failure: TaskFailure) -> None:
         dispatch, self._current = self._current, None
@@ -318,36 +318,6 @@ class ProcessEndpoint:
         with self._lock:
             while self._state is ProcessState.STARTING and (left := until - time.monotonic()) > 0:
                 self._lock.wait(left)
-
-    # Callables
-
-    def register(self, definition: Definition) -> TaskFailure | None:
-        """Have it load a callable; why it could not, or ``None``. Blocks while it runs a task, or starts again."""
-        return self._ask(("register", definition), "registered", definition.digest)
-
-    def unregister(self, digest: str) -> None:
-        self._ask(("unregister", digest), "unregistered", digest)
-
-    def _ask(self, message: Message, answer: str, digest: str) -> TaskFailure | None:
-        idle = 0.0
-        with self._lock:
-            while self._state in (ProcessState.STARTING, ProcessState.CONDEMNED):
-                self._lock.wait(PIECE)
-            link = self._link
-            if link is not None and self.ready:
-                self._answers.pop((answer, digest), None)
-                link.send(message)
-            while self.ready and self._link is link:
-                if (answer, digest) in self._answers:
-                    failure = self._answers.pop((answer, digest))
-                    return None if failure is None else failure.at(self.name)
-                before = time.monotonic()
-                self._lock.wait(PIECE)
-                # Time in which it runs a task does not count, nor does more than a piece in which this one was stopped.
-                idle += 0.0 if self._current is not None else min(time.monotonic() - before, PIECE)
-                if idle > ANSWER:
-                    self.misbehaved(f"its process has not answered for {ANSWER:g} s although it runs no task")
-        return TaskFailure("ProcessDied", f"{self.name} died")
 
     # Memory and the end
 

@@ -1,7 +1,7 @@
 """What runs in the processes below a worker: a slot, which runs one task after the other, or a worker of its own.
 
-The other side is ``endpoint``. Messages to a process: ``task``, ``cancel``, ``unmap``, ``register``, ``unregister``,
-``close``; from it: ``ready`` or ``failed`` once, ``ended`` for each task, ``answer`` for each callable.
+The other side is ``endpoint``. Messages to a process: ``task``, ``callables`` (new ones, and digests of those to
+forget), ``cancel``, ``unmap``, ``close``; from it: ``ready`` or ``failed`` once, ``ended`` for each task.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_aorta.runtime.arguments import SlotArgs
@@ -119,15 +119,18 @@ class SlotProcess:
         self.mapped = mapped
         self.check = False
         self.changed: tuple[int, ...] = ()
+        self.definitions: dict[str, Definition] = {}
         self.callables: dict[str, Callable[[Any], Any]] = {}
         self.pid = os.getpid()
 
     def serve(self, definitions: list[Definition], preparation: Definition | None, check: bool = False) -> None:
         """Get ready, then carry out orders until the other side is gone or says so."""
         self.check = check
+        self.update(definitions, ())
+        for definition in definitions:
+            with contextlib.suppress(BaseException):  # its tasks will say what is wrong with it
+                self.load(definition.digest)
         try:
-            for definition in definitions:
-                self.callables[definition.digest] = definition.load_task()
             if preparation is not None:
                 preparation.load()()
         except BaseException as error:
@@ -141,23 +144,23 @@ class SlotProcess:
                 self.transport.send(("ended", rest[0], *self.run(*rest[1:]), (), *self.changed))
             elif word == "unmap":
                 self.mapped.unmap(rest[0])
-            elif word == "register":
-                self.register(rest[0])
-            elif word == "unregister":
-                self.callables.pop(rest[0], None)
-                self.transport.send(("answer", "unregistered", rest[0], None))
+            elif word == "callables":
+                self.update(*rest)
 
-    def register(self, definition: Definition) -> None:
-        failure = None
-        try:
-            self.callables[definition.digest] = definition.load_task()
-        except BaseException as error:
-            failure = _own_failure(error)
-        self.transport.send(("answer", "registered", definition.digest, failure))
+    def update(self, new: list[Definition], gone: Sequence[str]) -> None:
+        self.definitions.update((definition.digest, definition) for definition in new)
+        for digest in gone:
+            del self.definitions[digest]
+            self.callables.pop(digest, None)
+
+    def load(self, digest: str) -> Callable[[Any], Any]:
+        if digest not in self.callables:
+            self.callables[digest] = self.definitions[digest].load_task()
+        return self.callables[digest]
 
     def run(self, digest: str, *arguments: Any) -> tuple[Outcome, bytes | None, TaskFailure | None]:
         try:
-            function = self.callables[digest]
+            function = self.load(digest)
             args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
             before = digests(args.tensors, written) if self.check else {}
             returned = function(args) if first is None else _map(function, args.config, first)
@@ -240,22 +243,8 @@ class WorkerService:
         elif word == "unmap":
             assert self.mapped is not None
             self.mapped.unmap(rest[0])
-        else:
-            # As long as a process below runs a task, this waits for it; orders to cancel must be received meanwhile.
-            target = self.register if word == "register" else self.unregister
-            threading.Thread(target=target, args=rest, daemon=True).start()
-
-    def register(self, definition: Definition) -> None:
-        failure = None
-        try:
-            self.worker.accept(definition)
-        except BaseException as error:
-            failure = _own_failure(error)
-        self.transport.send(("answer", "registered", definition.digest, failure))
-
-    def unregister(self, digest: str) -> None:
-        self.worker.withdraw(digest)
-        self.transport.send(("answer", "unregistered", digest, None))
+        elif word == "callables":
+            self.worker.callables.update(*rest)
 
     def start_task(self, number: int, digest: str, *arguments: Any) -> None:
         """Run a task on a thread. Its arguments are read here: later orders may unmap their memory."""

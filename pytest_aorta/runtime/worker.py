@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.runtime.arguments import check_function, check_timeout, expect, listed, seconds, whole_number
-from pytest_aorta.runtime.callables import CallableHandle, Callables, Definition, WorkerSpec, define
+from pytest_aorta.runtime.callables import CallableHandle, Callables, WorkerSpec, define
 from pytest_aorta.runtime.children import ChildProcesses
 from pytest_aorta.runtime.dispatcher import Dispatcher
 from pytest_aorta.runtime.event_loop import SIGINT_HELD
@@ -118,7 +118,7 @@ class Worker:
         #: Of the process of a worker below another one: what its zygote is forked from.
         self.seed: Seed | None = None
         self._state = WorkerState.NEW
-        #: Held while processes are started, and while they load a callable.
+        #: Held while processes are started, and while a callable is registered.
         self._lifecycle = threading.RLock()
         #: The thread that closes it, as long as it lives; the process that started it, and is to end it.
         self._owner: threading.Thread | None = None
@@ -178,6 +178,8 @@ class Worker:
     def register(self, target: Callable[..., Any] | str, workers: Iterable[int] | None = None) -> CallableHandle:
         """Make a callable known to every process below that could run it.
 
+        It goes to a process with the first task that follows. One that cannot be loaded there fails its tasks.
+
         Args:
             target: a function, or ``module:qualname``.
             workers: ids of the next level's workers that may run it; all, if not given.
@@ -185,7 +187,6 @@ class Worker:
         Raises:
             TypeError: not a callable, or one that cannot be pickled.
             ValueError: after ``init``: there is no process that could run it.
-            RuntimeError: after ``init``: one of the processes could not load it; it is registered nowhere.
         """
         definition = define(target)
         eligible = None if workers is None else _worker_ids(workers)
@@ -194,20 +195,11 @@ class Worker:
                 raise RuntimeError(f"register with a worker that is {self._state.name}")
             if self._state is WorkerState.DELEGATED:
                 raise RuntimeError("this worker was started by the one above it: register there")
-            if not self._has_started:
-                return self.callables.add(definition, eligible)
-            self._check_children(ValueError)
-            if eligible is not None:
-                self._check_eligible(eligible, ValueError)
-            new = definition.digest not in self.callables.definitions
-            handle = self.callables.add(definition, eligible)
-            try:
-                if new:
-                    self._processes.broadcast(definition)
-            except BaseException:
-                self.callables.remove(handle)
-                raise
-            return handle
+            if self._has_started:
+                self._check_children(ValueError)
+                if eligible is not None:
+                    self._check_eligible(eligible, ValueError)
+            return self.callables.add(definition, eligible)
 
     def unregister(self, handle: CallableHandle) -> None:
         """Drop a handle; with the last one of a callable, the processes below forget it.
@@ -223,29 +215,7 @@ class Worker:
                 unsettled = self.callables.is_last(handle) and self._dispatcher.unsettled_with(handle.digest)
                 if unsettled:
                     raise RuntimeError(f"{handle.name} cannot be unregistered: {unsettled} of its tasks have not ended")
-                digest = self.callables.remove(handle)
-            if digest is not None:
-                self._processes.withdraw(digest)
-
-    def accept(self, definition: Definition) -> None:
-        """Take in what a worker above has registered."""
-        definition.load()
-        with self._lifecycle:
-            new = self.callables.accept(definition)
-            try:
-                self._processes.broadcast(definition)
-            except BaseException:
-                if new:
-                    self.callables.forget(definition.digest)
-                raise
-
-    def withdraw(self, digest: str) -> None:
-        """Forget what a worker above has registered, once no task needs it any more."""
-        if self._has_started:
-            self._dispatcher.wait_until_settled(digest)
-        with self._lifecycle:
-            if self.callables.forget(digest):
-                self._processes.withdraw(digest)
+                self.callables.remove(handle)
 
     def _check_children(self, error: type[Exception]) -> None:
         if not (self._arguments.device_ids or self._arguments.num_sub_workers or self.children):
@@ -291,7 +261,7 @@ class Worker:
             spec = self._arguments
             self._dispatcher = Dispatcher(f"level {spec.level} worker", spec.grace, spec.allowed_failures)
             self._heap = Heap(spec.heap_ring_size)
-            self._processes = ChildProcesses(self._dispatcher, self.spec, self.seed)
+            self._processes = ChildProcesses(self._dispatcher, self.callables, self.spec, self.seed)
             self._dispatcher.release_slab = self._heap.release
             self._dispatcher.run_ended = self._processes.run_ended
             try:

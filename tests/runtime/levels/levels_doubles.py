@@ -50,7 +50,7 @@ class _AnyCallables(Callables):
     def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:
         assert isinstance(handle, CallableHandle)
         definition = _definition(handle.name)
-        self.accept(definition)
+        self.update([definition], ())
         return definition, self._eligible.get(handle.name)
 
 

@@ -127,17 +127,12 @@ def test_close_within_a_run_is_refused() -> None:
 
 
 @pytest.mark.statement(39)
-def test_a_registration_that_is_under_way_does_not_hold_up_the_end(host: Host) -> None:
-    def register() -> None:
-        with contextlib.suppress(RuntimeError):
-            host.worker.register(levels_tasks.nothing)
-
-    with ThreadPoolExecutor(1) as threads:
-        registering = threads.submit(register)
-        wait_until(lambda: len(host.worker.callables.definitions) == 2, "the beginning of the registration")
-        host.handle.cancel("enough", running=True)
-        host.worker.close()
-        registering.result(PATIENCE)
+def test_a_task_that_is_under_way_does_not_hold_up_the_end(host: Host) -> None:
+    late = host.worker.register(levels_tasks.nothing)
+    second = host.worker.submit(lambda orch, args, config: orch.submit_sub(late))
+    host.handle.cancel("enough", running=True)
+    host.worker.close()
+    assert [record.ok for record in second.records] == [True]
 
 
 # After exceptions

@@ -226,12 +226,13 @@ def test_a_callable_registered_late_reaches_every_level(pod: Pod) -> None:
 
 
 @pytest.mark.statement(43)
-def test_a_callable_that_a_host_below_cannot_load_is_registered_nowhere(pod: Pod) -> None:
-    before = dict(pod.top.callables.definitions)
-    with pytest.raises(RuntimeError, match=r"sub_worker 0: AttributeError|child_worker 0 level=3: AttributeError"):
-        pod.top.register("levels_tasks:nowhere")
-    assert pod.top.callables.definitions == before
+def test_a_callable_that_a_host_below_cannot_load_fails_its_tasks(pod: Pod) -> None:
+    nowhere = pod.top.register("levels_tasks:nowhere")
+    record = run_next(pod.top, nowhere, worker=0)
+    assert record.failure is not None
+    assert record.failure.message.startswith("child_worker 0 level=3: AttributeError")
     assert run_next(pod.top, pod.where, worker=1).ok
+    pod.top.unregister(nowhere)
 
 
 @pytest.mark.statement(43)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import signal
+import runpy
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, run_sub
+from levels_stage import Gates, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from levels_stage import worker as worker
-from support.processes import PATIENCE, wait_until
+from support.processes import PATIENCE
 
 from pytest_aorta.runtime import Orchestrator, TaskRef, Worker
 
@@ -75,46 +72,37 @@ def test_what_cannot_be_pickled_takes_no_room(worker: Worker) -> None:
 
 
 @pytest.mark.statement(43)
-def test_a_callable_that_one_process_cannot_load_is_registered_nowhere(worker: Worker, tmp_path: Path) -> None:
+def test_a_callable_that_one_process_cannot_load_fails_its_tasks_there_alone(worker: Worker, tmp_path: Path) -> None:
     """The first process finds the module, and takes it away from the second one."""
     kept = worker.register(levels_tasks.echo)
     (tmp_path / "once.py").write_text("import os\nos.unlink(__file__)\n\ndef task(args):\n    return 'ran'\n")
-    target = importlib_path(tmp_path, "once")
-    before = dict(worker.callables.definitions)
+    late = worker.register(_Loaded(f"{tmp_path}/once.py"))
 
-    with pytest.raises(RuntimeError, match="is not registered: sub_worker 1: "):
-        worker.register(target)
+    pair = run_one(lambda orch: orch.submit_sub_group(late, [None, None]), worker)
 
-    assert worker.callables.definitions == before
+    assert {member.payload for member in pair.members} == {"ran", None}
+    assert pair.failure is not None
+    assert "FileNotFoundError" in pair.failure.message
     assert run_sub(worker, kept).ok
+    worker.unregister(late)
     worker.unregister(kept)
 
 
-def importlib_path(folder: Path, module: str) -> Any:
-    """A callable that is loaded from a folder that is on no path."""
-    return _Loaded(str(folder), module)
-
-
 class _Loaded:
-    """Imports when it is unpickled."""
+    """Read from a file when it is unpickled."""
 
-    def __init__(self, folder: str, module: str) -> None:
-        self.folder, self.module = folder, module
+    def __init__(self, file: str) -> None:
+        self.file = file
 
     def __call__(self, args: Any) -> Any:
         raise AssertionError("never loaded")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return load_from, (self.folder, self.module)
+        return load_from, (self.file,)
 
 
-def load_from(folder: str, module: str) -> Any:
-    spec = importlib.util.spec_from_file_location(module, f"{folder}/{module}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made.task
+def load_from(file: str) -> Any:
+    return runpy.run_path(file)["task"]
 
 
 def test_a_callable_can_be_registered_during_a_run(worker: Worker, gates: Gates) -> None:
@@ -122,14 +110,9 @@ def test_a_callable_can_be_registered_during_a_run(worker: Worker, gates: Gates)
     handle = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
     gates.wait_until_began("a")
 
-    with ThreadPoolExecutor(1) as threads:
-        registered = threads.submit(worker.register, levels_tasks.echo)
-        # The process that runs the task takes it in when the task is over.
-        wait_until(lambda: len(worker.callables.definitions) == 2, "the registration to have begun")
-        assert not registered.done()
-        second = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("b")))  # not held up by it
-        gates.open()
-        echo = registered.result(PATIENCE)
+    echo = worker.register(levels_tasks.echo)
+    second = worker.submit(lambda orch, args, config: orch.submit_sub(echo, scalars(1)))
+    gates.open()
     handle.wait()
     second.wait()
 
@@ -150,21 +133,15 @@ def test_within_a_graph_a_callable_can_be_registered_and_used(worker: Worker) ->
     worker.unregister(refs[0][1])
 
 
-def test_a_process_that_dies_while_one_is_registered_knows_it_after_all(gates: Gates) -> None:
-    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
-        gate, own_pid = worker.register(levels_tasks.gate), worker.register(levels_tasks.own_pid)
-        pid = run_sub(worker, own_pid).payload
-        handle = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
-        gates.wait_until_began("a")
-        with ThreadPoolExecutor(1) as threads:
-            registered = threads.submit(worker.register, levels_tasks.echo)
-            wait_until(lambda: len(worker.callables.definitions) == 3, "the registration to have begun")
-            os.kill(pid, signal.SIGKILL)
-            echo = registered.result(PATIENCE)
-        with pytest.raises(RuntimeError, match="died with signal SIGKILL"):
-            handle.wait()
+def test_a_process_that_dies_after_a_registration_has_a_successor_that_knows_it(worker: Worker) -> None:
+    late, die = worker.register(lambda args: "late"), worker.register(levels_tasks.die)
+    run_one(lambda orch: orch.submit_sub_group(die, [None, None]), worker)
 
-        assert run_sub(worker, echo, "alive").payload == {"scalars": ["alive"], "config": None}
+    pair = run_one(lambda orch: orch.submit_sub_group(late, [None, None]), worker)
+
+    assert pair.value == ["late", "late"]
+    worker.unregister(late)
+    worker.unregister(die)
 
 
 def test_a_callable_that_is_dropped_during_a_submission_is_refused_there(worker: Worker) -> None:

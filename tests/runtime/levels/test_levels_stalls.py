@@ -86,18 +86,6 @@ def test_a_worker_with_a_stopped_process_closes() -> None:
     assert is_gone(pid)
 
 
-def test_an_idle_process_that_does_not_load_a_callable_is_replaced(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid = pid_of(worker, 0)
-    os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(endpoint, "ANSWER", 0.2)
-    late = worker.register(lambda args: "late")
-
-    wait_until_gone([pid])
-    assert run_next(worker, late, worker=0).payload == "late"
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
