@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
 from pytest_aorta.probe.variables import has_secret, is_secret_name
-from pytest_aorta.registry import Environment, Mitigation, Registry, WorkloadEntry
-from pytest_aorta.registry.payloads import option_value
-from pytest_aorta.registry.types import BUILTIN_SOURCE
+from pytest_aorta.registry import BUILTIN_SOURCE, Environment, Mitigation, Registry, WorkloadEntry, option_value
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
 from pytest_aorta.triage import Stop, TriageSettings
 from pytest_aorta.trials.command_line import COMMAND_TARGET, distinct_names, words_of

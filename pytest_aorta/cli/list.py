@@ -20,8 +20,7 @@ from pytest_aorta.settings import RequestError
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-    from pytest_aorta.registry import Registry
-    from pytest_aorta.registry.registry import Kind
+    from pytest_aorta.registry import Kind, Registry
 
 KINDS = ("workloads", "mitigations", "environments", "collectors")
 
@@ -67,7 +66,7 @@ def list_registered(kinds: tuple[str, ...], workload: str | None, files: tuple[s
 
 
 def _registered(registry: Registry, kind: Kind) -> list[Entry]:
-    from pytest_aorta.registry.types import RegistryError, one_line_of
+    from pytest_aorta.registry import RegistryError, one_line_of
 
     entries = []
     for name in registry.names(kind):
@@ -154,8 +153,7 @@ _ENTRIES: dict[Kind, Callable[[Registry, str], Entry]] = {
 
 
 def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
-    from pytest_aorta.registry import WorkloadEntry
-    from pytest_aorta.registry.types import one_line_of
+    from pytest_aorta.registry import WorkloadEntry, one_line_of
     from pytest_aorta.trials.loading import declared_options, load_class
 
     if name.endswith(".py"):

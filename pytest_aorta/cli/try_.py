@@ -59,7 +59,7 @@ _CORES = 4
 
 
 class _Candidate(NamedTuple):
-    """A mitigation of ``registry.builtins``, what the program must have, and of what one thing must have been seen.
+    """A mitigation of ``registry``, what the program must have, and of what one thing must have been seen.
 
     ``parts`` are of cpu (it uses no GPU), gpu, nvidia, amd, torch, native (code in C) and ranks; ``signs`` of nan,
     crash, hang, oom and wrong (any other failure), none for anything. ``why`` is for the user.
@@ -71,7 +71,7 @@ class _Candidate(NamedTuple):
     why: str
 
 
-#: Those to try first come first. ``registry.builtins`` says what reads each.
+#: Those to try first come first. ``registry`` says what reads each.
 _CANDIDATES_OF = (
     _Candidate("omp_1", "cpu", "", "one thread: no races between threads, and sums in one order"),
     _Candidate("hip_launch_blocking", "amd", "nan crash wrong", "no kernel runs beside another one"),
@@ -508,7 +508,7 @@ class Line:
 
 def _can_differ(mitigation: str, launcher: str | None) -> bool:
     """Whether its variables are not what they are without it."""
-    from pytest_aorta.registry.builtins import BUILTIN_MITIGATIONS
+    from pytest_aorta.registry import BUILTIN_MITIGATIONS
 
     (env,) = (each.env for each in BUILTIN_MITIGATIONS if each.name == mitigation)
     # torchrun and what is made of it set it themselves.

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytest_aorta.registry import Registry
-from pytest_aorta.registry.types import RegistryError, one_line_of
+from pytest_aorta.registry import Registry, RegistryError, one_line_of
 
 #: Value of an option; the type of its default is what a text is read as.
 Value = bool | int | float | str

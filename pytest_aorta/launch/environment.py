@@ -16,9 +16,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from pytest_aorta.launch.launch_mode import PrepareArgument
-from pytest_aorta.registry import Environment
-from pytest_aorta.registry.payloads import ENGINES
-from pytest_aorta.registry.types import Engine
+from pytest_aorta.registry import ENGINES, Engine, Environment
 from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
 from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.spec import Origin, TrialSpec

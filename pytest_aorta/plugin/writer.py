@@ -22,7 +22,7 @@ from pytest_aorta.plugin.folded_summary import AlikeFailures
 from pytest_aorta.plugin.run import FinishedTrial, trials_in
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text, understood
-from pytest_aorta.registry.types import one_line_of
+from pytest_aorta.registry import one_line_of
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.decisions import Decisions

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pytest_aorta.registry.types import Engine
+from pytest_aorta.registry import Engine
 from pytest_aorta.trials.execution import Cwd, Isolation, Launcher, Limits, Resources
 from pytest_aorta.trials.records import (
     ENCODED,

@@ -22,8 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError
-from pytest_aorta.registry.payloads import environment_from, mitigation_from
+from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError, environment_from, mitigation_from
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command
 from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of

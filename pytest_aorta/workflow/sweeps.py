@@ -22,8 +22,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import option_text
 from pytest_aorta.probe.variables import is_secret_name
-from pytest_aorta.registry.builtins import BUILTIN_MITIGATIONS
-from pytest_aorta.registry.payloads import variable_from
+from pytest_aorta.registry import BUILTIN_MITIGATIONS, variable_from
 from pytest_aorta.settings import OPTION, RequestError
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.recipe import PositiveWhole, Recipe, Table, parse_recipe

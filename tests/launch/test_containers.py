@@ -17,8 +17,7 @@ from pytest_aorta.launch.environment import (
     run_command,
     stop_command,
 )
-from pytest_aorta.registry import Environment
-from pytest_aorta.registry.types import Engine
+from pytest_aorta.registry import Engine, Environment
 from pytest_aorta.runtime.zygote import TAG_WORD
 
 USER = Caller(1000, 100, "me")

@@ -181,7 +181,7 @@ print(json.dumps([before, loaded, named("READ_BY_A_LIBRARY", "NOT_READ")]))
 def test_our_own_sources_do_not_count() -> None:
     """They list what others read."""
     code = """
-import pytest_aorta.registry.builtins
+import pytest_aorta.registry
 print(json.dumps(named("NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM")["by"]))
 """
     found = in_a_fresh_process(code)

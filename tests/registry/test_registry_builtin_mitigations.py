@@ -10,9 +10,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_aorta.registry import Registry, get_mitigation
-from pytest_aorta.registry.builtins import BUILTIN_MITIGATIONS
-from pytest_aorta.registry.payloads import mitigation_from
+from pytest_aorta.registry import BUILTIN_MITIGATIONS, Registry, get_mitigation, mitigation_from
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 GLIBC = platform.libc_ver()[0] == "glibc"

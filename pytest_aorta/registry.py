@@ -1,0 +1,752 @@
+"""Names -> workloads, mitigations, environments and collectors.
+
+Payloads are checked by hand and not by pydantic: the rules are few, and collecting tests must not import pydantic.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn, get_args
+
+from pytest_aorta.settings import OPTION, RequestError
+
+EnvironmentKind = Literal["docker", "venv", "rocm", "local"]
+
+#: What starts a process in a container.
+Engine = Literal["docker", "podman", "apptainer", "singularity", "enroot"]
+
+#: ``source_package`` of everything that this distribution brings itself.
+BUILTIN_SOURCE: Final = "pytest-aorta"
+
+# The values of variables may be secrets (a token for a private index, say), so the representations below, which end up
+# in assertion messages and tracebacks, leave them out. Mappings do not hash, so they take part in equality only.
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """A named bundle of environment variables, and of options of the workload.
+
+    Attributes:
+        name: as it is typed; unique in a registry.
+        env: variable -> value; empty for the mitigation that changes nothing.
+        source_package: ``pytest-aorta``, the name of a distribution, ``sidecar:<file name>``, or ``recipe``.
+        read_by: names of the libraries that read the variables, for the user; empty where that is not known.
+        options: option of the workload -> value, which is one of JSON.
+    """
+
+    name: str
+    env: Mapping[str, str] = field(hash=False, repr=False)
+    source_package: str
+    read_by: str = field(default="", compare=False)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a trial runs.
+
+    Attributes:
+        name: as it is typed; unique in a registry.
+        docker: reference of a container image; a label, unless ``enter`` is set.
+        venv: path of a virtual environment.
+        rocm: a ROCm version, or the path of an installation; a label.
+        launcher: words put before the command of a trial, such as ``("numactl", "--cpunodebind=0")``.
+        env: variable -> value, set before those of the mitigations, which therefore win.
+        enter: whether trials run in a container of the image, started by this engine, or by the first that is there.
+        engine_options: words for the engine, before the image.
+        source_package: ``pytest-aorta``, the name of a distribution, or ``sidecar:<file name>``.
+    """
+
+    name: str
+    docker: str | None = None
+    venv: str | None = None
+    rocm: str | None = None
+    launcher: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    enter: bool | Engine = False
+    engine_options: tuple[str, ...] = ()
+    source_package: str = field(kw_only=True)
+
+    @property
+    def kind(self) -> EnvironmentKind:
+        """The outermost part of the environment; ``local`` when it has none."""
+        return "docker" if self.docker else "venv" if self.venv else "rocm" if self.rocm else "local"
+
+
+@dataclass(frozen=True)
+class WorkloadEntry:
+    """Where the class of a workload is to be found; the registry never imports it.
+
+    Attributes:
+        name: as it is typed; unique in a registry.
+        target: ``module:Class``, or ``/absolute/file.py:Class``.
+        source_package: ``pytest-aorta`` or the name of a distribution.
+        options: of the workload, that come with the entry.
+    """
+
+    name: str
+    target: str
+    source_package: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+class RegistryError(RequestError):
+    """A name, a plugin's payload or a sidecar file that cannot be used; the message says which and why."""
+
+
+class RegistryCollisionError(RegistryError):
+    """One name offered by two sources. There is no winner: a table must never depend on the order of ``sys.path``."""
+
+
+class UnknownWorkloadError(RegistryError):
+    """No workload has that name."""
+
+
+class UnknownMitigationError(RegistryError):
+    """No mitigation has that name."""
+
+
+class UnknownEnvironmentError(RegistryError):
+    """No environment has that name."""
+
+
+class UnknownCollectorError(RegistryError):
+    """No collector has that name."""
+
+
+def one_line_of(error: BaseException) -> str:
+    """Type and message of what a plugin has raised, on one line, so that a list of problems is a list of lines."""
+    from pytest_aorta.common.texts import describe_exception  # only here: most runs have no broken plugin
+
+    found = describe_exception(error)
+    return " ".join(f"{found['type']}: {found['message']}".split())
+
+
+# What comes with the package. Both environments are the host and the interpreter that pytest runs in.
+
+BUILTIN_ENVIRONMENTS: Final = (
+    Environment("local", source_package=BUILTIN_SOURCE),
+    # Recipes of other tools call the same thing so.
+    Environment("default", source_package=BUILTIN_SOURCE),
+)
+
+# The mitigations that come with the package.
+#
+# ``read_by`` and the comments say what reads the variable: one that nothing reads makes a second baseline under
+# another name. The CPU ones were tried, and say what was seen, with torch 2.13 (MKL 2024.2, oneDNN 3.12, libgomp) and
+# glibc 2.36 on an AMD EPYC with AVX-512; OMP_DYNAMIC=FALSE was tried too and left out, as libgomp's default is already
+# that. The GPU ones are taken from the sources and the documentation of the libraries named, not from a run on such a
+# machine.
+
+
+def _mitigation(name: str, env: dict[str, str], read_by: str = "") -> Mitigation:
+    return Mitigation(name, env, BUILTIN_SOURCE, read_by)
+
+
+BUILTIN_MITIGATIONS: Final = (
+    # The baseline: nothing is set.
+    _mitigation("none", {}),
+    #
+    # --- AMD: the HSA runtime (ROCr and its thunk), read once, when the process opens the GPU ---
+    #
+    # ROCr asks the driver for retryable page faults. Refused, silently, by GPUs whose hardware cannot replay them.
+    _mitigation("xnack", {"HSA_XNACK": "1"}, read_by="ROCr (HSA runtime)"),
+    # ROCr: copies are done by kernels instead of the SDMA engines.
+    _mitigation("hsa_no_sdma", {"HSA_ENABLE_SDMA": "0"}, read_by="ROCr (HSA runtime)"),
+    # ROCr: scratch memory is kept for the life of a queue. Some images (rocm/primus, ROCm's own CI) export it already;
+    # there this is the baseline.
+    _mitigation("hsa_no_scratch_reclaim", {"HSA_NO_SCRATCH_RECLAIM": "1"}, read_by="ROCr (HSA runtime)"),
+    # The thunk maps GPU memory uncached. Any value but "0" means yes. Slow.
+    _mitigation("hsa_disable_cache", {"HSA_DISABLE_CACHE": "1"}, read_by="ROCr's thunk"),
+    # The opposite, for images that export HSA_DISABLE_CACHE=1. Elsewhere this is the default.
+    _mitigation("hsa_enable_cache", {"HSA_DISABLE_CACHE": "0"}, read_by="ROCr's thunk"),
+    #
+    # --- AMD: the HIP runtime (CLR), read once, when libamdhip64 initialises ---
+    #
+    # CLR, and newer ROCrs: streams share two hardware queues instead of four.
+    _mitigation("gpu_max_hw_queues_2", {"GPU_MAX_HW_QUEUES": "2"}, read_by="CLR (HIP runtime), newer ROCrs"),
+    # CLR: how streams are spread over hardware queues. Older CLRs read a flag, for which 2 is the same as 1, and the
+    # oldest do not have it.
+    _mitigation("debug_hip_dynamic_queues_1", {"DEBUG_HIP_DYNAMIC_QUEUES": "1"}, read_by="CLR (HIP runtime)"),
+    _mitigation("debug_hip_dynamic_queues_2", {"DEBUG_HIP_DYNAMIC_QUEUES": "2"}, read_by="CLR (HIP runtime)"),
+    # CLR: packets in a hardware queue (default 16384), so that launches block earlier.
+    _mitigation("roc_aql_queue_size_1024", {"ROC_AQL_QUEUE_SIZE": "1024"}, read_by="CLR (HIP runtime)"),
+    # CLR: signals allocated at the start (default 32), so that none is allocated, or recycled, while kernels run.
+    _mitigation("roc_signal_pool_16k", {"ROC_SIGNAL_POOL_SIZE": "16384"}, read_by="CLR (HIP runtime)"),
+    # CLR: copies below 128 KiB are done by kernels instead of the SDMA engines (default: none).
+    _mitigation("gpu_force_blit_copy_128", {"GPU_FORCE_BLIT_COPY_SIZE": "128"}, read_by="CLR (HIP runtime)"),
+    # CLR: smallest batch that a synchronisation waits for on the host (default 8). Newer CLRs only.
+    _mitigation(
+        "debug_clr_no_batch_cpu_sync", {"DEBUG_CLR_BATCH_CPU_SYNC_SIZE": "0"}, read_by="newer CLRs (HIP runtime)"
+    ),
+    # CLR: waits for every kernel after its launch; the same as AMD_SERIALIZE_KERNEL=2.
+    _mitigation("hip_launch_blocking", {"HIP_LAUNCH_BLOCKING": "1"}, read_by="CLR (HIP runtime)"),
+    # CLR: logs every call to stderr. Slow enough to hide a race, which is why it is here.
+    _mitigation("amd_log_level_4", {"AMD_LOG_LEVEL": "4"}, read_by="CLR (HIP runtime)"),
+    #
+    # --- AMD: libraries above it ---
+    #
+    # Only hipBLASLt was ever said to read it; users who searched the binaries of current ROCm stacks found that nothing
+    # does. Kept because recipes name it: expect a second baseline. On NVIDIA take nvidia_tf32_override_off.
+    _mitigation("tf32_off", {"DISABLE_TF32": "1"}, read_by="nothing in current ROCm stacks"),
+    # RCCL on gfx942 and gfx950: a full fence on the sender's side. The first name is the one that current RCCLs read;
+    # the second, found in no current binary, is for older ones.
+    _mitigation(
+        "rccl_gfx942_cheap_fence_off",
+        {"RCCL_GFX9_CHEAP_FENCE_OFF": "1", "RCCL_GFX942_CHEAP_FENCE_OFF": "1"},
+        read_by="RCCL on gfx942, gfx950",
+    ),
+    # ROCm builds of torch, for scaled_dot_product_attention. Refused, with a warning, by builds without CK.
+    _mitigation("fa_prefer_ck", {"TORCH_ROCM_FA_PREFER_CK": "1"}, read_by="torch for ROCm"),
+    # The same variable with the value that is the default, for images that export 1. Elsewhere this is a baseline.
+    _mitigation("fa_prefer_aotriton", {"TORCH_ROCM_FA_PREFER_CK": "0"}, read_by="torch for ROCm"),
+    #
+    # --- both vendors ---
+    #
+    # NCCL 2.26 and later, and the RCCLs made from them: collectives of several communicators run in the order of their
+    # launch on the host. Reported to crash every rank with signal 11 on some RCCL builds: a crash here may be its own.
+    _mitigation("nccl_launch_order_implicit", {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}, read_by="NCCL from 2.26 on, RCCL"),
+    # torch's CUDA and HIP allocator: every tensor is its own cudaMalloc. Any value, also "0", means yes.
+    _mitigation(
+        "pytorch_no_cuda_memory_caching", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, read_by="torch's GPU allocator"
+    ),
+    # torch's CUDA and HIP allocator. The name is the old one, which torch before 2.9 needs and later ones still read
+    # (2.13 prefers it to PYTORCH_ALLOC_CONF). Refused, with a warning, where the platform lacks virtual memory calls.
+    _mitigation(
+        "pytorch_alloc_expandable_segments",
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        read_by="torch's GPU allocator",
+    ),
+    # The CUDA driver: waits for every kernel after its launch. NCCL and RCCL read it too. Of the HIP runtimes only the
+    # old ones did: there take hip_launch_blocking.
+    _mitigation("cuda_launch_blocking", {"CUDA_LAUNCH_BLOCKING": "1"}, read_by="CUDA driver, NCCL, RCCL"),
+    #
+    # --- NVIDIA, and what NCCL and RCCL share ---
+    #
+    # NVIDIA's libraries (cuBLAS, cuDNN): never TF32, whatever the framework asks for.
+    _mitigation("nvidia_tf32_override_off", {"NVIDIA_TF32_OVERRIDE": "0"}, read_by="cuBLAS, cuDNN"),
+    # cuBLAS, and torch.use_deterministic_algorithms, which asks for it: a fixed workspace, hence reproducible sums when
+    # several streams share a handle.
+    _mitigation("cublas_workspace_4096_8", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, read_by="cuBLAS, torch"),
+    # NCCL, RCCL: no direct access between the GPUs of a host; shared memory instead.
+    _mitigation("nccl_p2p_off", {"NCCL_P2P_DISABLE": "1"}, read_by="NCCL, RCCL"),
+    # NCCL, RCCL: sockets instead of InfiniBand or RoCE. Changes nothing on one host.
+    _mitigation("nccl_ib_off", {"NCCL_IB_DISABLE": "1"}, read_by="NCCL, RCCL"),
+    # NCCL, RCCL: one algorithm and one protocol, so that the order of a reduction does not depend on its size.
+    _mitigation("nccl_algo_ring", {"NCCL_ALGO": "Ring"}, read_by="NCCL, RCCL"),
+    _mitigation("nccl_proto_simple", {"NCCL_PROTO": "Simple"}, read_by="NCCL, RCCL"),
+    #
+    # --- CPU ---
+    #
+    # libgomp and torch: torch.get_num_threads() was 1 instead of 2, and sums and dot products changed bits. Both
+    # variables are needed: where the host exports MKL_NUM_THREADS, torch obeys that one (2 threads were seen with
+    # MKL_NUM_THREADS=2 and OMP_NUM_THREADS=1). torchrun exports OMP_NUM_THREADS=1 itself: there this is the baseline.
+    _mitigation("omp_1", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, read_by="libgomp, MKL, torch"),
+    # MKL (matrix products and LAPACK in x86 builds of torch): one code path on every CPU. MKL_VERBOSE said
+    # CNR:COMPATIBLE, and mm, dot, svd and solve changed bits, also on this AMD CPU.
+    _mitigation("mkl_cbwr_compatible", {"MKL_CBWR": "COMPATIBLE"}, read_by="MKL"),
+    # ATen: kernels without vector instructions. get_cpu_capability() went from AVX512 to DEFAULT; matrix products,
+    # convolutions and element-wise functions changed bits, since ATen hands the choice on to MKL and oneDNN.
+    _mitigation("aten_cpu_default", {"ATEN_CPU_CAPABILITY": "default"}, read_by="ATen (torch)"),
+    # oneDNN: ONEDNN_VERBOSE said SSE4.1 instead of AVX-512; convolutions and bfloat16 products changed bits. The name
+    # is assembled at run time, so a search of the binaries does not find it.
+    _mitigation("onednn_isa_sse41", {"ONEDNN_MAX_CPU_ISA": "SSE41"}, read_by="oneDNN"),
+    # glibc: fresh memory is filled with 0x5a, freed memory with 0xa5 (165). torch.empty() showed 0x5a where it had
+    # shown zeros: what changes with it reads uninitialized memory.
+    _mitigation("malloc_perturb", {"MALLOC_PERTURB_": "165"}, read_by="glibc"),
+    # glibc: a block of a page or more for which the heap must grow is a mapping of its own (59 of 60 were seen to be, 0
+    # of 60 without), unmapped when it is freed: it starts as zeros, and touching it after it was freed is a crash
+    # instead of a wrong number. Linux gives a process 65530 mappings by default; a process with more blocks than that
+    # gets the rest from the heap, and may fail to start threads.
+    _mitigation("mmap_always", {"MALLOC_MMAP_THRESHOLD_": "4096"}, read_by="glibc"),
+)
+
+#: Collectors that come with the package, and their classes.
+BUILTIN_COLLECTORS: Final = {
+    "amd_log": "pytest_aorta.collectors.tools:AmdLog",
+    "divergence": "pytest_aorta.collectors.divergence:Divergence",
+    "memory": "pytest_aorta.collectors.memory:Memory",
+    "native": "pytest_aorta.collectors.native:Native",
+    "nsys": "pytest_aorta.collectors.tools:Nsys",
+    "numerics": "pytest_aorta.collectors.numerics:Numerics",
+    "profile": "pytest_aorta.collectors.profile:Profile",
+    "rocprof": "pytest_aorta.collectors.tools:Rocprof",
+}
+
+
+# Untrusted data -> mitigations and environments
+
+ENVIRONMENT_FIELDS: Final = ("docker", "venv", "rocm", "launcher", "env", "enter", "engine_options")
+
+ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def mitigation_from(payload: object, *, name: str, source_package: str, where: str) -> Mitigation:
+    """Of variables, and options of the workload as ``config.NAME``."""
+    options = {}
+    if isinstance(payload, Mapping):
+        options = {key: value for key, value in payload.items() if isinstance(key, str) and _is_option(key)}
+        payload = {key: value for key, value in payload.items() if key not in options}
+    own = {key.removeprefix(OPTION): value for key, value in options.items()}
+    return Mitigation(name, _variables(payload, where), source_package, options=own)
+
+
+def _is_option(text: str) -> bool:
+    return text.startswith(OPTION) and text != OPTION and text.isprintable()
+
+
+def option_value(text: str) -> Any:
+    """The value of ``config.NAME=TEXT``; a text that is JSON is read as such."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def variable_from(text: str) -> Mitigation | None:
+    """The mitigation that ``NAME=VALUE`` is, called so; ``None`` where it is none.
+
+    ``config.NAME=VALUE`` is an option of the workload.
+    """
+    name, _, value = text.partition("=")
+    if _is_option(name) and text.isprintable():
+        return Mitigation(text, {}, "the command line", options={name.removeprefix(OPTION): option_value(value)})
+    is_one = _VARIABLE.match(name) and _fits_environ(value) and text.isprintable()
+    return Mitigation(text, {name: value}, "the command line") if is_one else None
+
+
+def environment_from(
+    payload: object, *, name: str, source_package: str, where: str, base: Path | None = None
+) -> Environment:
+    """Of fields; a relative ``venv`` is one in ``base``."""
+    if not isinstance(payload, Mapping):
+        raise RegistryError(f"{where}: must be a mapping of fields, not {_kind(payload)}")
+    for key in payload:
+        if key not in ENVIRONMENT_FIELDS:
+            raise RegistryError(f"{where}: unknown field {key!r}; valid fields: {', '.join(ENVIRONMENT_FIELDS)}")
+    venv = _text(payload.get("venv"), f"{where}.venv")
+    if venv is not None:
+        venv = os.path.expanduser(venv)
+        if base is not None:
+            venv = str(base / venv)
+    docker = _text(payload.get("docker"), f"{where}.docker")
+    enter = _engine(payload.get("enter"), f"{where}.enter")
+    engine_options = _words(payload.get("engine_options"), f"{where}.engine_options")
+    if enter and docker is None:
+        raise RegistryError(f"{where}.enter: there is nothing to enter; name an image in the field 'docker'")
+    if engine_options and not enter:
+        raise RegistryError(f'{where}.engine_options: no engine is started; add "enter": true')
+    return Environment(
+        name,
+        docker=docker,
+        venv=venv,
+        rocm=_text(payload.get("rocm"), f"{where}.rocm"),
+        launcher=_words(payload.get("launcher"), f"{where}.launcher"),
+        env=_variables(payload.get("env", {}), f"{where}.env"),
+        enter=enter,
+        engine_options=engine_options,
+        source_package=source_package,
+    )
+
+
+def _engine(value: object, where: str) -> bool | Engine:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    for engine in ENGINES:
+        if value == engine:
+            return engine
+    shown = repr(value) if isinstance(value, str) else _kind(value)
+    raise RegistryError(f"{where}: must be true, false or one of {', '.join(ENGINES)}, not {shown}")
+
+
+def _variables(payload: object, where: str) -> dict[str, str]:
+    if not isinstance(payload, Mapping):
+        raise RegistryError(f"{where}: must be a mapping of environment variables, not {_kind(payload)}")
+    variables: dict[str, str] = {}
+    for key, value in payload.items():
+        if not isinstance(key, str):
+            raise RegistryError(f"{where}: the name of a variable must be a string, not {_kind(key)}")
+        if not _VARIABLE.match(key):
+            # "NAME=value" as the name is a likely slip: what follows the "=" is a value.
+            shown = key if "=" not in key else key.partition("=")[0] + "=..."
+            raise RegistryError(
+                f"{where}: {shown!r} is not the name of an environment variable "
+                "(ASCII letters, digits and '_', not a digit first)"
+            )
+        if not isinstance(value, str):
+            raise RegistryError(f"{where}.{key}: the value must be a string, not {_kind(value)}")
+        if not _fits_environ(value):
+            raise RegistryError(f"{where}.{key}: the value holds a character that no environment variable can hold")
+        variables[key] = value
+    return variables
+
+
+def _text(value: object, where: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise RegistryError(f"{where}: must be a string, not {_kind(value)}")
+    if not value.strip() or not _fits_environ(value):
+        raise RegistryError(f"{where}: {value!r} is empty or holds a character that no command line can hold")
+    return value
+
+
+def _words(value: object, where: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise RegistryError(f"{where}: {value!r} cannot be split into words: {error}") from error
+    elif isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value):
+        words = list(value)
+    else:
+        raise RegistryError(f"{where}: must be a string or a list of strings, not {_kind(value)}")
+    if not all(map(_fits_environ, words)):
+        raise RegistryError(f"{where}: {words!r} hold a character that no command line can hold")
+    return tuple(words)
+
+
+def _fits_environ(value: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, (list, tuple)) and not all(isinstance(item, str) for item in value):
+        return f"a {type(value).__name__} with something else in it"
+    return f"{type(value).__name__}"
+
+
+# Registry files in JSON, for mitigations and environments that no package brings.
+#
+# ``{"version": 1, "mitigations": {name: {VARIABLE: value}}, "environments": {name: {field: value}}}``
+
+VERSION: Final = 1
+
+_KEYS: Final = ("version", "mitigations", "environments")
+
+
+def _read_sidecars(paths: Sequence[Path]) -> list[tuple[Path, Mitigation | Environment]]:
+    by_name: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if path.name in by_name:
+            raise RegistryCollisionError(
+                f"two registry files are called {path.name!r}: {by_name[path.name]} and {path}; "
+                "results name a file without its folder, so the names must differ"
+            )
+        by_name[path.name] = path
+    return [(path, each) for path in by_name.values() for each in _read_sidecar(path)]
+
+
+def _read_sidecar(path: Path) -> Iterator[Mitigation | Environment]:
+    content = _parse(path)
+    for key in content:
+        if key not in _KEYS:
+            raise RegistryError(f"{path}: unknown key {key!r}; valid keys: {', '.join(_KEYS)}")
+    if "version" not in content:
+        raise RegistryError(f"{path}: the key 'version' is missing; this release reads \"version\": {VERSION}")
+    version = content["version"]
+    if type(version) is not int or version != VERSION:  # not isinstance: true is an int in Python
+        raise RegistryError(f'{path}: version {version!r} is not known; this release reads "version": {VERSION}')
+    source = f"sidecar:{path.name}"  # without its folder, which differs between hosts
+    for key in ("mitigations", "environments"):
+        section = content.get(key, {})
+        if not isinstance(section, dict):
+            raise RegistryError(f"{path}: {key}: must be an object of names, not {type(section).__name__}")
+        for name, payload in section.items():
+            where = f"{path}: {key}.{name}"
+            if key == "mitigations":
+                yield mitigation_from(payload, name=name, source_package=source, where=where)
+            else:
+                base = path.absolute().parent
+                yield environment_from(payload, name=name, source_package=source, where=where, base=base)
+
+
+def _parse(path: Path) -> dict[str, object]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RegistryError(f"cannot read the registry file {path}: {error.strerror or error}") from error
+
+    def refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        # The json module lets the last one win, which here would drop a mitigation without a word.
+        unique: dict[str, object] = {}
+        for key, value in pairs:
+            if key in unique:
+                raise RegistryCollisionError(f"{path}: the key {key!r} is there twice in one object")
+            unique[key] = value
+        return unique
+
+    try:
+        content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_duplicates)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RegistryError(f"{path}:{line}: not UTF-8: {error.reason}") from None
+    except json.JSONDecodeError as error:
+        raise RegistryError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise RegistryError(f"{path}: not usable: nested too deeply") from None
+    if not isinstance(content, dict):
+        raise RegistryError(f"{path}: must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+# Names
+
+#: What has names; entry points are in the groups ``aorta.workloads``, ...
+Kind = Literal["workloads", "mitigations", "environments", "collectors"]
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+_UNKNOWN: Final[Mapping[Kind, type[RegistryError]]] = {
+    "workloads": UnknownWorkloadError,
+    "mitigations": UnknownMitigationError,
+    "environments": UnknownEnvironmentError,
+    "collectors": UnknownCollectorError,
+}
+
+
+@dataclass(frozen=True)
+class _Offer:
+    kind: Kind
+    name: str
+    source: str
+    source_package: str
+    load: Callable[[], Any]
+    #: Whether to load it imports nothing.
+    is_read: bool = True
+
+
+class Registry:
+    """Everything that has a name, from the package itself, from installed plugins and from sidecar files.
+
+    Names come from metadata. A plugin is imported when one of its mitigations or environments is asked for by name, so
+    one that is broken, or slow to import, costs no other name anything; a workload's module is never imported here.
+    Names are matched exactly, with their case.
+
+    Raises:
+        RegistryError: a name that cannot be used; not if ``tolerant``: then it is an error to ask for it.
+        RegistryCollisionError: a name with two sources, likewise.
+    """
+
+    def __init__(self, offers: Iterable[_Offer], *, tolerant: bool = False) -> None:
+        self._offers: dict[Kind, dict[str, _Offer]] = {kind: {} for kind in KINDS}
+        for offer in offers:
+            own = self._offers[offer.kind]
+            other = own.setdefault(offer.name, offer)
+            if offer.is_read and other.is_read and other is not offer and _same(offer, other):
+                continue
+            error = _unusable(offer)
+            if other is not offer:
+                error = RegistryCollisionError(
+                    f"the {offer.kind[:-1]} name {offer.name!r} is offered twice, by {other.source} and by "
+                    f"{offer.source}; neither wins: rename or remove one of them"
+                )
+            if error is not None and not tolerant:
+                raise error
+            if error is not None:
+                own[offer.name] = replace(other, load=partial(_raise, error))
+
+    @classmethod
+    def load(cls, sidecars: Sequence[Path] = (), *, tolerant: bool = False) -> Registry:
+        """Read the metadata of what is installed, and the sidecar files. Imports no plugin.
+
+        Raises:
+            RegistryCollisionError: a name with two sources, or two sidecars of one name.
+            RegistryError: a name that cannot be used, or a sidecar that cannot be read.
+        """
+        found = [*_built_in(), *_of_plugins()]
+        for path, value in _read_sidecars(sidecars):
+            found += _of([value], f"the registry file {path}")
+        return cls(found, tolerant=tolerant)
+
+    def adding(self, values: Iterable[Mitigation | Environment], source: str) -> Registry:
+        """With more names, from a file."""
+        return Registry([*(offer for own in self._offers.values() for offer in own.values()), *_of(values, source)])
+
+    def workload(self, name: str) -> WorkloadEntry:
+        """Where the workload is; its module is not imported."""
+        found: WorkloadEntry = self._get("workloads", name)
+        return found
+
+    def mitigation(self, name: str) -> Mitigation:
+        """The mitigation, or the variable ``NAME=VALUE``; at most the plugin that offers it is imported."""
+        if "=" in name and name not in self._offers["mitigations"] and (inline := variable_from(name)) is not None:
+            return inline
+        found: Mitigation = self._get("mitigations", name)
+        return found
+
+    def environment(self, name: str) -> Environment:
+        """The environment; of the plugins, at most the one that offers it is imported."""
+        found: Environment = self._get("environments", name)
+        return found
+
+    def collector(self, name: str) -> str:
+        """The class of the collector, as ``module:Class``; it is not imported."""
+        found: str = self._get("collectors", name)
+        return found
+
+    def names(self, kind: Kind) -> list[str]:
+        """Sorted; a name is here also when what it names cannot be loaded."""
+        return sorted(self._offers[kind])
+
+    def source_package(self, kind: Kind, name: str) -> str:
+        """Where a name comes from that is known, whether or not it can be loaded; of two offers, the first."""
+        return self._offers[kind][name].source_package
+
+    def problems(self, kind: Kind | None = None) -> list[str]:
+        """One line for every name that cannot be loaded.
+
+        Imports the plugins of mitigations and environments, but no workload: of those, only the form of the target is
+        checked.
+        """
+        lines = []
+        for each in KINDS if kind is None else (kind,):
+            for name in self.names(each):
+                try:
+                    _load(self._offers[each][name])
+                except RegistryError as error:
+                    lines.append(str(error))
+        return lines
+
+    def _get(self, kind: Kind, name: str) -> Any:
+        offer = self._offers[kind].get(name)
+        if offer is not None:
+            return _load(offer)
+        names = self.names(kind)
+        message = f"unknown {kind[:-1]} {name!r}; available: {', '.join(names) or '(none is registered)'}"
+        import difflib  # only here: a typo is rare, and a child process never makes one
+
+        # Names are case-sensitive; a suggestion helps after a wrong case.
+        folded = {candidate.casefold(): candidate for candidate in names}
+        if nearest := difflib.get_close_matches(str(name).casefold(), folded, n=1):
+            message += f"; did you mean {folded[nearest[0]]!r}?"
+        if problems := self.problems(kind):  # the name may belong to a plugin that is broken
+            message += "\nthese plugins could not be loaded:\n  " + "\n  ".join(problems)
+        raise _UNKNOWN[kind](message)
+
+
+def get_mitigation(name: str, sidecars: Sequence[Path] = ()) -> Mitigation:
+    """The mitigation of a registry with these files."""
+    return Registry.load(sidecars).mitigation(name)
+
+
+def get_environment(name: str, sidecars: Sequence[Path] = ()) -> Environment:
+    """The environment of a registry with these files."""
+    return Registry.load(sidecars).environment(name)
+
+
+def _load(offer: _Offer) -> Any:
+    try:
+        return offer.load()
+    except RegistryError:
+        raise
+    except Exception as error:
+        message = f"the {offer.kind[:-1]} {offer.name!r} from {offer.source} cannot be read: {one_line_of(error)}"
+        raise RegistryError(message) from error
+
+
+def _same(offer: _Offer, other: _Offer) -> bool:
+    try:
+        one, two = offer.load(), other.load()
+    except RegistryError:
+        return False
+    return bool(one == two if isinstance(one, str) else replace(one, source_package=two.source_package) == two)
+
+
+def _unusable(offer: _Offer) -> RegistryError | None:
+    name = offer.name
+    # "a,b" is a set of two mitigations on the command line, and "a+b" is the same set in the name of an item.
+    separator = next((each for each in name if each in ",+"), None) if offer.kind == "mitigations" else None
+    if not name:
+        reason = "it is empty"
+    elif not name.isprintable():
+        reason = "it holds a control character, or one that cannot be seen"
+    elif name != name.strip():
+        reason = "it begins or ends with a space"
+    elif separator is not None:
+        reason = f"it holds {separator!r}, which separates names where several are given"
+    else:
+        return None
+    return RegistryError(f"the {offer.kind[:-1]} name {name!r} from {offer.source} cannot be used: {reason}")
+
+
+def _raise(error: RegistryError) -> NoReturn:
+    raise error
+
+
+def _built_in() -> Iterator[_Offer]:
+    source = f"{BUILTIN_SOURCE} (built in)"
+    yield from _of([*BUILTIN_MITIGATIONS, *BUILTIN_ENVIRONMENTS], source)
+    for name, target in BUILTIN_COLLECTORS.items():
+        yield _Offer("collectors", name, source, BUILTIN_SOURCE, lambda target=target: target)  # type: ignore[misc]
+
+
+def _of(values: Iterable[Mitigation | Environment], source: str) -> Iterator[_Offer]:
+    for value in values:
+        kind: Kind = "mitigations" if isinstance(value, Mitigation) else "environments"
+        yield _Offer(kind, value.name, source, value.source_package, lambda value=value: value)  # type: ignore[misc]
+
+
+_TARGET = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+)\s*)?(\[.*\]\s*)?\Z")
+
+
+def _of_plugins() -> Iterator[_Offer]:
+    """The entry points of all kinds, in the order of ``sys.path``; of a distribution that is there twice, the first.
+
+    ``importlib.metadata`` drops shadowed distributions itself, but compares their names as spelled in the names of
+    their folders: Python 3.10 takes Foo.egg-info (an editable install) and foo-1.0.dist-info for two.
+    """
+    everything = metadata.entry_points()  # once: each call reads the metadata of everything that is installed
+    for kind in KINDS:
+        first: dict[str, object] = {}
+        seen: set[tuple[str, str, str]] = set()
+        for entry in everything.select(group=f"aorta.{kind}"):
+            distribution = f"(without metadata: {entry.value})"
+            with suppress(Exception):  # a folder without a METADATA file: what happens depends on the Python version
+                if entry.dist is not None and "Name" in (fields := entry.dist.metadata):
+                    distribution = fields["Name"]
+            key = re.sub(r"[-_.]+", "-", distribution).lower()
+            identity = (key, entry.name, entry.value)
+            if first.setdefault(key, entry.dist) is entry.dist and identity not in seen:
+                seen.add(identity)
+                source = f"distribution {distribution!r} ({entry.value})"
+                load = partial(_load_plugin, kind, entry, distribution, source)
+                yield _Offer(kind, entry.name, source, distribution, load, is_read=False)
+
+
+def _load_plugin(kind: Kind, entry: metadata.EntryPoint, distribution: str, source: str) -> Any:
+    """What an entry point offers; only mitigations and environments are imported."""
+    described = f"entry point {entry.name!r} of group 'aorta.{kind}' in {source}"
+    match = _TARGET.match(entry.value)
+    if match is None or not match["attribute"]:
+        raise RegistryError(f"{described} does not have the form module:attribute")
+    target = f"{match['module']}:{match['attribute']}"
+    if kind in ("workloads", "collectors"):
+        return WorkloadEntry(entry.name, target, distribution) if kind == "workloads" else target
+    try:
+        payload: object = entry.load()
+    except KeyboardInterrupt:
+        raise
+    # Not only Exception: a module that calls sys.exit() or pytest.skip() while it is imported must not end the run.
+    except BaseException as error:
+        raise RegistryError(f"{described} cannot be loaded: {one_line_of(error)}") from error
+    read = mitigation_from if kind == "mitigations" else environment_from
+    return read(payload, name=entry.name, source_package=distribution, where=f"{kind[:-1]} {entry.name!r} of {source}")
