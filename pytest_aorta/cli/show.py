@@ -294,8 +294,8 @@ def show_nodes(results: Path | None, as_json: bool) -> None:
 
     Of the trials in a results directory, by default those of the recipe's action with each = "node".
     """
-    from pytest_aorta.triage.nodes import LEVEL, node_sentences, trials_needed
     from pytest_aorta.triage.reading import read_triage
+    from pytest_aorta.triage.where import NODE_LEVEL, node_sentences, trials_needed
 
     if results is None:
         recipe = open_recipe()
@@ -310,7 +310,7 @@ def show_nodes(results: Path | None, as_json: bool) -> None:
         raise RequestError(f"the trials in {results} ran on one node, or do not say where")
     if as_json:
         named = [node.name for node in nodes if node.reasons]
-        click.echo(json.dumps({"nodes": [vars(node) for node in nodes], "drain": named, "level": LEVEL}, indent=1))
+        click.echo(json.dumps({"nodes": [vars(node) for node in nodes], "drain": named, "level": NODE_LEVEL}, indent=1))
         return
     rows = [["Node", "Trials", "Not passed", "Step time"]]
     for node in nodes:

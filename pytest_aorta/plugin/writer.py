@@ -25,11 +25,10 @@ from pytest_aorta.plugin.summary import Summary, duration_text, understood
 from pytest_aorta.registry import one_line_of
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.columns import counted
-from pytest_aorta.triage.decisions import Decisions
 from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.triage.reading import MATRIX_JSON
-from pytest_aorta.triage.verdicts import Triage
+from pytest_aorta.triage.verdicts import Decisions, Triage
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 
@@ -64,7 +63,7 @@ class JudgedTrials:
     @property
     def has_begun(self) -> bool:
         """Whether there are gates, and trials that they are about."""
-        return bool(self.gates) and any(cell.has_begun for cell in self.triage.cells)
+        return bool(self.gates) and any(cell.trials for cell in self.triage.cells)
 
     def judge(self) -> int:
         """Judge each gate; how many failed reports are of trials that they judge."""

@@ -1,15 +1,18 @@
-"""The statistics of one cell."""
+"""What is known of one cell, and whether the variables of its mitigation set can have done anything."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
+from pytest_aorta.probe.variables import REDACTED
+from pytest_aorta.settings import OPTION
 from pytest_aorta.triage.facts import (
     LOSSES,
-    NOT_WATCHED,
     OUTCOMES,
     CellKey,
     Outcome,
@@ -34,63 +37,34 @@ class SignatureCount:
 
 @dataclass(frozen=True)
 class CellStatistics:
-    """What is known of a cell.
+    """What the trials of a cell that are over say; ``finished`` in the order of their indices.
 
-    Attributes:
-        trials: indices of the trials by outcome, ascending.
-        rate: failures / counted trials; ``None`` where no trial counts.
-        rate_interval: Wilson, 95 %.
-        signatures: of the failures, the most frequent first.
-        steps: of trials that came to the end of ``run()``; ``None`` where there are none.
-        iterations: that trials have made, each number once, ascending.
-        first_failure_iterations: of the failing trials that say so, ascending.
-        median_wall_sec: of the counted trials.
-        warnings, exit_statuses, detected, collected, not_collected: how many trials have each.
-        observed: how many trials ran with collectors.
-        losses: why trials say nothing about the workload, the most frequent reason first.
-        files: of the trials, relative to the results directory, in the order of their indices.
-        variables: that any cell of the plan sets, as far as the trials agree on them.
-        places: failures and counted trials, by host and devices.
-        events: what has cost several cells or trials their outcome, and how many trials of this cell each has cost.
+    All numbers are found when they are asked for.
     """
 
     key: CellKey
     environment: str
     mitigations: tuple[str, ...]
-    trials: dict[Outcome, tuple[int, ...]]
-    rate: float | None
-    rate_interval: Interval
-    signatures: tuple[SignatureCount, ...] = ()
-    steps: StepSummary | None = None
-    first_failure_iterations: tuple[int, ...] = ()
-    median_wall_sec: float | None = None
-    warnings: dict[str, int] = field(default_factory=dict)
-    collected: dict[str, int] = field(default_factory=dict)
-    not_collected: dict[str, int] = field(default_factory=dict)
-    iterations: tuple[int, ...] = ()
-    files: tuple[str, ...] = ()
-    exit_statuses: dict[str, int] = field(default_factory=dict)
-    variables: WatchedVariables = NOT_WATCHED
-    places: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
-    events: dict[str, int] = field(default_factory=dict)
-    detected: dict[str, int] = field(default_factory=dict)
-    losses: tuple[SignatureCount, ...] = ()
-    observed: int = 0
+    finished: tuple[TrialFacts, ...]
+
+    @cached_property
+    def trials(self) -> dict[Outcome, tuple[int, ...]]:
+        """Indices of the trials by outcome."""
+        return {name: tuple(each.index for each in self.finished if each.outcome == name) for name in OUTCOMES}
 
     def count(self, *outcomes: Outcome) -> int:
-        """How many trials have one of these outcomes."""
         return sum(len(self.trials[outcome]) for outcome in outcomes)
 
     @property
     def total(self) -> int:
-        return self.count(*OUTCOMES)
+        return len(self.finished)
 
-    @property
+    @cached_property
     def failures(self) -> int:
         """Trials in which the workload has failed, hangs among them."""
         return self.count("failed", "timeout")
 
-    @property
+    @cached_property
     def counted(self) -> int:
         """Trials that say something about the workload."""
         return self.count("ok", "failed", "timeout")
@@ -103,7 +77,8 @@ class CellStatistics:
     @property
     def loss_events(self) -> int:
         """By how many events they were lost: those that one event has cost count as one."""
-        return self.lost - sum(self.events.values()) + len(self.events)
+        events = self.tally("event")
+        return self.lost - sum(events.values()) + len(events)
 
     @property
     def did_not_run(self) -> bool:
@@ -111,105 +86,82 @@ class CellStatistics:
         return self.count("did not run") > 0 and self.count("did not run", "interrupted") == self.total
 
     @property
+    def rate(self) -> float | None:
+        return self.failures / self.counted if self.counted else None
+
+    @property
+    def rate_interval(self) -> Interval:
+        """Wilson, 95 %."""
+        return wilson(self.failures, self.counted)
+
+    @cached_property
+    def signatures(self) -> tuple[SignatureCount, ...]:
+        """Of the failures, the most frequent first."""
+        return _signature_counts(each for each in self.finished if each.is_failure)
+
+    @cached_property
     def signature_numbers(self) -> dict[Signature, int]:
-        """How many trials have each signature."""
         return {each.signature: len(each.trials) for each in self.signatures}
 
+    @cached_property
+    def losses(self) -> tuple[SignatureCount, ...]:
+        """Why trials say nothing about the workload, the most frequent reason first."""
+        return _signature_counts(each for each in self.finished if each.outcome in LOSSES)
 
-class CellTrials:
-    """The trials of one cell, in the order in which they began."""
-
-    def __init__(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
-        self.key = key
-        self.environment = environment
-        self.mitigations = mitigations
-        #: By index; those of a test by file: it may run many of one index.
-        self._trials: dict[int | str, TrialFacts | None] = {}
-        self._statistics: CellStatistics | None = None
-
-    def begin(self, index: int) -> None:
-        """A trial has begun."""
-        self._trials.setdefault(index, None)
-
-    def add(self, facts: TrialFacts) -> None:
-        """A trial is over."""
-        self._trials[facts.file if facts.key.test else facts.index] = facts
-        self._statistics = None
+    @cached_property
+    def steps(self) -> StepSummary | None:
+        """Of trials that came to the end of ``run()``."""
+        return summary_of([each.steps for each in self.finished if each.steps is not None])
 
     @property
-    def has_begun(self) -> bool:
-        """Whether any trial has."""
-        return bool(self._trials)
+    def iterations(self) -> tuple[int, ...]:
+        """That trials have made, each number once, ascending."""
+        return tuple(sorted({each.iterations for each in self.finished if each.iterations is not None}))
 
     @property
-    def finished(self) -> list[TrialFacts]:
-        """All that are over."""
-        return [facts for facts in self._trials.values() if facts is not None]
+    def first_failure_iterations(self) -> tuple[int, ...]:
+        numbers = (each.first_failure_iteration for each in self.finished if each.is_failure)
+        return tuple(sorted(number for number in numbers if number is not None))
 
-    def stream(self) -> list[TrialFacts]:
-        """The counted trials up to the first that is still running.
+    @property
+    def median_wall_sec(self) -> float | None:
+        walls = [each.wall_sec for each in self.finished if each.is_counted and each.wall_sec is not None]
+        return statistics.median(walls) if walls else None
 
-        How long a trial takes depends on how it ends: to look at what is over already would favour fast outcomes.
-        """
-        found = []
-        for facts in self._trials.values():
-            if facts is None:
-                break
-            if facts.is_counted:
-                found.append(facts)
+    @cached_property
+    def places(self) -> dict[tuple[str | None, tuple[int, ...]], tuple[int, int]]:
+        """Failures and counted trials, by host and devices."""
+        found: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
+        for each in self.finished:
+            if each.is_counted:
+                failures, trials = found.get(each.place.key, (0, 0))
+                found[each.place.key] = failures + each.is_failure, trials + 1
         return found
 
+    @cached_property
+    def variables(self) -> WatchedVariables:
+        """That any cell of the plan sets, as far as the trials agree on them."""
+        return agreed(each.variables for each in self.finished)
+
+    def tally(self, name: str) -> dict[str, int]:
+        """How many trials have each of what a field of their facts says: ``warnings``, ``event``, ``collected``."""
+        found: Counter[str] = Counter()
+        for each in self.finished:
+            value = getattr(each, name)
+            found.update(list(dict.fromkeys(value)) if isinstance(value, tuple) else [value] if value else [])
+        return dict(found)
+
     @property
-    def statistics(self) -> CellStatistics:
-        """Of all that are over; computed again only after a change."""
-        if self._statistics is None:
-            self._statistics = self._computed()
-        return self._statistics
+    def observed(self) -> int:
+        """How many trials ran with collectors."""
+        return sum(each.observed for each in self.finished)
 
-    def _computed(self) -> CellStatistics:
-        trials = sorted(self.finished, key=lambda facts: (facts.index, facts.file))  # in whatever order they have ended
-        counted = [facts for facts in trials if facts.is_counted]
-        failing = [facts for facts in counted if facts.is_failure]
-        first_failures = [facts.first_failure_iteration for facts in failing]
-        walls = [facts.wall_sec for facts in counted if facts.wall_sec is not None]
-        return CellStatistics(
-            key=self.key,
-            environment=self.environment,
-            mitigations=self.mitigations,
-            trials={
-                outcome: tuple(facts.index for facts in trials if facts.outcome == outcome) for outcome in OUTCOMES
-            },
-            rate=len(failing) / len(counted) if counted else None,
-            rate_interval=wilson(len(failing), len(counted)),
-            signatures=_signature_counts(failing),
-            steps=summary_of([facts.steps for facts in trials if facts.steps is not None]),
-            first_failure_iterations=tuple(sorted(number for number in first_failures if number is not None)),
-            median_wall_sec=statistics.median(walls) if walls else None,
-            warnings=dict(Counter(text for facts in trials for text in set(facts.warnings))),
-            collected=dict(Counter(text for facts in trials for text in facts.collected)),
-            not_collected=dict(Counter(text for facts in trials for text in set(facts.not_collected))),
-            iterations=tuple(sorted({facts.iterations for facts in trials if facts.iterations is not None})),
-            files=tuple(facts.file for facts in trials),
-            exit_statuses=dict(Counter(facts.exit_status for facts in trials)),
-            variables=agreed(facts.variables for facts in trials),
-            places=_by_place(counted),
-            events=dict(Counter(facts.event for facts in trials if facts.event is not None)),
-            detected=dict(Counter(name for facts in trials for name in facts.detected)),
-            losses=_signature_counts(facts for facts in trials if facts.outcome in LOSSES),
-            observed=sum(facts.observed for facts in trials),
-        )
-
-
-def _by_place(counted: Iterable[TrialFacts]) -> dict[tuple[str | None, tuple[int, ...]], tuple[int, int]]:
-    found: dict[tuple[str | None, tuple[int, ...]], tuple[int, int]] = {}
-    for facts in counted:
-        failures, trials = found.get(facts.place.key, (0, 0))
-        found[facts.place.key] = failures + facts.is_failure, trials + 1
-    return found
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(each.file for each in self.finished)
 
 
 def _signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ...]:
-    """In how many ways trials have failed: the most frequent first, of equally frequent ones the earlier."""
     alike: dict[Signature, list[TrialFacts]] = {}
     for facts in failing:
         if facts.signature is not None:
@@ -223,3 +175,165 @@ def _signature_counts(failing: Iterable[TrialFacts]) -> tuple[SignatureCount, ..
         for signature, found in alike.items()
     ]
     return tuple(sorted(counts, key=lambda count: -len(count.trials)))
+
+
+@dataclass
+class CellTrials:
+    """The trials of one cell, in the order in which they began.
+
+    ``trials``: by index; those of a test by file, as it may run many of one index. ``None`` while they run.
+    """
+
+    key: CellKey
+    environment: str
+    mitigations: tuple[str, ...]
+    trials: dict[int | str, TrialFacts | None] = field(default_factory=dict)
+    _statistics: CellStatistics | None = None
+
+    def add(self, facts: TrialFacts) -> None:
+        """A trial is over."""
+        self.trials[facts.file if facts.key.test else facts.index] = facts
+        self._statistics = None
+
+    @property
+    def finished(self) -> list[TrialFacts]:
+        return [facts for facts in self.trials.values() if facts is not None]
+
+    def stream(self) -> list[TrialFacts]:
+        """The counted trials up to the first that is still running.
+
+        How long a trial takes depends on how it ends: to look at what is over already would favour fast outcomes.
+        """
+        found = []
+        for facts in self.trials.values():
+            if facts is None:
+                break
+            if facts.is_counted:
+                found.append(facts)
+        return found
+
+    @property
+    def statistics(self) -> CellStatistics:
+        """Of all that are over."""
+        if self._statistics is None:
+            finished = sorted(self.finished, key=lambda facts: (facts.index, facts.file))
+            self._statistics = CellStatistics(self.key, self.environment, self.mitigations, tuple(finished))
+        return self._statistics
+
+
+Reason = Literal["same value", "not named"]
+
+
+@dataclass(frozen=True)
+class InertVariable:
+    name: str
+    reason: Reason
+
+    @property
+    def text(self) -> str:
+        """``DISABLE_TF32 is named by no loaded library or imported source``."""
+        if self.reason == "same value":
+            return f"{self.name} has this value without it as well"
+        return f"{self.name} is named by no loaded library or imported source"
+
+
+@dataclass(frozen=True)
+class MitigationEffect:
+    """Whether the variables of a cell's mitigation set can have done anything.
+
+    Attributes:
+        inert: variables that probably did nothing, in alphabetical order.
+        active: the others that the set changes, in the same order.
+        same_as: another cell of the same workload and environment with the same values of all watched variables; the
+            baseline, if it is one of them.
+        is_second_baseline: whether ``same_as`` is the baseline that the cell is compared with.
+    """
+
+    mitigations: tuple[str, ...]
+    inert: tuple[InertVariable, ...] = ()
+    active: tuple[str, ...] = ()
+    same_as: CellKey | None = None
+    is_second_baseline: bool = False
+
+    @property
+    def is_inert(self) -> bool:
+        """Whether none of its variables seems to do anything."""
+        return self.is_second_baseline or (bool(self.inert) and not self.active)
+
+    @property
+    def reason(self) -> str:
+        """Of ``inert? (reason)``, in a few words; empty where it is not ``is_inert``."""
+        if self.is_second_baseline and self.same_as is not None:
+            return f"same variables as {self.same_as.cell}"
+        reasons = {variable.reason for variable in self.inert} if self.is_inert else set()
+        if len(reasons) > 1:
+            return "set already, or named by nothing that is loaded"
+        texts: Mapping[Reason, str] = {
+            "same value": "set to this value already",
+            "not named": "named by nothing that is loaded",
+        }
+        return texts[reasons.pop()] if reasons else ""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """One per inert variable, and one on an equal cell: ``tf32_off: DISABLE_TF32 is named by no ...``."""
+        label = ",".join(self.mitigations)
+        found = [f"{label}: {variable.text}" for variable in self.inert]
+        if self.same_as is not None:
+            found.append(f"{label}: all variables have the values that they have in {self.same_as.cell}")
+        return tuple(found)
+
+
+def effects(
+    cells: Mapping[CellKey, CellStatistics], baselines: Mapping[CellKey, CellKey]
+) -> dict[CellKey, MitigationEffect]:
+    """The effect of each cell that is compared with a baseline.
+
+    A variable is the mitigation set's if the cell sets it, and the baseline's set in the same environment does not set
+    it to the same value: variables of the environment and extra ones are in both. Only what all trials of a cell agree
+    on is said, and nothing of values that are secret or were not seen.
+
+    - ``same value``: its trials had the value that those of the baseline's set had; where these are not known, the one
+      that was set around pytest.
+    - ``not named``: see ``probe.loaded``.
+    """
+    alike: dict[tuple[object, str], list[CellStatistics]] = {}
+    for cell in cells.values():
+        alike.setdefault((cell.key.group(), cell.environment), []).append(cell)
+    return {
+        key: _effect(cells[key], cells[base], alike[key.group(), cells[key].environment])
+        for key, base in baselines.items()
+    }
+
+
+def _effect(cell: CellStatistics, base: CellStatistics, here: Sequence[CellStatistics]) -> MitigationEffect:
+    reference = next((other for other in here if other.mitigations == base.mitigations), None)
+    if reference is None or reference is cell:
+        return MitigationEffect(cell.mitigations)
+    own, overlay, resolved = cell.variables, dict(reference.variables.overlay), dict(cell.variables.resolved)
+    without = dict(reference.variables.resolved or own.ambient)
+    reasons: dict[str, Reason | None] = {}
+    for name, value in own.overlay:
+        if overlay.get(name) != value:
+            value = resolved.get(name) or value
+            is_unnamed = own.unnamed is not None and name in own.unnamed
+            is_same = value != REDACTED and without.get(name) == value
+            reasons[name] = "same value" if is_same else "not named" if is_unnamed else None
+
+    def is_equal(other: CellStatistics) -> bool:
+        theirs = other.variables
+        options = [{each for each in side.overlay if each[0].startswith(OPTION)} for side in (own, theirs)]
+        return (
+            bool(own.watched)
+            and (own.watched, own.resolved, options[0]) == (theirs.watched, theirs.resolved, options[1])
+            and len(own.resolved) == len(own.watched)
+        )
+
+    equal = next((other for other in [reference, *here] if other is not cell and is_equal(other)), None)
+    return MitigationEffect(
+        cell.mitigations,
+        inert=tuple(InertVariable(name, reason) for name, reason in reasons.items() if reason is not None),
+        active=tuple(name for name, reason in reasons.items() if reason is None),
+        same_as=None if equal is None else equal.key,
+        is_second_baseline=equal is base,
+    )

@@ -11,9 +11,8 @@ from typing import Any, Generic, Literal, TypeVar
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
-from pytest_aorta.triage.nodes import node_sentences
-from pytest_aorta.triage.operators import OperatorChange
 from pytest_aorta.triage.rates import Interval
+from pytest_aorta.triage.speed import OperatorChange
 from pytest_aorta.triage.verdicts import (
     LEVEL,
     Row,
@@ -21,6 +20,7 @@ from pytest_aorta.triage.verdicts import (
     Verdict,
     VerdictKind,
 )
+from pytest_aorta.triage.where import node_sentences
 
 #: Rates whose interval ends below this are shown with a decimal.
 _SMALL = 0.1
@@ -190,10 +190,8 @@ def _top_failure(row: Row) -> str:
 
 
 def _top_warning(row: Row) -> str:
-    if not row.cell.warnings:
-        return ""
-    text, number = max(row.cell.warnings.items(), key=lambda item: item[1])
-    return f"{number}x {text}"
+    text, number = max(row.cell.tally("warnings").items(), key=lambda item: item[1], default=("", 0))
+    return f"{number}x {text}" if number else ""
 
 
 def _median(row: Row) -> float | None:
@@ -235,7 +233,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     _number_of("Did not run", "did not run"),
     Column("error_rate", _error_rate),
     Column("outcome_counts", lambda row: {each: row.cell.count(each) for each in OUTCOMES}),
-    Column("exit_status_counts", lambda row: row.cell.exit_statuses),
+    Column("exit_status_counts", lambda row: row.cell.tally("exit_status")),
     Column("trials", lambda row: row.cell.trials),
     Column("trial_files", lambda row: row.cell.files),
     Column("verdict", lambda row: row.verdict, "Verdict", _verdict, _short_verdict, _EVERYWHERE, left=True),
@@ -255,13 +253,13 @@ COLUMNS: tuple[Column[Row], ...] = (
            lambda row: operators_text(row.operators), formats=_WHERE_WIDE, left=True),
     Column("signatures", lambda row: row.cell.signatures, "Top failure", _top_failure,
            formats=("markdown",), left=True),
-    Column("detected", lambda row: row.cell.detected, "Output says",
-           lambda row: ", ".join(f"{name} {number}" for name, number in row.cell.detected.items()),
+    Column("detected", lambda row: row.cell.tally("detected"), "Output says",
+           lambda row: ", ".join(f"{name} {number}" for name, number in row.cell.tally("detected").items()),
            formats=_EVERYWHERE, left=True),
     Column("losses", lambda row: row.cell.losses),
-    Column("collected", lambda row: row.cell.collected),
-    Column("not_collected", lambda row: row.cell.not_collected),
-    Column("warnings", lambda row: row.cell.warnings, "Top warning", _top_warning,
+    Column("collected", lambda row: row.cell.tally("collected")),
+    Column("not_collected", lambda row: row.cell.tally("not_collected")),
+    Column("warnings", lambda row: row.cell.tally("warnings"), "Top warning", _top_warning,
            formats=("markdown",), left=True),
     Column("first_failure_iterations", lambda row: row.cell.first_failure_iterations, "First failure",
            lambda row: _range(row.cell.first_failure_iterations), formats=("markdown",)),
@@ -396,11 +394,12 @@ def operators_text(changes: Sequence[OperatorChange]) -> str:
 
 def _no_failure(base: CellStatistics, most: float, start: str) -> str:
     lost = f", but {counted(base.lost, 'trial')} of {base.total} were lost" if base.lost else ""
+    detected = base.tally("detected")
     sentence = (
-        f"{'No failure' if lost or base.detected else start}: {base.key.cell} has not failed in "
+        f"{'No failure' if lost or detected else start}: {base.key.cell} has not failed in "
         f"{counted(base.counted, 'trial')}{lost}; its failure rate is below {below(most)}."
     )
-    for name, number in base.detected.items():
+    for name, number in detected.items():
         sentence += f" The output of {number} says {name}: failures, if you add --aorta-fail-on=@{name}."
     return sentence
 

@@ -22,6 +22,29 @@ from pytest_aorta.trials.outcome import did_not_run, met_full_disk, shared_event
 #: Part of a trial's steps that counts as warm-up, at least one step: allocators, caches and compilers settle there.
 WARM_UP = 0.1
 
+#: Seconds of a command that are mostly its interpreter's start.
+_SHORTEST_RUN = 0.1
+
+#: Read by the engine of a container, outside of it.
+_OF_ENGINES = re.compile(r"(NVIDIA|AMD)_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_\w+)")
+
+#: Say which devices a process has; the first that is set counts. Those of SLURM are numbers of the host.
+_DEVICES = (
+    *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
+
+#: Failures of which a process died: its step times are those of a part of its work.
+_CRASHES = ("exception", "signal", "exit_code", "timeout", "stall", "rank")
+
+#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it:
+#: they are losses, and so is ``interrupted``.
+Outcome = Literal["ok", "failed", "timeout", "infrastructure", "interrupted", "did not run"]
+OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "timeout", "infrastructure", "interrupted", "did not run")
+FAILURES: tuple[Outcome, ...] = ("failed", "timeout")
+COUNTED: tuple[Outcome, ...] = ("ok", "failed", "timeout")
+LOSSES: tuple[Outcome, ...] = ("infrastructure", "interrupted", "did not run")
+
 
 @dataclass(frozen=True)
 class TrialSteps:
@@ -61,9 +84,11 @@ def steady_steps(step_times_ms: Iterable[Any]) -> TrialSteps | None:
     ``None`` where no time is left.
     """
     times = list(step_times_ms)
-    steady = times[max(1, int(len(times) * WARM_UP)) :] if len(times) > 1 else times
-    measured = [float(time) for time in steady if _is_time(time)]
-    return TrialSteps(array("d", sorted(measured))) if measured else None
+    if len(times) > 1:
+        times = times[max(1, int(len(times) * WARM_UP)) :]
+    numbers = (time for time in times if isinstance(time, int | float) and not isinstance(time, bool))
+    measured = sorted(float(time) for time in numbers if 0 < time < math.inf)
+    return TrialSteps(array("d", measured)) if measured else None
 
 
 def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
@@ -79,23 +104,12 @@ def summary_of(trials: Sequence[TrialSteps]) -> StepSummary | None:
         min_ms=pooled[0],
         max_ms=pooled[-1],
         median_ms=statistics.median(pooled),
-        p90_ms=_percentile(pooled, 90),
-        p99_ms=_percentile(pooled, 99),
+        p90_ms=pooled[-(-90 * len(pooled) // 100) - 1],
+        p99_ms=pooled[-(-99 * len(pooled) // 100) - 1],
         steps=len(pooled),
         trial_medians_ms=tuple(trial.median_ms for trial in trials),
     )
 
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-
-
-def _percentile(ascending: Sequence[float], percent: int) -> float:
-    return ascending[-(-percent * len(ascending) // 100) - 1]
-
-
-#: Read by the engine of a container, outside of it.
-_OF_ENGINES = re.compile(r"(NVIDIA|AMD)_(VISIBLE_DEVICES|DRIVER_CAPABILITIES|REQUIRE_\w+)")
 
 Overlay = tuple[tuple[str, str], ...]
 Values = tuple[tuple[str, str | None], ...]
@@ -127,7 +141,6 @@ class WatchedVariables:
 #: Of a trial in whose plan no cell sets any.
 NOT_WATCHED = WatchedVariables()
 
-
 #: One object for all trials that agree, which are most of a cell's.
 _shared = lru_cache(maxsize=1024)(WatchedVariables)
 
@@ -138,67 +151,53 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
     if not ambient:
         return NOT_WATCHED
     environment = request.get("environment") or {}
-    entered, launcher = environment.get("enter") or False, environment.get("launcher") or ()
-    unnamed = None if launcher else _unnamed((env.get("end") or {}).get("variables") or {})
-    if unnamed is not None and entered:
-        unnamed = frozenset(name for name in unnamed if not _OF_ENGINES.fullmatch(name))
+    entered = environment.get("enter") or False
+    found = (env.get("end") or {}).get("variables") or {}
+    unnamed = None
+    if (
+        not environment.get("launcher")
+        and found.get("by") is not None
+        and not found.get("unsearched")
+        and not found.get("subprocesses", True)
+    ):
+        unnamed = frozenset(
+            name
+            for name, named in found["by"].items()
+            if not named["count"] and not (entered and _OF_ENGINES.fullmatch(name))
+        )
     failed = any(str(reason).startswith("env_vars:") for reason in env.get("partial_reasons") or ())
     saw_variables = bool(env.get("process")) and isinstance(env.get("env_vars"), Mapping) and not failed
-    return _shared(
-        tuple(sorted(ambient)),
-        tuple(sorted(((request.get("overlay") or {}) | _options(request)).items())),
-        () if entered else _known(ambient),
-        _known({name: env["env_vars"].get(name) for name in ambient}) if saw_variables else (),
-        unnamed,
+    options = (request.get("config") or {}).items()
+    overlay = {
+        **(request.get("overlay") or {}),
+        **{f"{OPTION}{name}": json.dumps(value, sort_keys=True) for name, value in options},
+    }
+    resolved = {name: env["env_vars"].get(name) for name in ambient} if saw_variables else {}
+    # A redacted value equals no other one, as far as one can see.
+    before, after = (
+        tuple(sorted((name, value) for name, value in values.items() if value != REDACTED))
+        for values in (ambient, resolved)
     )
-
-
-def _options(request: Mapping[str, Any]) -> dict[str, str]:
-    given = request.get("config") or {}
-    return {f"{OPTION}{name}": json.dumps(value, sort_keys=True) for name, value in given.items()}
-
-
-def _known(values: Mapping[str, str | None]) -> Values:
-    """A redacted value equals no other one, as far as one can see."""
-    return tuple(sorted((name, value) for name, value in values.items() if value != REDACTED))
-
-
-def _unnamed(found: Mapping[str, Any]) -> frozenset[str] | None:
-    by = found.get("by")
-    if by is None or found.get("unsearched") or found.get("subprocesses", True):
-        return None
-    return frozenset(name for name, named in by.items() if not named["count"])
+    return _shared(tuple(sorted(ambient)), tuple(sorted(overlay.items())), () if entered else before, after, unnamed)
 
 
 def agreed(trials: Iterable[WatchedVariables]) -> WatchedVariables:
     """What all trials say that say anything: those that crashed, for instance, do not say what nothing names."""
     different = set(trials)
+
+    def common(found: Iterable[Values]) -> Values:
+        saying = [set(values) for values in found if values]
+        return tuple(sorted(set.intersection(*saying), key=lambda item: item[0])) if saying else ()
+
     unnamed = [each.unnamed for each in different if each.unnamed is not None]
     overlays = {each.overlay for each in different if each.watched}
     return WatchedVariables(
         watched=tuple(sorted({name for each in different for name in each.watched})),
         overlay=overlays.pop() if len(overlays) == 1 else (),
-        ambient=_common(each.ambient for each in different),
-        resolved=_common(each.resolved for each in different),
+        ambient=common(each.ambient for each in different),
+        resolved=common(each.resolved for each in different),
         unnamed=frozenset.intersection(*unnamed) if unnamed else None,
     )
-
-
-def _common(found: Iterable[Values]) -> Values:
-    saying = [set(values) for values in found if values]
-    return tuple(sorted(set.intersection(*saying), key=lambda item: item[0])) if saying else ()
-
-
-#: ``failed`` and ``timeout`` are failures of the workload; ``infrastructure`` and ``did not run`` say nothing about it:
-#: they are losses, and so is ``interrupted``.
-Outcome = Literal["ok", "failed", "timeout", "infrastructure", "interrupted", "did not run"]
-OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "timeout", "infrastructure", "interrupted", "did not run")
-FAILURES: tuple[Outcome, ...] = ("failed", "timeout")
-COUNTED: tuple[Outcome, ...] = ("ok", "failed", "timeout")
-LOSSES: tuple[Outcome, ...] = ("infrastructure", "interrupted", "did not run")
-
-#: Failures of which a process died: its step times are those of a part of its work.
-_CRASHES = ("exception", "signal", "exit_code", "timeout", "stall", "rank")
 
 
 @dataclass(frozen=True, order=True)
@@ -252,7 +251,6 @@ class TrialFacts:
         outcome: for statistics.
         signature: of the failure; ``None`` for a trial that is ok.
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
-        place: where it ran.
         run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
         culprit: the rank that has failed, if all others have only because of it, and how many ranks there are.
         iterations: that it has made; ``None`` where the workload does not say.
@@ -301,12 +299,10 @@ class TrialFacts:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the workload has failed."""
         return self.outcome in FAILURES
 
     @property
     def is_counted(self) -> bool:
-        """Whether the trial says something about the workload."""
         return self.outcome in COUNTED
 
 
@@ -316,38 +312,67 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
     All of them are in the record itself, so that a run and the reader of its files come to the same table.
     """
     outcome = outcome_of(record)
-    output = record["result"].get("output") or {}
+    result, failure, request = record["result"], record.get("failure") or {}, record.get("request") or {}
+    output, step_times = result.get("output") or {}, result.get("step_times_ms") or ()
+    collected: Mapping[str, Mapping[str, Any]] = record.get("collected") or {}
+    index = record.get("trial_index")
+    if not isinstance(index, int):
+        number = re.search(r"(\d+)$", PurePosixPath(file).stem)
+        index = int(number[1]) if number else 0
+    has_all_steps = outcome == "ok" or (outcome == "failed" and failure.get("kind") not in _CRASHES)
+    seconds = (record.get("phases_sec") or {}).get("run")
+    is_timed = outcome == "ok" and output and not step_times
+
+    beside = record.get("side_by_side") or {}
+    variables = (record.get("env") or {}).get("env_vars") or {}
+    devices = (record.get("imposed") or {}).get("devices")
+    if devices is None:
+        own = request.get("overlay") or {}
+        named = [variables[name] for name in _DEVICES if name in variables and name not in own]
+        is_list = bool(named) and re.fullmatch(r"\d+(,\d+)*", named[0])
+        devices = [int(device) for device in named[0].split(",")] if is_list else ()
+
+    rank, ranks = failure.get("rank"), record.get("ranks") or ()
+    failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
+    is_alone = all(each["rank"] == rank and each.get("blame") != "unknown" for each in failed)
+    # A total of 0 is the default of workloads that do not count their iterations.
+    executed = result.get("executed_iterations")
     return TrialFacts(
         key=key_of(record),
         environment=record["execution_env"]["name"],
         mitigations=tuple(record["mitigations_applied"]),
         trial_id=record["trial_id"],
-        index=_index(record, file),
+        index=index,
         file=file,
         outcome=outcome,
-        signature=signature_of(record, rules),
-        first_failure_iteration=record["result"].get("first_failure_iteration"),
-        steps=steady_steps(record["result"].get("step_times_ms") or ()) if _has_all_steps(record, outcome) else None,
+        signature=None if record["exit_status"] == "ok" else signature_of(record, rules),
+        first_failure_iteration=result.get("first_failure_iteration"),
+        steps=steady_steps(step_times) if has_all_steps else None,
         started_at=record.get("started_at") or "",
         wall_sec=record.get("wall_clock_sec"),
         warnings=tuple(record.get("warnings") or ()),
         exit_status=record["exit_status"],
-        iterations=_iterations(record["result"]),
+        iterations=executed if executed is not None else result.get("total_iterations") or None,
         variables=watched_variables(record),
-        failed_rank=(record.get("failure") or {}).get("rank"),
-        place=_place(record),
-        run_seed=(record.get("request") or {}).get("run_seed"),
-        culprit=_culprit(record),
+        failed_rank=rank,
+        place=Place(
+            host=record.get("host"),
+            devices=tuple(devices),
+            slot=beside.get("slot"),
+            job=beside.get("job") or variables.get("SLURM_JOB_ID"),
+        ),
+        run_seed=request.get("run_seed"),
+        culprit=(rank, len(ranks)) if rank is not None and len(ranks) > 1 and is_alone else None,
         event=None if outcome in COUNTED else shared_event(record),
         detected=tuple(output.get("detected") or ()),
         matched=tuple(
             (name, lines > 0) for name, lines in (output.get("matched") or {}).items() if name.startswith("metric")
         ),
-        run_sec=_run_sec(record) if outcome == "ok" and output else None,
-        operators=_operators(record),
-        collected=tuple(f"{name}: {it['sentence']}" for name, it in _collected(record) if it.get("sentence")),
-        not_collected=tuple(f"{name}: {each}" for name, it in _collected(record) for each in it["problems"][:1]),
-        observed=bool((record.get("request") or {}).get("collect")),
+        run_sec=seconds if is_timed and isinstance(seconds, float) and seconds >= _SHORTEST_RUN else None,
+        operators=(collected.get("profile") or {}).get("data", {}).get("operators") or {},
+        collected=tuple(f"{name}: {it['sentence']}" for name, it in collected.items() if it.get("sentence")),
+        not_collected=tuple(f"{name}: {each}" for name, it in collected.items() for each in it["problems"][:1]),
+        observed=bool(request.get("collect")),
     )
 
 
@@ -373,72 +398,3 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     if status == "infrastructure_failed" or met_full_disk(record):
         return "infrastructure"
     return "ok" if status == "ok" else "timeout" if status == "timeout" else "failed"
-
-
-#: Seconds of a command that are mostly its interpreter's start.
-_SHORTEST_RUN = 0.1
-
-
-def _run_sec(record: Mapping[str, Any]) -> float | None:
-    seconds = (record.get("phases_sec") or {}).get("run")
-    has_steps = bool(record["result"].get("step_times_ms"))
-    return seconds if not has_steps and isinstance(seconds, float) and seconds >= _SHORTEST_RUN else None
-
-
-def _operators(record: Mapping[str, Any]) -> Mapping[str, float]:
-    found: Mapping[str, float] = ((record.get("collected") or {}).get("profile") or {}).get("data", {}).get("operators")
-    return found or {}
-
-
-def _collected(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return list((record.get("collected") or {}).items())
-
-
-def _has_all_steps(record: Mapping[str, Any], outcome: Outcome) -> bool:
-    failure = record.get("failure") or {}
-    return outcome == "ok" or (outcome == "failed" and failure.get("kind") not in _CRASHES)
-
-
-def _index(record: Mapping[str, Any], file: str) -> int:
-    index = record.get("trial_index")
-    if isinstance(index, int):
-        return index
-    found = re.search(r"(\d+)$", PurePosixPath(file).stem)
-    return int(found[1]) if found else 0
-
-
-#: Say which devices a process has; the first that is set counts. Those of SLURM are numbers of the host.
-_DEVICES = (
-    *("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-)
-
-
-def _place(record: Mapping[str, Any]) -> Place:
-    imposed, beside = record.get("imposed") or {}, record.get("side_by_side") or {}
-    variables = (record.get("env") or {}).get("env_vars") or {}
-    own = (record.get("request") or {}).get("overlay") or {}
-    devices = imposed.get("devices")
-    if devices is None:
-        given = next((variables[name] for name in _DEVICES if name in variables and name not in own), "")
-        devices = [int(device) for device in given.split(",")] if re.fullmatch(r"\d+(,\d+)*", given) else []
-    return Place(
-        host=record.get("host"),
-        devices=tuple(devices),
-        slot=beside.get("slot"),
-        job=beside.get("job") or variables.get("SLURM_JOB_ID"),
-    )
-
-
-def _culprit(record: Mapping[str, Any]) -> tuple[int, int] | None:
-    rank, ranks = (record.get("failure") or {}).get("rank"), record.get("ranks") or ()
-    failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
-    if rank is None or len(ranks) < 2 or any(each["rank"] != rank or each.get("blame") == "unknown" for each in failed):
-        return None
-    return rank, len(ranks)
-
-
-def _iterations(result: Mapping[str, Any]) -> int | None:
-    executed = result.get("executed_iterations")
-    # A total of 0 is the default of workloads that do not count their iterations.
-    return executed if executed is not None else result.get("total_iterations") or None

@@ -177,7 +177,7 @@ def _warnings(table: Table) -> list[str]:
         *(
             f"{row.cell.key.workload} {row.cell.key.cell}: {text} ({counted(number, 'trial')})"
             for row in table.rows
-            for text, number in row.cell.warnings.items()
+            for text, number in row.cell.tally("warnings").items()
         ),
     ]
     more = len(found) - _WARNINGS

@@ -218,7 +218,7 @@ class Search:
             len(theirs),
             sum(theirs),
         )
-        test.extend(list(zip(theirs, ours, strict=False))[len(test.pairs) :])
+        test.pairs += list(zip(theirs, ours, strict=False))[len(test.pairs) :]
         found = test.comparison()
         tried.p = found.p
         is_lower = tried.failures * tried.base_trials < tried.base_failures * tried.trials

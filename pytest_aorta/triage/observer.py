@@ -16,10 +16,6 @@ from pytest_aorta.triage.speed import LEVEL, Speed, compare_speeds, measured
 Counts = tuple[int, int]
 
 
-#: Without step times.
-NOT_MEASURED = Speed("n/a")
-
-
 @dataclass(frozen=True)
 class ObserverEffect:
     """Of a cell: its trials with collectors beside those without.
@@ -39,7 +35,7 @@ class ObserverEffect:
     observed: Counts
     alone: Counts
     p: float
-    speed: Speed = NOT_MEASURED
+    speed: Speed
     of_failed: bool = False
     replays: int = 0
     other_ways: Mapping[str, int] = field(default_factory=dict, hash=False)

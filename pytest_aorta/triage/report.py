@@ -568,7 +568,7 @@ def _warnings(table: Table, material: Material, labels: Mapping[CellKey, str]) -
             found.append(f"{labels[row.cell.key]}: {row.speed.text}; a fault of timing can hide in slower steps")
     found += dict.fromkeys(text for row in table.rows if row.effect is not None for text in row.effect.sentences)
     for row in table.rows:
-        for text, number in row.cell.warnings.items():
+        for text, number in row.cell.tally("warnings").items():
             found.append(f"{labels[row.cell.key]}: {text} ({counted(number, 'trial')})")
     found += material.left_out
     more = len(found) - _MOST_WARNINGS

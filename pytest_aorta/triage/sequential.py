@@ -1,33 +1,217 @@
-"""Comparing a cell with its baseline while trials go on: p values and an interval that are valid whenever one looks."""
+"""Comparing a cell with its baseline while trials go on: p values and an interval that are valid whenever one looks.
+
+An e-process is a bettor's capital: it starts at 1 and cannot be expected to grow while the null hypothesis is true, so
+that it ever reaches 20 with a chance of at most 1/20 (Ville's inequality), however often one looks and whatever
+decides when one stops.
+
+One pair is one trial of the baseline (failure rate a) and one of the cell (rate b). Against the null "b - a is at most
+D" (or at least D; or "b / a is at most R", or at least R) each pair is bet on by the E-variable of Turner, Ly &
+Grünwald 2024, "Generic E-variables for exact sequential k-sample tests that allow for optional stopping" (theorem 1;
+arXiv 2106.02693), for other nulls than equality Turner & Grünwald 2023, "Exact anytime-valid confidence intervals for
+contingency tables and beyond" (arXiv 2203.09785):
+
+    p_a1(y_a) p_b1(y_b) / (p_a0(y_a) p_b0(y_b))
+
+with an alternative (a1, b1) that depends on earlier pairs only, and (a0, b0) the pair of rates within the null that is
+nearest to it (Kullback-Leibler). The capital is the product over the pairs. It is fair, or worse, for *every* pair of
+rates within the null: at rates (a, b) the expected value is f(a) g(b) with affine f and g, both 1 at (a0, b0); log f +
+log g is concave, and that (a0, b0) is the nearest point of a convex set says that it does not rise from there in any
+direction into the null. So it holds as well while rates drift, as long as they stay within the null.
+
+The alternative is the posterior mean of both rates, given the earlier pairs, under a prior restricted to what the null
+excludes. Both papers take the mean under an unrestricted prior. Against a null with a direction that does not bet while
+the mean lies in the null, or bets on the wrong side; the restricted one bets from the first pair on, and finds
+differences as soon as the papers' test without a direction does.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, inf, log
-from typing import TYPE_CHECKING
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.rates import RATIO_LEVEL, Interval
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+Numbers: TypeAlias = npt.NDArray[np.float64]
+Integers: TypeAlias = npt.NDArray[np.int64]
 
-    from pytest_aorta.triage.e_process import PairedEProcess
+#: Whether the trial of the baseline, and that of the cell, has failed.
+Pairs: TypeAlias = Sequence[tuple[bool, bool]]
 
 # The ends of the intervals lie on these grids, rounded outwards.
 _GRID = [step / 100 for step in range(-99, 100)]
 _RATIOS = [0.01, 0.02, *(step / 20 for step in range(1, 20)), 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0]
 
+# Either rate has the prior Beta(0.35, 0.35), with most weight near 0 and 1, where failures are rare or certain: chosen
+# by simulation. It is a grid of equally likely rates.
+_PRIOR, _RATES = 0.35, 24
 
-#: Probabilities that a cell halves the rate, and that it raises it: where both are below, it is given up.
-_HALVED, _RAISED = 0.03, 0.8
+# Where the restricted prior has less weight than this left, relative to the best-fitting rates, rounding would decide
+# the bet.
+_NO_BET = 1e-280
 
-#: Pairs before that is asked.
-_LEAST = 8
+#: Pairs that are bet on at once.
+_CHUNK = 128
+
+#: Probabilities that a cell halves the rate, and that it raises it: where both are below, it is given up. It is asked
+#: after so many pairs.
+_HALVED, _RAISED, _LEAST = 0.03, 0.8, 8
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """How two rates are compared: ``of`` the baseline's and the cell's.
+
+    ``nearest`` is the pair of rates with a given contrast that is nearest to others (Kullback-Leibler).
+    """
+
+    of: Callable[[Numbers, Numbers], Numbers]
+    nearest: Callable[[Numbers, Numbers, Numbers], tuple[Numbers, Numbers]]
+
+
+def nearest_of_ratio(a1: Numbers, b1: Numbers, ratio: Numbers) -> tuple[Numbers, Numbers]:
+    """The pair of rates (a0, ratio * a0) that is nearest to (a1, b1), all above 0 and below 1.
+
+    The constrained maximum-likelihood estimate of Miettinen & Nurminen 1985 for a ratio of rates, with one observation
+    each: the smaller root of 2 R a^2 - (1 + b1 + R (1 + a1)) a + a1 + b1, written so that nothing cancels.
+    """
+    linear = 1 + b1 + ratio * (1 + a1)
+    root = np.sqrt(np.maximum(linear * linear - 8 * ratio * (a1 + b1), 0))
+    rate = 2 * (a1 + b1) / (linear + root)
+    highest = np.minimum(1, 1 / ratio)
+    rate = np.minimum(np.maximum(rate, highest * 1e-12), highest * (1 - 1e-9))
+    return rate, rate * ratio
+
+
+def nearest_of_difference(a1: Numbers, b1: Numbers, difference: Numbers) -> tuple[Numbers, Numbers]:
+    """The pair of rates (a0, a0 + difference) that is nearest to (a1, b1), all above 0 and below 1.
+
+    The constrained maximum-likelihood estimate of Miettinen & Nurminen 1985, "Comparative analysis of two rates", with
+    one observation each: the root of a cubic, in closed form. A step of Newton's method takes away what the arc cosine
+    loses in precision.
+    """
+    square = (3 * difference - 2 - (a1 + b1)) / 6
+    linear = ((difference - 2 - 2 * a1) * difference + a1 + b1) / 6
+    squared = square * square
+    q = square * (squared - 1.5 * linear) + a1 * difference * (1 - difference) / 4
+    p = np.sqrt(np.maximum(squared - linear, 1e-300))
+    turn = np.arccos(np.minimum(np.abs(q) / p**3, 1))
+    rate = np.copysign(2 * p, q) * np.cos((np.pi + turn) / 3) - square
+    # It lies between the two pairs within the null that share one rate with (a1, b1).
+    low = np.maximum(np.minimum(a1, b1 - difference), np.maximum(0, -difference))
+    high = np.minimum(np.maximum(a1, b1 - difference), np.minimum(1, 1 - difference))
+    brink = (high - low) * 1e-9
+    low, high = low + brink, high - brink
+    rate = np.maximum(np.minimum(rate, high), low)
+    other = rate + difference
+    a_failed, a_ok, b_failed, b_ok = a1 / rate, (1 - a1) / (1 - rate), b1 / other, (1 - b1) / (1 - other)
+    bend = a_failed / rate + a_ok / (1 - rate) + b_failed / other + b_ok / (1 - other)
+    rate = np.maximum(np.minimum(rate - (a_ok - a_failed + b_ok - b_failed) / bend, high), low)
+    return rate, rate + difference
+
+
+DIFFERENCE = Contrast(lambda base, cell: cell - base, nearest_of_difference)
+RATIO = Contrast(lambda base, cell: cell / base, nearest_of_ratio)
+
+
+def log_ratios(a1: Numbers, b1: Numbers, a0: Numbers, b0: Numbers) -> tuple[Numbers, Numbers]:
+    """The logarithm of the E-variable of rates within a null, for the baseline's trial and for the cell's.
+
+    The first axis of both results is how the trial ends: well, or with a failure.
+    """
+    return (
+        np.log(np.stack([(1 - a1) / (1 - a0), a1 / a0])),
+        np.log(np.stack([(1 - b1) / (1 - b0), b1 / b0])),
+    )
+
+
+@lru_cache(maxsize=2)
+def _prior(contrast: Contrast) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Pairs of equally likely rates by their contrast: of the baseline, of the cell, the contrasts, and logarithms."""
+    from scipy.special import betaincinv
+
+    quantiles = betaincinv(_PRIOR, _PRIOR, (np.arange(_RATES) + 0.5) / _RATES)
+    base, cell = (rates.ravel() for rates in np.meshgrid(quantiles, quantiles))
+    order = np.argsort(contrast.of(base, cell), kind="stable")
+    base, cell = base[order], cell[order]
+    logs = np.stack([np.log(base), np.log1p(-base), np.log(cell), np.log1p(-cell)])
+    return base, cell, contrast.of(base, cell), logs
+
+
+class PairedEProcess:
+    """The e-processes against nulls about a contrast of cell and baseline, for one stream of pairs.
+
+    Of each of ``values``, ascending, there are two: "the contrast is at most this", then "at least". ``log_capital`` is
+    the logarithm of what all bets have made of 1, first against the former, then the latter.
+    """
+
+    def __init__(self, values: Sequence[float], contrast: Contrast = DIFFERENCE) -> None:
+        self.values = tuple(values)
+        self.log_capital = np.zeros(2 * len(values))
+        self._peaks = np.zeros(2 * len(values))
+        self._contrast = contrast
+        self._nulls = np.array([*values, *values], float)
+        self._base, self._cell, contrasts, self._logs = _prior(contrast)
+        # Which rates of the grid are alternatives to a null: its last ones, or its first.
+        self._first_above = np.searchsorted(contrasts, np.array(values, float) + 1e-12)
+        self._first_not_below = np.searchsorted(contrasts, np.array(values, float) - 1e-12)
+        self._pairs = self._base_failures = self._cell_failures = 0
+
+    @property
+    def peaks(self) -> tuple[Numbers, Numbers]:
+        """The logarithm of the most that each capital has ever been, from 0, for the nulls "at most" and "at least".
+
+        exp(-peak) is a p value that is valid at any time.
+        """
+        return self._peaks[: len(self.values)], self._peaks[len(self.values) :]
+
+    def extend(self, pairs: Pairs) -> Numbers:
+        """Bet on further pairs; returns the logarithms of the capitals after each."""
+        found = [self.log_capital[None]]
+        for start in range(0, len(pairs), _CHUNK):
+            base, cell = np.asarray(pairs[start : start + _CHUNK], int).T
+            number = np.arange(len(base))
+            # Each bet knows what came before its pair, and nothing else.
+            base_before = self._base_failures + np.cumsum(base) - base
+            cell_before = self._cell_failures + np.cumsum(cell) - cell
+            on_base, on_cell = self.gains(self._pairs + number, base_before, cell_before)
+            capital = found[-1][-1] + np.cumsum(on_base[base, number] + on_cell[cell, number], axis=0)
+            self._peaks = np.maximum(self._peaks, capital.max(axis=0))
+            self._pairs += len(base)
+            self._base_failures += int(base.sum())
+            self._cell_failures += int(cell.sum())
+            found.append(capital)
+        self.log_capital = found[-1][-1]
+        return np.concatenate(found)[1:]
+
+    def gains(self, pairs: Integers, base_failures: Integers, cell_failures: Integers) -> tuple[Numbers, Numbers]:
+        """By how much the logarithm of each capital changes, for the baseline's trial and for the cell's.
+
+        The arguments are the counts before the pair, one number for each of several pairs. Both results have the shape
+        (2, pairs, nulls): if the trial ends well, and if it fails.
+        """
+        counts = np.stack([base_failures, pairs - base_failures, cell_failures, pairs - cell_failures], axis=-1)
+        likelihoods = counts @ self._logs
+        weights = np.exp(likelihoods - likelihoods.max(axis=1, keepdims=True))
+        moments = np.stack([weights, weights * self._base, weights * self._cell])
+        above = np.cumsum(moments[:, :, ::-1], axis=2)[:, :, ::-1]
+        below = np.cumsum(moments, axis=2)
+        edge = np.zeros((3, len(counts), 1))
+        above = np.concatenate([above, edge], axis=2)[:, :, self._first_above]
+        below = np.concatenate([edge, below], axis=2)[:, :, self._first_not_below]
+        weight, base, cell = np.concatenate([above, below], axis=2)
+        bets = weight > _NO_BET
+        weight = np.where(bets, weight, 1)
+        base, cell = np.where(bets, base / weight, 0.5), np.where(bets, cell / weight, 0.5)
+        on_base, on_cell = log_ratios(base, cell, *self._contrast.nearest(base, cell, self._nulls))
+        return np.where(bets, on_base, 0), np.where(bets, on_cell, 0)
 
 
 @dataclass(frozen=True)
@@ -53,105 +237,71 @@ class SequentialTest:
     """
 
     def __init__(self, margin: Margin, level: float = 0.95) -> None:
-        self._margin = margin
+        points, share = margin.points, margin.share
         self._level = level
-        self._waiting: list[tuple[bool, bool]] = []
-        self._processes: tuple[PairedEProcess, PairedEProcess] | None = None
-        self._comparison: SequentialComparison | None = None
+        self._difference = PairedEProcess(sorted({*_GRID, -points, points} - {-1.0, 1.0}))
+        self._ratio = PairedEProcess(sorted({*_RATIOS, *((1 - share, 1 + share) if share < 1 else ())}), RATIO)
+        self._comparison: tuple[int, SequentialComparison] | None = None
+        self._seen = 0
         self.pairs: list[tuple[bool, bool]] = []
 
-    def extend(self, pairs: Sequence[tuple[bool, bool]]) -> None:
-        """The next pairs, in their order: whether the trial of the baseline, and that of the cell, has failed."""
-        self._waiting += pairs
-        self.pairs += pairs
-
     def comparison(self) -> SequentialComparison:
-        """What the pairs so far say."""
-        if self._comparison is None or self._waiting:
-            difference, ratio = self._up_to_date()
-            against_at_most, against_at_least = difference.peaks
-            p_higher = exp(-against_at_most[bisect_left(difference.bets.at_most, 0)])
-            p_lower = exp(-against_at_least[bisect_left(difference.bets.at_least, 0)])
-            self._comparison = SequentialComparison(
-                min(1.0, 2 * min(p_lower, p_higher)),
-                self._interval(difference, -1.0, 1.0, self._level),
-                self._interval(ratio, 0.0, inf, RATIO_LEVEL),
+        """What ``pairs``, to which others are appended in their order, say so far."""
+        if self._comparison is None or self._comparison[0] < len(self.pairs):
+            for process in (self._difference, self._ratio):
+                process.extend(self.pairs[self._seen :])
+            self._seen = len(self.pairs)
+            zero = bisect_left(self._difference.values, 0)
+            found = SequentialComparison(
+                min(1.0, 2 * exp(-max(peaks[zero] for peaks in self._difference.peaks))),
+                _interval(self._difference, -1.0, 1.0, self._level),
+                _interval(self._ratio, 0.0, inf, RATIO_LEVEL),
             )
-        return self._comparison
-
-    def _interval(self, process: PairedEProcess, lowest: float, highest: float, level: float) -> Interval:
-        against_at_most, against_at_least = process.peaks
-        # Each end errs with half the probability.
-        needed = log(2 / (1 - level))
-        low = (lowest, *process.bets.at_most)[_refuted(against_at_most, needed)]
-        high = (highest, *reversed(process.bets.at_least))[_refuted(against_at_least[::-1], needed)]
-        # The ends can cross only where the rates have changed meanwhile: then all in between has been plausible.
-        return Interval(min(low, high), max(low, high))
-
-    def _up_to_date(self) -> tuple[PairedEProcess, PairedEProcess]:
-        if self._processes is None:
-            from pytest_aorta.triage.e_process import RATIO, PairedEProcess
-
-            points, share = self._margin.points, self._margin.share
-            differences = sorted({*_GRID, -points, points} - {-1.0, 1.0})
-            ratios = sorted({*_RATIOS, *((1 - share, 1 + share) if share < 1 else ())})
-            self._processes = PairedEProcess(differences, differences), PairedEProcess(ratios, ratios, RATIO)
-        if self._waiting:
-            base, cell = zip(*self._waiting, strict=True)
-            for process in self._processes:
-                process.extend(base, cell)
-            self._waiting.clear()
-        return self._processes
+            self._comparison = self._seen, found
+        return self._comparison[1]
 
 
-class Confirmation:
+def _interval(process: PairedEProcess, lowest: float, highest: float, level: float) -> Interval:
+    # Each end errs with half the probability.
+    needed = log(2 / (1 - level))
+
+    def first_kept(peaks: Numbers) -> int:
+        kept = (peaks < needed).nonzero()[0]
+        return int(kept[0]) if len(kept) else len(peaks)
+
+    against_at_most, against_at_least = process.peaks
+    low = (lowest, *process.values)[first_kept(against_at_most)]
+    high = (highest, *reversed(process.values))[first_kept(against_at_least[::-1])]
+    # The ends can cross only where the rates have changed meanwhile: then all in between has been plausible.
+    return Interval(min(low, high), max(low, high))
+
+
+def is_confirmed(pairs: Pairs, level: float) -> bool:
     """Whether the second of each pair, which fails less often than the first, does so again in fresh pairs.
 
     The first pairs that show it at ``level`` are not looked at any more; the pairs after them have to show it again, at
     95 %. So what made the first ones look good by chance, or for a while, is not called a cure.
     """
-
-    def __init__(self, level: float) -> None:
-        self._level = level
-        self._fresh = False
-        self._process: PairedEProcess | None = None
-        self.pairs: list[tuple[bool, bool]] = []
-        self.is_confirmed = False
-
-    def extend(self, pairs: Sequence[tuple[bool, bool]]) -> None:
-        """The next pairs, as those of a ``SequentialTest``."""
-        from pytest_aorta.triage.e_process import PairedEProcess
-
-        self.pairs += pairs
-        for base, cell in pairs:
-            if self.is_confirmed:
-                return
-            if self._process is None:
-                self._process = PairedEProcess([], [0.0])
-            self._process.extend([base], [cell])
-            if self._process.peaks[1][0] >= -log(0.05 if self._fresh else self._level / 2):
-                self.is_confirmed, self._fresh, self._process = self._fresh, True, None
+    for p in (level / 2, 0.05):
+        shown = (PairedEProcess([0.0]).extend(pairs)[:, 1] >= -log(p)).nonzero()[0]
+        if not len(shown):
+            return False
+        pairs = pairs[int(shown[0]) + 1 :]
+    return True
 
 
-class Screening:
-    """Whether the second of each pair is hopeless as a cure of the first: its trials are better spent elsewhere.
+def hopeless_at(pairs: Pairs) -> tuple[int, int, int] | None:
+    """When the second of each pair is hopeless as a cure of the first: failures of both, and the number of pairs.
 
-    It ends trials early and is no verdict: how often a cell is called better falsely does not depend on it.
+    Its trials are better spent elsewhere. That ends trials early and is no verdict: how often a cell is called better
+    falsely does not depend on it.
     """
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[bool, bool]] = []
-        #: Failures of both when that was seen, and the number of pairs; ``None`` until then.
-        self.hopeless: tuple[int, int, int] | None = None
-        self._failures = (0, 0)
-
-    def extend(self, pairs: Sequence[tuple[bool, bool]]) -> None:
-        """The next pairs, as those of a ``SequentialTest``."""
-        for base, cell in pairs:
-            self.pairs.append((base, cell))
-            self._failures = self._failures[0] + base, self._failures[1] + cell
-            if self.hopeless is None and is_hopeless(*self._failures, len(self.pairs)):
-                self.hopeless = (*self._failures, len(self.pairs))
+    base_failures = failures = 0
+    for number, (base, cell) in enumerate(pairs, 1):
+        base_failures, failures = base_failures + base, failures + cell
+        if is_hopeless(base_failures, failures, number):
+            return base_failures, failures, number
+    return None
 
 
 @lru_cache(maxsize=4096)
@@ -168,23 +318,6 @@ def is_hopeless(base_failures: int, failures: int, trials: int) -> bool:
     base = betaincinv(base_failures + 0.5, trials - base_failures + 0.5, quantiles)
     halved, lower = (betainc(failures + 0.5, trials - failures + 0.5, share * base).mean() for share in (0.5, 1.0))
     return bool(halved < _HALVED and lower > 1 - _RAISED)
-
-
-def _refuted(peaks: npt.NDArray[np.float64], needed: float) -> int:
-    kept = (peaks < needed).nonzero()[0]
-    return int(kept[0]) if len(kept) else len(peaks)
-
-
-def sequential_comparison(
-    base: Sequence[bool], cell: Sequence[bool], margin: Margin, level: float = 0.95
-) -> SequentialComparison:
-    """The comparison of trials that are all known.
-
-    The k-th of the baseline is paired with the k-th of the cell; what one side has more than the other is not used.
-    """
-    test = SequentialTest(margin, level)
-    test.extend(list(zip(base, cell, strict=False)))
-    return test.comparison()
 
 
 @lru_cache(maxsize=4096)

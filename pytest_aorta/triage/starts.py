@@ -57,7 +57,11 @@ def where_it_starts(table: Table) -> Iterator[str]:
     ``observer`` of the table has what replays of failed trials have found, ``divergence`` which trials differ.
     """
     effects = {effect.key: effect for effect in table.observer}
-    found = [row.cell for row in table.rows if row.cell.collected or row.cell.not_collected or row.cell.key in effects]
+    found = [
+        row.cell
+        for row in table.rows
+        if row.cell.tally("collected") or row.cell.tally("not_collected") or row.cell.key in effects
+    ]
     if found or table.divergence:
         yield "where it starts:"
     for cell in found:
@@ -97,8 +101,8 @@ def with_replays(table: Table, triage: Triage, results: Path) -> Table:
 
 def sentences(cell: CellStatistics, effect: ObserverEffect | None = None) -> Iterator[str]:
     """Of a cell: in how many of its trials, or of their replays, collectors have found what; then what they change."""
-    collected: Mapping[str, int] = cell.collected
-    not_collected: Mapping[str, int] = cell.not_collected
+    collected: Mapping[str, int] = cell.tally("collected")
+    not_collected: Mapping[str, int] = cell.tally("not_collected")
     of = str(cell.observed or cell.total)  # records of others do not say which trials had collectors
     if effect is not None and effect.of_failed:
         collected, not_collected = effect.collected, effect.not_collected

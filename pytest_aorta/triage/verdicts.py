@@ -1,22 +1,20 @@
-"""The verdicts: each cell compared with its baseline."""
+"""The verdicts: each cell compared with its baseline, and which cells need no more trials."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage import Margin, TriageSettings
-from pytest_aorta.triage.cells import CellStatistics, CellTrials
-from pytest_aorta.triage.checks import MitigationEffect, effects
+from pytest_aorta.triage import DECIDED, Margin, Stop, TriageSettings
+from pytest_aorta.triage.cells import CellStatistics, CellTrials, MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.nodes import Node, nodes_of
-from pytest_aorta.triage.observer import NOT_MEASURED, ObserverEffect
-from pytest_aorta.triage.operators import OperatorChange, changed_operators
+from pytest_aorta.triage.observer import ObserverEffect
 from pytest_aorta.triage.rates import (
     MOST_MORE,
     RATIO_LEVEL,
+    Counts,
     Interval,
     arms,
     difference_of,
@@ -28,16 +26,12 @@ from pytest_aorta.triage.rates import (
     stratified_p,
     upper_bound,
 )
-from pytest_aorta.triage.sequential import (
-    Confirmation,
-    Screening,
-    SequentialComparison,
-    SequentialTest,
-    rate_upper_bound_sequential,
-)
 from pytest_aorta.triage.signatures import Signature
-from pytest_aorta.triage.speed import Measured, Speed, Subject, compare_speeds, measured
-from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, associations, dependence
+from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
+from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, Node, associations, dependence, nodes_of
+
+if TYPE_CHECKING:
+    from pytest_aorta.triage.sequential import SequentialComparison, SequentialTest
 
 #: Probability that any cell of a baseline is called different although none is.
 LEVEL = 0.05
@@ -45,6 +39,23 @@ LEVEL = 0.05
 #: Ways to fail that are judged one by one; with more of them, differences by chance become likely.
 _WAYS = 5
 
+#: So many cells of a baseline are a search for the one that acts: those that are hopeless end early.
+SEARCHED = 4
+
+#: So many trials on either side would show a large difference.
+_ENOUGH = 8
+
+#: Part of the failures that a cure leaves at most.
+_CURE = 0.5
+
+#: After so many trials of which none has come to its main work, a cell is not tried any more.
+NOT_RUN = 3
+
+#: After so many trials that count, it is known which variables they have.
+SEEN = 3
+
+#: Why no more trials of a baseline are needed.
+BASELINE_DECIDED = "decided: every cell that is compared with it"
 
 VerdictKind = Literal[
     "baseline",
@@ -63,15 +74,6 @@ VerdictKind = Literal[
     "did not run",
     "error",
 ]
-
-#: So many cells of a baseline are a search for the one that acts: those that are hopeless end early.
-SEARCHED = 4
-
-#: So many trials on either side would show a large difference.
-_ENOUGH = 8
-
-#: Part of the failures that a cure leaves at most.
-_CURE = 0.5
 
 #: Verdicts that a difference of the failure rates is.
 _DIFFERENT: tuple[VerdictKind, ...] = ("fixes", "reduces", "worse")
@@ -130,23 +132,6 @@ class Verdict:
         return f"{self.kind} {self.of}".rstrip()
 
 
-def verdict_of(comparison: Comparison, failures: int, margin: Margin) -> VerdictKind:
-    """What a comparison says of a cell with so many ``failures``.
-
-    Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
-    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``. ``no cure``:
-    it may lower the rate, but it does not remove half of the failures.
-    """
-    if comparison.p_adjusted < LEVEL and comparison.difference < 0:
-        return "reduces" if failures else "fixes"
-    if comparison.p_adjusted < LEVEL and comparison.difference > 0:
-        return "worse"
-    if comparison.is_within(margin):
-        return "no effect"
-    # A cell that fails more often may turn out to be worse.
-    return "no cure" if comparison.ratio.low > _CURE and comparison.difference <= 0 else "undecided"
-
-
 @dataclass(frozen=True)
 class Baselines:
     """``of``: the baseline of each cell that is compared with one. ``cells``: the baselines themselves."""
@@ -175,7 +160,16 @@ def choose_baselines(cells: Sequence[CellStatistics], wanted: str | None = None)
     of: dict[CellKey, CellKey] = {}
     found: dict[CellKey, None] = {}
     for group in groups.values():
-        first = _first(group, wanted)
+        if wanted is None:
+            called = (
+                cell
+                for cell in group
+                if any(name.startswith("baseline-") for name in (cell.environment, *cell.mitigations[:1]))
+            )
+            candidates = [*called, *(cell for cell in group if cell.mitigations == ("none",)), *group]
+            first = next((cell for cell in candidates if not cell.did_not_run), None)
+        else:
+            first = next((cell for cell in group if is_named(wanted, cell.key.cell, cell.mitigations)), None)
         if first is None:
             continue
         found[first.key] = None
@@ -187,21 +181,6 @@ def choose_baselines(cells: Sequence[CellStatistics], wanted: str | None = None)
                 of[cell.key] = first.key if base is cell else base.key
                 found[of[cell.key]] = None
     return Baselines(of, tuple(found))
-
-
-def _first(group: Sequence[CellStatistics], wanted: str | None) -> CellStatistics | None:
-    if wanted is not None:
-        return next((cell for cell in group if is_named(wanted, cell.key.cell, cell.mitigations)), None)
-
-    def is_called_baseline(cell: CellStatistics) -> bool:
-        return any(name.startswith("baseline-") for name in (cell.environment, *cell.mitigations[:1]))
-
-    candidates = [
-        *filter(is_called_baseline, group),
-        *(cell for cell in group if cell.mitigations == ("none",)),
-        *group,
-    ]
-    return next((cell for cell in candidates if not cell.did_not_run), None)
 
 
 def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]], source: str = "--aorta-baseline") -> None:
@@ -218,10 +197,6 @@ def check_baseline(wanted: str, cells: Sequence[tuple[str, Sequence[str]]], sour
 def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
     """Whether a user means this cell: by its label, or by its mitigation set (``a,b`` or ``a+b``)."""
     return wanted == label or wanted.replace("+", ",") == ",".join(mitigations)
-
-
-#: Failures and trials of a cell, failures and trials of its baseline.
-Counts = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -244,22 +219,18 @@ class Pair:
     same_seeds: tuple[int, int] | None = None
     apart: str = ""
 
-    def found(self) -> tuple[Interval, Interval, float]:
-        """The intervals of difference and ratio, and the p value of this cell alone."""
-        if self.watched is not None:
-            return self.watched.interval, self.watched.ratio, self.watched.p
+    def comparison(self) -> Comparison:
+        """Of this cell alone."""
         cell, base = arms(self.strata)
-        ratio = ratio_of(*arms(self.strata, RATIO_LEVEL))
+        difference, seen = cell.rate - base.rate, self.watched
+        if seen is not None:
+            return Comparison(self.baseline, difference, seen.interval, seen.ratio, seen.p, seen.p, "sequential")
         if self.same_seeds is not None:
             p = paired_p(*self.same_seeds)
         else:
             p = difference_p(*self.strata[0]) if len(self.strata) == 1 else stratified_p(self.strata)
-        return difference_of(cell, base), ratio, p
-
-    @property
-    def difference(self) -> float:
-        cell, base = arms(self.strata)
-        return cell.rate - base.rate
+        ratio = ratio_of(*arms(self.strata, RATIO_LEVEL))
+        return Comparison(self.baseline, difference, difference_of(cell, base), ratio, p, p, "fixed")
 
 
 def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:
@@ -272,52 +243,60 @@ def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) 
         planned: comparisons that there will be. A cell that has its first trials later must not take back what was
             concluded before.
     """
-    found = [pair.found() for pair in pairs]
-    adjusted = holm([*(p for _, _, p in found), *[1.0] * (planned - len(found))])
-    judged = []
-    for pair, (interval, ratio, p), p_adjusted in zip(pairs, found, adjusted, strict=False):
-        method: Method = "fixed" if pair.watched is None else "sequential"
-        comparison = Comparison(pair.baseline, pair.difference, interval, ratio, p, p_adjusted, method)
-        judged.append((comparison, _verdict(pair, comparison, margin, family)))
-    return judged
+    found = [pair.comparison() for pair in pairs]
+    adjusted = holm([*(each.p for each in found), *[1.0] * (planned - len(found))])
+    compared = [replace(each, p_adjusted=p) for each, p in zip(found, adjusted, strict=False)]
+    return [(each, _verdict(pair, each, margin, family)) for pair, each in zip(pairs, compared, strict=True)]
 
 
 def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) -> Verdict:
+    """What a comparison says of a cell.
+
+    Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
+    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``. ``no cure``:
+    it may lower the rate, but it does not remove half of the failures.
+    """
     failures, trials, base_failures, base_trials = pair.counts
-    kind = verdict_of(comparison, failures, margin)
     sequential = comparison.method == "sequential"
+    kind: VerdictKind = "undecided"
+    if comparison.p_adjusted < LEVEL and comparison.difference:
+        kind = "worse" if comparison.difference > 0 else "reduces" if failures else "fixes"
+    elif comparison.is_within(margin):
+        kind = "no effect"
+    elif comparison.ratio.low > _CURE and comparison.difference <= 0:  # above 0 it may turn out to be worse
+        kind = "no cure"
     # Where they have nothing in common, more trials do not decide either.
-    enough = min(trials, base_trials) >= _ENOUGH
-    if pair.apart and (kind in (*_DIFFERENT, "no effect", "no cure") or enough):
-        return Verdict(
-            "confounded",
-            f"no trial of {pair.baseline.cell} ran {'while' if pair.apart == 'time' else 'where'} its trials ran",
-            of=f"with {pair.apart}",
-        )
+    if pair.apart and (kind != "undecided" or min(trials, base_trials) >= _ENOUGH):
+        where = "while" if pair.apart == "time" else "where"
+        reason = f"no trial of {pair.baseline.cell} ran {where} its trials ran"
+        return Verdict("confounded", reason, of=f"with {pair.apart}")
     if kind in ("fixes", "reduces"):
         # Three trials without a failure are no cure: the rate may be half of what it was.
         if kind == "fixes" and _rate_below(trials, sequential=sequential) >= base_failures / base_trials * _CURE:
             kind = "reduces"
         removes = 1 - comparison.ratio.high
         return Verdict(kind, removes=removes if removes > 0 else None)
-    if kind == "undecided":
-        points = margin.of((base_failures + 0.5) / (base_trials + 1))
-        # The guess is for trials of one place.
-        several = pair.strata != (pair.counts,)
-        more = None if several else more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
-        if more is not None and more > MOST_MORE:
-            if not failures and not base_failures:
-                return Verdict(kind)
-            return Verdict(kind, f"more than {MOST_MORE} more trials would be needed")
-        return Verdict(kind, more_trials=more)
-    return Verdict(kind)
+    if kind != "undecided":
+        return Verdict(kind)
+    points = margin.of((base_failures + 0.5) / (base_trials + 1))
+    # The guess is for trials of one place.
+    several = pair.strata != (pair.counts,)
+    more = None if several else more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
+    if more is not None and more > MOST_MORE:
+        is_quiet = not failures and not base_failures
+        return Verdict(kind, "" if is_quiet else f"more than {MOST_MORE} more trials would be needed")
+    return Verdict(kind, more_trials=more)
 
 
 def _rate_below(trials: int, *, sequential: bool) -> float:
-    return (rate_upper_bound_sequential if sequential else upper_bound)(0, trials)
+    if not sequential:
+        return upper_bound(0, trials)
+    from pytest_aorta.triage.sequential import rate_upper_bound_sequential
+
+    return rate_upper_bound_sequential(0, trials)
 
 
-def loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, comparisons: int) -> str:
+def _loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, comparisons: int) -> str:
     """Why lost trials leave a verdict open; empty where they do not.
 
     A trial that was lost might have failed. So a verdict does not hold where cell and baseline lose trials at
@@ -385,6 +364,10 @@ class Row:
         return self.comparison is not None or kind not in ("baseline", "undecided") or bool(self.verdict.reason)
 
     @property
+    def p(self) -> float:
+        return 1.0 if self.comparison is None else self.comparison.p_adjusted
+
+    @property
     def is_slower(self) -> bool:
         """Whether its steps take longer, which can hide a fault of timing."""
         return self.speed is not None and self.speed.kind == "slower"
@@ -406,9 +389,8 @@ class Table:
     nodes: tuple[Node, ...] = ()
     observer: tuple[ObserverEffect, ...] = ()
 
-    def observed(self, effects: Iterable[ObserverEffect]) -> Table:
+    def observed(self, found: Sequence[ObserverEffect]) -> Table:
         """With what collectors change, and warnings where that is shown."""
-        found = tuple(effects)
         warnings = (effect.warning for effect in found if effect.changes_rate)
         return replace(self, observer=(*self.observer, *found), warnings=(*self.warnings, *warnings))
 
@@ -424,8 +406,6 @@ class Triage:
         self._cells: dict[CellKey, CellTrials] = {}
         #: The sequential tests so far, of cell, baseline and way to fail.
         self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
-        self._confirmations: dict[tuple[CellKey, CellKey, int], Confirmation] = {}
-        self._screenings: dict[tuple[CellKey, CellKey], Screening] = {}
 
     def declare(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
         """A cell of the plan. Cells are listed in the order in which they are declared, or first have a trial."""
@@ -434,13 +414,13 @@ class Triage:
 
     def keep(self, keys: Collection[CellKey]) -> None:
         """Forget declared cells that have no trial, and will have none."""
-        for key, trials in list(self._cells.items()):
-            if key not in keys and not trials.has_begun:
+        for key, cell in list(self._cells.items()):
+            if key not in keys and not cell.trials:
                 del self._cells[key]
 
     def begin(self, key: CellKey, index: int) -> None:
         """A trial of a declared cell has begun."""
-        self._cells[key].begin(index)
+        self._cells[key].trials.setdefault(index, None)
 
     def add(self, facts: TrialFacts) -> None:
         """A trial is over."""
@@ -455,55 +435,38 @@ class Triage:
         """Which cell each is compared with by now."""
         return choose_baselines([trials.statistics for trials in self._cells.values()], self.settings.baseline)
 
-    def compare(self, keys: Sequence[CellKey], baseline: CellKey, planned: int) -> list[tuple[Comparison, Verdict]]:
-        """What is known by now of cells against their baseline, valid however often one looks."""
-        return self._judged(keys, baseline, planned, sequential=True)
-
-    def _judged(
-        self, keys: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool
+    def compare(
+        self, keys: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool = True
     ) -> list[tuple[Comparison, Verdict]]:
+        """What is known by now of cells against their baseline; if ``sequential``, valid however often one looks."""
         pairs = [self._pair(key, baseline, sequential) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
         differ = any(verdict.kind in _DIFFERENT for _, verdict in judged)
         runs = dependence(self.cells) if differ else None
         for key, (comparison, verdict) in zip(keys, judged, strict=True):
+            doubt = ""
             if verdict.kind == "undecided" and sequential and self.settings.screens and family >= SEARCHED:
-                verdict = self._screened(key, baseline) or verdict
-            doubt = self._doubt(key, baseline, verdict.kind, family, sequential=sequential)
-            if runs is not None and verdict.kind in _DIFFERENT:
+                from pytest_aorta.triage.sequential import hopeless_at
+
+                if hopeless := hopeless_at(_paired(self._cells[baseline], self._cells[key])):
+                    base_failures, failures, number = hopeless
+                    reason = f"after {number} trials, {failures} failures against {base_failures}: probably no cure"
+                    verdict = Verdict("dropped", reason)
+            if verdict.kind in (*_DIFFERENT, "no effect"):
+                cells = self._cells[key].statistics, self._cells[baseline].statistics
+                doubt = _loss_doubt(*cells, verdict.kind, family)
+            if verdict.kind in _DIFFERENT and not doubt and sequential and self.settings.confirm:
+                from pytest_aorta.triage.sequential import is_confirmed
+
+                more, less = (baseline, key) if verdict.kind != "worse" else (key, baseline)
+                if not is_confirmed(_paired(self._cells[more], self._cells[less]), LEVEL / family):
+                    doubt = "fresh trials have not confirmed it yet"
+            if verdict.kind in _DIFFERENT and runs is not None:
                 come = "come" if runs.is_significant else "may come"
                 doubt = f"failures {come} in runs: {runs.all_trials} trials say as much as about {runs.independent}"
             found.append((comparison, Verdict("undecided", doubt) if doubt else verdict))
         return found
-
-    def _doubt(self, key: CellKey, baseline: CellKey, kind: VerdictKind, family: int, *, sequential: bool) -> str:
-        """What else than the mitigation may have given the numbers of a verdict; empty for nothing."""
-        if kind not in (*_DIFFERENT, "no effect"):
-            return ""
-        doubt = loss_doubt(self._cells[key].statistics, self._cells[baseline].statistics, kind, family)
-        if doubt or kind not in _DIFFERENT or not (sequential and self.settings.confirm):
-            return doubt
-        more, less = (baseline, key) if kind != "worse" else (key, baseline)
-        pairs = _paired(self._cells[more], self._cells[less])
-        seen = self._confirmations.get((more, less, family))
-        if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
-            seen = self._confirmations[more, less, family] = Confirmation(LEVEL / family)
-        seen.extend(pairs[len(seen.pairs) :])
-        return "" if seen.is_confirmed else "fresh trials have not confirmed it yet"
-
-    def _screened(self, key: CellKey, baseline: CellKey) -> Verdict | None:
-        pairs = _paired(self._cells[baseline], self._cells[key])
-        seen = self._screenings.get((key, baseline))
-        if seen is None or pairs[: len(seen.pairs)] != seen.pairs:
-            seen = self._screenings[key, baseline] = Screening()
-        seen.extend(pairs[len(seen.pairs) :])
-        if seen.hopeless is None:
-            return None
-        base_failures, failures, number = seen.hopeless
-        return Verdict(
-            "dropped", f"after {number} trials, {failures} failures against {base_failures}: probably no cure"
-        )
 
     def table(self, *, running: bool = False) -> Table:
         """The verdicts on what is over by now.
@@ -513,37 +476,52 @@ class Triage:
         sequential = running or self.settings.sequential
         cells = {key: trials.statistics for key, trials in self._cells.items()}
         baselines = self.baselines()
-        families = {baseline: baselines.family(baseline) for baseline in baselines.cells}
         rows = {key: Row(cell, _uncompared(cell, cells, baselines)) for key, cell in cells.items()}
-        for baseline, family in families.items():
+        for baseline in baselines.cells:
+            family = baselines.family(baseline)
             compared = [key for key in family if cells[key].counted and cells[baseline].counted]
-            judged = self._judged(compared, baseline, len(family if sequential else compared), sequential=sequential)
+            number = len(family if sequential else compared)
+            judged = self.compare(compared, baseline, number, sequential=sequential)
             ways = self._ways(compared, baseline, sequential)
-            speeds = self.speeds(compared, baseline, len(family if sequential else compared), sequential=sequential)
+            speeds = self.speeds(compared, baseline, number, sequential=sequential)
             exchanges = {key: exchange for key, each in ways.items() if (exchange := _exchanged(each))}
             if exchanges and dependence(self.cells):
                 exchanges.clear()
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
-                by_way = tuple(ways.get(key, ()))
                 if verdict.kind != "confounded":
                     verdict = exchanges.get(key, verdict)
                 if verdict.kind in ("undecided", "no effect") and not (cells[key].failures or cells[baseline].failures):
                     verdict = Verdict(speed.kind) if speed.kind in ("slower", "faster") else verdict
-                changed = () if running else self._operators(key, baseline, len(compared))
-                rows[key] = Row(cells[key], verdict, comparison, speed, changed, by_way)
+                changed: tuple[OperatorChange, ...] = ()
+                cell, base = self._cells[key], self._cells[baseline]
+                if not running and _overlap(cell, base):
+                    margin = self.settings.speed_margin
+                    changed = changed_operators(cell.finished, base.finished, margin, len(compared))
+                rows[key] = Row(cells[key], verdict, comparison, speed, changed, tuple(ways.get(key, ())))
+        contradictions = []
         for key, effect in effects(cells, baselines.of).items():
-            rows[key] = _with_effect(rows[key], effect)
-        for key, cell in cells.items():
-            if cell.counted and not cell.failures:
-                rows[key] = replace(rows[key], rate_below=_rate_below(cell.counted, sequential=sequential))
-        differ = any(row.verdict.kind in _DIFFERENT for row in rows.values())
-        found = NO_ASSOCIATIONS if running else associations(self.cells, differ=differ)
-        contradictions = filter(None, map(_contradiction, rows.values()))
-        unmatched = () if running else _unmatched(self.cells)
-        warnings = (*found.warnings, *contradictions, *unmatched)
-        nodes = () if running or not self.settings.by_node else tuple(self.nodes())
+            row = rows[key] = replace(rows[key], effect=effect)
+            # What has the variables of its baseline is a second baseline, whatever its numbers are.
+            if not effect.is_second_baseline or not row.cell.counted:
+                continue
+            rows[key] = replace(row, verdict=Verdict("second baseline", effect.reason))
+            if row.comparison is not None and row.p < LEVEL:
+                how = "less" if row.comparison.difference < 0 else "more"
+                contradictions.append(
+                    f"{key.cell} fails {how} often than {row.comparison.baseline.cell} (p = {row.p:.2g}), although it "
+                    "has the same variables: something else differs between them, such as when their trials ran"
+                )
+        for key, cell_numbers in cells.items():
+            if cell_numbers.counted and not cell_numbers.failures:
+                below = _rate_below(cell_numbers.counted, sequential=sequential)
+                rows[key] = replace(rows[key], rate_below=below)
+        if running:
+            return Table(tuple(rows.values()), self.settings, tuple(contradictions))
+        found = associations(self.cells, differ=any(row.verdict.kind in _DIFFERENT for row in rows.values()))
+        warnings = (*found.warnings, *contradictions, *_unmatched(self.cells))
+        nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
-        return table if running else table.observed(self._observer_effects())
+        return table.observed(self._observer_effects())
 
     def _observer_effects(self) -> list[ObserverEffect]:
         """Of cells whose trials ran partly with collectors: their two parts, compared as cell and baseline are."""
@@ -553,19 +531,18 @@ class Triage:
             if len({facts.observed for facts in trials.finished if facts.is_counted}) < 2:
                 continue
             key = trials.key
-            for facts in sorted(trials.finished, key=lambda facts: (facts.index, facts.file)):
+            for facts in trials.statistics.finished:
                 side = "with" if facts.observed else "without"
                 part = CellKey(key.workload, side, key.test, f"{key.cell} {key.options}", key.digest)
                 keys[part] = key
                 parts.add(replace(facts, key=part))
-        table = parts.table() if keys else None
-        rows = [row for row in table.rows if row.comparison is not None] if table is not None else []
+        rows = [row for row in parts.table().rows if row.comparison is not None] if keys else []
         adjusted = holm([row.comparison.p for row in rows if row.comparison is not None])
         found = []
         for row, p in zip(rows, adjusted, strict=True):
             base = parts._cells[replace(row.cell.key, cell="without")].statistics
             counts = (row.cell.failures, row.cell.counted), (base.failures, base.counted)
-            found.append(ObserverEffect(keys[row.cell.key], *counts, p, row.speed or NOT_MEASURED))
+            found.append(ObserverEffect(keys[row.cell.key], *counts, p, row.speed or Speed("n/a")))
         return found
 
     def nodes(self) -> list[Node]:
@@ -577,52 +554,47 @@ class Triage:
         cell, base = self._cells[key], self._cells[baseline]
         ours, theirs = cell.statistics, base.statistics
         counts = (ours.failures, ours.counted, theirs.failures, theirs.counted)
-        strata, apart = _strata(ours, theirs)
-        apart = apart or ("" if _overlap(cell, base) else "time")
-        watched = same_seeds = None
-        if sequential:
-            watched = self._test(key, baseline).comparison()
-        elif not strata:
-            same_seeds = _same_seeds(cell, base)
+        strata: tuple[Counts, ...] = ()
+        apart = "" if _overlap(cell, base) else "time"
+        if len({**ours.places, **theirs.places}) > 1:
+            common = [place for place in ours.places if place in theirs.places]
+            strata = tuple((*ours.places[place], *theirs.places[place]) for place in common)
+            if not common:
+                hosts = [{place[0] for place in side.places} for side in (ours, theirs)]
+                apart = "device" if hosts[0] & hosts[1] else "host"
+        watched = self._test(key, baseline).comparison() if sequential else None
+        same_seeds = None if sequential or strata else _same_seeds(cell, base)
         return Pair(baseline, counts, strata or (counts,), watched, same_seeds, apart)
 
     def _test(self, key: CellKey, baseline: CellKey, signature: Signature | None = None) -> SequentialTest:
         """The sequential test of a cell, or of one of its ways to fail, with all pairs that are complete by now."""
+        from pytest_aorta.triage.sequential import SequentialTest
+
         pairs = _paired(self._cells[baseline], self._cells[key], signature)
         test = self._tests.get((key, baseline, signature))
         # Trials of another place may come between earlier ones: then these were not the first.
         if test is None or pairs[: len(test.pairs)] != test.pairs:
             test = self._tests[key, baseline, signature] = SequentialTest(self.settings.margin, 1 - LEVEL)
-        test.extend(pairs[len(test.pairs) :])
+        test.pairs += pairs[len(test.pairs) :]
         return test
 
     def speeds(self, compared: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool) -> list[Speed]:
         """What is known of step times, of cells against their baseline, in a family of so many cells."""
-        of: Subject = "steps"
-
-        def times(key: CellKey) -> list[Measured]:
-            cell = self._cells[key]
-            return measured(cell.stream() if sequential else cell.finished, of)
-
-        if self._cells[baseline].statistics.steps is None:
-            of = "runs"
-        base = times(baseline)
-        sides = [(times(key), base) for key in compared]
-        found = compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
-        # Clocks change in a night as failure rates do.
-        apart = [not _overlap(self._cells[key], self._cells[baseline]) for key in compared]
-        return [
-            replace(speed, of=of, kind="undecided", reason="its trials ran at another time")
-            if elsewhen and speed.kind != "n/a"
-            else replace(speed, of=of)
-            for speed, elsewhen in zip(found, apart, strict=True)
-        ]
-
-    def _operators(self, key: CellKey, baseline: CellKey, cells: int) -> tuple[OperatorChange, ...]:
-        cell, base = self._cells[key], self._cells[baseline]
-        if not _overlap(cell, base):
-            return ()
-        return changed_operators(cell.finished, base.finished, self.settings.speed_margin, cells)
+        of: Subject = "steps" if self._cells[baseline].statistics.steps is not None else "runs"
+        times = {
+            key: measured(self._cells[key].stream() if sequential else self._cells[key].finished, of)
+            for key in (*compared, baseline)
+        }
+        sides = [(times[key], times[baseline]) for key in compared]
+        speeds = compare_speeds(sides, self.settings.speed_margin, sequential=sequential, family=family)
+        found = []
+        for key, speed in zip(compared, speeds, strict=True):
+            speed = replace(speed, of=of)
+            # Clocks change in a night as failure rates do.
+            if speed.kind != "n/a" and not _overlap(self._cells[key], self._cells[baseline]):
+                speed = replace(speed, kind="undecided", reason="its trials ran at another time")
+            found.append(speed)
+        return found
 
     def _ways(
         self, compared: Sequence[CellKey], baseline: CellKey, sequential: bool
@@ -660,21 +632,6 @@ class Triage:
         return found
 
 
-def _strata(cell: CellStatistics, base: CellStatistics) -> tuple[tuple[Counts, ...], str]:
-    """Counts for each place that both have trials in; where there is none, what tells their places apart.
-
-    Empty and empty where all trials ran in one place.
-    """
-    places = {**cell.places, **base.places}
-    if len(places) < 2:
-        return (), ""
-    common = [place for place in places if place in cell.places and place in base.places]
-    if not common:
-        hosts = [{place[0] for place in side.places} for side in (cell, base)]
-        return (), "device" if hosts[0] & hosts[1] else "host"
-    return tuple((*cell.places[place], *base.places[place]) for place in common), ""
-
-
 def _overlap(cell: CellTrials, base: CellTrials) -> bool:
     """Whether trials of one began while the other still had trials to begin; also where that is not known."""
     ours, theirs = ([facts.started_at for facts in side.finished if facts.is_counted] for side in (cell, base))
@@ -687,18 +644,16 @@ def _same_seeds(cell: CellTrials, base: CellTrials) -> tuple[int, int] | None:
     if set(ours) != set(theirs) or any(facts.run_seed is None for facts in (*ours.values(), *theirs.values())):
         return None
     pairs = [(theirs[index].is_failure, ours[index].is_failure) for index in ours]
-    return sum(pair == (True, False) for pair in pairs), sum(pair == (False, True) for pair in pairs)
+    return pairs.count((True, False)), pairs.count((False, True))
 
 
 def _paired(base: CellTrials, cell: CellTrials, signature: Signature | None = None) -> list[tuple[bool, bool]]:
     """Whether the k-th trial of the baseline in a place, and the k-th of the cell there, have failed (in one way)."""
-    by_place: list[dict[object, list[tuple[int, bool]]]] = []
-    for side in (base, cell):
-        found: dict[object, list[tuple[int, bool]]] = {}
+    by_place: list[dict[object, list[tuple[int, bool]]]] = [{}, {}]
+    for found, side in zip(by_place, (base, cell), strict=True):
         for number, facts in enumerate(side.stream()):
             failed = facts.is_failure if signature is None else facts.signature == signature
             found.setdefault(facts.place.key, []).append((number, failed))
-        by_place.append(found)
     pairs = [
         (max(one, other), min(one, other), base_failed, cell_failed)
         for place, trials in by_place[0].items()
@@ -723,28 +678,8 @@ def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], b
     if cell.key not in baselines.of:
         return Verdict("baseline" if cell.key in baselines.cells else "undecided")
     base = cells[baselines.of[cell.key]]
-    if cell.total and base.total and not base.counted:
-        return Verdict("undecided", f"the baseline {base.key.cell} did not run")
-    return Verdict("undecided")
-
-
-def _with_effect(row: Row, effect: MitigationEffect) -> Row:
-    """What has the variables of its baseline is a second baseline, whatever its numbers are."""
-    if not effect.is_second_baseline or not row.cell.counted:
-        return replace(row, effect=effect)
-    return replace(row, effect=effect, verdict=Verdict("second baseline", effect.reason))
-
-
-def _contradiction(row: Row) -> str:
-    """A sentence on a second baseline that differs from the first; empty for any other cell."""
-    comparison = row.comparison
-    if row.verdict.kind != "second baseline" or comparison is None or comparison.p_adjusted >= LEVEL:
-        return ""
-    how = "less" if comparison.difference < 0 else "more"
-    return (
-        f"{row.cell.key.cell} fails {how} often than {comparison.baseline.cell} (p = {comparison.p_adjusted:.2g}), "
-        "although it has the same variables: something else differs between them, such as when their trials ran"
-    )
+    is_alone = cell.total and base.total and not base.counted
+    return Verdict("undecided", f"the baseline {base.key.cell} did not run" if is_alone else "")
 
 
 def _unmatched(cells: Iterable[CellTrials]) -> list[str]:
@@ -766,3 +701,88 @@ def triage_of(facts: Iterable[TrialFacts], settings: TriageSettings | None = Non
     for each in facts:
         triage.add(each)
     return triage.table()
+
+
+class Decisions:
+    """Cells that are decided, and those whose trials have ended for it. What is decided once stays so.
+
+    All evidence is sequential, so that it does not matter how often one looks. The level is shared by all cells of a
+    baseline from the beginning, so that a decision is never taken back when another cell has its first trials.
+    """
+
+    def __init__(self, triage: Triage, goal: Stop = DECIDED, before: Mapping[CellKey, str] | None = None) -> None:
+        self._triage = triage
+        self._goal = goal
+        #: What was decided of a cell, in words; ``before``: before these trials, as in ``stopped``.
+        self.decided = {key: why.removeprefix("decided: ") for key, why in (before or {}).items()}
+        #: Cells of which no more trials are needed, and why.
+        self.stopped: dict[CellKey, str] = dict(before or {})
+
+    def update(self, touched: CellKey) -> bool:
+        """Look at a cell that has a new trial, and at those that are compared with it; whether any has stopped."""
+        before = len(self.stopped)
+        cells = {trials.key: trials.statistics for trials in self._triage.cells}
+        cell = cells[touched]
+        if self._goal.failures is not None and cell.failures >= self._goal.failures:
+            self.decided.setdefault(touched, f"failures={self._goal.failures}")
+            self.stopped.setdefault(touched, f"decided: {self.decided[touched]}")
+        if self._goal.decided:
+            baselines = self._triage.baselines()
+            if cell.did_not_run and cell.total >= NOT_RUN:
+                self.decided.setdefault(touched, f"did not run ({cell.total} of {cell.total} trials)")
+            base = baselines.of.get(touched)
+            # Looked at once, as it costs more than the rest. Variables that are merely named by nothing that is loaded
+            # are a guess, and end no cell.
+            if base is not None and cell.counted == SEEN and cells[base].counted:
+                effect = effects(cells, {touched: base})[touched]
+                if effect.is_second_baseline:
+                    self.decided.setdefault(touched, f"second baseline ({effect.reason})")
+            for baseline in {touched, base or touched}:
+                self._decide_family(baseline, baselines, cells)
+            self._stop(baselines, cells)
+        return len(self.stopped) > before
+
+    def _decide_family(self, baseline: CellKey, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
+        family, base = baselines.family(baseline), cells[baseline]
+        begun = [key for key in family if cells[key].counted and base.counted]
+        judged = self._triage.compare(begun, baseline, len(family))
+        speeds = self._triage.speeds(begun, baseline, len(family), sequential=True) if self._goal.speed else ()
+        for key, speed in zip(begun, speeds, strict=False):
+            if speed.kind in ("slower", "faster", "similar") and not (cells[key].failures or base.failures):
+                self.decided.setdefault(key, f"{speed.kind} ({speed.change})")
+        for key, (_, verdict) in zip(begun, judged, strict=True):
+            cell = cells[key]
+            # Of a cell without a failure, a few more trials say whether that is a cure.
+            is_open = verdict.kind == "undecided" or (verdict.kind == "no cure" and self._goal.equivalence)
+            if not is_open and not (verdict.kind == "reduces" and not cell.failures):
+                counts = f"{cell.failures} of {cell.counted} against {base.failures} of {base.counted}"
+                self.decided.setdefault(key, f"{verdict.kind} ({counts})")
+
+    def _stop(self, baselines: Baselines, cells: Mapping[CellKey, CellStatistics]) -> None:
+        """Stop what is decided, and baselines, as soon as no other cell needs more trials of them."""
+        for key, base in baselines.of.items():
+            if key not in self.decided and base in self.decided and cells[base].did_not_run:
+                self.stopped.setdefault(key, f"not to be decided: its baseline {base.cell} did not run")
+        fixed = [key for key, why in self.decided.items() if why.startswith("fixes")] if self._goal.first_fix else []
+        for key in cells if fixed else ():
+            self.stopped.setdefault(key, f"the first fix is found: {fixed[0].cell}")
+        # Do not go on for the sake of cells alone that probably do nothing, when the others are decided.
+        for baseline in baselines.cells:
+            family = baselines.family(baseline)
+            waiting = [key for key in family if key not in self.decided and key not in self.stopped]
+            if not waiting or len(waiting) == len(family) or any(cells[key].counted < SEEN for key in waiting):
+                continue
+            found = effects(cells, dict.fromkeys(waiting, baseline))
+            if all(effect.is_inert for effect in found.values()):
+                self.stopped |= {
+                    key: f"inert? ({effect.reason}), and all others decided" for key, effect in found.items()
+                }
+        compared_with = set(baselines.of.values())
+        needed = {base for key, base in baselines.of.items() if key not in self.decided and key not in self.stopped}
+        for key in cells:
+            if key in needed:
+                continue
+            if key in self.decided:
+                self.stopped.setdefault(key, f"decided: {self.decided[key]}")
+            elif key in compared_with and key not in baselines.of:
+                self.stopped.setdefault(key, BASELINE_DECIDED)

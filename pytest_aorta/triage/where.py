@@ -1,4 +1,4 @@
-"""Where failures gather: on a device, a host, a rank, at a time, one behind the other.
+"""Where failures gather: on a device, a host, a rank, at a time, one behind the other; and which nodes stand out.
 
 The verdicts compare cells as if nothing else told trials apart. What else does is asked here, *within* cells, so that
 cells may have different rates. What is found is no verdict on a cell, but a reason to doubt all of them.
@@ -7,21 +7,26 @@ cells may have different rates. What is found is no verdict on a cell, but a rea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from math import expm1, log
+from math import comb, exp, expm1, log
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.texts import first_names
+from pytest_aorta.triage import SPEED_MARGIN
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.rates import Interval, holm, stratified_tails, wilson
+from pytest_aorta.triage.rates import Counts, Interval, holm, stratified_tails, wilson
+from pytest_aorta.triage.speed import within_places
 
 if TYPE_CHECKING:
     import numpy as np
 
     _Numbers = np.ndarray[Any, np.dtype[Any]]
+
+    #: A number of the failures less what is expected, of each row of residuals.
+    _Statistic = Callable[[_Numbers], _Numbers]
 
 #: Share of the tables in which anything is said to be associated although nothing is, at most.
 ASSOCIATION_LEVEL = 0.01
@@ -173,7 +178,7 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
     """
     trials = _in_order(cells)
     places = _places(trials, differ)
-    tests = [*places, *_ranks(trials), *_in_time(trials, _unequal(places)), *_step_times(trials)]
+    tests = [*places, *_ranks(trials), *_in_time(trials, places, ("order", *RUNS)), *_step_times(trials)]
     adjusted = holm([test.p for test in tests])
     return Associations(tuple(replace(test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)))
 
@@ -185,8 +190,7 @@ def dependence(cells: Sequence[CellTrials]) -> Association | None:
     and this test misses none of these; at 1 % it would miss one in fifteen.
     """
     trials = _in_order(cells)
-    places = _places(trials)
-    found = next(_in_time(trials, _unequal(places), RUNS[:1]), None)
+    found = next(_in_time(trials, _places(trials), RUNS[:1]), None)
     return found if found is not None and found.p < _SUSPICION else None
 
 
@@ -195,14 +199,14 @@ def _in_order(cells: Sequence[CellTrials]) -> list[TrialFacts]:
     return sorted(counted, key=lambda facts: (facts.started_at, facts.index, facts.file))
 
 
-def _unequal(places: Sequence[Association]) -> tuple[Factor, ...]:
-    return tuple(test.factor for test in places if test.p < _SUSPICION)
+def _p(p: float) -> str:
+    return "p < 0.0001" if p < 0.0001 else f"p = {p:.2g}"
 
 
 # Places.
 
 
-def _values(factor: Factor, facts: TrialFacts) -> tuple[Hashable, ...]:
+def _values(factor: Factor, facts: TrialFacts) -> tuple[Any, ...]:
     place = facts.place
     match factor:
         case "host":
@@ -214,99 +218,73 @@ def _values(factor: Factor, facts: TrialFacts) -> tuple[Hashable, ...]:
     return () if place.job is None else (place.job,)
 
 
-def _wider(factor: Factor, facts: TrialFacts) -> Hashable:
-    """What a trial shares with those that it is compared with."""
-    place = facts.place
-    if factor == "host":
-        return facts.key
-    return facts.key, place.host, place.devices if factor == "slot" else ()
-
-
 def _places(trials: Sequence[TrialFacts], differ: bool = False) -> list[Association]:
     return [test for factor in PLACES if (test := _place(factor, trials, differ)) is not None]
 
 
 def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Association | None:
     known = [(facts, values) for facts in trials if (values := _values(factor, facts))]
-    strata: dict[Hashable, list[tuple[TrialFacts, tuple[Hashable, ...]]]] = {}
+    # What a trial shares with those that it is compared with.
+    strata: dict[Hashable, list[tuple[TrialFacts, tuple[Any, ...]]]] = {}
     for facts, values in known:
-        strata.setdefault(_wider(factor, facts), []).append((facts, values))
-    tables: dict[Hashable, list[tuple[int, int, int, int]]] = {}
+        wider = () if factor == "host" else (facts.place.host, facts.place.devices if factor == "slot" else ())
+        strata.setdefault((facts.key, wider), []).append((facts, values))
+    tables: dict[Any, list[Counts]] = {}
+    all_trials, all_failed = Counter[Any](), Counter[Any]()
     for stratum in strata.values():
         failures = sum(facts.is_failure for facts, _ in stratum)
-        all_here, failed_here = Counter[Hashable](), Counter[Hashable]()
-        for facts, values in stratum:
-            all_here.update(values)
-            failed_here.update(values if facts.is_failure else ())
-        for value, here in all_here.items():
-            if here < len(stratum):
-                failed = failed_here[value]
-                tables.setdefault(value, []).append((failed, here, failures - failed, len(stratum) - here))
+        here = Counter(chain.from_iterable(values for _, values in stratum))
+        failed = Counter(chain.from_iterable(values for facts, values in stratum if facts.is_failure))
+        all_trials += here
+        all_failed += failed
+        for value, number in here.items():
+            if number < len(stratum):
+                counts = (failed[value], number, failures - failed[value], len(stratum) - number)
+                tables.setdefault(value, []).append(counts)
     if not tables:
         return None
     several = len({facts.place.host for facts, _ in known}) > 1
-    alike: dict[Hashable, list[Hashable]] = {}  # values that no trial tells apart, such as both devices of a pair
+
+    def name_of(value: Any) -> str:
+        if factor in ("host", "job"):
+            return str(value) if factor == "host" else f"job {value}"
+        host, number = value
+        return f"{'GPU' if factor == 'device' else 'slot'} {number}" + (f" of {host}" if several and host else "")
+
+    def in_order(values: Iterable[Any]) -> list[Any]:
+        parts = {value: value if isinstance(value, tuple) else (value,) for value in values}
+        return sorted(parts, key=lambda value: [(isinstance(it, str), str(it).zfill(12)) for it in parts[value]])
+
+    alike: dict[Hashable, list[Any]] = {}  # values that no trial tells apart, such as both devices of a pair
     for value in tables:
         members = frozenset(index for index, (_, values) in enumerate(known) if value in values)
         alike.setdefault(members, []).append(value)
     found = [(stratified_tails(tables[values[0]])[1], values) for values in alike.values()]
     least = min(p for p, _ in found)
-    p = min(1.0, len(found) * least)
     level = ASSOCIATION_LEVEL / len(found) / (len(PLACES) + 1)
-    held = set(chain(*(values for each, values in found if each == least or each < level)))
-    shares = _shares(known, several, factor)
+    held = set(chain(*(values for p, values in found if p == least or p < level)))
     there = [facts for facts, values in known if held.intersection(values)]
-    name = _together(factor, held, several)
-    failures, all_failures = sum(facts.is_failure for facts in there), sum(facts.is_failure for facts, _ in known)
-    test = Association(factor, name, failures, len(there), all_failures, len(known), p, shares=shares)
-    return replace(test, sentence=_place_sentence(test, len(held) > 1, differ))
-
-
-def _shares(
-    known: Sequence[tuple[TrialFacts, tuple[Hashable, ...]]], several: bool, factor: Factor
-) -> tuple[Share, ...]:
-    all_here, failed_here = Counter[Hashable](), Counter[Hashable]()
-    for facts, values in known:
-        all_here.update(values)
-        failed_here.update(values if facts.is_failure else ())
-    ordered = sorted(all_here, key=_natural)
-    return tuple(Share(_name(factor, value, several), failed_here[value], all_here[value]) for value in ordered)
-
-
-def _natural(value: Hashable) -> tuple[object, ...]:
-    return tuple(
-        (isinstance(part, str), str(part).zfill(12)) for part in (value if isinstance(value, tuple) else (value,))
+    names = first_names([name_of(value) for value in in_order(held)], 4)
+    test = Association(
+        factor,
+        " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))),
+        sum(facts.is_failure for facts in there),
+        len(there),
+        sum(facts.is_failure for facts, _ in known),
+        len(known),
+        min(1.0, len(found) * least),
+        shares=tuple(Share(name_of(value), all_failed[value], all_trials[value]) for value in in_order(all_trials)),
     )
-
-
-def _name(factor: Factor, value: Any, several: bool) -> str:
-    if factor in ("host", "job"):
-        return str(value) if factor == "host" else f"job {value}"
-    host, number = value
-    return f"{'GPU' if factor == 'device' else 'slot'} {number}" + (f" of {host}" if several and host else "")
-
-
-def _together(factor: Factor, values: Collection[Hashable], several: bool) -> str:
-    names = first_names([_name(factor, value, several) for value in sorted(values, key=_natural)], 4)
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _place_sentence(test: Association, many: bool, differ: bool) -> str:
-    where = f"{'in' if test.factor in ('job', 'slot') else 'on'} {test.value}"
+    where = f"{'in' if factor in ('job', 'slot') else 'on'} {test.value}"
     if not test.is_gathered:
         rest = f"{test.all_failures - test.failures} of {test.all_trials - test.trials}"
-        return f"more failures {where} than elsewhere: {test.failures} of {test.trials} trials, {rest} ({_p(test)})"
-    suspect = PLACES[test.factor] + ("s" if many else "")
+        numbers = f"{test.failures} of {test.trials} trials, {rest} ({_p(test.p)})"
+        return replace(test, sentence=f"more failures {where} than elsewhere: {numbers}")
+    suspect = PLACES[factor] + ("s" if len(held) > 1 else "")
     # The failures elsewhere have another cause.
     suspect += " as well" if differ or _MOST * test.failures < test.all_failures else ", not the variables"
-    return (
-        f"{test.failures} of {test.all_failures} failures {where}: suspect {suspect} "
-        f"({test.value} ran {test.trials} of {test.all_trials} trials; {_p(test)})"
-    )
-
-
-def _p(test: Association) -> str:
-    return "p < 0.0001" if test.p < 0.0001 else f"p = {test.p:.2g}"
+    text = f"{test.failures} of {test.all_failures} failures {where}: suspect {suspect}"
+    return replace(test, sentence=f"{text} ({test.value} ran {test.trials} of {test.all_trials} trials; {_p(test.p)})")
 
 
 # Ranks.
@@ -316,94 +294,70 @@ def _ranks(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     causes = [facts.culprit for facts in trials if facts.culprit is not None and facts.culprit[1] > 1]
     if not causes:
         return
-    sizes, number = Counter(size for _, size in causes), Counter(rank for rank, _ in causes)
-    most = max(sizes)
-    found = {
-        rank: min(1.0, most * _cause_p(number[rank], {size: count for size, count in sizes.items() if size > rank}))
-        for rank in number
-    }
-    rank = min(found, key=lambda each: (found[each], each))
-    shares = tuple(Share(f"rank {each}", number[each], len(causes)) for each in range(most))
-    test = Association(
-        "rank", f"rank {rank}", number[rank], len(causes), len(causes), len(causes), found[rank], shares=shares
-    )
-    text = (
-        f"{test.value} is the cause in {test.failures} of {test.all_failures} failures: look at its device, its host, "
-        f"and what only it does ({_p(test)})"
-    )
-    yield replace(test, sentence=text)
-
-
-def _cause_p(number: int, sizes: Mapping[int, int]) -> float:
-    """The chance that a rank is the cause so often if all are alike: of ``sizes[n]`` failures it is one of n."""
     import numpy as np
 
-    sums = np.ones(1)
-    for size, failures in sizes.items():
-        chance = np.array([1 - 1 / size, 1 / size])
-        for _ in range(failures):
-            sums = np.convolve(sums, chance)
-    return float(sums[number:].sum())
+    sizes, number = Counter(size for _, size in causes), Counter(rank for rank, _ in causes)
+    most = max(sizes)
+    found = {}
+    for rank, count in number.items():
+        # The chance that a rank is the cause so often if all are alike: of each failure it is one of its ranks.
+        sums = np.ones(1)
+        for size, failures in sizes.items():
+            for _ in range(failures if size > rank else 0):
+                sums = np.convolve(sums, np.array([1 - 1 / size, 1 / size]))
+        found[rank] = min(1.0, most * float(sums[count:].sum()))
+    rank = min(found, key=lambda each: (found[each], each))
+    text = (
+        f"rank {rank} is the cause in {number[rank]} of {len(causes)} failures: look at its device, its host, "
+        f"and what only it does ({_p(found[rank])})"
+    )
+    shares = tuple(Share(f"rank {each}", number[each], len(causes)) for each in range(most))
+    counts = (number[rank], len(causes), len(causes), len(causes))
+    yield Association("rank", f"rank {rank}", *counts, found[rank], shares=shares, sentence=text)
 
 
 # Order in time, and the trial before.
 
 
-@dataclass(frozen=True)
-class _Statistic:
-    """A number of the failures less what is expected: the sum of ``linear``, and of the products of ``pairs``."""
-
-    factor: Factor
-    linear: _Numbers | None = None
-    pairs: tuple[_Numbers, _Numbers] | None = None
-
-    def of(self, residuals: _Numbers) -> _Numbers:
-        """Of each row."""
-        import numpy as np
-
-        if self.linear is not None:
-            found: _Numbers = np.abs(residuals @ self.linear)
-            return found
-        assert self.pairs is not None
-        first, second = self.pairs
-        products: _Numbers = np.einsum("ij,ij->i", residuals[:, first], residuals[:, second])
-        return products
-
-
 def _in_time(
-    trials: Sequence[TrialFacts], unequal: Sequence[Factor], factors: Collection[Factor] = ("order", *RUNS)
+    trials: Sequence[TrialFacts], places: Sequence[Association], factors: Collection[Factor]
 ) -> Iterator[Association]:
-    """``trials`` in run order; places in ``unequal`` differ, so that only trials at the same one are exchanged."""
-    failures = sum(facts.is_failure for facts in trials)
-    if min(failures, len(trials) - failures) < _FEWEST or not all(facts.started_at for facts in trials):
+    """``trials`` in run order. Of places that differ, only trials at the same one are exchanged."""
+    count, number = len(trials), sum(facts.is_failure for facts in trials)
+    if min(number, count - number) < _FEWEST or not all(facts.started_at for facts in trials):
         return
     import numpy as np
 
     failed = np.array([facts.is_failure for facts in trials], dtype=float)
+    unequal = [test.factor for test in places if test.p < _SUSPICION]
     strata = [(facts.key, *(_values(factor, facts) for factor in unequal)) for facts in trials]
-    statistics = [
-        _Statistic("order", linear=np.arange(len(trials)) / (len(trials) - 1)),
-        *(_Statistic(factor, pairs=pairs) for factor, pairs in _chains(trials).items()),
-    ]
-    statistics = [each for each in statistics if each.factor in factors]
-    for statistic, p in zip(statistics, _permuted(failed, strata, statistics) if statistics else (), strict=True):
-        if statistic.pairs is None:
-            yield _order(trials, failed, p)
-        else:
-            yield _run(statistic.factor, failed, strata, statistic.pairs, p)
+    before = {factor: pairs for factor, pairs in _chains(trials).items() if factor in factors}
+    statistics = [_products(*pairs) for pairs in before.values()]
+    if "order" in factors:
+        statistics.insert(0, _trend(count))
+    p_values = _permuted(failed, strata, statistics) if statistics else []
+    if "order" in factors:
+        thirds = [failed[part * count // 3 : (part + 1) * count // 3] for part in range(3)]
+        names = ("first third", "second third", "last third")
+        shares = [Share(name, int(third.sum()), len(third)) for name, third in zip(names, thirds, strict=True)]
+        text = (
+            f"the failure rate changes over the run: {shares[0].failures} of {shares[0].trials} in its first third, "
+            f"{shares[2].failures} of {shares[2].trials} in its last ({_p(p_values[0])}); {_meaning(trials)}"
+        )
+        counts = (number, count, number, count)
+        yield Association("order", "", *counts, p_values.pop(0), shares=tuple(shares), sentence=text)
+    for (factor, pairs), p in zip(before.items(), p_values, strict=True):
+        yield _run(factor, failed, _numbered(strata), pairs, p)
 
 
 def _chains(trials: Sequence[TrialFacts]) -> dict[Factor, tuple[_Numbers, _Numbers]]:
     """Each trial with the one before, in three senses; where two are the same, the first."""
     import numpy as np
 
-    def where(facts: TrialFacts) -> Hashable:
-        return facts.place.host, facts.place.devices, facts.place.slot
-
     senses: dict[Factor, list[Hashable]] = {
         "trial before in its cell": [facts.key for facts in trials],
         "trial before": [None] * len(trials),
-        "trial before at its place": [where(facts) for facts in trials],
+        "trial before at its place": [(facts.place.key, facts.place.slot) for facts in trials],
     }
     found: dict[Factor, tuple[_Numbers, _Numbers]] = {}
     seen: set[tuple[tuple[int, int], ...]] = set()
@@ -419,13 +373,16 @@ def _chains(trials: Sequence[TrialFacts]) -> dict[Factor, tuple[_Numbers, _Numbe
     return found
 
 
-def _centred(values: _Numbers, strata: Sequence[Hashable]) -> _Numbers:
-    """Values less the mean of their stratum."""
+def _trend(count: int) -> _Statistic:
     import numpy as np
 
-    numbers = _numbered(strata)
-    residuals: _Numbers = values - (np.bincount(numbers, values) / np.bincount(numbers))[numbers]
-    return residuals
+    return lambda residuals: np.abs(residuals @ (np.arange(count) / (count - 1)))
+
+
+def _products(first: _Numbers, second: _Numbers) -> _Statistic:
+    import numpy as np
+
+    return lambda residuals: np.einsum("ij,ij->i", residuals[:, first], residuals[:, second])
 
 
 def _numbered(strata: Sequence[Hashable]) -> _Numbers:
@@ -433,6 +390,14 @@ def _numbered(strata: Sequence[Hashable]) -> _Numbers:
 
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(stratum, len(numbers)) for stratum in strata])
+
+
+def _centred(values: _Numbers, numbers: _Numbers) -> _Numbers:
+    """Values less the mean of their stratum."""
+    import numpy as np
+
+    residuals: _Numbers = values - (np.bincount(numbers, values) / np.bincount(numbers))[numbers]
+    return residuals
 
 
 def _permuted(values: _Numbers, strata: Sequence[Hashable], statistics: Sequence[_Statistic]) -> list[float]:
@@ -445,35 +410,19 @@ def _permuted(values: _Numbers, strata: Sequence[Hashable], statistics: Sequence
 
     numbers, generator = _numbered(strata), np.random.default_rng(len(values))
     grouped = np.argsort(numbers, kind="stable")
-    residuals, offsets = _centred(values, strata)[grouped], numbers[grouped]
-    observed = np.array([statistic.of(_centred(values, strata)[None])[0] for statistic in statistics])
+    residuals = _centred(values, numbers)
+    observed = np.array([statistic(residuals[None])[0] for statistic in statistics])
+    # Equal but for rounding counts as equal.
+    observed -= 1e-9 * (1 + np.abs(observed))
     as_large, made = np.zeros(len(statistics)), 0
     while made < _PERMUTATIONS and (made == 0 or as_large.min() < _CLEARLY_NOT):
         step = min(_STEP, _PERMUTATIONS - made)
-        order = np.argsort(generator.random((step, len(values))) + offsets, axis=1)
+        order = np.argsort(generator.random((step, len(values))) + numbers[grouped], axis=1)
         permuted = np.empty((step, len(values)))
-        permuted[:, grouped] = residuals[order]
-        found = np.array([statistic.of(permuted) for statistic in statistics])
-        # Equal but for rounding counts as equal.
-        as_large += (found >= (observed - 1e-9 * (1 + np.abs(observed)))[:, None]).sum(axis=1)
+        permuted[:, grouped] = residuals[grouped][order]
+        as_large += (np.array([statistic(permuted) for statistic in statistics]) >= observed[:, None]).sum(axis=1)
         made += step
     return [float(p) for p in (1 + as_large) / (1 + made)]
-
-
-def _order(trials: Sequence[TrialFacts], failed: _Numbers, p: float) -> Association:
-    count, number = len(failed), int(failed.sum())
-    thirds = [slice(part * count // 3, (part + 1) * count // 3) for part in range(3)]
-    shares = tuple(
-        Share(name, int(failed[third].sum()), len(failed[third]))
-        for name, third in zip(("first third", "second third", "last third"), thirds, strict=True)
-    )
-    first, _, last = shares
-    text = (
-        f"the failure rate changes over the run: {first.failures} of {first.trials} in its first third, "
-        f"{last.failures} of {last.trials} in its last"
-    )
-    test = Association("order", "", number, count, number, count, p, shares=shares)
-    return replace(test, sentence=f"{text} ({_p(test)}); {_meaning(trials)}")
 
 
 def _meaning(trials: Sequence[TrialFacts]) -> str:
@@ -495,23 +444,20 @@ def _step_times(trials: Sequence[TrialFacts]) -> Iterator[Association]:
 
     times = np.array([log(facts.steps.median_ms) for facts in timed if facts.steps is not None])
     cells, count, third = [facts.key for facts in timed], len(timed), len(timed) // 3
-    residuals = _centred(times, cells)
+    residuals = _centred(times, _numbered(cells))
     change = expm1(float(residuals[-third:].mean() - residuals[:third].mean()))
-    p = 1.0
-    if abs(change) >= _SLOWER:
-        (p,) = _permuted(times, cells, [_Statistic("step times", linear=np.arange(count) / (count - 1))])
-    test = Association("step times", "", 0, count, 0, count, p)
-    text = f"step times change over the run: {change:+.0%} from its first third to its last ({_p(test)})"
-    yield replace(test, sentence=f"{text}; {_meaning(timed)}")
+    p = _permuted(times, cells, [_trend(count)])[0] if abs(change) >= _SLOWER else 1.0
+    text = f"step times change over the run: {change:+.0%} from its first third to its last ({_p(p)})"
+    yield Association("step times", "", 0, count, 0, count, p, sentence=f"{text}; {_meaning(timed)}")
 
 
 def _run(
-    factor: Factor, failed: _Numbers, strata: Sequence[Hashable], pairs: tuple[_Numbers, _Numbers], p: float
+    factor: Factor, failed: _Numbers, numbers: _Numbers, pairs: tuple[_Numbers, _Numbers], p: float
 ) -> Association:
+    """``numbers``: of the strata."""
     import numpy as np
 
     first, second = pairs
-    numbers = _numbered(strata)
     counts, sums = np.bincount(numbers), np.bincount(numbers, failed)
     rates = (sums / counts)[numbers]
     # Of two trials of one stratum, the second is drawn from what is left.
@@ -525,16 +471,124 @@ def _run(
     correlation = float((residuals[first] * residuals[second]).sum()) / spread if spread else 0.0
     correlation = min(0.99, max(0.0, correlation + float((same / counts[numbers[first]]).mean())))
     independent = max(1, round(len(failed) * (1 - correlation) / (1 + correlation)))
-    after = [Share("after a failure", both, int(failed[first].sum()))]
-    after.append(Share("after none", int(failed[second].sum()) - both, len(first) - after[0].trials))
+    after = Share("after a failure", both, int(failed[first].sum()))
+    after_none = Share("after none", int(failed[second].sum()) - both, len(first) - after.trials)
     where = factor.removeprefix("trial before")
     text = (
         f"failures come in runs: a trial failed as the one before{where.replace(' its', ' the same') or ' it'} did "
-        f"{both} times, by chance it would be about {expected:.0f}"
+        f"{both} times, by chance it would be about {expected:.0f} ({_p(p)}); "
+        f"{len(failed)} trials say as much as about {independent} independent ones"
     )
-    total = int(failed.sum())
-    test = Association(
-        factor, "", total, len(failed), total, len(failed), p, shares=tuple(after), independent=independent
-    )
-    meaning = f"{len(failed)} trials say as much as about {independent} independent ones"
-    return replace(test, sentence=f"{text} ({_p(test)}); {meaning}")
+    total = (int(failed.sum()), len(failed)) * 2
+    return Association(factor, "", *total, p, shares=(after, after_none), sentence=text, independent=independent)
+
+
+# Nodes of a sweep, each beside all others that have not been named yet: so that a bad node does not hide a second one.
+# The p values are one-sided and corrected for all nodes and both questions (Bonferroni).
+
+#: Of tables whose nodes are alike, at most this share names any.
+NODE_LEVEL = 0.01
+
+#: Questions that are asked of each node: trials that did not pass, and slower steps.
+_QUESTIONS = 2
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node, and what its trials say beside those of the nodes that it was compared with.
+
+    Attributes:
+        name: its host name.
+        trials: that say something of it: all but those that were interrupted.
+        bad: of these, those that failed, hung, or came to no result.
+        others_bad, others: the same numbers of the other nodes.
+        p_bad: of "as often as on the others", one-sided, corrected.
+        ratio: of its step times to those of the others; ``None`` where none were measured on both sides.
+        p_slow: of "slower by no more than the margin", one-sided, corrected.
+    """
+
+    name: str
+    trials: int
+    bad: int
+    others_bad: int
+    others: int
+    p_bad: float = 1.0
+    ratio: float | None = None
+    p_slow: float = 1.0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it stands out, as parts of a sentence; empty where it does not."""
+        found = []
+        if self.p_bad < NODE_LEVEL:
+            rest = f"{self.others_bad} of {self.others} on the others"
+            found.append(f"{self.bad} of {self.trials} trials did not pass, {rest} ({_p(self.p_bad)})")
+        if self.p_slow < NODE_LEVEL and self.ratio is not None:
+            once = "" if self.trials > 1 else " in its only trial"
+            found.append(f"{self.ratio - 1:.0%} slower{once} ({_p(self.p_slow)})")
+        return tuple(found)
+
+
+def nodes_of(trials: Iterable[TrialFacts], margin: float = SPEED_MARGIN) -> list[Node]:
+    """All nodes by name; empty where there are not two. ``margin``: of step times, see ``TriageSettings``."""
+    table: dict[CellKey, dict[str, list[TrialFacts]]] = {}
+    for facts in trials:
+        if facts.place.host is not None and facts.outcome != "interrupted":
+            table.setdefault(facts.key, {}).setdefault(facts.place.host, []).append(facts)
+    left = {name for row in table.values() for name in row}
+    family = len(left) * _QUESTIONS
+    named: list[Node] = []
+    if len(left) < 2:
+        return []
+    while True:
+        nodes = [_node(name, table, left, margin, family) for name in sorted(left)]
+        worst = min(nodes, key=lambda node: min(node.p_bad, node.p_slow))
+        if not worst.reasons or len(left) == 2:
+            return sorted([*named, *nodes], key=lambda node: node.name)
+        left.remove(worst.name)
+        named.append(worst)
+
+
+def _node(
+    name: str,
+    table: Mapping[CellKey, Mapping[str, list[TrialFacts]]],
+    left: Collection[str],
+    margin: float,
+    family: int,
+) -> Node:
+    counts: list[Counts] = []
+    times: list[tuple[list[float], list[float]]] = []
+    for row in table.values():
+        if name in row:
+            sides = row[name], [facts for each in row if each != name and each in left for facts in row[each]]
+            bad, rest_bad = (sum(facts.outcome != "ok" for facts in side) for side in sides)
+            counts.append((bad, len(sides[0]), rest_bad, len(sides[1])))
+            own, rest = ([log(facts.steps.median_ms) for facts in side if facts.steps is not None] for side in sides)
+            times += [(own, rest)] if own and rest else []
+    bad, trials, others_bad, others = map(sum, zip(*counts, strict=True))
+    compared = [each for each in counts if each[3]]
+    p_bad = min(1.0, family * stratified_tails(compared)[1]) if compared and bad else 1.0
+    if not times:
+        return Node(name, trials, bad, others_bad, others, p_bad)
+    # A t test within cells, with one variance: so that a node with one trial is compared with the spread of all others.
+    difference, error, freedom = within_places(times)
+    excess, p_slow = difference - log(1 + margin), 1.0
+    if freedom >= 1 and excess > 0:
+        from scipy.special import stdtr
+
+        p_slow = min(1.0, family * float(stdtr(freedom, -excess / error))) if error else 0.0
+    return Node(name, trials, bad, others_bad, others, p_bad, exp(difference), p_slow)
+
+
+def trials_needed(nodes: int) -> int:
+    """Trials on each of so many nodes by which one that never passes stands out, where all others pass."""
+    return next(each for each in range(1, 100) if nodes * _QUESTIONS / comb(nodes * each, each) < NODE_LEVEL)
+
+
+def node_sentences(nodes: Sequence[Node]) -> Iterator[str]:
+    """One for each node that stands out, and the list of them for ``drain``."""
+    suspects = [node for node in nodes if node.reasons]
+    for node in suspects:
+        yield f"{node.name}: {'; '.join(node.reasons)}"
+    if suspects:
+        yield f"to drain: {','.join(node.name for node in suspects)}"

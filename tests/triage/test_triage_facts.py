@@ -100,7 +100,7 @@ def test_what_has_ended_several_trials_is_one_event(what: str) -> None:
     assert not one.is_counted
     assert (one.outcome == "interrupted") == (what == "the end of a run")
     found = cell(*SHARED[what], record()).statistics
-    assert (found.lost, found.loss_events, found.events) == (2, 1, {one.event: 2})
+    assert (found.lost, found.loss_events, found.tally("event")) == (2, 1, {one.event: 2})
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_equally_frequent_signatures_are_in_the_order_of_their_trials_however_th
 def test_the_stream_ends_before_the_first_trial_that_still_runs() -> None:
     found = CellTrials(CellKey("probe", "local-none"), "local", ("none",))
     for index in range(4):
-        found.begin(index)
+        found.trials[index] = None
     for index in (0, 2, 3):
         trial = failed("infrastructure_failed") if index == 0 else record()
         found.add(facts_of({**trial, "trial_index": index}, f"trial_{index}.json"))

@@ -8,8 +8,7 @@ from support.triage_facts import trials
 
 from pytest_aorta.triage.columns import conclusions
 from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.operators import OperatorChange, changed_operators
-from pytest_aorta.triage.speed import LEVEL
+from pytest_aorta.triage.speed import LEVEL, OperatorChange, changed_operators
 from pytest_aorta.triage.verdicts import Row, triage_of
 
 #: Milliseconds per step.

@@ -34,9 +34,8 @@ from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
-from pytest_aorta.triage.decisions import BASELINE_DECIDED
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
-from pytest_aorta.triage.verdicts import check_baseline, is_named
+from pytest_aorta.triage.verdicts import BASELINE_DECIDED, check_baseline, is_named
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError, is_sweep
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace

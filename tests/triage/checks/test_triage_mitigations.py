@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.records import record
 
-from pytest_aorta.triage.cells import CellTrials
-from pytest_aorta.triage.checks import MitigationEffect, effects
+from pytest_aorta.triage.cells import CellTrials, MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, facts_of, watched_variables
 from pytest_aorta.triage.verdicts import choose_baselines
 

@@ -12,13 +12,21 @@ from scipy.stats import binom, binomtest, boschloo_exact
 
 from pytest_aorta.triage.rates import (
     Interval,
-    difference_interval,
+    arms,
+    difference_of,
     difference_p,
     holm,
     more_trials,
     upper_bound,
     wilson,
 )
+
+
+def difference_interval(*counts: int) -> Interval:
+    """Of one table."""
+    failures, trials, base_failures, base_trials = counts
+    return difference_of(*arms([(failures, trials, base_failures, base_trials)]))
+
 
 counts = st.integers(1, 60).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
 

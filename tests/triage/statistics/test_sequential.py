@@ -12,21 +12,16 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from pytest_aorta.triage import Margin
-from pytest_aorta.triage.e_process import (
-    RATIO,
-    Bets,
-    PairedEProcess,
-    log_ratios,
-    nearest_in_null,
-    nearest_of_difference,
-    nearest_of_ratio,
-)
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.sequential import (
+    RATIO,
+    PairedEProcess,
     SequentialComparison,
     SequentialTest,
+    log_ratios,
+    nearest_of_difference,
+    nearest_of_ratio,
     rate_upper_bound_sequential,
-    sequential_comparison,
 )
 
 POINTS = Margin(inf, 0.1)
@@ -34,30 +29,28 @@ pairs_of_outcomes = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6
 
 
 def _compare(outcomes: list[tuple[bool, bool]]) -> SequentialComparison:
-    return sequential_comparison([base for base, _ in outcomes], [cell for _, cell in outcomes], POINTS)
+    """Of a baseline and a cell whose trials are all known."""
+    test = SequentialTest(POINTS)
+    test.pairs += outcomes
+    return test.comparison()
 
 
 def test_nothing_is_known_before_the_first_pair() -> None:
-    assert sequential_comparison([], [], POINTS) == SequentialComparison(1, Interval(-1, 1), Interval(0, inf))
+    assert _compare([]) == SequentialComparison(1, Interval(-1, 1), Interval(0, inf))
 
 
 def test_a_cure_is_found() -> None:
     generator = np.random.default_rng(5)
     base = (generator.random(60) < 0.5).tolist()
-    comparison = sequential_comparison(base, [False] * 60, POINTS)
+    comparison = _compare([(failed, False) for failed in base])
     assert comparison.p < 1e-4
     assert comparison.interval.low < -0.5 < comparison.interval.high < -0.1
 
 
 def test_equivalence_is_shown_by_enough_pairs() -> None:
-    assert sequential_comparison([False] * 60, [False] * 60, POINTS).interval.within(-0.1, 0.1)
-    few = sequential_comparison([False] * 10, [False] * 10, POINTS)
+    assert _compare([(False, False)] * 60).interval.within(-0.1, 0.1)
+    few = _compare([(False, False)] * 10)
     assert not few.interval.within(-0.1, 0.1)
-
-
-def test_what_one_side_has_more_is_not_used() -> None:
-    base, cell = [True, False, True], [False, False, False, True, True]
-    assert sequential_comparison(base, cell, POINTS) == sequential_comparison(base, cell[:3], POINTS)
 
 
 @settings(max_examples=40)
@@ -74,7 +67,7 @@ def test_evidence_only_grows_whenever_it_is_looked_at(outcomes: list[tuple[bool,
     test = SequentialTest(POINTS)
     before = test.comparison()
     for base, cell in outcomes:
-        test.extend([(base, cell)])
+        test.pairs.append((base, cell))
         now = test.comparison()
         assert now.p <= before.p
         assert before.interval.low <= now.interval.low
@@ -90,8 +83,8 @@ def test_looking_after_every_pair_finds_no_difference_that_is_not_there() -> Non
     runs, found = 200, 0
     for rate in (0.1, 0.5):
         for _ in range(runs // 2):
-            process = PairedEProcess([0.0], [0.0])
-            process.extend((generator.random(100) < rate).tolist(), (generator.random(100) < rate).tolist())
+            process = PairedEProcess([0.0])
+            process.extend((generator.random((100, 2)) < rate).tolist())
             found += min(1, 2 * exp(-max(peak[0] for peak in process.peaks))) < 0.05
     assert found / runs < 0.05
 
@@ -101,9 +94,7 @@ def test_the_interval_holds_the_difference_at_all_times_at_once() -> None:
     missed = 0
     for _ in range(60):
         # The interval never grows: if the last one holds the difference, all did.
-        comparison = sequential_comparison(
-            (generator.random(80) < 0.5).tolist(), (generator.random(80) < 0.2).tolist(), POINTS
-        )
+        comparison = _compare((generator.random((80, 2)) < [0.5, 0.2]).tolist())
         missed += not comparison.interval.low <= -0.3 <= comparison.interval.high
     assert missed / 60 < 0.05
 
@@ -175,8 +166,8 @@ def test_nearest_rates_are_those_that_a_search_finds() -> None:
 
         edges = (max(0, -difference) + 1e-12, min(1, 1 - difference) - 1e-12)
         found = minimize_scalar(divergence, bounds=edges, method="bounded", options={"xatol": 1e-12})
-        nearest = nearest_in_null(np.array([a1]), np.array([b1]), np.array([difference]))
-        assert nearest[0] == pytest.approx(found.x, abs=1e-6)
+        nearest = nearest_of_difference(np.array([a1]), np.array([b1]), np.array([difference]))
+        assert nearest[0][0] == pytest.approx(found.x, abs=1e-6)
 
 
 def test_alternatives_are_posterior_means_of_what_the_null_excludes() -> None:
@@ -190,9 +181,9 @@ def test_alternatives_are_posterior_means_of_what_the_null_excludes() -> None:
             weight += likelihood
             cell_rate += likelihood * cell
     cell_rate /= weight
-    on_cell = Bets([], [-0.1]).gains(np.array([5]), np.array([3]), np.array([1]))[1]
+    on_cell = PairedEProcess([-0.1]).gains(np.array([5]), np.array([3]), np.array([1]))[1]
     # The ratio of both outcomes gives away the rate: r / r0 if it fails, (1 - r) / (1 - r0) if not.
-    failed, ended_well = exp(on_cell[1, 0, 0]), exp(on_cell[0, 0, 0])
+    failed, ended_well = exp(on_cell[1, 0, 1]), exp(on_cell[0, 0, 1])
     null_rate = (1 - ended_well) / (failed - ended_well)
     assert failed * null_rate == pytest.approx(cell_rate)
 
@@ -202,7 +193,7 @@ def test_every_bet_is_fair_or_worse_for_all_rates_within_its_null() -> None:
     states = [(n, a, b) for n in range(13) for a in range(n + 1) for b in range(n + 1)]
     states += [(n, a, b) for n in (50, 400) for a in (0, 1, n // 2, n) for b in (0, n // 3, n)]
     pairs, base_failures, cell_failures = (np.array(column) for column in zip(*states, strict=True))
-    on_base, on_cell = (np.exp(part) for part in Bets(NULLS, NULLS).gains(pairs, base_failures, cell_failures))
+    on_base, on_cell = (np.exp(part) for part in PairedEProcess(NULLS).gains(pairs, base_failures, cell_failures))
     assert float(np.abs(on_base - 1).max()) > 0.5
     for index, difference in enumerate([*NULLS, *NULLS]):
         at_most = index < len(NULLS)
@@ -217,7 +208,7 @@ def test_every_bet_on_a_ratio_is_fair_or_worse_for_all_rates_within_its_null() -
     ratios = [0.01, 0.5, 1.0, 1.5, 5.0]
     states = [(n, a, b) for n in (0, 1, 5, 12, 60, 400) for a in {0, 1, n // 2, n} for b in {0, n // 3, n} if a <= n]
     pairs, base_failures, cell_failures = (np.array(column) for column in zip(*states, strict=True))
-    bets = Bets(ratios, ratios, RATIO).gains(pairs, base_failures, cell_failures)
+    bets = PairedEProcess(ratios, RATIO).gains(pairs, base_failures, cell_failures)
     on_base, on_cell = (np.exp(part) for part in bets)
     assert float(np.abs(on_cell - 1).max()) > 0.5
     for index, ratio in enumerate([*ratios, *ratios]):
@@ -243,7 +234,7 @@ def test_nearest_rates_of_a_ratio_are_those_that_a_search_finds() -> None:
 
 
 def test_numbers_stay_finite_when_the_data_contradict_everything() -> None:
-    process = PairedEProcess([-0.99, 0.0, 0.99], [-0.99, 0.0, 0.99])
-    process.extend([True] * 3000 + [False] * 3000, [False] * 3000 + [True] * 3000)
+    process = PairedEProcess([-0.99, 0.0, 0.99])
+    process.extend([(True, False)] * 3000 + [(False, True)] * 3000)
     assert np.isfinite(process.log_capital).all()
     assert np.isfinite(process.peaks).all()

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import fisher_exact, t
 
 from pytest_aorta.triage.facts import CellKey, Outcome, Place, TrialFacts, steady_steps
-from pytest_aorta.triage.nodes import LEVEL, Node, node_sentences, nodes_of, trials_needed
+from pytest_aorta.triage.where import NODE_LEVEL, Node, node_sentences, nodes_of, trials_needed
 
 
 def trial(node: str, *, outcome: Outcome = "ok", ms: float | None = None, cell: str = "none") -> TrialFacts:
@@ -89,7 +89,7 @@ def test_one_trial_on_each_node_names_a_slow_one_and_says_how_many_show_a_failin
     assert re.fullmatch(r"n7: \d+% slower in its only trial \(p < 0.0001\)", sentence)
     for trials in (1, 2, 3):
         outcomes = [trial(f"n{node}", outcome="ok" if node else "failed") for node in range(40) for _ in range(trials)]
-        assert (by_name(outcomes)["n0"].p_bad < LEVEL) == (trials >= trials_needed(40))
+        assert (by_name(outcomes)["n0"].p_bad < NODE_LEVEL) == (trials >= trials_needed(40))
 
 
 def test_trials_on_one_node_say_nothing() -> None:
