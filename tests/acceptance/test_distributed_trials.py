@@ -11,45 +11,40 @@ from support.stage import Stage, counts, text
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
+FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 
 #: What is to be found, by what rank 1 does: exit status; phase and kind of the failure; a field that says more.
 EXPECTED: dict[str, tuple[str, tuple[str, str] | None, tuple[str, Any] | None]] = {
-    "nothing": ("ok", None, None),
+    "no_fault": ("ok", None, None),
     "segfaults": ("workload_failed", ("run", "signal"), ("signal", "SIGSEGV")),
-    "leaves_early": ("workload_failed", ("run", "exit_code"), ("exit_code", 0)),
-    "hangs_alone": ("timeout", ("run", "timeout"), None),
-    "raises": ("workload_failed", ("run", "exception"), ("type", "RuntimeError")),
+    "leaves": ("workload_failed", ("run", "exit_code"), ("exit_code", 0)),
+    "lingers": ("timeout", ("run", "timeout"), None),
+    "raises": ("workload_failed", ("run", "exception"), ("type", "ValueError")),
     "returns_false": ("workload_failed", ("run", "result"), None),
-    "hangs": ("timeout", ("run", "timeout"), None),
+    "sleeps": ("timeout", ("run", "timeout"), None),
     "setup_raises": ("infrastructure_failed", ("setup", "exception"), ("type", "RuntimeError")),
 }
 PARTS = list(EXPECTED)
-
-
-def launch(stage: Stage, launcher: str, *arguments: str) -> pytest.RunResult:
-    """Run pytest so that ``launcher`` starts the ranks."""
-    return stage.torchrun(2, *arguments) if launcher == "external" else stage.run(*arguments)
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.RunResult]:
     """All parts, played in a run of which torchrun has started the ranks."""
     stage = Stage(tmp_path_factory.mktemp("external") / "stage")
-    stage.copy(HERE / "gloo_workloads.py")
+    stage.copy(FAULTS)
     script = ("--aorta-trials", str(len(PARTS)), "--aorta-config", f"script={'.'.join(PARTS)}", "--aorta-timeout", "6")
-    done = launch(stage, "external", "gloo_workloads.py", *script)
+    done = stage.torchrun(3, "rank_faults.py::RankFaults", *script)
     stage.close()
     return stage, done
 
 
 def test_one_file_per_trial_and_one_terminal(played: tuple[Stage, pytest.RunResult]) -> None:
     stage, done = played
-    assert stage.files() == [f"Gloo/trial_{index}.json" for index in range(len(PARTS))]
+    assert stage.files() == [f"RankFaults/trial_{index}.json" for index in range(len(PARTS))]
     assert done.ret == 1
     assert counts(done) == {"failed": len(PARTS) - 2, "passed": 1, "errors": 1}
     assert text(done).count("test session starts") == 1
-    assert "workload_failed in run: RuntimeError: rank 1: rank 1 has a bug" in done.stdout.str()
+    assert "workload_failed in run: ValueError: rank 1: rank 1 has a bug" in done.stdout.str()
     assert "workload_failed in run: rank 1: ended by SIGSEGV in run()" in done.stdout.str()
     assert not [path for path in stage.everything() if path.endswith((".steps", ".events"))]
 
@@ -57,38 +52,37 @@ def test_one_file_per_trial_and_one_terminal(played: tuple[Stage, pytest.RunResu
 @pytest.mark.parametrize("part", PARTS)
 def test_status_cause_ranks_and_result(played: tuple[Stage, pytest.RunResult], part: str) -> None:
     stage, _ = played
-    folder = stage.results / "Gloo"
-    trial = stage.trial(f"Gloo/trial_{PARTS.index(part)}.json")
+    folder = stage.results / "RankFaults"
+    trial = stage.trial(f"RankFaults/trial_{PARTS.index(part)}.json")
     status, cause, more = EXPECTED[part]
-    failure, result, (first, second) = trial["failure"], trial["result"], trial["ranks"]
+    failure, result, ranks = trial["failure"], trial["result"], trial["ranks"]
+    first, second, _ = ranks
     assert (trial["exit_status"], failure and (failure["phase"], failure["kind"])) == (status, cause), failure
     assert result["passed"] is (cause is None)
     if cause is None:
-        assert [(rank["passed"], rank["exit_code"], rank["failure"]) for rank in (first, second)] == [
-            (True, 0, None)
-        ] * 2
+        assert [(rank["passed"], rank["exit_code"], rank["failure"]) for rank in ranks] == [(True, 0, None)] * 3
         assert result["failure_details"] == []
     else:
-        if part != "hangs":  # one rank may be ended before the other, which notices
+        if part != "sleeps":  # one rank may be ended before the other, which notices
             assert (failure["rank"], failure["message"][:8]) == (1, "rank 1: ")
         assert (second["failure"]["phase"], second["failure"]["kind"], second["collateral"]) == (*cause, False)
         assert result["failure_count"] >= 1
         assert (1, *cause) in [(each.get("rank"), each["phase"], each["kind"]) for each in result["failure_details"]]
     if more is not None:
         assert failure[more[0]] == more[1]
-    if part in ("returns_false", "hangs_alone"):
+    if part in ("returns_false", "lingers"):
         assert (first["passed"], first["failure"]) == (True, None)
         assert second["passed"] is (False if part == "returns_false" else None)
-    if part in ("segfaults", "leaves_early", "raises", "hangs"):
+    if part in ("segfaults", "leaves", "raises", "sleeps"):
         assert result["elapsed_sec"] is result["total_iterations"] is None
-    if part in ("nothing", "hangs_alone"):  # what rank 0 has found is kept
-        assert result["metrics"]["total"] == 3.0
-    if part in ("segfaults", "leaves_early", "hangs_alone"):
+    if part in ("no_fault", "lingers"):  # what rank 0 has found is kept
+        assert result["metrics"]["total"] == 3.0**4
+    if part in ("segfaults", "leaves", "lingers"):
         for said in (failure, second["failure"]):
             assert "in run(), after step 637 of 1000" in said["message"]
-    if part == "hangs_alone":  # every rank has a folder of its own
-        assert "gloo_workloads.py" in (folder / "trial_3.rank_1/stacks.log").read_text()
-    for number, rank in enumerate((first, second)):
+    if part == "lingers":  # every rank has a folder of its own
+        assert "rank_faults.py" in (folder / "trial_3.rank_1/stacks.log").read_text()
+    for number, rank in enumerate(ranks):
         assert rank["rank"] == number
         if part != "setup_raises":
             assert f"rank {number} begins\n" in (folder / rank["stdout"]).read_text()
@@ -104,7 +98,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stag
     stages = {}
     for launcher in ("elastic", "external"):
         stage = stages[launcher] = Stage(tmp_path_factory.mktemp(f"fsdp_{launcher}") / "stage")
-        done = launch(stage, launcher, "--aorta-workload", "fsdp", "--aorta-trials", "2", "--aorta-steps", "8")
+        options = ("--aorta-workload", "fsdp", "--aorta-trials", "2", "--aorta-steps", "8")
+        done = stage.torchrun(2, *options) if launcher == "external" else stage.run(*options)
         assert (done.ret, counts(done)) == (0, {"passed": 2}), text(done)
     yield stages
     for stage in stages.values():

@@ -68,15 +68,14 @@ def test_an_ended_pytest(
 
 @pytest.mark.slow
 def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
-    stage.copy(HERE / "gloo_workloads.py")
-    options = ("--aorta-trials", "2", "--aorta-config", "script=nothing.hangs")
-    running = stage.start("gloo_workloads.py", *options)
-    asked = [stage.path / f"asked_by_rank_{rank}" for rank in (0, 1)]
-    stage.wait_until(lambda: all(path.exists() and path.read_text() == "xx" for path in asked))  # in the second trial
+    stage.copy(HERE.parent / "support" / "rank_faults.py")
+    options = ("--aorta-trials", "2", "--aorta-config", "script=no_fault.waits_for_a_file")
+    running = stage.start("rank_faults.py::RankFaults", *options)
+    stage.wait_for_file("waits")
     running.kill()
     running.communicate(timeout=60)
     stage.wait_until_alone()
-    assert stage.statuses() == {"Gloo/trial_0.json": "ok"}
+    assert stage.statuses() == {"RankFaults/trial_0.json": "ok"}
 
 
 def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import free_port
@@ -110,6 +112,61 @@ def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
     assert "2 ranks instead of 4" in str(trial["result"]["failure_details"])
     assert len(trial["ranks"]) == 2
     sums.wait_until(lambda: not sums.left_running())
+
+
+FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
+
+
+def play(stage: Stage, part: str, config: str, limit: int, *elastic: str) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The exit statuses of pytest on two nodes with two ranks each, and the record."""
+    stage.copy(FAULTS)
+    given = ("rank_faults.py::RankFaults", "--aorta-nproc", "2", "--aorta-config", f"script={part}")
+    where = f"localhost:{free_port()}"
+    nodes = [
+        stage.start(*given, "--aorta-config", config, *options(node, "2", where, *elastic), f"--aorta-timeout={limit}")
+        for node in (1, 0)
+    ]
+    other, first = (node.communicate(timeout=110) and node.returncode for node in nodes)
+    return (first, other), stage.trial("RankFaults/trial_0.json")
+
+
+def of_the_second_node(trial: dict[str, Any]) -> list[dict[str, Any]]:
+    """Records of its ranks: which these are is for c10d to decide."""
+    assert [(rank["rank"], rank["local_rank"]) for rank in trial["ranks"]] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    return [rank for rank in trial["ranks"] if "/trial_0/" not in f"/{rank['stdout']}"]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_rank_of_the_second_node_that_raises(stage: Stage) -> None:
+    ends, trial = play(stage, "raises", "at=second_node", 40)
+    assert ends == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
+    raised = of_the_second_node(trial)[1]
+    assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", raised["rank"])
+    assert "rank 1 has a bug" in trial["failure"]["message"]
+    assert raised["blame"] == "cause"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(stage: Stage) -> None:
+    ends, trial = play(stage, "gives_up", "at=second_node", 25)
+    assert ends == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
+    missing = of_the_second_node(trial)[1]
+    assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", missing["rank"])
+    expected = f"rank {missing['rank']} is missing: play_alone() at rank_faults.py line"
+    assert trial["failure"]["message"].startswith(expected)
+    assert sorted(rank["blame"] for rank in trial["ranks"]) == ["cause", *["collateral"] * 3]
+    assert missing["blame"] == "cause"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(stage: Stage) -> None:
+    ends, trial = play(stage, "first_node_lingers", "at=1", 25, "exit_barrier_timeout=2")
+    assert ends == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK)
+    assert trial["exit_status"] == "timeout"
+    assert [(rank["passed"], rank["blame"]) for rank in of_the_second_node(trial)] == [(True, None)] * 2
 
 
 @pytest.mark.slow
