@@ -272,14 +272,14 @@ BUILTIN_MITIGATIONS: Final = (
 
 #: Collectors that come with the package, and their classes.
 BUILTIN_COLLECTORS: Final = {
-    "amd_log": "pytest_aorta.collectors.tools:AmdLog",
+    "amd_log": "pytest_aorta.collectors.machine:AmdLog",
     "divergence": "pytest_aorta.collectors.divergence:Divergence",
-    "memory": "pytest_aorta.collectors.memory:Memory",
-    "native": "pytest_aorta.collectors.native:Native",
-    "nsys": "pytest_aorta.collectors.tools:Nsys",
+    "memory": "pytest_aorta.collectors.machine:Memory",
+    "native": "pytest_aorta.collectors.machine:Native",
+    "nsys": "pytest_aorta.collectors.machine:Nsys",
     "numerics": "pytest_aorta.collectors.numerics:Numerics",
-    "profile": "pytest_aorta.collectors.profile:Profile",
-    "rocprof": "pytest_aorta.collectors.tools:Rocprof",
+    "profile": "pytest_aorta.collectors.machine:Profile",
+    "rocprof": "pytest_aorta.collectors.machine:Rocprof",
 }
 
 

@@ -27,11 +27,14 @@ class Numerics(Collector):
         "norms": (False, "keep norms as well"),
         "save": (False, "save the bad tensor and its module's inputs, and a script that runs the module alone"),
     }
-    in_process: ClassVar[Path | None] = Path(__file__).parent / "in_process" / "numerics.py"
+    in_process: ClassVar[Path | None] = Path(__file__).with_name("in_process") / "numerics.py"
 
     def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
         """Which rank was first, and how the others got it."""
-        told = {int(path.stem.removeprefix("rank_")): _read(path) for path in sorted(folder.glob("rank_*.json"))}
+        told = {
+            int(path.stem.removeprefix("rank_")): json.loads(path.read_text())
+            for path in sorted(folder.glob("rank_*.json"))
+        }
         found = {rank: each["found"] for rank, each in told.items() if each["found"] is not None}
         data: dict[str, Any] = {
             "ranks": {str(rank): each["found"] for rank, each in told.items()},
@@ -70,11 +73,6 @@ class Numerics(Collector):
         for how, others in ways.items():
             text += f"; {_ranks(others, len(told))} had it {how}"
         return text
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 def _place(bad: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_aorta.collectors.memory import growth
+from pytest_aorta.collectors.machine import growth
 
 MIB = 2**20
 

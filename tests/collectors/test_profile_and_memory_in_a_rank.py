@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_aorta.collectors.memory import Memory
-from pytest_aorta.collectors.profile import Profile
+from pytest_aorta.collectors.machine import Memory, Profile
 
 
 def in_process(collector: Memory | Profile, folder: Path, rank: int = 0) -> Any:

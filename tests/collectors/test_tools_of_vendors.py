@@ -9,7 +9,7 @@ import pytest
 from support.stage import Stage, counts, text
 
 from pytest_aorta.collectors.contract import CollectorError
-from pytest_aorta.collectors.tools import AmdLog, Rocprof
+from pytest_aorta.collectors.machine import AmdLog, Rocprof
 
 STAND_IN_ROCPROF = r"""#!/bin/bash
 # Stand-in of rocprofv3: runs what follows "--", and writes the statistics of two kernels, one line cut off.

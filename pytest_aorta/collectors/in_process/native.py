@@ -80,26 +80,14 @@ class InProcess:
         read, write = os.pipe()
         error = os.dup(2)
         asked = [os.getpid(), read, error, self.path, _file_of_stacks()]
-        script = ["-x", os.path.abspath(__file__)]
         settings = [part for each in _SETTINGS for part in ("-iex", "set " + each)]
+        script = ["-ex", f"python ASKED = {asked!r}", "-x", os.path.abspath(__file__)]
         # By a shell that ends at once: a program that waits for all its children must not wait for it, nor adopt it.
         adopts = ctypes.c_int(0)
         self.libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
         self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         subprocess.run(
-            [
-                "/bin/sh",
-                "-c",
-                _SHELL,
-                "sh",
-                gdb,
-                "-nx",
-                "-batch",
-                *settings,
-                "-ex",
-                f"python ASKED = {asked!r}",
-                *script,
-            ],
+            ["/bin/sh", "-c", _SHELL, "sh", gdb, "-nx", "-batch", *settings, *script],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,0 +1,305 @@
+"""What trials use of the machine: time (``profile``, ``rocprof``, ``nsys``, ``amd_log``), ``memory``; where they crash.
+
+None of the tools of vendors sets a variable that chooses devices, or one of another vendor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pytest_aorta.collectors.contract import Collector, CollectorError, Context, Preparation, Summary, Value
+from pytest_aorta.common.texts import native_function
+
+_IN_PROCESS = Path(__file__).with_name("in_process")
+
+# Memory
+
+_MIB = 2**20
+
+#: Bytes that a leak adds at least, in all, to be named: less is not worth a sentence.
+_LEAST = 4 * _MIB
+
+#: Steps behind the warm-up, at least: with fewer, nothing is said about growth.
+_FEWEST = 8
+
+#: Columns of ``rank_R.jsonl``, and what is told of each.
+_COLUMNS = ("held", "resident", "resident_peak", "device", "device_peak")
+_NAMES = {"device": "memory on the device", "held": "memory on the host", "resident": "resident memory on the host"}
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bytes per step, with their 99 % interval; from one step to another."""
+
+    bytes_per_step: float
+    low: float
+    high: float
+    first_step: int
+    last_step: int
+
+    @property
+    def is_leak(self) -> bool:
+        return self.low > 0 and self.bytes_per_step * (self.last_step - self.first_step) >= _LEAST
+
+    def __str__(self) -> str:
+        unit, name = (_MIB, "MiB") if self.bytes_per_step >= _MIB / 10 else (1024, "KiB")
+        mean, low, high = (each / unit for each in (self.bytes_per_step, self.low, self.high))
+        return f"by {mean:.2f} {name} a step ({low:.2f} to {high:.2f}, steps {self.first_step} to {self.last_step})"
+
+
+def growth(values: Sequence[tuple[int, float]]) -> Growth | None:
+    """By how much a quantity grows per step, after a warm-up of a fourth of the steps.
+
+    The changes from step to step are the sample (Student's t): a few jumps of any size, as allocators and caches make
+    them, do not exclude 0, and neither do ups and downs. A leak also grows in each third of the time: where it has
+    not, the lower bound is at most 0. ``None`` for too few steps.
+    """
+    values = values[max(2, len(values) // 4) :]
+    changes = [
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for earlier, later in pairwise(values)
+        if later[0] > earlier[0]
+    ]
+    n = len(changes)
+    if n < _FEWEST:
+        return None
+    from scipy.special import stdtrit
+
+    mean = (values[-1][1] - values[0][1]) / (values[-1][0] - values[0][0])
+    squares = sum((change - mean) ** 2 for change in changes)
+    half = float(stdtrit(n - 1, 0.995)) * math.sqrt(squares / (n - 1) / n)
+    thirds = [values[n * part // 3][1] for part in range(4)]
+    low = mean - half
+    if any(after <= before for before, after in pairwise(thirds)):
+        low = min(low, 0.0)
+    return Growth(mean, low, mean + half, values[0][0], values[-1][0])
+
+
+class Memory(Collector):
+    """Memory of each rank after each step, on the host and on the device; a leak is named with its growth per step."""
+
+    options: ClassVar[Mapping[str, tuple[Value, str]]] = {
+        "history": (100_000, "allocations that a snapshot of the device's allocator goes back; 0 for none"),
+    }
+    in_process = _IN_PROCESS / "memory.py"
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        data: dict[str, Any] = {}
+        leaks: list[tuple[float, str]] = []
+        ended: list[str] = []
+        for path in sorted(folder.rglob("*.jsonl")):
+            who = path.stem.replace("_", " ")
+            lines = []
+            for text in path.read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError):  # cut off
+                    lines.append(json.loads(text))
+            if not lines:
+                continue
+            # At the distance of the last ones: earlier ones were written for more steps.
+            stride = max(1, lines[-1][0] - lines[-2][0]) if len(lines) > 2 else 1
+            lines = [line for line in lines if line[0] % stride == 0] or lines
+            found: dict[str, Any] = {"steps": lines[-1][0]}
+            for number, column in enumerate(_COLUMNS, 1):
+                series = [(line[0], line[number]) for line in lines if line[number] is not None]
+                if not series:
+                    continue
+                found[column] = {"first": series[0][1], "last": series[-1][1], "most": max(each for _, each in series)}
+                if column in _NAMES and (grows := growth(series)) is not None:
+                    found[column] |= {"growth": asdict(grows), "is_leak": grows.is_leak}
+                    if grows.is_leak and not any(text.startswith(who) for _, text in leaks[-1:]):
+                        leaks.append((grows.bytes_per_step, f"{who}: {_NAMES[column]} grows {grows}"))
+            data[path.stem] = found
+        for path in sorted(folder.rglob("*.out_of_memory.json")):
+            wanted, free = (json.loads(path.read_text())[name] / _MIB for name in ("wanted", "free"))
+            who = path.name.partition(".")[0].replace("_", " ")
+            ended.append(f"{who}: the device had no {wanted:.0f} MiB left ({free:.0f} MiB were free)")
+        if not data:
+            return Summary("nothing was measured: no step was seen")
+        leaks.sort(reverse=True)
+        told = ended[:1] + [text for _, text in leaks[:1]]
+        more = len(leaks) - 1
+        if more > 0:
+            told[-1] += f"; so does that of {more} more rank{'s' if more > 1 else ''}"
+        return Summary("; ".join(told), data, [path for path in sorted(folder.rglob("*")) if path.is_file()])
+
+
+# Crashes
+
+
+class Native(Collector):
+    """The C and C++ frames of every thread of a process that crashes or hangs, by gdb."""
+
+    needs_torch = False
+    in_process = _IN_PROCESS / "native.py"
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        """The innermost C function of each process that crashed or hung."""
+        data: dict[str, Any] = {}
+        sentences = []
+        paths = sorted(folder.rglob("*.json"))
+        for path in paths:
+            read = json.loads(path.read_text())
+            who = path.stem.replace("_", " ")
+            frames = read["threads"][0]["frames"] if read["threads"] else []
+            name, library = native_function((frame["name"], frame["file"]) for frame in frames)
+            place = f"{name}() of {library}" if name else ""
+            what = "hung" if read["why"] == "hang" else read["why"]
+            sentences.append(f"{who}: {what}" + (f" in {place}" if place else "; no C function of it is known"))
+            data[path.stem] = {"why": read["why"], "function": name, "library": library}
+        return Summary("; ".join(sentences), data, paths)
+
+
+# Time
+
+#: Operators with less than this part of all operators' time are left out of the record; the trace has them.
+_LEAST_SHARE = 0.001
+
+
+class Profile(Collector):
+    """Torch's profiler over a few steps: a Chrome trace per rank, and what takes longer than in the baseline."""
+
+    options: ClassVar[Mapping[str, tuple[Value, str]]] = {
+        "skip": (3, "steps before the window"),
+        "steps": (5, "steps of the window"),
+    }
+    excludes = frozenset({"rocprof", "nsys"})
+    in_process = _IN_PROCESS / "profile.py"
+
+    def __init__(self, given: Mapping[str, Value]) -> None:
+        super().__init__(given)
+        for name, least in (("skip", 0), ("steps", 1)):
+            if int(self.given[name]) < least:
+                raise CollectorError(f"--aorta-collect profile:{name}={self.given[name]}: expected at least {least}")
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))}
+        traces = sorted(folder.rglob("*.trace.json.gz"))
+        profiles = {stem: each for stem, each in found.items() if each["steps"]}
+        if not profiles:
+            seen = max((each["seen"] for each in found.values()), default=0)
+            why = (
+                f"the trial made {seen}, and the window begins after {self.given['skip']}" if seen else "none was seen"
+            )
+            return Summary(f"no step was profiled: {why}", {}, traces)
+        # Own time of each operator, in ms per step, of the rank in which it takes longest: a rank that lags makes
+        # others wait, and would be hidden in a mean.
+        most: dict[str, float] = {}
+        for profile in profiles.values():
+            for name, (_, host_us, device_us) in profile["operators"].items():
+                for key, microseconds in ((name, host_us), (f"{name} (device)", device_us)):
+                    if microseconds > 0:
+                        most[key] = max(most.get(key, 0.0), microseconds / 1000 / profile["steps"])
+        operators = dict(sorted(most.items(), key=lambda item: -item[1]))
+        total = sum(operators.values())
+        notes = sorted({each["note"] for each in profiles.values() if each["note"]})
+        return Summary(
+            "; ".join(notes),
+            {
+                "steps": {stem: each["steps"] for stem, each in profiles.items()},
+                "step_ms": {stem: 1000 * each["wall_sec"] / each["steps"] for stem, each in profiles.items()},
+                "operators": {name: ms for name, ms in operators.items() if ms >= _LEAST_SHARE * total},
+            },
+            traces,
+        )
+
+
+#: Kernels of a record, those first that take most time.
+_KERNELS = 100
+
+
+class Rocprof(Collector):
+    """AMD's ``rocprofv3`` in front of each trial: the time of each kernel on the device, per process."""
+
+    excludes = frozenset({"nsys", "profile"})  # two profilers cannot intercept the same queues
+
+    def prepare(self, context: Context) -> Preparation:
+        tool = _tool("rocprofv3", "it comes with ROCm 6.2 and later, in /opt/rocm/bin", context)
+        output = ("--output-format", "csv", "-d", str(context.folder), "-o", "process_%pid%")
+        return Preparation(prefix=(tool, "--kernel-trace", "--stats", *output, "--"))
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        files = _files(folder)
+        calls: dict[str, list[float]] = {}
+        for path in files:
+            if path.name.endswith("kernel_stats.csv"):
+                with path.open(newline="", errors="replace") as file:
+                    for row in csv.DictReader(file):
+                        try:
+                            number, milliseconds = int(row["Calls"]), float(row["TotalDurationNs"]) / 1e6
+                        except (KeyError, TypeError, ValueError):  # a line that is cut off
+                            continue
+                        if math.isfinite(milliseconds) and milliseconds >= 0:
+                            found = calls.setdefault(row["Name"], [0, 0.0])
+                            found[0] += number
+                            found[1] += milliseconds
+        if not calls:
+            return Summary("rocprofv3 has seen no kernel", {}, files)
+        ordered = sorted(calls.items(), key=lambda item: -item[1][1])
+        total = sum(milliseconds for _, (_, milliseconds) in ordered) or 1.0
+        names = ", ".join(f"{name} {each[1] / total:.0%}" for name, each in ordered[:3])
+        data: dict[str, Any] = {name: {"calls": each[0], "ms": each[1]} for name, each in ordered[:_KERNELS]}
+        return Summary(f"most time on the device: {names}", {"kernels": data}, files)
+
+
+class Nsys(Collector):
+    """NVIDIA's ``nsys profile`` in front of each trial: a report for the viewer of Nsight Systems."""
+
+    options: ClassVar[Mapping[str, tuple[Value, str]]] = {"trace": ("cuda,nvtx,osrt", "what nsys traces")}
+    excludes = frozenset({"rocprof", "profile"})
+
+    def prepare(self, context: Context) -> Preparation:
+        tool = _tool("nsys", "it comes with NVIDIA's CUDA toolkit and with Nsight Systems", context)
+        asked = (f"--trace={self.given['trace']}", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
+        return Preparation(prefix=(tool, "profile", *asked, "-o", str(context.folder / "profile")))
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        files = _files(folder)
+        reports = [path.name for path in files if path.suffix in (".nsys-rep", ".qdrep")]
+        return Summary("" if reports else "nsys has written no report", {}, files)
+
+
+class AmdLog(Collector):
+    """The log of AMD's HIP runtime: each call, kernel and copy of each process."""
+
+    options: ClassVar[Mapping[str, tuple[Value, str]]] = {"level": (3, "AMD_LOG_LEVEL, 1 (errors) to 5 (all)")}
+
+    def __init__(self, given: Mapping[str, Value]) -> None:
+        super().__init__(given)
+        if not 1 <= int(self.given["level"]) <= 5:
+            raise CollectorError(f"--aorta-collect amd_log:level={self.given['level']}: expected 1 to 5")
+
+    def prepare(self, context: Context) -> Preparation:
+        log = str(context.folder / "hip.log")  # the runtime appends the number of the process
+        return Preparation({"AMD_LOG_LEVEL": str(self.given["level"]), "AMD_LOG_LEVEL_FILE": log})
+
+    def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
+        files = _files(folder)
+        errors = []
+        for path in files:
+            with path.open(errors="replace") as log:
+                errors += [line.rstrip() for line in log if line.startswith(":1:")]
+        if not files:
+            return Summary("no process has used AMD's HIP runtime")
+        return Summary(
+            f"{len(errors)} errors, first: {errors[0][:200]}" if errors else "", {"errors": errors[:20]}, files
+        )
+
+
+def _tool(name: str, where: str, context: Context) -> str:
+    found = shutil.which(name, path=context.environ.get("PATH"))
+    if found is None:
+        raise CollectorError(f"{name} is not on the trial's PATH; {where}")
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
