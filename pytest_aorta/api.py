@@ -92,7 +92,7 @@ def _hosts(value: object) -> tuple[str, ...]:
         valid.taken(valid.name, each, "Resources.hosts")
     if not texts:
         return ()
-    from pytest_aorta.runtime.host_specs import expand_specs
+    from pytest_aorta.runtime.hosts import expand_specs
 
     try:
         return tuple(expand_specs(texts))

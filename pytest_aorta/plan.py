@@ -266,7 +266,7 @@ def _most_trials(values: Mapping[str, Any], stop: Stop) -> int | None:
 
 
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    from pytest_aorta.runtime.host_specs import expand_specs
+    from pytest_aorta.runtime.hosts import expand_specs
 
     try:
         return tuple(expand_specs(texts)) if texts else ()

@@ -208,7 +208,7 @@ def _cannot_be_known(spec: TrialSpec, config: Mapping[str, Any], earlier: Mappin
 
 
 def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
-    from pytest_aorta.runtime.host_main import code_identity, package_files
+    from pytest_aorta.runtime.hosts import code_identity, package_files
 
     files: dict[str, Path] = package_files("pytest_aorta")
     for target in {spec.workload.target for plan in plans for spec in plan.trials}:

@@ -22,7 +22,7 @@ from pytest_aorta.probe.guard import printable
 from pytest_aorta.probe.host import image_digest
 from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
-from pytest_aorta.runtime.host_specs import without_values
+from pytest_aorta.runtime.hosts import without_values
 from pytest_aorta.trials.execution import FILES, Resources
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.outcome import Observation, conclude, recorded_result, warnings_of

@@ -24,15 +24,13 @@ from pytest_aorta.launch.environment import Inherited, TrialOrder
 from pytest_aorta.launch.host.trial_host import HostLost, Slot, SlotJob, TrialHost, TrialJob
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.workload_info import PreparedCell
-from pytest_aorta.runtime.host_main import code_identity, package_files
-from pytest_aorta.runtime.host_specs import without_values
-from pytest_aorta.runtime.hosts import HostConnection, HostError
+from pytest_aorta.runtime.hosts import HostConnection, HostError, code_identity, package_files, without_values
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.host_main import HostChannel
+    from pytest_aorta.runtime.hosts import HostChannel
 
 #: Bytes of a trial's files that travel in one message.
 _CHUNK = 2**20

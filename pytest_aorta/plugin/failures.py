@@ -66,7 +66,7 @@ def _own_options(config: pytest.Config) -> Iterator[str]:
             if option.name == "extra-env":
                 yield ",".join(f"{name}=..." for name in option.parse(value))
             elif option.name == "host":
-                from pytest_aorta.runtime.host_specs import without_values
+                from pytest_aorta.runtime.hosts import without_values
 
                 yield without_values(value)
             elif not option.is_switch:

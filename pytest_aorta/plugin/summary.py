@@ -319,7 +319,7 @@ def _shown(run: Run, path: Path | None = None) -> Path:
 def _resources(resources: Resources) -> str:
     found = [f"{resources.slots} slots"] if resources.slots > 1 else []
     if resources.hosts:
-        from pytest_aorta.runtime.host_specs import without_values
+        from pytest_aorta.runtime.hosts import without_values
 
         hosts = ", ".join(map(without_values, resources.hosts))
         found = [f"{counted(resources.slots, 'slot')} on each of {hosts}"]

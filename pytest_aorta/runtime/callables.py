@@ -13,9 +13,9 @@ import io
 import itertools
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -313,7 +313,6 @@ class WorkerSpec:
     """All that another process needs to build a worker: the arguments of ``Worker``, and what was registered since.
 
     Attributes:
-        identity: digests of files that must be the same on the hosts of ``children``.
         children: the workers below, each with its host: an execnet specification, or ``None`` for the same one.
     """
 
@@ -330,5 +329,4 @@ class WorkerSpec:
     max_deaths: int | None = None
     allowed_failures: int | None = 3
     check: bool = False
-    identity: Mapping[str, str] = field(default_factory=dict)
     children: tuple[tuple[WorkerSpec, str | None], ...] = ()

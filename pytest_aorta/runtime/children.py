@@ -153,9 +153,9 @@ class ChildProcesses:
                 # Of the environment that the slots below need: their zygote is a fork of this one, too.
                 threads = _threads_below(child)
                 return self._fork(endpoint, {"role": "worker", "unset": list(threads)}, (child,), threads=threads)
-            from pytest_aorta.runtime.hosts import HostLink  # which loads execnet
+            from pytest_aorta.runtime.hosts import HostLink
 
-            return HostLink(endpoint, host, child, worker.identity)
+            return HostLink(endpoint, host, child)
 
         name = f"child_worker {index} level={level}"
         deaths = self._describe().max_deaths

@@ -1,40 +1,50 @@
 """Another host, or another process of this one: a service there, reached through an execnet gateway.
 
 There is no transport and no port besides execnet's: a ``popen`` gateway uses pipes, an ``ssh=`` one those of the
-``ssh`` command.
+``ssh`` command. Both sides send items over one channel: pickled messages as ``bytes``, signs of life as ``int``, and
+``dict`` for how the service has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import hashlib
 import itertools
 import os
 import pickle
 import queue
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
-import execnet
-
 from pytest_aorta._version import __version__
-from pytest_aorta.runtime.execnet_compat import make_gateway
-from pytest_aorta.runtime.host_main import BEAT, BOOTSTRAP, code_identity, package_files
-from pytest_aorta.runtime.host_specs import parse_spec, without_values
+from pytest_aorta.common.import_target import import_target
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.runtime.tensors import to_bytes
 from pytest_aorta.runtime.zygote import exit_text
 
 if TYPE_CHECKING:
+    import execnet
+
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import WorkerSpec
     from pytest_aorta.runtime.endpoint import Message, ProcessEndpoint
 
-#: Seconds in which a process ends that was asked to, was killed, or has lost its connection.
-_PARTING = 5.0
+#: Seconds in which a process ends that was asked to, was killed, or has lost its connection; and a service there.
+_PARTING, _LAST_WORDS = 5.0, 1.0
+
+#: Seconds between two signs of life.
+BEAT = 1.0
 
 #: Bytes of tensors that go to another host with one task.
 MAX_INLINE = 256 * 2**20
@@ -52,6 +62,125 @@ class HostError(OSError):
 class _Refused(Exception): ...
 
 
+# How a host is named: execnet's gateway specifications, as in xdist's ``--tx``
+
+#: What says how the host is reached; a specification has exactly one of them.
+_KINDS = ("popen", "ssh")
+
+#: What may be added. execnet's ``execmodel``, ``via`` and ``installvia`` would not run the service in a main thread.
+_EXTRAS = ("python", "chdir", "nice", "id", "ssh_config", "dont_write_bytecode")
+
+
+def without_values(host: str) -> str:
+    """A specification in which ``env:NAME=VALUE`` is ``env:NAME=...``: it may be a secret."""
+    parts = [part.partition("=") for part in host.split("//")]
+    # Also where env: is misspelt; no other key has a colon.
+    return "//".join(
+        f"{key}=..." if value and re.search(":|env", key, re.IGNORECASE) else key + equals + value
+        for key, equals, value in parts
+    )
+
+
+def parse_spec(text: str) -> execnet.XSpec:
+    """One specification without ``N*``. Raises ``ValueError`` that names what is wrong and what is valid."""
+    import execnet
+
+    if problem := _problem(text):
+        raise ValueError(
+            f"{without_values(text)!r} is not a host: {problem}; valid are popen, ssh=[USER@]HOST, N*SPEC for N equal"
+            f" ones, and after // any of {', '.join(f'{name}=' for name in _EXTRAS[:-1])}, {_EXTRAS[-1]}, env:NAME="
+        )
+    return execnet.XSpec(text)
+
+
+def _problem(text: str) -> str | None:
+    pairs = [part.partition("=") for part in text.split("//")]
+    keys = [key for key, _, _ in pairs]
+    kinds = [key for key in keys if key in _KINDS]
+    if len(kinds) != 1:
+        return "it does not say how to reach it" if not kinds else f"{' and '.join(kinds)} exclude each other"
+    for key, equals, value in pairs:
+        if key not in _KINDS + _EXTRAS and not (key.startswith("env:") and len(key) > 4):
+            return f"{key!r} is unknown or of no use here"
+        if key == "env:PYTHONPATH":
+            return f"{key!r} comes after the interpreter has looked, so that its children would run other code than it"
+        if key not in ("popen", "dont_write_bytecode") and not value and not (key.startswith("env:") and equals):
+            return f"{key!r} needs a value"
+        if keys.count(key) > 1:
+            return f"{key!r} is there twice"
+    return None
+
+
+def expand_specs(texts: Sequence[str]) -> list[str]:
+    """Specifications with ``N*`` multiplied out: ``2*popen`` is ``popen``, ``popen``.
+
+    Raises:
+        ValueError: one of them is not valid or stands for more than 9999 hosts, or two have the same ``id``.
+    """
+    specs: list[str] = []
+    for text in texts:
+        count, star, rest = text.partition("*")
+        if not star or not count.isdecimal():
+            specs.append(text)
+        elif len(count) > 4 or int(count) == 0:  # of more digits than 4,300, Python makes no number
+            raise ValueError(f"{count} hosts are not valid; expected 1 to 9999, as in 2*popen")
+        else:
+            specs.extend([rest] * int(count))
+    ids: dict[str, str] = {}
+    for text in specs:
+        name = parse_spec(text).id
+        if name is not None and name in ids:
+            shown = f"{without_values(ids[name])!r} and {without_values(text)!r}"
+            raise ValueError(f"{shown} have the same id; give every host its own, or none")
+        if name is not None:
+            ids[name] = text
+    return specs
+
+
+# Which code is there
+
+
+def code_identity(files: Mapping[str, Path]) -> dict[str, str]:
+    """SHA-256 of every file, by its name (of :func:`package_files`, or an absolute path); absent ones are left out."""
+    digests = {}
+    for name, path in files.items():
+        with contextlib.suppress(OSError):
+            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
+
+
+def package_files(package: str) -> dict[str, Path]:
+    """All ``.py`` files of an installed top-level package, by names such as ``pytest_aorta/plan.py``.
+
+    Raises:
+        ModuleNotFoundError: it is not installed, or it is a single module.
+    """
+    folder = _folder(package)
+    if folder is None:
+        raise ModuleNotFoundError(f"No package named {package!r}", name=package)
+    return {f"{package}/{path.relative_to(folder).as_posix()}": path for path in sorted(folder.rglob("*.py"))}
+
+
+def _locate(names: Iterable[str]) -> dict[str, Path]:
+    found = {}
+    for name in names:
+        package, _, rest = name.partition("/")
+        folder = _folder(package) if package else Path("/")
+        if folder is not None:
+            found[name] = folder / rest
+    return found
+
+
+def _folder(package: str) -> Path | None:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+# This side
+
+
 class HostConnection:
     """A service on a host: start it, send to it, close it; or learn that it died.
 
@@ -60,7 +189,7 @@ class HostConnection:
         service: ``module:function``, called there as ``function(argument, host_channel)`` in the main thread of the
             process, which ends when it returns. It should return when ``host_channel.receive()`` gives ``None``.
         argument: any object that can be pickled.
-        identity: name -> SHA-256 of all files that must be the same there, from :func:`.host_main.code_identity`.
+        identity: name -> SHA-256 of all files that must be the same there, from :func:`code_identity`.
         on_message: called with every message, one at a time, in order, in a thread of the connection.
         on_death: called once, in the same thread, when the service has ended and ``close`` was not called.
         startup_timeout: seconds for ``start``.
@@ -134,7 +263,19 @@ class HostConnection:
             HostError: one of these failed, or took too long. Nothing is left running.
         """
         outcome: queue.SimpleQueue[HostError | None] = queue.SimpleQueue()
-        threading.Thread(target=self._try_to_connect, args=(outcome,), daemon=True).start()
+
+        def connect() -> None:
+            failure = None
+            try:
+                self._connect()
+            except _Refused as refusal:
+                failure = self._failure(str(refusal), quote=False)
+            except Exception as error:
+                failure = self._failure(self._connection_problem(error))
+                failure.__cause__ = error
+            outcome.put(failure)
+
+        threading.Thread(target=connect, daemon=True).start()
         try:
             error = outcome.get(timeout=self._startup_timeout)
         except queue.Empty:
@@ -152,17 +293,6 @@ class HostConnection:
         self._delivery.start()
         threading.Thread(target=self._send_all, name=f"{self._spec.id}-sender", daemon=True).start()
 
-    def _try_to_connect(self, outcome: queue.SimpleQueue[HostError | None]) -> None:
-        failure = None
-        try:
-            self._connect()
-        except _Refused as refusal:
-            failure = self._failure(str(refusal), quote=False)
-        except Exception as error:
-            failure = self._failure(self._connection_problem(error))
-            failure.__cause__ = error
-        outcome.put(failure)
-
     def _connect(self) -> None:
         gateway = make_gateway(self._spec, self._start_process)
         with self._lock:
@@ -170,9 +300,9 @@ class HostConnection:
         if self._given_up:
             gateway.exit()
         self._step = "looking for pytest-aorta there"
-        channel: Any = gateway.remote_exec(BOOTSTRAP)
-        self._facts = facts = channel.receive()
-        if problem := version_problem(facts):
+        channel: Any = gateway.remote_exec(_BOOTSTRAP)
+        self._facts = channel.receive()
+        if problem := version_problem(self._facts):
             raise _Refused(problem)
         self._step = "comparing the code there"
         channel.send(list(self._identity))
@@ -204,6 +334,8 @@ class HostConnection:
         return self._process
 
     def _connection_problem(self, error: Exception) -> str:
+        import execnet
+
         spec = self._spec
         if isinstance(error, execnet.RemoteError):
             return f"refused: {error.formatted.strip().splitlines()[-1]}; check its //chdir= and //nice="
@@ -343,6 +475,22 @@ class HostConnection:
         self._log.close()
 
 
+def make_gateway(spec: execnet.XSpec, popen: Callable[..., Any]) -> execnet.Gateway:
+    """Connect. Code there runs in the main thread, which handles signals and whose end ends the children.
+
+    execnet has no public way to say how it starts a process: it takes ``Popen`` from its execution model.
+    """
+    import execnet
+    from execnet.gateway_base import ThreadExecModel
+
+    class ExecModel(ThreadExecModel):
+        subprocess = SimpleNamespace(PIPE=subprocess.PIPE, Popen=popen)
+
+    group = execnet.Group()
+    group.set_execmodel(ExecModel(), "main_thread_only")  # type: ignore[arg-type]
+    return group.makegateway(spec)
+
+
 def version_problem(facts: Mapping[str, Any]) -> str | None:
     ours, here = __version__, "{}.{}".format(*sys.version_info)
     python, version, problem = facts["executable"], facts["version"], facts["problem"]
@@ -367,12 +515,12 @@ def _error_text(error: Mapping[str, str]) -> str:
 class HostLink:
     """The link of an endpoint to a worker on another host. Tensors go there by value."""
 
-    def __init__(self, endpoint: ProcessEndpoint, host: str, child: WorkerSpec, identity: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: ProcessEndpoint, host: str, child: WorkerSpec) -> None:
         self._connection = HostConnection(
             host,
             "pytest_aorta.runtime.leaf:serve_host",
             (child, [path for path in sys.path if path], "torch" in sys.modules),
-            identity={**code_identity(package_files("pytest_aorta")), **identity},
+            identity=code_identity(package_files("pytest_aorta")),
             on_message=lambda message: endpoint.received(message, self),
             on_death=lambda error: endpoint.died(str(error), self),
             startup_timeout=child.startup_timeout_s,
@@ -396,3 +544,106 @@ class HostLink:
 
     def forgotten(self, everything: bool) -> Sequence[int]:
         return ()
+
+
+# The other side: say which code is here, run the service, end when the parent has gone
+
+#: Executed there by execnet, in an interpreter of which nothing is known yet.
+_BOOTSTRAP = """
+import os, socket, sys
+# The working directory must not shadow what is imported, as ``-c`` would let it.
+sys.path[:] = [entry for entry in sys.path if entry]
+facts = {
+    "host": socket.gethostname(),
+    "pid": os.getpid(),
+    "python": "%d.%d" % sys.version_info[:2],
+    "executable": sys.executable,
+    "version": None,
+    "problem": None,
+}
+try:
+    import pytest_aorta
+    facts["version"] = pytest_aorta.__version__
+    from pytest_aorta.runtime.hosts import serve
+except Exception as error:
+    facts["problem"] = "%s: %s" % (type(error).__name__, error)
+channel.send(facts)
+if not facts["problem"]:
+    serve(channel)
+"""
+
+
+class HostChannel:
+    """A service's channel to its parent. All methods may be called from any thread."""
+
+    def __init__(self, channel: execnet.Channel) -> None:
+        self._channel = channel
+        self._writing = threading.Lock()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.gone = threading.Event()
+
+    def send(self, message: Any) -> None:
+        """Send any object that can be pickled; raises ``OSError`` when the parent has gone."""
+        self.write(pickle.dumps(message, 5))
+
+    def write(self, item: object) -> None:
+        with self._writing:
+            self._channel.send(item)
+
+    def receive(self) -> Any:
+        """The next message; ``None``, from then on, when the service should end or the parent has gone."""
+        message = self._inbox.get()
+        if message is None:
+            self._inbox.put(None)  # for the next call
+        return message
+
+    def arrived(self, item: bytes | str | None) -> None:
+        """Called with everything from the parent; a ``str`` asks to end, ``None``: nothing can come any more."""
+        if item is None:
+            self.gone.set()
+        self._inbox.put(pickle.loads(item) if isinstance(item, bytes) else None)
+
+
+def serve(channel: execnet.Channel) -> None:
+    """Serve a ``HostConnection``; returns when the service has."""
+    names: Any = channel.receive()
+    # execnet speaks over duplicates of 0 and 1, and has put /dev/null there. What is printed belongs to the log.
+    os.dup2(2, 1)
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.enable()
+    channel.send(code_identity(_locate(names)))
+    order: Any = channel.receive()  # never comes when the parent does not like the answer
+    host_channel = HostChannel(channel)
+    finished = threading.Event()
+    threading.Thread(target=_beat, args=(host_channel, finished), daemon=True).start()
+    channel.setcallback(host_channel.arrived, endmarker=None)
+    last: dict[str, str] | None = None
+    try:
+        function = import_target(order["service"])
+        argument = pickle.loads(order["argument"])
+        host_channel.write({"error": None})
+        function(argument, host_channel)
+    except BaseException as error:
+        last = describe_exception(error)
+    finished.set()
+    with contextlib.suppress(OSError):
+        host_channel.write({"error": last})
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # The parent answers by hanging up, which ends the process; before that, its buffers must not be thrown away.
+    host_channel.gone.wait()
+
+
+def _beat(host_channel: HostChannel, finished: threading.Event) -> None:
+    parent = os.getppid()
+    while not host_channel.gone.wait(BEAT):
+        if os.getppid() != parent:
+            # On the same host: the parent has died, although a fork of it keeps the connection open.
+            host_channel.arrived(None)
+        try:
+            host_channel.write(0)
+        except OSError:
+            host_channel.arrived(None)
+    time.sleep(_LAST_WORDS)
+    os._exit(0 if finished.is_set() else 1)  # whatever the main thread is stuck in

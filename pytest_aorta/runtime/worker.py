@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -98,8 +98,6 @@ class Worker:
         self.callables = Callables(uuid.uuid4().hex)
         #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
         self.children: list[tuple[Worker, str | None]] = []
-        #: Digests of files that must be the same on every host, by name; see ``host_main.code_identity``.
-        self.identity: Mapping[str, str] = {}
         self._arguments = WorkerSpec(
             level=level,
             callables=self.callables,
@@ -137,7 +135,7 @@ class Worker:
         """What another process needs to build this worker, as of now; ``above`` is of the worker above it."""
         callables = self.callables.copy(above)
         children = tuple((child.spec(callables), host) for child, host in self.children)
-        return replace(self._arguments, callables=callables, identity=dict(self.identity), children=children)
+        return replace(self._arguments, callables=callables, children=children)
 
     @classmethod
     def from_spec(cls, spec: WorkerSpec) -> Worker:
@@ -145,7 +143,6 @@ class Worker:
         worker = cls(spec.level)
         worker._arguments = spec
         worker.callables = spec.callables
-        worker.identity = spec.identity
         for child, host in spec.children:
             worker.add_worker(cls.from_spec(child), host)
         return worker

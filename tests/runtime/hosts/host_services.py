@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from pytest_aorta.runtime.host_main import HostChannel
+from pytest_aorta.runtime.hosts import HostChannel
 
 
 def echo(argument: Any, parent: HostChannel) -> None:

@@ -15,8 +15,7 @@ from host_bench import HostBench, host_bench_at
 from support.processes import PATIENCE, is_gone, wait_until
 
 import pytest_aorta
-from pytest_aorta.runtime.host_main import code_identity, package_files
-from pytest_aorta.runtime.hosts import HostError
+from pytest_aorta.runtime.hosts import HostError, code_identity, package_files
 
 
 @pytest.fixture

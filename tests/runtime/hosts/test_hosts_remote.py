@@ -17,8 +17,7 @@ import pytest
 from host_bench import HostBench, host_bench_at
 from support.processes import MARK, PATIENCE, is_gone, wait_until
 
-from pytest_aorta.runtime.host_main import code_identity, package_files
-from pytest_aorta.runtime.hosts import HostError
+from pytest_aorta.runtime.hosts import HostError, code_identity, package_files
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.runtime.host_specs import expand_specs, without_values
+from pytest_aorta.runtime.hosts import expand_specs, without_values
 
 
 def test_a_number_before_a_star_multiplies() -> None:
