@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -44,14 +45,6 @@ class PlanError(RequestError):
     """A selection that no plan can be made of."""
 
 
-def command_entries(commands: Sequence[str]) -> list[WorkloadEntry]:
-    names = distinct_names([words_of(command) for command in commands])
-    return [
-        WorkloadEntry(name, COMMAND_TARGET, BUILTIN_SOURCE, {"command": command})
-        for name, command in zip(names, commands, strict=True)
-    ]
-
-
 def completed(
     entry: WorkloadEntry, rules: OutputRules, execution: Execution, depends: Sequence[str] = ()
 ) -> WorkloadEntry:
@@ -64,21 +57,20 @@ def completed(
     """
     if entry.target != COMMAND_TARGET:
         return entry
+    name, target = entry.name, COMMAND_TARGET
     if execution.nproc is not None:
-        _check_ranks(entry.name, execution)
-    target = COMMAND_TARGET if execution.nproc is None else COMMAND_RANKS_TARGET
+        target = COMMAND_RANKS_TARGET
+        if execution.isolation == "none":
+            raise PlanError(f"the ranks of {name} are processes of their own; use --aorta-isolation fork or spawn")
+        if execution.launcher not in ("auto", "torchrun"):
+            raise PlanError(
+                f"the ranks of {name} are started by torchrun; --aorta-launcher {execution.launcher} cannot"
+            )
+        refused = [option for option in execution.elastic.given() if option != "max_restarts"]
+        if refused:
+            raise PlanError(f"--aorta-elastic {refused[0]}: the ranks of {name}, a command, take max_restarts only")
     more = {"depends": list(depends)} if depends else {}
     return replace(entry, target=target, options={**entry.options, **rules.options(), **more})
-
-
-def _check_ranks(name: str, execution: Execution) -> None:
-    if execution.isolation == "none":
-        raise PlanError(f"the ranks of {name} are processes of their own; use --aorta-isolation fork or spawn")
-    if execution.launcher not in ("auto", "torchrun"):
-        raise PlanError(f"the ranks of {name} are started by torchrun; --aorta-launcher {execution.launcher} cannot")
-    refused = [option for option in execution.elastic.given() if option != "max_restarts"]
-    if refused:
-        raise PlanError(f"--aorta-elastic {refused[0]}: the ranks of {name}, a command, take max_restarts only")
 
 
 Order = Literal["interleaved", "grouped", "random"]
@@ -172,7 +164,15 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
     _check_collectors(values)
     for axis in values["vary"] or ():
         values["mitigations"] = with_axis(values["mitigations"] or (("none",),), axis)
-    _check_order(values, stop.seconds)
+    if stop.seconds is not None and (values["order"] or "interleaved") != "interleaved":
+        raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
+    trials = values["trials"]
+    if trials is None and stop.seconds is not None:
+        workloads = (*(values["workload"] or ()), *(values["command"] or ()))
+        cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
+        trials = max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
+    elif trials is None and (stop.ends_cells or values["minimize"]):
+        trials = TRIALS_UNTIL_DECIDED
     slots, own_cores = values["slots"] or (None, None)
     if slots == 0:
         slots = automatic_slots(values["devices"])
@@ -186,9 +186,9 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         **given("mitigations", "steps", "resume", "history", "order", "where", "minimize", "max_trials"),
         **given("collect", "collect_on_failure", "collect_share"),
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
-        **given(trials=_most_trials(values, stop), gates=values["gate"]),
-        **given(results_dir=_optional_path(values["results-dir"]), report=_optional_path(values["report"])),
-        **given("depends"),
+        **given("depends", trials=trials, gates=values["gate"]),
+        **given(results_dir=values["results-dir"] and Path(values["results-dir"])),
+        **given(report=values["report"] and Path(values["report"])),
         output=OutputRules(**given(*OUTPUT_OPTIONS)),
         extra_env={name: value for pairs in values["extra-env"] or () for name, value in pairs.items()},
         config=dict(values["config"] or ()),
@@ -214,11 +214,6 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         stop=stop,
         shard=values["shard"],
     )
-
-
-def _check_order(values: Mapping[str, Any], duration: float | None) -> None:
-    if duration is not None and (values["order"] or "interleaved") != "interleaved":
-        raise OptionError(f"aorta_order {values['order']} and --aorta-stop with a time: whole rounds are interleaved")
 
 
 def _check_collectors(values: Mapping[str, Any]) -> None:
@@ -254,17 +249,6 @@ def _check_search(values: dict[str, Any]) -> None:
     values["baseline"] = values["baseline"] or ",".join(baseline[0])
 
 
-def _most_trials(values: Mapping[str, Any], stop: Stop) -> int | None:
-    if values["trials"] is None and stop.seconds is not None:
-        workloads = (*(values["workload"] or ()), *(values["command"] or ()))
-        cells = math.prod(len(axis or ("",)) for axis in (workloads, values["environment"], values["mitigations"]))
-        return max(_ROUNDS_IN_TIME, _TRIALS_IN_TIME // cells)
-    if values["trials"] is None and (stop.ends_cells or values["minimize"]):
-        return TRIALS_UNTIL_DECIDED
-    trials: int | None = values["trials"]
-    return trials
-
-
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
     from pytest_aorta.runtime.hosts import expand_specs
 
@@ -272,10 +256,6 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(expand_specs(texts)) if texts else ()
     except ValueError as error:
         raise OptionError(f"--aorta-host: {error}") from None
-
-
-def _optional_path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 def _path(text: str, base: Path) -> Path:
@@ -335,7 +315,14 @@ def make_plan(selection: Selection, registry: Registry) -> Plan:
 
 
 def entries_of(selection: Selection, registry: Registry) -> list[WorkloadEntry]:
-    return [registry.workload(name) for name in selection.workloads] + command_entries(selection.commands)
+    names = distinct_names([words_of(command) for command in selection.commands])
+    return [
+        *map(registry.workload, selection.workloads),
+        *(
+            WorkloadEntry(name, COMMAND_TARGET, BUILTIN_SOURCE, {"command": command})
+            for name, command in zip(names, selection.commands, strict=True)
+        ),
+    ]
 
 
 def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> Plan:
@@ -350,11 +337,17 @@ def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Re
 
 def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> list[list[TrialSpec]]:
     """The trials of every cell: workloads x environments x mitigation sets, each a list over trial indices."""
-    entries = [completed(entry, selection.output, selection.execution, selection.depends) for entry in entries]
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
-    environments = [registry.environment(name) for name in selection.environments]
-    sets = [[_mitigation(name, registry) for name in names] for names in selection.mitigations]
+    entries = [completed(entry, selection.output, selection.execution, selection.depends) for entry in entries]
+    environments = list(map(registry.environment, selection.environments))
+    for name in itertools.chain.from_iterable(selection.mitigations):
+        key, equals, value = name.partition("=")
+        if equals and (is_secret_name(key) or has_secret(value)):
+            raise PlanError(
+                f"mitigation {key}=... may hold a secret, and names of trials show it; use --aorta-extra-env"
+            )
+    sets = [list(map(registry.mitigation, names)) for names in selection.mitigations]
     refuse_repeated("workload", [entry.name for entry in entries])
     check_axes(selection.environments, selection.mitigations)
     same: dict[str, str] = {}
@@ -363,28 +356,27 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
 
         if "divergence" in load(selection.collect, registry):
             same = {"PYTHONHASHSEED": "0"}  # sets of texts have one order in all trials
-    # Of every environment, by the number of the mitigation set; all trials of a cell share one.
-    overlays = [
-        [{**same, **overlay(environment, mitigations, selection.extra_env)} for mitigations in sets]
-        for environment in environments
-    ]
-    watched = tuple(sorted({name for row in overlays for variables in row for name in variables}))
+    # All trials of a cell share one.
+    overlays: dict[tuple[int, int], dict[str, str]] = {}
+    for place in itertools.product(range(len(environments)), range(len(sets))):
+        overlays[place] = {**same, **overlay(environments[place[0]], sets[place[1]], selection.extra_env)}
+    watched = tuple(sorted(set().union(*overlays.values())))
     folder = selection.folder
-    origin = None if folder is None else Origin(None, folder, tuple(path for path in sys.path if path))
-    firsts = [
-        TrialSpec(
+    origin = None if folder is None else Origin(None, folder, tuple(filter(None, sys.path)))
+    firsts: dict[str, TrialSpec] = {}
+    for entry, ((environment_index, mitigation_index), variables) in itertools.product(entries, overlays.items()):
+        options = {**entry.options, **selection.config}
+        for mitigation in sets[mitigation_index]:
+            options |= mitigation.options
+        first = TrialSpec(
             workload=entry,
-            environment=environment,
-            mitigations=tuple(found.name for found in mitigations),
-            overlay=overlays[environment_index][mitigation_index],
+            environment=environments[environment_index],
+            mitigations=tuple(mitigation.name for mitigation in sets[mitigation_index]),
+            overlay=variables,
             environment_index=environment_index,
             mitigation_index=mitigation_index,
             trial_index=0,
-            overrides={
-                **entry.options,
-                **selection.config,
-                **{name: value for found in mitigations for name, value in found.options.items()},
-            },
+            overrides=options,
             steps=selection.steps,
             execution=selection.execution,
             limits=selection.limits,
@@ -392,29 +384,28 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
             watched=watched,
             origin=origin,
         )
-        for entry in entries
-        for environment_index, environment in enumerate(environments)
-        for mitigation_index, mitigations in enumerate(sets)
-    ]
-    how = selection.order if selection.order == "grouped" else f"{selection.order}, seed {_seed(firsts)}"
-    cells = [
-        [
-            replace(first, trial_index=index, order=how, collect=selection.collectors_of(index))
-            for index in range(selection.cell_trials.get(first.cell, selection.trials))
-        ]
-        for first in firsts
-    ]
-    for label in selection.cell_trials.keys() - {first.cell for first in firsts}:
-        raise PlanError(f"cell_trials: there is no cell {label!r}, but {', '.join(first.cell for first in firsts)}")
-    _check_labels(cells)
+        other = firsts.setdefault(first.item_name, first)
+        if other is not first:
+            one, two = (
+                f"environment {it.environment.name!r} with mitigations {','.join(it.mitigations)!r}"
+                for it in (other, first)
+            )
+            raise PlanError(
+                f"{one} and {two} would both be called {first.cell!r}; rename one of them, or run them apart"
+            )
+    how: str = selection.order
+    if how != "grouped":
+        how = f"{how}, seed {Plan((*firsts.values(),)).digest}"
+    cells = []
+    for first in firsts.values():
+        indices = range(selection.cell_trials.get(first.cell, selection.trials))
+        collect = selection.collectors_of
+        cells.append([replace(first, trial_index=index, order=how, collect=collect(index)) for index in indices])
+    labels = [first.cell for first in firsts.values()]
+    for label in selection.cell_trials:
+        if label not in labels:
+            raise PlanError(f"cell_trials: there is no cell {label!r}, but {', '.join(labels)}")
     return cells
-
-
-def _mitigation(name: str, registry: Registry) -> Mitigation:
-    key, equals, value = name.partition("=")
-    if equals and (is_secret_name(key) or has_secret(value)):
-        raise PlanError(f"mitigation {key}=... may hold a secret, and names of trials show it; use --aorta-extra-env")
-    return registry.mitigation(name)
 
 
 def with_axis(sets: Iterable[Sequence[str]], values: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
@@ -442,21 +433,6 @@ def refuse_repeated(what: str, names: Sequence[str], more: str = "--aorta-trials
         raise PlanError(f"{what} {twice[0]!r} is given twice; for more trials use {more}")
 
 
-def _check_labels(cells: list[list[TrialSpec]]) -> None:
-    found: dict[str, TrialSpec] = {}
-    for cell in cells:
-        spec = cell[0]
-        other = found.setdefault(spec.item_name, spec)
-        if other is not spec:
-            one, two = (
-                f"environment {it.environment.name!r} with mitigations {','.join(it.mitigations)!r}"
-                for it in (other, spec)
-            )
-            raise PlanError(
-                f"{one} and {two} would both be called {spec.cell!r}; rename one of them, or run them apart"
-            )
-
-
 def overlay(
     environment: Environment, mitigations: Sequence[Mitigation], extra_env: Mapping[str, str]
 ) -> dict[str, str]:
@@ -467,12 +443,12 @@ def overlay(
     """
     __tracebackhide__ = True  # pytest would show the arguments
     merged: dict[str, str] = {}
-    sources = [(f"environment {environment.name!r}", environment.env)]
-    sources += [(f"mitigation {mitigation.name!r}", mitigation.env) for mitigation in mitigations]
-    for source, variables in [*sources, ("the extra variables", extra_env)]:
-        check_variables(source, variables)
-        merged.update(variables)
-    return merged
+    layers: list[Environment | Mitigation] = [environment, *mitigations]
+    for what in layers:
+        check_variables(f"{type(what).__name__.lower()} {what.name!r}", what.env)
+        merged.update(what.env)
+    check_variables("the extra variables", extra_env)
+    return {**merged, **extra_env}
 
 
 def check_variables(source: str, variables: object) -> None:
@@ -504,7 +480,8 @@ def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | Non
     if order == "grouped":
         return tuple(spec for cell in cells for spec in cell)
     count = max(map(len, cells), default=0)
-    seed = _seed([cell[0] for cell in cells if cell])
+    # Of one trial of each cell: the same in every process that takes part.
+    seed = Plan(tuple(cell[0] for cell in cells if cell)).digest
     step = turns or max(count, 1)
     trials = [
         cells[start + turn][index]
@@ -517,11 +494,6 @@ def ordered(cells: Sequence[Sequence[TrialSpec]], order: Order, turns: int | Non
     if order == "random":
         random.Random(seed).shuffle(trials)
     return tuple(trials)
-
-
-def _seed(firsts: Sequence[TrialSpec]) -> str:
-    """Of the order, from one trial of each cell; the same in every process that takes part."""
-    return Plan(tuple(firsts)).digest
 
 
 def turns_of_round(index: int, cells: int, seed: str) -> list[int]:
