@@ -1,4 +1,4 @@
-"""The documentation's examples run, and its lists are complete."""
+"""The documentation's examples run, its commands are such, and its lists are complete."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import shlex
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from support.stage import Stage
 
 from pytest_aorta import WorkloadResult
+from pytest_aorta.cli.main import main
 from pytest_aorta.plugin.ordinary_tests import RunTrial
 from pytest_aorta.settings import table, written
 
@@ -203,3 +205,27 @@ def test_tests_that_a_page_names_are_there(page: str, begins: str) -> None:
         assert named or row.endswith("| none |"), f"no test: {row}"
         for file, test in named:
             assert f"def {test}(" in (DOCS.parent / "tests" / file).read_text(), f"{file}::{test}"
+
+
+def shown_commands() -> list[str]:
+    """In blocks, and those with arguments within the text; there, a name alone stands for the command as such."""
+    found = []
+    fenced = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    for page in [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), *(DOCS.parent / "examples").rglob("*.md")]:
+        text = page.read_text()
+        for block in fenced.findall(text):
+            found += re.findall(r"^(?:\$ )?(?:.*&& )?pytest-aorta (.*)$", block, re.MULTILINE)
+        found += re.findall(r"`pytest-aorta ([^\s`]+ [^`]+)`", fenced.sub("", text))
+    assert len(found) > 30
+    return found
+
+
+@pytest.mark.parametrize("shown", shown_commands())
+def test_a_command_that_is_shown_is_taken(shown: str) -> None:
+    words = shlex.split(shown.partition(" > ")[0].replace("\n", " "), comments=True)
+    command: click.Command = main
+    name = "pytest-aorta"
+    while isinstance(command, click.Group):
+        name, *words = words
+        command = command.commands[name]
+    command.make_context(name, words)

@@ -7,14 +7,10 @@ environment's packages, and in addition pytest-cov; see docs/coverage.md.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
-from support.pip_environments import ROOT, environ_without_this_run, pip
+from support.pip_environments import environment_beside_this_run, run_module
 
 pytestmark = pytest.mark.downstream
 
@@ -90,14 +86,6 @@ trial.cleanup()
 Lines = dict[str, list[int]]
 
 
-def _run(python: Path, *words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {**environ_without_this_run(), **variables}
-    command = [str(python), "-m", *words]
-    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
 def _covered(report: Path) -> Lines:
     files = json.loads(report.read_text())["files"]
     return {name: file["executed_lines"] for name, file in files.items()}
@@ -117,26 +105,18 @@ def _make_project(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter that has what this one has, and pytest-cov."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
-    found = folder / "bin" / "python"
-    pip(found, "install", "--no-deps", "pytest-cov>=7", "coverage>=7.10", "pluggy")
-    purelib = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    ours = [str(ROOT), *(path for path in sys.path if path.endswith("-packages"))]
-    # Not PYTHONPATH: entry points and .pth files are looked for in folders of packages.
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in ours]
-    (purelib / "packages_of_the_caller.pth").write_text("".join(lines))
-    return found
+    return environment_beside_this_run(tmp_path_factory.mktemp("environment"), "pytest-cov>=7", "coverage>=7.10")
 
 
 @pytest.fixture(scope="module")
 def reference(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """The covered lines of a script that does the same."""
     folder = _make_project(tmp_path_factory.mktemp("reference"))
-    for variables in ({"DISABLE_TF32": "0"}, {"DISABLE_TF32": "1"}):
-        _run(python, "coverage", "run", "--parallel", "--source=my_package", "script.py", cwd=folder, **variables)
-    _run(python, "coverage", "combine", cwd=folder)
-    _run(python, "coverage", "json", cwd=folder)
+    for value in ("0", "1"):
+        words = ("coverage", "run", "--parallel", "--source=my_package", "script.py")
+        assert run_module(python, *words, cwd=folder, DISABLE_TF32=value).returncode == 0
+    for word in ("combine", "json"):
+        assert run_module(python, "coverage", word, cwd=folder).returncode == 0
     return _covered(folder / "coverage.json")
 
 
@@ -157,13 +137,13 @@ def test_trials_cover_what_a_plain_script_does(
 ) -> None:
     folder = _make_project(tmp_path)
     cells = ("--aorta-trials=2", "--aorta-mitigations=none", "--aorta-mitigations=tf32_off")
-    done = _run(
+    done = run_module(
         python,
         *("pytest", *(word.replace("{python}", str(python)) for word in how), *cells, "-p", "no:cacheprovider"),
         *("--cov=my_package", "--cov-report=json"),
         cwd=folder,
     )
-    assert "4 passed" in done.stdout
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
     assert "Couldn't" not in done.stdout + done.stderr  # combine, or use, a data file
     assert _covered(folder / "coverage.json") == reference
     assert [path.name for path in folder.glob(".coverage*")] == [".coverage"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.pip_environments import ROOT, copy_of_this_project, environ_without_this_run, pip
+from support.pip_environments import ROOT, copy_of_this_project, pip, run_module
 
 pytestmark = pytest.mark.downstream
 
@@ -36,9 +36,6 @@ REQUIREMENTS = ("pytest", "pytest-xdist")
 #: Names a checkout of a suite whose source archive has no tests, in the version that is installed.
 CHECKOUT = "DOWNSTREAM_CHECKOUT_OF_"
 
-#: Longest run of a suite in seconds, for the case that something hangs.
-PATIENCE = 900
-
 #: How each test of a suite ended, by its node id; several words when both the test and its teardown have one.
 Outcomes = dict[str, tuple[str, ...]]
 
@@ -52,16 +49,7 @@ class Side:
 
     def pytest(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run pytest there."""
-        command = [str(self.python), "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-        return subprocess.run(
-            command,
-            cwd=cwd,
-            env=environ_without_this_run(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        return run_module(self.python, "pytest", "-p", "no:cacheprovider", *arguments, cwd=cwd)
 
     def outcomes(self, suite: Path, *arguments: str) -> Outcomes:
         """Run a suite, or some tests of it; how each ended."""
@@ -110,29 +98,15 @@ def _source(name: str, folder: Path) -> Path:
     assert pinned is not None, f"constraints.txt does not pin {name}"
     pip(Path(sys.executable), "download", "--no-binary", name, "--no-deps", "-d", str(folder), pinned[0])
     (archive,) = folder.glob("*.tar.gz")
-    source = _unpack(archive, folder / "unpacked")
+    with tarfile.open(archive) as file:
+        file.extractall(folder / "unpacked", filter="data")
+    (source,) = (folder / "unpacked").iterdir()
     if not any(source.glob("test*")):
         variable = CHECKOUT + name.upper().replace("-", "_")
         if variable not in os.environ:
             pytest.skip(f"the source archive of {name} has no tests; {variable} would name a checkout of {pinned[0]}")
         shutil.copytree(Path(os.environ[variable]) / "tests", source / "tests")
     return source
-
-
-def _unpack(archive: Path, target: Path) -> Path:
-    with tarfile.open(archive) as file:
-        file.extractall(target, filter="data")
-    (suite,) = target.iterdir()
-    return suite
-
-
-def _differences(without: Outcomes, with_it: Outcomes) -> dict[str, dict[str, tuple[str, ...] | None]]:
-    """Tests that ended differently; ``None`` where one was not there at all."""
-    return {
-        node_id: {"without": without.get(node_id), "with": with_it.get(node_id)}
-        for node_id in sorted(without.keys() | with_it.keys())
-        if without.get(node_id) != with_it.get(node_id)
-    }
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -144,24 +118,20 @@ def test_suite_ends_the_same_with_and_without_us(name: str, sides: dict[str, Sid
         suites[key] = shutil.copytree(source, side.folder / name)
         pip(side.python, "install", "-c", str(ROOT / "constraints.txt"), *installed)
     try:
-        _compare(suites, sides)
+        # Without us, what has not passed has to end the same, and no other tests are found.
+        found = {key: side.test_ids(suites[key]) for key, side in sides.items()}
+        assert found["with"] == found["without"]
+        beside = sides["with"].outcomes(suites["with"], "-n", "2")
+        print(dict(Counter(" and ".join(words) for words in beside.values())))
+        assert any(outcome == ("passed",) for outcome in beside.values())
+        not_passed = [node_id for node_id, words in beside.items() if words != ("passed",)]
+        # These suites time things: what failed once may have failed by chance.
+        for _ in range(2):
+            if not_passed:
+                print("compared:", *not_passed)
+                without, beside = (sides[key].outcomes(suites[key], *not_passed) for key in ("without", "with"))
+                not_passed = sorted(node_id for node_id, _ in without.items() ^ beside.items())
+        assert not not_passed
     finally:
         for side in sides.values():  # one suite's plugins are nothing that another one asks for
             pip(side.python, "uninstall", "--yes", *installed)
-
-
-def _compare(suites: dict[str, Path], sides: dict[str, Side]) -> None:
-    """Run a suite beside us; without us, what has not passed has to end the same, and no other tests are found."""
-    found = {key: side.test_ids(suites[key]) for key, side in sides.items()}
-    assert found["with"] == found["without"]
-    beside = sides["with"].outcomes(suites["with"], "-n", "2")
-    print(dict(Counter(" and ".join(words) for words in beside.values())))
-    assert any(outcome == ("passed",) for outcome in beside.values())
-    not_passed = [node_id for node_id, words in beside.items() if words != ("passed",)]
-    # These suites time things: what failed once may have failed by chance.
-    for _ in range(2):
-        if not_passed:
-            print("compared:", *not_passed)
-            ended = {key: side.outcomes(suites[key], *not_passed) for key, side in sides.items()}
-            not_passed = list(_differences(ended["without"], ended["with"]))
-    assert not not_passed

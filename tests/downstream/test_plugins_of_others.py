@@ -17,10 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pip_environments import ROOT, environ_without_this_run, environment_beside_this_run
-
-#: Longest run in seconds, for the case that something hangs.
-PATIENCE = 300
+from support.pip_environments import ROOT, environment_beside_this_run, run_module
 
 WORKLOADS = """
     import os
@@ -236,9 +233,6 @@ def test_trials_run_beside(name: str, python: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     # Only the one: autoloaded, they would all take part.
     plugins = [word for module in ("pytest_aorta.plugin.hooks", *row.modules) for word in ("-p", module)]
-    command = [str(python), "-m", "pytest", "-W", "ignore", *plugins, "work.py", "--aorta-trials=2", *row.options]
-    environ = {**environ_without_this_run(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    words = ("pytest", "-W", "ignore", *plugins, "work.py", "--aorta-trials=2", *row.options)
+    done = run_module(python, *words, cwd=tmp_path, timeout=300, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     row.check(Ran(done, tmp_path))

@@ -13,8 +13,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.outputs_of_programs import BOTH, NONE, OURS, OUTPUTS, THEIRS
-from support.pip_environments import environ_without_this_run, environment_beside_this_run, pip
+from support.pip_environments import environ_without_this_run, environment_beside_this_run, pip, run_module
 from support.projects import command
 
 from pytest_aorta.triage.reading import read_triage
@@ -39,15 +38,7 @@ def suite_of(package: str, folder: Path) -> tuple[Path, Path]:
 
 
 def run(python: Path, source: Path, *arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [python, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=source,
-        env=environ_without_this_run(),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    done = run_module(python, "pytest", "-p", "no:cacheprovider", *arguments, cwd=source)
     return done.returncode, done.stdout
 
 
@@ -59,8 +50,7 @@ def aorta(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def newest(aorta: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """As ``aorta``, of the newest version on the index."""
-    words = [str(aorta[1]), "-m", "pip", "index", "versions", "amd-aorta", "--disable-pip-version-check"]
-    done = subprocess.run(words, env=environ_without_this_run(), capture_output=True, text=True, check=False)
+    done = run_module(aorta[1], "pip", "index", "versions", "amd-aorta", "--disable-pip-version-check")
     found = re.match(r"amd-aorta \((.+?)\)", done.stdout)
     if found is None or found[1] == "0.3.0":
         return aorta
@@ -219,6 +209,42 @@ def test_records_of_aorta_and_of_this_package_are_read_by_both(newest: tuple[Pat
     ours = sorted(map(str, tmp_path.glob("results/flaky/trial_*.json")))
     subprocess.run([python, "-c", _READ, *ours], cwd=tmp_path, check=True)
 
+
+BOTH, OURS, THEIRS, NONE = "both", "ours", "theirs", "none"
+
+#: Printed, exit status, and who finds a failure without any pattern of the user: AORTA's tiers, or we.
+OUTPUTS = (
+    ("step 1 loss 0.5", 0, NONE),
+    ("step 1 loss 0.5", 1, BOTH),
+    ("", 3, BOTH),
+    ("killed", -9, BOTH),
+    ("Segmentation fault", -11, BOTH),
+    ("loss is NaN", 0, BOTH),
+    ("step=100 loss is NaN; aborting", 0, BOTH),
+    ("step 7 loss=nan", 0, BOTH),
+    ("step 7 loss NaN", 0, BOTH),
+    ("step 7 loss: nan", 0, OURS),
+    ("{'loss': nan, 'grad_norm': nan}", 0, OURS),
+    ("iter 10: train_loss inf", 0, OURS),
+    ("no loss=nan was found", 0, THEIRS),  # it is denied
+    ("Traceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: in a thread", 0, BOTH),
+    ("Traceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: bad", 1, BOTH),
+    ("HIP runtime call failed with hipError_OutOfMemory (status=2)", 0, BOTH),
+    ("RuntimeError: HIP error: invalid device function", 0, BOTH),
+    ("hipErrorIllegalAddress", 0, OURS),
+    ("operator returned cudaErrorIllegalAddress at kernel.cu:120", 0, BOTH),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", 0, BOTH),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 0, OURS),
+    ("CUDNN_STATUS_EXECUTION_FAILED", 0, OURS),
+    ("hsa-runtime: failed to allocate Error code: 1", 0, BOTH),
+    ("Memory access fault by GPU node-4 on address 0x7f00. Reason: Page not present", 0, OURS),
+    ("[rank0]: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)", 0, BOTH),
+    ("ncclRemoteError: A call failed possibly due to a network error", 0, OURS),
+    ("[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42)", 0, BOTH),
+    ("RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 10000 ms", 0, OURS),
+    ("best: inf, info: nanoGPT, HIP errors: 0", 0, NONE),
+    ("kernel.cpp:88: void f(): Assertion `n > 0' failed.", 0, OURS),
+)
 
 _SAYS = """
 import json, os, sys

@@ -9,18 +9,15 @@ import contextlib
 import os
 import random
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from support.processes import MARK
-from support.stage import Stage
+from support.processes import kill_all, wait_until
+from support.stage import PYTEST, Stage
 
 from pytest_aorta import TrialResult
 from pytest_aorta.trials.outcome import is_lost, shared_event
@@ -43,7 +40,7 @@ ATTEMPTS = 6
 
 WAYS = ((), ("-n", "2"), ("--aorta-slots", "2"))
 
-#: Of a trial, its log tells which one it is. The time since boot at which it was started makes its pid its own.
+#: Of a trial, its log tells which one it is.
 QUICK = """
 import os, random, re, time
 
@@ -52,39 +49,26 @@ class Quick:
     def setup(self): pass
     def run(self):
         index = re.search(r"trial_(\\d+)/", os.readlink("/proc/self/fd/1"))[1]
-        with open("/proc/self/stat") as file:
-            started = file.read().rpartition(")")[2].split()[19]
         fd = os.open("ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(fd, f"{index} {os.getpid()} {started}\\n".encode())
+        os.write(fd, f"{index}\\n".encode())
         time.sleep(random.uniform(0.02, 0.05))
         return {"passed": True}
 """
 
 
-@dataclass
-class Round:
+class Round(Stage):
     """One storm in a folder of its own."""
 
-    folder: Path
-    target: tuple[str, ...]
-    mark: str
-    rng: random.Random
-    seen: set[psutil.Process] = field(default_factory=set)
-    told: list[str] = field(default_factory=list)
+    def __init__(self, folder: Path, target: tuple[str, ...], rng: random.Random) -> None:
+        super().__init__(folder)
+        self.target = target
+        self.rng = rng
+        self.told: list[str] = []
 
-    @property
-    def results(self) -> Path:
-        return self.folder / "results"
-
-    def ledger(self) -> list[tuple[int, int, str]]:
-        """Trial, pid and start of everything that has run."""
-        file = self.folder / "ledger"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [(int(index), int(pid), started) for index, pid, started in map(str.split, lines)]
-
-    def runs(self) -> Counter[int]:
-        """How often each trial has run."""
-        return Counter(index for index, _, _ in self.ledger())
+    def ledger(self) -> list[int]:
+        """Every trial that has run, as often as it has."""
+        file = self.path / "ledger"
+        return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def records(self) -> dict[int, TrialResult]:
         """Every trial file that is there, and every one must be complete."""
@@ -113,32 +97,21 @@ class Round:
     def pytest(self, *options: str, hit: bool) -> None:
         """Run pytest, and kill one of its processes; it ends in any case, and nothing of it is left."""
         way = self.rng.choice(WAYS)
-        command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider"]
-        command += [*self.target, "--aorta-trials", str(TRIALS), *way, *options]
         self.told.append(" ".join(["pytest", *way, *options]))
-        with (self.folder / "output").open("ab") as output:
-            path = os.pathsep.join([str(self.folder.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-            process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        path = os.pathsep.join([str(self.path.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = (*PYTEST, "-p", "no:cacheprovider", *self.target, "--aorta-trials", str(TRIALS), *way, *options)
+        with (self.path / "output").open("ab") as output:
+            process = self.start_command(*command, env={"PYTHONPATH": path}, stdout=output, stderr=output)
             root = psutil.Process(process.pid)
             due = self._moment() if hit else (lambda: False)
             give_up = time.monotonic() + PATIENCE
             while process.poll() is None:
-                assert time.monotonic() < give_up, f"pytest has not ended: {[root, *_descendants(root)]}"
-                family = [root, *_descendants(root)]
-                self.seen.update(family)
+                assert time.monotonic() < give_up, f"pytest has not ended: {self.left_running()}"
                 if due():
                     due = lambda: False  # noqa: E731
-                    self._kill(family)
+                    self._kill(root)
                 time.sleep(0.01)
-        self._wait_for_the_end()
+        wait_until(lambda: not self.processes(), "the end of all processes")
 
     def _moment(self) -> Callable[[], bool]:
         """When to strike: some time after the start, or after some trial has begun."""
@@ -157,12 +130,13 @@ class Round:
 
         return due
 
-    def _kill(self, family: list[psutil.Process]) -> None:
+    def _kill(self, root: psutil.Process) -> None:
         """Kill a process of a kind that is chosen first: there are many more trials than anything else."""
         kinds: dict[str, list[psutil.Process]] = {}
-        for process in family:
-            with contextlib.suppress(psutil.Error):
-                kinds.setdefault(_kind(process, family), []).append(process)
+        with contextlib.suppress(psutil.Error):
+            for process in (root, *root.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    kinds.setdefault(_kind(process, root), []).append(process)
         if not kinds:  # it has ended at this very moment
             return
         kind = self.rng.choice(sorted(kinds))
@@ -170,83 +144,30 @@ class Round:
             self.rng.choice(kinds[kind]).kill()
             self.told.append(f"killed {kind} after {len(self.ledger())} trials")
 
-    def _wait_for_the_end(self) -> None:
-        give_up = time.monotonic() + PATIENCE
-        while left := [*self._left()]:
-            assert time.monotonic() < give_up, f"still running: {left}"
-            time.sleep(0.02)
 
-    def _left(self) -> Iterator[str]:
-        """Processes of this round: seen ones, those of the ledger, and those that bear the mark of the stage."""
-        for process in list(self.seen):
-            if _is_over(process):
-                self.seen.discard(process)
-            else:
-                yield f"{process} {_text(process)}"
-        for index, pid, started in self.ledger():
-            if _start_of(pid) == started:
-                yield f"trial {index}, pid {pid}"
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.pid != os.getpid():
-                    yield f"{process} {_text(process)}"
-
-
-def _descendants(root: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(root.children(recursive=True))
-    except psutil.Error:
-        return []
-
-
-def _is_zygote_or_fork(process: psutil.Process) -> bool:
-    return any("zygote_main" in argument for argument in process.cmdline())
-
-
-def _kind(process: psutil.Process, family: list[psutil.Process]) -> str:
+def _kind(process: psutil.Process, root: psutil.Process) -> str:
     """What a process of a run is, as far as can be seen from outside."""
-    if process == family[0]:
+
+    def is_zygote_or_fork(it: psutil.Process) -> bool:
+        return any("zygote_main" in argument for argument in it.cmdline())
+
+    if process == root:
         return "pytest"
     parent = process.parent()
-    if _is_zygote_or_fork(process):
-        if parent is None or not _is_zygote_or_fork(parent):
-            return "zygote"
-        return "branch" if process.children() else "trial"  # one that runs, or stands by
-    return "xdist worker" if parent == family[0] and "exec(eval(" in _text(process) else "other"
-
-
-def _text(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return "?"
-
-
-def _is_over(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return True
-
-
-def _start_of(pid: int) -> str | None:
-    """When a process was started, in ticks since boot; ``None`` when it is over."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[19] if fields[0] != "Z" else None
+    if is_zygote_or_fork(process):
+        return "trial" if parent is not None and is_zygote_or_fork(parent) else "zygote"
+    return "xdist worker" if parent == root and "exec(eval(" in " ".join(process.cmdline()) else "other"
 
 
 def storm(it: Round) -> None:
     """Hit one run, and resume it until it is complete."""
     it.pytest(hit=True)
     for attempt in range(ATTEMPTS):
-        good, runs, anew = it.good(), it.runs(), it.begins_anew()
+        good, runs, anew = it.good(), Counter(it.ledger()), it.begins_anew()
         if len(good) == TRIALS:
             break
         it.pytest("--aorta-resume", hit=attempt < ATTEMPTS - 2 and it.rng.random() < 0.3)
-        now, then = it.good(), it.runs()
+        now, then = it.good(), Counter(it.ledger())
         if not anew:
             assert {index: now.get(index) for index in good} == good, "a good result has changed"
             assert {index: then[index] for index in good} == {index: runs[index] for index in good}, "one has run again"
@@ -255,7 +176,7 @@ def storm(it: Round) -> None:
     assert sorted(it.good()) == sorted(records)
     assert len(list(it.results.glob("*/trial_*.json"))) == TRIALS
     assert list(it.results.glob("*/.trial_*")) == []
-    assert {index for index, record in records.items() if record.exit_status == "ok"} <= set(it.runs())
+    assert {index for index, record in records.items() if record.exit_status == "ok"} <= set(it.ledger())
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
@@ -267,11 +188,11 @@ def test_every_trial_gets_its_result(stage: Stage, part: int) -> None:
         rng = random.Random(f"{seed}/{number}")
         target = rng.choice([("--aorta-workload", "quick"), (str(stage.path / "quick.py"),)])
         folder = stage.path / f"round_{number}"
-        folder.mkdir()
-        it = Round(folder, target, stage.mark, rng)
+        it = Round(folder, target, rng)
         try:
             storm(it)
         except BaseException:
+            kill_all(it.processes())
             print(f"AORTA_STORM_SEED={seed}, round {number}:", *it.told, sep="\n  ")
             print(*re.split(r"(?m)^(?==+ test session)", (folder / "output").read_text(errors="replace"))[-2:])
             raise

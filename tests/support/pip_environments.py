@@ -24,9 +24,18 @@ def environ_without_this_run() -> dict[str, str]:
     return inherited
 
 
-def pip(python: Path, *arguments: str) -> None:
-    command = [str(python), "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check", "--retries", "1"]
-    done = subprocess.run(command, env=environ_without_this_run(), capture_output=True, text=True, check=False)
+def run_module(
+    python: Path, *words: str, cwd: Path | None = None, timeout: float = 900, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """``python -m`` with these words; the timeout is for the case that something hangs."""
+    environ = {**environ_without_this_run(), **variables}
+    command = [str(python), "-m", *words]
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def pip(python: Path, *arguments: str, cwd: Path | None = None) -> None:
+    options = ("--quiet", "--disable-pip-version-check", "--retries", "1")
+    done = run_module(python, "pip", *arguments, *options, cwd=cwd, timeout=3600)
     if "No matching distribution found" in done.stderr or "ConnectionError" in done.stderr:
         pytest.skip(f"the package index does not answer: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
