@@ -82,7 +82,7 @@ def compare(
 
 def _computed(comparison: RunComparison) -> Iterator[str]:
     """What B computes differently, where trials of both have hashes of the collector ``divergence``."""
-    from pytest_aorta.triage.divergence import compare_recorded
+    from pytest_aorta.triage.starts import compare_recorded
 
     found = []
     for change in comparison.cells:

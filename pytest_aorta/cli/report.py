@@ -39,7 +39,7 @@ def report(
     """
     from pytest_aorta.triage import TriageSettings
     from pytest_aorta.triage.matrix import EarlierMatrix
-    from pytest_aorta.triage.report import read_material, to_paste, write_report
+    from pytest_aorta.triage.report import Report, write_report
 
     settings = EarlierMatrix(results).settings or TriageSettings()
     if margin is not None:
@@ -47,7 +47,7 @@ def report(
     if speed_margin is not None:
         settings = replace(settings, speed_margin=speed_margin)
     if markdown:
-        click.echo(to_paste(read_material(results, settings, baseline)), nl=False)
+        click.echo(Report(results, settings, baseline).to_paste(), nl=False)
         return
     write_report(results, output, settings, baseline=baseline)
     click.echo(f"report: {output}")

@@ -18,13 +18,13 @@ from pytest_aorta.collectors.divergence import (
 )
 from pytest_aorta.replay import ReplayError
 from pytest_aorta.triage.columns import counted
-from pytest_aorta.triage.divergence import Divergence, divergences
+from pytest_aorta.triage.starts import Divergence, divergences
 from pytest_aorta.workspace.atomic import write_json
 from pytest_aorta.workspace.paths import REPLAY
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.replays import Again
-    from pytest_aorta.triage.divergence import Traced
+    from pytest_aorta.triage.starts import Traced
     from pytest_aorta.triage.verdicts import Triage
 
 

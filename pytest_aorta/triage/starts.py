@@ -1,4 +1,7 @@
-"""Where it starts: what collectors have found in the trials of a results directory, in sentences and as heat lines."""
+"""Where it starts: what collectors have found in the trials of a results directory, in sentences and as heat lines.
+
+And trials that should be equal and are not: within a cell, and between a cell and its baseline.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,17 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pytest_aorta.collectors.contract import FOLDER
-from pytest_aorta.collectors.divergence import Step, is_same
-from pytest_aorta.common.texts import format_ranges
+from pytest_aorta.collectors.divergence import Comparison, Place, Step, Trial, compare_trials, is_same, read_trial
+from pytest_aorta.common.texts import first_names, format_ranges
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
 from pytest_aorta.triage.columns import counted
-from pytest_aorta.triage.divergence import Divergence, divergences
 from pytest_aorta.triage.facts import CellKey, TrialFacts, facts_of
 from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.observer import ObserverEffect, Replayed, replay_effects
@@ -26,6 +28,9 @@ from pytest_aorta.triage.reading import RecordedTrial, Results, triage_in_order
 from pytest_aorta.triage.signatures import signature_of
 from pytest_aorta.triage.verdicts import Table, Triage
 from pytest_aorta.workspace.paths import REPLAY
+
+#: Trials that are named in a sentence, and those whose first difference is shown.
+_MOST_NAMES, _MOST_PLACES = 8, 3
 
 #: What collectors have found in a cell: texts that are shown.
 _MOST_FOUND = 5
@@ -134,6 +139,144 @@ def _by_step(texts: Mapping[str, int]) -> dict[str, int]:
             named_first = text.replace("step #", f"steps {format_ranges(sorted(by_step)).replace(',', ', ')}", 1)
             found[named_first.replace("step #", "the same step")] = by_step.total()
     return found
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A trial with what it has recorded; ``folder`` of that."""
+
+    facts: TrialFacts
+    folder: Path
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Of a cell: how its trials compare, or with ``of``, how those that stand for two cells do.
+
+    ``trials``: by the names that the comparison has for them.
+    """
+
+    key: CellKey
+    trials: Mapping[str, Traced]
+    comparison: Comparison
+    of: CellKey | None = None
+
+    @property
+    def first(self) -> tuple[Traced, Traced, Place] | None:
+        """One that stands for the others, the one that differs from it first, and where."""
+        found = self.comparison.first
+        return None if found is None else (self.reference, self.trials[found[0]], found[1])
+
+    @property
+    def reference(self) -> Traced:
+        return self.trials[self.comparison.equal[0]]
+
+    @property
+    def names(self) -> tuple[str, str, str | None]:
+        """Workload, cell, and the cell that it is compared with."""
+        return self.key.workload, self.key.cell, None if self.of is None else self.of.cell
+
+    def lines(self) -> Iterator[str]:
+        """What there is to say."""
+        found, places, equal = self.comparison.first, self.comparison.places, self.comparison.equal
+        ranks = max(len(traced.trial.ranks) for traced in self.trials.values())
+        who = self.key.cell if self.of is None else f"{self.key.cell} and {self.of.cell}"
+        if found is None:
+            trial = self.reference.trial
+            what = "bit by bit" if trial.tolerance is None else f"within {trial.tolerance:g}"
+            size = f"{counted(trial.steps, 'step')}, {counted(ranks, 'rank')}"
+            same = "both compute the same" if self.of else f"all {len(self.trials)} trials compute the same"
+            yield f"{who}: {same}, {what} ({size})"
+            return
+        if self.of is not None:
+            yield f"{who}: they compute something else, first in {found[1].text(ranks)}"
+            return
+        if len(equal) > 1:
+            names = ", ".join(first_names(sorted(places, key=int), _MOST_NAMES))
+            what = f"{len(places)} of {len(self.trials)} trials differ from the {len(equal)} others ({names})"
+            failed, others = (sum(self.trials[name].facts.is_failure for name in side) for side in (places, equal))
+            what += f"; {failed} of these failed, {others} of the others" if failed or others else ""
+        else:
+            what = f"no two of {len(self.trials)} trials compute the same"
+        yield f"{who}: {what}"
+        in_order = sorted(places.items(), key=lambda each: each[1].order)
+        for name, place in in_order[:_MOST_PLACES]:
+            yield f"  trial {name}: first in {place.text(ranks)}"
+
+    def to_plain(self) -> dict[str, Any]:
+        """For ``matrix.json``; ``docs/divergence.md`` has the keys."""
+        workload, cell, compared_with = self.names
+        return {
+            "workload": workload,
+            "cell": cell,
+            "compared_with": compared_with,
+            "trials": len(self.trials),
+            "equal": self.comparison.equal,
+            "lines": list(self.lines()),
+            "differ": [{"trial": name, **vars(place)} for name, place in self.comparison.places.items()],
+        }
+
+
+def divergences(
+    cells: Iterable[tuple[CellKey, Sequence[TrialFacts]]], results: Path, of: Mapping[CellKey, CellKey]
+) -> Iterator[Divergence]:
+    """Of each cell with recorded trials, then of each such cell and its baseline ``of[key]``.
+
+    Cells are compared as far as each agrees with itself.
+    """
+    found: dict[CellKey, Divergence] = {}
+    for key, facts in cells:
+        trials: dict[str, Traced] = {}
+        for each in facts:
+            folder = (results / each.file).with_suffix("") / FOLDER / "divergence"
+            if (trial := read_trial(folder)).ranks:
+                trials[str(each.index)] = Traced(each, folder, trial)
+        if trials:
+            found[key] = Divergence(key, trials, compare_trials({name: it.trial for name, it in trials.items()}))
+    yield from (divergence for divergence in found.values() if len(divergence.trials) > 1)
+    for key, base in of.items():
+        if key in found and base in found:
+            sides = {"0": found[base].reference, "1": found[key].reference}
+            ends = _first_order(found[base].comparison, found[key].comparison)
+            compared = _compare_cells(sides["0"].trial, sides["1"].trial, ends)
+            yield Divergence(key, sides, compared, base)
+
+
+def _compare_cells(one: Trial, other: Trial, ends: tuple[int, int, int] | None) -> Comparison:
+    """Of trials that stand for two cells, before ``ends``: from there on trials of one cell differ among themselves."""
+    found = compare_trials({"0": one, "1": other})
+    is_told = found.first is None or ends is None or found.first[1].order < ends
+    return found if is_told else Comparison(["0", "1"])
+
+
+def _first_order(*comparisons: Comparison) -> tuple[int, int, int] | None:
+    """Where trials first differ: number of the step, of the event in it, rank."""
+    return min((place.order for each in comparisons for place in each.places.values()), default=None)
+
+
+def compare_recorded(a: Sequence[Path], b: Sequence[Path]) -> str | None:
+    """Whether a cell in B computes what it does in A, of their trial files; ``None`` where one has recorded nothing."""
+    sides = [
+        {str(file): read_trial(file.with_suffix("") / FOLDER / "divergence") for file in files} for files in (a, b)
+    ]
+    one, other = ({name: trial for name, trial in side.items() if trial.ranks} for side in sides)
+    return compare_sides(one, other) if one and other else None
+
+
+def compare_sides(a: Mapping[str, Trial], b: Mapping[str, Trial]) -> str:
+    """Of the trials of a cell in A and in B, as far as those of each agree with each other."""
+    inner = [compare_trials(side) for side in (a, b)]
+    one, other = a[inner[0].equal[0]], b[inner[1].equal[0]]
+    if one.tolerance != other.tolerance:
+        return "not compared: one has hashes, the other statistics, or their tolerances differ"
+    ends = _first_order(*inner)
+    first = _compare_cells(one, other, ends).first
+    if first is not None:
+        return f"B computes something else, first in {first[1].text(max(len(one.ranks), len(other.ranks)))}"
+    if ends is None:
+        return f"B computes the same ({counted(min(one.steps, other.steps), 'step')})"
+    return f"trials of one side differ from each other in step {ends[0] + 1}; before it, B computes the same"
 
 
 @dataclass(frozen=True)
@@ -315,34 +458,31 @@ def _heat_of_differences(divergence: Divergence) -> Heat:
     """What is equal and what is not around the first difference, in the two trials that differ first."""
     assert divergence.first is not None
     one, other, place = divergence.first
-    tolerance = other.trial.tolerance
     own, others = (each.trial.ranks.get(place.rank, ()) for each in (other, one))
     near = range(max(0, place.ordinal - 2), min(len(own), place.ordinal + 3))
     events = own[place.ordinal].events if place.ordinal < len(own) else others[place.ordinal].events
     shown = range(max(0, place.number - _BEFORE), min(len(events), place.number + _AFTER + 1))
 
+    def value(steps: Sequence[Step], ordinal: int, event: str) -> Any:
+        return dict(steps[ordinal].row()).get(event) if ordinal < len(steps) else None
+
     def spots(event: str) -> Iterator[Spot]:
         for ordinal in near:
-            mine, theirs = _value(own, ordinal, event), _value(others, ordinal, event)
+            mine, theirs = value(own, ordinal, event), value(others, ordinal, event)
             if mine is None and theirs is None:
                 yield Spot()
-            elif mine is not None and theirs is not None and is_same((event, mine), (event, theirs), tolerance):
+            elif None not in (mine, theirs) and is_same((event, mine), (event, theirs), other.trial.tolerance):
                 yield Spot("equal")
             else:
                 yield Spot("differs", 1.0, is_bad=True, is_first=(ordinal, event) == (place.ordinal, place.event))
 
-    lines = tuple((_short(events[number]), tuple(spots(events[number]))) for number in shown)
+    def short(event: str) -> str:
+        phase, _, name = event.partition(":")
+        name, _, call = name.partition("#")
+        return _EVENTS.get(phase, "{}").format(name) + (f", call {call}" if call else "")
+
+    lines = tuple((short(events[number]), tuple(spots(events[number]))) for number in shown)
     beside = f"trial {one.facts.index}" if divergence.of is None else f"{one.facts.key.cell}, trial {one.facts.index}"
     what = f"rank {place.rank}, compared with {beside}, in the order of execution"
     steps = tuple(own[ordinal].number for ordinal in near)
     return Heat(other.facts, what, steps, lines, shown.start, len(events) - shown.stop)
-
-
-def _short(event: str) -> str:
-    phase, _, name = event.partition(":")
-    name, _, call = name.partition("#")
-    return _EVENTS.get(phase, "{}").format(name) + (f", call {call}" if call else "")
-
-
-def _value(steps: Sequence[Step], ordinal: int, event: str) -> Any:
-    return dict(steps[ordinal].row()).get(event) if ordinal < len(steps) else None

@@ -10,7 +10,7 @@ import pytest
 from support.stage import Stage
 
 from pytest_aorta.collectors.divergence import Step, Trial, compare_trials, described
-from pytest_aorta.triage.divergence import compare_sides
+from pytest_aorta.triage.starts import compare_sides
 
 
 def _trial(*steps: str, events: Sequence[str] = ("forward:a", "forward:b", "parameter:w"), rank: int = 0) -> Trial:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import pytest_aorta.triage.charts
+import pytest_aorta.triage.report
 
 TEMPLATES = Path(pytest_aorta.triage.__file__).parent / "templates"
 STYLE = (TEMPLATES / "style.css.j2").read_text()
@@ -52,7 +52,7 @@ def test_marks_have_contrast_with_what_they_lie_on(scheme: int) -> None:
 
 def test_every_variable_that_is_used_is_there() -> None:
     sources = [path.read_text() for path in TEMPLATES.glob("*.css.j2")] + [
-        Path(pytest_aorta.triage.charts.__file__).read_text()
+        Path(pytest_aorta.triage.report.__file__).read_text()
     ]
     used = set(re.findall(r"var\(--([\w-]+)", "".join(sources)))
     assert used - {"tone", "share", "sans", "mono"} <= VARIABLES.keys()

@@ -12,7 +12,7 @@ import pytest
 from support.results_folders import NAN, write_cell, write_triage
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage.report import ReportError, write_report
+from pytest_aorta.triage.report import write_report
 
 
 def written(results: Path) -> str:
@@ -218,8 +218,8 @@ def test_wrong_requests_get_one_clear_message(tmp_path: Path) -> None:
     results.mkdir()
     with pytest.raises(RequestError, match="there are no trials"):
         write_report(results, tmp_path / "r.html")
-    with pytest.raises(ReportError, match=r"the folder .*nowhere does not exist"):
+    with pytest.raises(RequestError, match=r"the folder .*nowhere does not exist"):
         write_report(results, tmp_path / "nowhere" / "r.html")
-    with pytest.raises(ReportError, match="is a folder"):
+    with pytest.raises(RequestError, match="is a folder"):
         write_report(results, tmp_path)
     assert not (tmp_path / "r.html").exists()
