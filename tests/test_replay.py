@@ -128,7 +128,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no script": (
         {},
         {
-            "workload": {"name": "t", "target": "pytest_aorta.launch.child.torchrun:run_script", "source_package": "x"},
+            "workload": {"name": "t", "target": "pytest_aorta.launch.child.elastic:run_script", "source_package": "x"},
             "config": {"script": "/gone/t.py", "source": "/gone/t.py"},
         },
         "the script /gone/t.py is gone",

@@ -18,10 +18,10 @@ from pytest_aorta.trials.spec import TrialSpec
 SCRIPT = "script"
 
 #: ``target`` of such a workload; which script, and how it is started, is in the options.
-SCRIPT_TARGET = "pytest_aorta.launch.child.torchrun:run_script"
+SCRIPT_TARGET = "pytest_aorta.launch.child.elastic:run_script"
 
 #: ``target`` of a command whose ranks torchrun starts.
-COMMAND_RANKS_TARGET = "pytest_aorta.launch.child.command:run_command_ranks"
+COMMAND_RANKS_TARGET = "pytest_aorta.launch.child.elastic:run_command_ranks"
 
 #: ``launcher`` of commands that start exactly as they were typed.
 AS_TYPED = "as-typed"

@@ -163,7 +163,7 @@ class NodeStore:
         with listening:
             descriptor = listening.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pytest_aorta.launch.child.several_nodes", str(descriptor)],
+                [sys.executable, "-m", "pytest_aorta.launch.child.rendezvous", str(descriptor)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[descriptor],

@@ -481,7 +481,7 @@ class LiveView:
 
 
 def last_step(folder: Path) -> tuple[int, int | None] | None:
-    from pytest_aorta.launch.child.attempt_files import attempt_folder, last_attempt
+    from pytest_aorta.launch.child.rank_files import attempt_folder, last_attempt
     from pytest_aorta.trials.steps import read_steps, step_file
 
     found = read_steps(step_file(folder)) or read_steps(step_file(attempt_folder(folder, last_attempt(folder))))

@@ -15,26 +15,8 @@ class Sums(Gloo):
     def run(self):
         names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
         return {"passed": self.sum_of_ranks() == 3.0, "metrics": {name: os.environ.get(name) for name in names}}
-
-
-class Expires(Gloo):
-    def setup(self):
-        pass
-
-    def run(self):
-        from torch.distributed.elastic.timer import FileTimerClient, configure, expires
-
-        if os.environ["RANK"] == "1":
-            configure(FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
-            with expires(after=0.3, scope="the second step"):
-                time.sleep(100)
-        time.sleep(100)
-
-    cleanup = setup
 """
 )
-
-LAUNCHERS = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
 
 @pytest.fixture
@@ -63,17 +45,3 @@ def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_record_has_the_reason_of_the_watchdog(sums: Stage, launcher: str) -> None:
-    variable = ("--aorta-extra-env", "TORCHELASTIC_ENABLE_FILE_TIMER=1")
-    sums.run_here("sums.py::Expires", *variable, "--aorta-launcher", launcher, "--aorta-timeout", "50")
-    trial = sums.trial("Expires/trial_0.json")
-    assert (trial["exit_status"], trial["failure"]["rank"], trial["failure"]["signal"]) == (
-        "workload_failed",
-        1,
-        "SIGKILL",
-    )
-    message = trial["ranks"][1]["error_file"]["message"]["message"]
-    assert message == "torch's watchdog has ended this rank: the time for 'the second step' was over"

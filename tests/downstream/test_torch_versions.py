@@ -30,7 +30,7 @@ PATIENCE = 1800
 
 #: The private names of torch, one by one; two ranks, one that fails, restarts, a hang, under both launchers.
 SMOKE = (
-    "tests/launch/child/test_torch_compat.py",
+    "tests/launch/child/test_recorder.py",
     "tests/acceptance/test_elastic.py::test_the_life_of_the_worker_group_is_recorded",
     "tests/acceptance/test_elastic.py::test_a_rank_that_fails_once_is_started_again",
     "tests/acceptance/test_elastic.py::test_the_last_attempt_is_the_trials",

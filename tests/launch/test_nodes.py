@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.child.rendezvous import connect_nodes
-from pytest_aorta.launch.child.several_nodes import NodeExchange
+from pytest_aorta.launch.child.rendezvous import NodeExchange, connect_nodes
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.launch.nodes import NodeStore, check_step, check_tasks, endpoint, listen

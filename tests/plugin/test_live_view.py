@@ -17,7 +17,7 @@ from rich.text import Text
 from support.stage import Stage
 from support.terminal import Terminal, finish, start_pytest
 
-from pytest_aorta.launch.child.attempt_files import attempt_folder
+from pytest_aorta.launch.child.rank_files import attempt_folder
 from pytest_aorta.plugin.compat import set_terminal_file
 from pytest_aorta.plugin.live_view import (
     LinesBelow,

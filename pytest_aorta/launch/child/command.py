@@ -1,4 +1,4 @@
-"""A command as a workload: its process and output, the result of what it has printed, and its ranks under torchrun."""
+"""A command as a workload: its process and output, and the result of what it has printed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 from pytest_aorta.launch.child import script
-from pytest_aorta.launch.child.attempt_files import attempt_folder, find_file
-from pytest_aorta.launch.child.torchrun import run_program, send_environment
 from pytest_aorta.launch.diagnosis.traces import infer_exit_reason
-from pytest_aorta.launch.launch_mode import TrialPayload
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
-from pytest_aorta.trials.command_line import (
-    COMMAND_TARGET,
-    fill_in,
-    located,
-    module_path,
-    placeholders_in,
-    program_not_found,
-    runnable,
-    words_of,
-)
-from pytest_aorta.trials.execution import TRIAL_SEED
-from pytest_aorta.trials.loading import load_class, resolve_config
 from pytest_aorta.trials.outcome import Observation, after_step, cannot_judge, nothing_done
-from pytest_aorta.trials.output import RETURNCODE, SEED, OutputFindings, OutputRules, merged
-from pytest_aorta.trials.records import Failure, Progress, ResultRecord, Send
-from pytest_aorta.trials.steps import StepCounter, step_file
-from pytest_aorta.trials.workload import CommandResult, read_result
+from pytest_aorta.trials.output import RETURNCODE, OutputFindings
+from pytest_aorta.trials.records import Failure, Progress
+from pytest_aorta.trials.workload import CommandResult
 
 _CHUNK = 2**16
 
@@ -232,124 +215,3 @@ def command_result(code: int, found: OutputFindings, errors: str, elapsed: float
         failure=failure,
         output=found.report(),
     )
-
-
-_LOG_CHUNK = 2**20
-
-#: Least time between two events that say nothing new, in seconds.
-_INTERVAL = 0.1
-
-
-def run_command_ranks(payload: TrialPayload, send: Send) -> None:
-    send_environment(payload, send)
-    config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
-    words = words_of(config.command)
-    start = located(fill_in(words, os.environ))
-    problem = program_not_found(start, os.environ.get("PATH", os.defpath))
-    if problem is not None:
-        failure = Failure("setup", "exception", problem, "CommandNotFound")
-        send({"type": "begin", "phase": "setup"})
-        send({"type": "end", "phase": "setup", "sec": 0.0, "failure": failure})
-        send({"type": "lived", "at": time.time()})
-        return
-    start = runnable(start, os.environ.get("PATH", os.defpath))
-    unbuffered = {"PYTHONUNBUFFERED": "1"} if config.unbuffered else {}
-    rules = OutputRules.of(config)
-    seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
-    output = CommandOutput(payload, send, rules, seed)
-    variables = {**unbuffered, **os.environ, **module_path(start, os.environ)}
-    run_program(payload, send, ["--no-python", *start], output, environ=variables)
-
-
-class CommandOutput:
-    """What the ranks of a command print, read from their logs while they run."""
-
-    def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
-        self._folder = Path(payload["folder"])
-        self._nproc = payload["nproc"]
-        self._send = send
-        self._rules = rules
-        self._seed = seed
-        self._attempt = -1
-        self._ranks: list[_RankOutput] = []
-        self._started = time.perf_counter()
-        self._said: tuple[float, int | None] = (0.0, None)
-
-    def look(self, attempt: int) -> None:
-        if attempt != self._attempt:
-            self._attempt = attempt
-            self._close()
-            self._ranks = [_RankOutput(self._folder, attempt, rank, self._rules) for rank in range(self._nproc)]
-        new = [rank.read() for rank in self._ranks]
-        found, now = self._ranks[0].found, time.monotonic()
-        sent_at, sent = self._said
-        if now - sent_at < _INTERVAL:
-            return
-        if found.step is not None and found.step != sent:
-            self._said = now, found.step
-            self._send({"type": "progress", "step": found.step, "total": found.total})
-        elif any(new) and not self._rules.has_steps:
-            self._said = now, sent
-            self._send({"type": "alive"})
-
-    def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
-        """Of all ranks; where torchrun has ended with another code than 0, its ranks say why."""
-        self.look(attempt)
-        self._close()
-        all_found = [rank.found for rank in self._ranks]
-        first = all_found[0]
-        first.read_files()
-        failed = next((rank for rank, found in enumerate(all_found) if found.failures), 0)
-        first.passed = all_found[failed].passed = any(found.passed for found in all_found)
-        elapsed = time.perf_counter() - self._started
-        result = command_result(code, all_found[failed], "", elapsed)
-        own = command_result(code, first, "", elapsed)
-        own.passed = result.passed and code == 0
-        own.failure_details = [
-            {**detail, "rank": rank} for rank, found in enumerate(all_found) for detail in found.failures
-        ]
-        own.failure_count = sum(found.failure_count for found in all_found)
-        own.output = merged(found.report() for found in all_found)
-        own.first_failure_iteration = result.first_failure_iteration
-        if self._seed is not None:
-            own.metrics[SEED] = self._seed
-        failure = result.failure if code == 0 else None
-        if failure is not None and all_found[failed].failures:
-            failure = replace(failure, message=f"rank {failed}: {failure.message}")
-        return read_result(own), failure
-
-    def _close(self) -> None:
-        for rank in self._ranks:
-            rank.close()
-
-
-class _RankOutput:
-    def __init__(self, folder: Path, attempt: int, rank: int, rules: OutputRules) -> None:
-        self.found = OutputFindings(rules)
-        self._where = folder, attempt, rank
-        self._steps = StepCounter(step_file(attempt_folder(folder, attempt), rank))
-        self._logs: dict[str, tuple[BinaryIO, Lines]] = {}
-
-    def read(self) -> bool:
-        for name in ("stdout.log", "stderr.log"):
-            if name not in self._logs and (path := find_file(*self._where, name)) is not None:
-                self._logs[name] = path.open("rb"), Lines()
-        new = False
-        for file, lines in self._logs.values():
-            while chunk := file.read(_LOG_CHUNK):
-                new = True
-                self._take(lines.feed(chunk))
-        return new
-
-    def _take(self, lines: list[str]) -> None:
-        at = time.perf_counter()
-        for line in lines:
-            if self.found.take(line, at):
-                self._steps.set(self.found.step, self.found.total)
-
-    def close(self) -> None:
-        """Take in lines that have no end; twice is harmless."""
-        for file, lines in self._logs.values():
-            self._take(lines.close())
-            file.close()
-        self._logs = {}

@@ -1,230 +1,148 @@
-"""Ranks of a workload, and torch's elastic agent in the trial's process, which starts them unless torchrun does.
+"""The ranks of a trial, which torch's elastic agent, or torchrun, starts in the trial's process.
 
-The agent replaces signal handlers and edits ``os.environ``, which affects only this process. Importing this module
-imports torch's agent, so zygotes of distributed workloads do it once for all their trials.
+Ranks of a workload send events; those of a script or command do not. The agent replaces signal handlers and edits
+``os.environ``, which affects only this process. Importing this module imports torch's agent, so zygotes do it once for
+all their trials. ``python -m pytest_aorta.launch.child.elastic ORDER`` is a rank that torchrun has started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 import torch
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException, Std, to_map
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, get_error_handler
 
 from pytest_aorta.common.texts import describe_exception
-from pytest_aorta.launch.child.attempt_files import (
-    ATTEMPT,
-    AttemptRecorder,
-    EventLogRelay,
+from pytest_aorta.launch.child.bootstrap import bootstrap_variables
+from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
+from pytest_aorta.launch.child.command import Lines, command_result
+from pytest_aorta.launch.child.rank_files import (
     EventLogWriter,
-    Readiness,
-    attempt_evidence,
     attempt_folder,
+    clear,
     event_log,
     keep_evidence,
-    read_rank,
-    recorder_socket,
     save_collectives,
 )
-from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
-from pytest_aorta.launch.child.rendezvous import close_stores, rendezvous
-from pytest_aorta.launch.child.torch_compat import (
-    MONITOR_INTERVAL,
-    ReportingAgent,
-    use_recorder,
-)
-from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, use_seed
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, TrialEvidence
-from pytest_aorta.launch.diagnosis.judge import attempt_event, is_about_a_missing_rank, judge, ranks_event
+from pytest_aorta.launch.child.recorder import ATTEMPT, MONITOR_INTERVAL, RankRecorder, ReportingAgent, use_recorder
+from pytest_aorta.launch.child.rendezvous import NodeExchange, close_stores, open_store, rendezvous
+from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, snapshot, use_seed
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence
+from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
 from pytest_aorta.launch.launch_mode import TrialPayload
-from pytest_aorta.launch.nodes import is_multi_node, node_rank
-from pytest_aorta.runtime import process_tree
-from pytest_aorta.runtime.process_tree import reasons_against_forking, request_stacks
+from pytest_aorta.launch.nodes import LOOPBACK, free_port, is_multi_node, node_rank
+from pytest_aorta.runtime.process_tree import die_with_parent, reasons_against_forking
 from pytest_aorta.runtime.zygote_main import arm
-from pytest_aorta.trials.execution import ElasticOptions, elastic_options
+from pytest_aorta.trials.command_line import (
+    COMMAND_TARGET,
+    fill_in,
+    located,
+    module_path,
+    placeholders_in,
+    program_not_found,
+    runnable,
+    words_of,
+)
+from pytest_aorta.trials.execution import DEFAULTS, TRIAL_SEED, ElasticOptions, elastic_options
 from pytest_aorta.trials.lifecycle import failure_of
-from pytest_aorta.trials.records import AttemptReason, Event, GroupState, Send
+from pytest_aorta.trials.loading import load_class, resolve_config
+from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, merged
+from pytest_aorta.trials.records import Event, Failure, ResultRecord, Send
 from pytest_aorta.trials.seeding import rank_seed
-from pytest_aorta.trials.steps import step_file
+from pytest_aorta.trials.steps import StepCounter, step_file
+from pytest_aorta.trials.workload import read_result
 
-if TYPE_CHECKING:
-    from pytest_aorta.launch.child.several_nodes import NodeExchange
-
-
-class WorkloadRecorder(AttemptRecorder):
-    """Looks into the event logs of the ranks of a workload as well."""
-
-    def __init__(self, payload: TrialPayload, launcher: Launcher) -> None:
-        super().__init__(Path(payload["folder"]))
-        self._launcher: Launcher = launcher
-        self._source = payload["source"]
-        self._sockets = Path(payload["sockets"])
-
-    def evidence(self, agent: AgentEnd | None = None) -> TrialEvidence:
-        return attempt_evidence(self.folder, max(0, self.attempt), self._launcher, self._source, agent=agent)
-
-    def stop(self) -> None:
-        """Have stacks and flight recorders taken where they can say for which rank the others have waited."""
-        super().stop()
-        if is_about_a_missing_rank(self.evidence()):
-            self.take_stacks()
-
-    def take_stacks(self) -> None:
-        """Of the ranks that run, and what their flight recorders have."""
-        for rank in self.running:
-            save_collectives(self.attempt_folder, rank, self._sockets)
-        request_stacks(self.running.values())
-
-    def has_left(self, local_rank: int) -> bool:
-        seen = read_rank(RankEvidence(self.ranks[local_rank]), self.attempt_folder).seen()
-        return not (seen.finished or seen.result is not None or seen.failures)
+# A rank of a workload.
 
 
-def run_rank(payload: TrialPayload, attempt: int, *, prepared: bool = True, relay: Send | None = None) -> bool:
-    """Run the trial as the rank that ``RANK`` says; whether setup and run succeeded."""
-    folder, rank = attempt_folder(Path(payload["folder"]), attempt), int(os.environ["RANK"])
+def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None = None) -> None:
+    """Run the trial as the rank that ``RANK`` says; exits with 1 unless setup and run succeed."""
+    attempt, rank = int(os.environ.pop(ATTEMPT)), int(os.environ["RANK"])
+    trial, sockets = Path(payload["folder"]), Path(payload["sockets"])
+    folder, socket = attempt_folder(trial, attempt), f"attempt_{attempt}.{rank}"
     folder.mkdir(parents=True, exist_ok=True)
     arm(str(folder / f"rank_{rank}.stacks.log"))
     seed = rank_seed(payload["seed"], rank, attempt)
     log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
-    if not prepared:
-        _import(payload, seed, log.send)
-    use_seed(seed)
-    sockets = Path(payload["sockets"])
-    with contextlib.suppress(OSError):
-        serve_recorder(str(recorder_socket(folder, rank, sockets)))
 
     def on_error(error: BaseException) -> None:
-        _write_error_file(error)
-        save_collectives(folder, rank, sockets)
+        # At once, as the agent may end this rank; from the file it learns which rank failed first.
+        if isinstance(error, Exception):
+            get_error_handler().record_exception(error)
+        save_collectives(trial, sockets, socket)
 
-    return run_workload(payload, log.send, step_file(folder, rank), on_error=on_error)
-
-
-def _import(payload: TrialPayload, seed: int, send: Send) -> None:
-    send({"type": "begin", "phase": "import"})
-    end: Event = {"type": "end", "phase": "import", "sec": 0.0}
-    start = time.monotonic()
-    try:
-        load(payload, seed)
-    except BaseException as error:
-        end["failure"] = failure_of(error, "import")
-        _write_error_file(error)
-        raise
-    finally:
-        end["sec"] = time.monotonic() - start
-        send(end)
-    prepare(payload)
-
-
-def _write_error_file(error: BaseException) -> None:
-    # At once, as the agent may end this rank; from the file it learns which rank failed first.
-    if isinstance(error, Exception):
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        get_error_handler().record_exception(error)
+    if not prepared:
+        log.send({"type": "begin", "phase": "import"})
+        end: Event = {"type": "end", "phase": "import", "sec": 0.0}
+        start = time.monotonic()
+        try:
+            load(payload, seed)
+        except BaseException as error:
+            end["failure"] = failure_of(error, "import")
+            on_error(error)
+            raise
+        finally:
+            end["sec"] = time.monotonic() - start
+            log.send(end)
+        prepare(payload)
+    use_seed(seed)
+    with contextlib.suppress(OSError):
+        serve_recorder(str(sockets / socket))
+    if not run_workload(payload, log.send, step_file(folder, rank), on_error=on_error):
+        os._exit(1)
 
 
-class RankLogs(LogsSpecs):
-    """Logs of the ranks at names that are known in advance, with a folder for each attempt.
-
-    torch numbers attempts by restarts, and writes over the logs of an attempt that a membership change has ended.
-    """
-
-    def __init__(self, folder: Path, redirects: str, tee: str) -> None:
-        self._streams = Std.from_str(redirects), Std.from_str(tee)
-        super().__init__(str(folder), redirects=self._streams[0], tee=self._streams[1])
-        self._folder = folder
-        #: Number of the attempt that runs, from 0; -1 before the first.
-        self.attempt = -1
-
-    @property
-    def root_log_dir(self) -> str:
-        return str(self._folder)
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        self.attempt += 1
-        folder = attempt_folder(self._folder, self.attempt)
-        folder.mkdir(parents=True, exist_ok=True)
-        redirects, tee = (to_map(streams, len(envs)) for streams in self._streams)
-        destination = LogsDest()
-        for local_rank, env in envs.items():
-            base = folder / f"rank_{env['RANK']}"
-            to_file = redirects[local_rank] | tee[local_rank]
-            destination.stdouts[local_rank] = f"{base}.stdout.log" if Std.OUT in to_file else ""
-            destination.stderrs[local_rank] = f"{base}.stderr.log" if Std.ERR in to_file else ""
-            if Std.OUT in tee[local_rank]:
-                destination.tee_stdouts[local_rank] = f"{base}.stdout.log"
-            if Std.ERR in tee[local_rank]:
-                destination.tee_stderrs[local_rank] = f"{base}.stderr.log"
-            destination.error_files[local_rank] = env["TORCHELASTIC_ERROR_FILE"] = f"{base}.error.json"
-            env[ATTEMPT] = str(self.attempt)
-        return destination
+def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
+    """A rank in a process that the agent forked."""
+    die_with_parent(agent)
+    # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if single_threaded:
+        # The variable came too late for the OpenMP library, which the zygote has loaded already.
+        torch.set_num_threads(1)
+    run_rank(payload, relay=send)
 
 
-class _Recorder(WorkloadRecorder):
-    """Sends the events of fresh interpreters, whose first rank has no channel, and what other nodes ask for."""
+def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
+    # A fork server is the parent of its ranks.
+    die_with_parent(os.getppid() if payload["elastic"]["start_method"] == "forkserver" else agent)
+    run_rank(payload, prepared=False)
 
-    def __init__(self, payload: TrialPayload, send: Send, exchange: NodeExchange | None, *, forks: bool) -> None:
-        super().__init__(payload, "elastic")
-        self._send = send
-        self._exchange = exchange
-        self._relay = None if forks else EventLogRelay(send)
-        self._readiness = None if forks else Readiness(self.folder, send)
 
-    def forward(self) -> None:
-        if self._readiness is not None:
-            self._readiness.look()
-        if self._relay is not None and self.ranks:
-            self._relay.forward(event_log(self.attempt_folder, self.ranks[0]))
-
-    def watch(self) -> None:
-        self.forward()
-        if self._exchange is not None and self._exchange.is_asked(self.group):  # by node 0, whose ranks have ended
-            self.take_stacks()
-            self._exchange.answer(self.evidence(), still_running=True)
-
-    def on_state(self, state: GroupState) -> None:
-        self._send({"type": "group", "group": state})
-
-    def on_restart(self, reason: AttemptReason) -> None:
-        self.forward()
-        trial = self.evidence()
-        if self._exchange is not None:
-            trial = self._exchange.share(trial, last=False)
-        keep_evidence(self.folder, trial)
-        self._send(attempt_event(trial, reason))
+# In the trial's process, the agent of a workload's ranks.
 
 
 def run_elastic(payload: TrialPayload, send: Send) -> None:
     """Start the ranks, wait for them, report how they ended."""
-    folder = Path(payload["folder"])
-    nproc = payload["nproc"]
-    options = _safe_to_start(elastic_options(payload["elastic"]))
+    nproc, options = payload["nproc"], elastic_options(payload["elastic"])
+    if options.start_method == "fork" and (reasons := reasons_against_forking()):
+        said = f"importing the workload {', '.join(reasons)}: its ranks start as with start_method=spawn"
+        print(said, file=sys.stderr)
+        options = replace(options, start_method="spawn")
     # As torchrun does, so that a trial is the same under both, unless the variable is set.
     single_threaded = nproc > 1 and "OMP_NUM_THREADS" not in os.environ
     if single_threaded:
         os.environ["OMP_NUM_THREADS"] = "1"
     forked = options.start_method == "fork"
-    logs = RankLogs(folder, options.redirects, options.tee)
-    exchange = None
-    if is_multi_node(options):
-        from pytest_aorta.launch.child.several_nodes import NodeExchange
+    exchange = NodeExchange(options, payload["trial_id"]) if is_multi_node(options) else None
+    recorder = RankRecorder(payload, "elastic", options, send, relays=not forked, exchange=exchange)
 
-        exchange = NodeExchange(options, payload["trial_id"])
-    recorder = _Recorder(payload, send, exchange, forks=forked)
-    use_recorder(recorder, max(1.0, payload["grace"]))
-    error: dict[str, str] | None = None
-    try:
+    def run_agent() -> dict[str, str] | None:
         spec = WorkerSpec(
             role=options.role,
             local_world_size=nproc,
@@ -238,36 +156,15 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             local_addr=options.local_addr,
         )
         barrier = options.exit_barrier_timeout
-        agent = ReportingAgent(spec, logs, start_method=options.start_method, exit_barrier_timeout=barrier)
-        error = reason_of(agent.run(options.role))
-        recorder.forward()
-    except SignalException as stop:
-        close_stores()
-        # The trial is being ended, and its ranks have ended.
-        signal.signal(stop.sigval, signal.SIG_DFL)
-        os.kill(os.getpid(), stop.sigval)
-        raise
-    except Exception as raised:
-        traceback.print_exc()
-        error = describe_exception(raised)
-    close_stores()
+        agent = ReportingAgent(spec, recorder, start_method=options.start_method, exit_barrier_timeout=barrier)
+        return reason_of(agent.run(options.role))
+
+    error = _follow(recorder, run_agent)
     trial = recorder.evidence(None if error is None else AgentEnd("the agent", error=error))
     if recorder.attempt >= 0 and exchange is not None:
         trial = exchange.share(trial)
-    found = judge(trial)
     # Node 0 may have to read it when the store has gone.
-    if found.failure is not None or found.cleanup is not None or node_rank(options) != 0:
-        keep_evidence(folder, trial)
-    send(ranks_event(found))
-
-
-def _safe_to_start(options: ElasticOptions) -> ElasticOptions:
-    if options.start_method == "fork" and (reasons := reasons_against_forking()):
-        print(
-            f"importing the workload {', '.join(reasons)}: its ranks start as with start_method=spawn", file=sys.stderr
-        )
-        return replace(options, start_method="spawn")
-    return options
+    _report(recorder.folder, trial, send, keep=node_rank(options) != 0)
 
 
 def reason_of(result: RunResult | None) -> dict[str, str] | None:
@@ -279,22 +176,253 @@ def reason_of(result: RunResult | None) -> dict[str, str] | None:
     return None
 
 
-def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:
-    """A rank in a process that the agent forked."""
-    process_tree.die_with_parent(agent)
-    # As in the fresh interpreters that torchrun starts; the agent's handlers raise exceptions.
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if single_threaded:
-        # The variable came too late for the OpenMP library, which the zygote has loaded already.
-        torch.set_num_threads(1)
-    if not run_rank(payload, int(os.environ.pop(ATTEMPT)), relay=send):
-        os._exit(1)
+def _follow(recorder: RankRecorder, run_agent: Callable[[], dict[str, str] | None]) -> dict[str, str] | None:
+    """Run an agent to its end; the error that has ended it, if one has."""
+    use_recorder(recorder)
+    try:
+        error = run_agent()
+    except ChildFailedError as failed:
+        print(failed, file=sys.stderr)
+        error = None
+    except SignalException as stop:
+        close_stores()
+        # The trial is being ended, and its ranks have ended.
+        signal.signal(stop.sigval, signal.SIG_DFL)
+        os.kill(os.getpid(), stop.sigval)
+        raise
+    except Exception as raised:
+        traceback.print_exc()
+        error = describe_exception(raised)
+    close_stores()
+    recorder.forward()
+    return error
 
 
-def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
-    # A fork server is the parent of its ranks.
-    process_tree.die_with_parent(os.getppid() if payload["elastic"]["start_method"] == "forkserver" else agent)
-    if not run_rank(payload, int(os.environ.pop(ATTEMPT)), prepared=False):
-        os._exit(1)
+def _report(folder: Path, trial: TrialEvidence, send: Send, *, keep: bool = False) -> None:
+    found = judge(trial)
+    if found.failure is not None or found.cleanup is not None or keep:
+        keep_evidence(folder, trial)
+    send(ranks_event(found))
+
+
+# torchrun.
+
+
+def run_torchrun(payload: TrialPayload, send: Send) -> None:
+    """Run a workload in ranks that torchrun starts, which run this module."""
+    order = Path(payload["folder"], "torchrun.json")
+    order.write_text(json.dumps({"payload": payload, "agent": os.getpid(), "sys_path": sys.path}))
+    options = elastic_options(payload["elastic"])
+    recorder = RankRecorder(payload, "torchrun", options, send)
+    trial, _ = _run_torchrun(recorder, payload, options, ["-m", "pytest_aorta.launch.child.elastic", str(order)])
+    order.unlink(missing_ok=True)
+    _report(recorder.folder, trial, send)
+
+
+def run_script(payload: TrialPayload, send: Send) -> None:
+    script = payload["overrides"]
+    program = ["--module", script["module"]] if "module" in script else [script["script"]]
+    send({"type": "env", "env": snapshot(payload["watched"])})
+    os.chdir(script["cwd"])
+    _run_program(payload, send, [*program, *script["arguments"]], sys_path=sys.path)
+
+
+def run_command_ranks(payload: TrialPayload, send: Send) -> None:
+    send({"type": "env", "env": snapshot(payload["watched"])})
+    config = resolve_config(load_class(COMMAND_TARGET), payload["overrides"], payload["steps"]).value
+    words, path = words_of(config.command), os.environ.get("PATH", os.defpath)
+    start = located(fill_in(words, os.environ))
+    if (problem := program_not_found(start, path)) is not None:
+        failure = Failure("setup", "exception", problem, "CommandNotFound")
+        send({"type": "begin", "phase": "setup"})
+        send({"type": "end", "phase": "setup", "sec": 0.0, "failure": failure})
+        send({"type": "lived", "at": time.time()})
+        return
+    start = runnable(start, path)
+    seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
+    if config.unbuffered:
+        os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    os.environ.update(module_path(start, os.environ))
+    _run_program(payload, send, ["--no-python", *start], CommandOutput(payload, send, OutputRules.of(config), seed))
+
+
+def _run_program(
+    payload: TrialPayload,
+    send: Send,
+    words: Sequence[str],
+    output: CommandOutput | None = None,
+    sys_path: Sequence[str] = (),
+) -> None:
+    """Start ranks that send no events, and report how they ended.
+
+    ``words`` are the program of the ranks and its arguments, for torchrun. ``output`` looks at what they print; without
+    it, torchrun's exit code is the result. ``sys_path`` is added to that of Python programs.
+    """
+    folder, sockets = payload["folder"], payload["sockets"]
+    interval = 0.02 if output is None else 0.005
+    options = replace(DEFAULTS, max_restarts=payload["elastic"]["max_restarts"], monitor_interval=interval)
+    watch = (lambda attempt: None) if output is None else output.look
+    recorder = RankRecorder(payload, "script", options, send, watch=watch)
+    os.environ.update(bootstrap_variables(os.environ, folder=folder, sockets=sockets, sys_path=sys_path))
+    # Of an outer torchrun, whose rank's failure this one's are not.
+    os.environ.pop("TORCHELASTIC_ERROR_FILE", None)
+    trial, code = _run_torchrun(recorder, payload, options, words)
+    clear(recorder.folder)
+    found = judge(trial)
+    if recorder.ready is not None and (found.failure is None or found.failure.confidence is not None):
+        end: Event = {"type": "end", "phase": "run", "sec": time.monotonic() - recorder.ready, "at": time.time()}
+        if output is None:
+            end["result"] = ResultRecord(code == 0, metrics={"returncode": code})
+        else:
+            end["result"], end["failure"] = output.result(recorder.attempt, code)
+        send(end)
+    _report(recorder.folder, trial, send)
+    send({"type": "lived", "at": time.time()})
+
+
+def _run_torchrun(
+    recorder: RankRecorder, payload: TrialPayload, options: ElasticOptions, words: Sequence[str]
+) -> tuple[TrialEvidence, int]:
+    """Run torchrun to its end; the evidence, and the exit code that it would have."""
+    # torchrun would give the ranks of all attempts one store, in which those of a restart find the addresses of dead
+    # ranks, and mostly connect to these until they give up (pytorch/pytorch#135712).
+    if options.max_restarts:
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    code = 0
+
+    def run_agent() -> None:
+        nonlocal code
+        code = 1
+        arguments = torchrun.parse_args([*_torchrun_options(options, payload), *words])  # type: ignore[no-untyped-call]
+        torchrun.run(arguments)  # type: ignore[no-untyped-call]
+        code = 0
+
+    error = _follow(recorder, run_agent)
+    return recorder.evidence(AgentEnd("torchrun", code, error)), code
+
+
+def _torchrun_options(options: ElasticOptions, payload: TrialPayload) -> list[str]:
+    spelled: dict[str, object] = {
+        "nproc-per-node": payload["nproc"],
+        "nnodes": ":".join(map(str, options.nnodes)),
+        "rdzv-id": options.rdzv_id or payload["trial_id"],
+        "rdzv-backend": options.rdzv_backend or "c10d",
+        "rdzv-endpoint": options.rdzv_endpoint,
+    }
+    for name in ("max_restarts", "monitor_interval", "role", "master_addr", "master_port", "local_addr"):
+        spelled[name.replace("_", "-")] = getattr(options, name)
+    if options.rdzv_endpoint is None and options.rdzv_backend == "static":
+        spelled["master-port"] = options.master_port or free_port()
+    elif options.rdzv_endpoint is None and options.rdzv_backend in (None, "c10d"):
+        # torchrun's own store would listen on all interfaces.
+        spelled["rdzv-endpoint"], spelled["local-addr"] = f"{LOOPBACK}:{open_store(forks=False)}", LOOPBACK
+        spelled["rdzv-conf"] = "is_host=0"
+    return [text for name, value in spelled.items() if value is not None for text in (f"--{name}", str(value))]
+
+
+#: Bytes that are read of a log at once.
+_LOG_CHUNK = 2**20
+
+#: Least time between two events that say nothing new, in seconds.
+_INTERVAL = 0.1
+
+
+class CommandOutput:
+    """What the ranks of a command print, read from their logs while they run."""
+
+    def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
+        self._folder = Path(payload["folder"])
+        self._nproc = payload["nproc"]
+        self._send = send
+        self._rules = rules
+        self._seed = seed
+        self._attempt = -1
+        self._ranks: list[_RankOutput] = []
+        self._started = time.perf_counter()
+        self._said: tuple[float, int | None] = (0.0, None)
+
+    def look(self, attempt: int) -> None:
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._close()
+            self._ranks = [_RankOutput(self._folder, attempt, rank, self._rules) for rank in range(self._nproc)]
+        new = [rank.read() for rank in self._ranks]
+        found, now = self._ranks[0].found, time.monotonic()
+        sent_at, sent = self._said
+        if now - sent_at < _INTERVAL:
+            return
+        if found.step is not None and found.step != sent:
+            self._said = now, found.step
+            self._send({"type": "progress", "step": found.step, "total": found.total})
+        elif any(new) and not self._rules.has_steps:
+            self._said = now, sent
+            self._send({"type": "alive"})
+
+    def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
+        """Of all ranks; where torchrun has ended with another code than 0, its ranks say why."""
+        self.look(attempt)
+        self._close()
+        all_found = [rank.found for rank in self._ranks]
+        first = all_found[0]
+        first.read_files()
+        failed = next((rank for rank, found in enumerate(all_found) if found.failures), 0)
+        first.passed = all_found[failed].passed = any(found.passed for found in all_found)
+        elapsed = time.perf_counter() - self._started
+        result = command_result(code, all_found[failed], "", elapsed)
+        own = command_result(code, first, "", elapsed)
+        own.passed = result.passed and code == 0
+        own.failure_details = [
+            {**detail, "rank": rank} for rank, found in enumerate(all_found) for detail in found.failures
+        ]
+        own.failure_count = sum(found.failure_count for found in all_found)
+        own.output = merged(found.report() for found in all_found)
+        own.first_failure_iteration = result.first_failure_iteration
+        if self._seed is not None:
+            own.metrics[SEED] = self._seed
+        failure = result.failure if code == 0 else None
+        if failure is not None and all_found[failed].failures:
+            failure = replace(failure, message=f"rank {failed}: {failure.message}")
+        return read_result(own), failure
+
+    def _close(self) -> None:
+        for rank in self._ranks:
+            rank.close()
+
+
+class _RankOutput:
+    def __init__(self, folder: Path, attempt: int, rank: int, rules: OutputRules) -> None:
+        self.found = OutputFindings(rules)
+        self._folder, self._rank = attempt_folder(folder, attempt), rank
+        self._steps = StepCounter(step_file(self._folder, rank))
+        self._logs: dict[str, tuple[BinaryIO, Lines]] = {}
+
+    def read(self) -> bool:
+        for name in ("stdout.log", "stderr.log"):
+            path = self._folder / f"rank_{self._rank}.{name}"
+            if name not in self._logs and path.exists():
+                self._logs[name] = path.open("rb"), Lines()
+        new = False
+        for file, lines in self._logs.values():
+            while chunk := file.read(_LOG_CHUNK):
+                new = True
+                self._take(lines.feed(chunk))
+        return new
+
+    def _take(self, lines: list[str]) -> None:
+        at = time.perf_counter()
+        for line in lines:
+            if self.found.take(line, at):
+                self._steps.set(self.found.step, self.found.total)
+
+    def close(self) -> None:
+        """Take in lines that have no end; twice is harmless."""
+        for file, lines in self._logs.values():
+            self._take(lines.close())
+            file.close()
+        self._logs = {}
+
+
+if __name__ == "__main__":
+    _order = json.loads(Path(sys.argv[1]).read_text())
+    sys.path.extend(each for each in _order["sys_path"] if each not in sys.path)
+    fresh_rank_main(_order["payload"], _order["agent"])

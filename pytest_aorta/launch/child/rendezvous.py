@@ -3,6 +3,8 @@
 A store has a thread that looks up the names of its peers, and holds a lock of libc while it does. A rank that was
 forked from that process at such a moment would wait for the lock without end, so an agent that forks has no store
 itself: a process beside it does. An agent that has a store, or other threads of libraries, does not fork.
+
+As a program, ``python -m pytest_aorta.launch.child.rendezvous DESCRIPTOR``, this serves the store of several nodes.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import json
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +35,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from pytest_aorta.launch.child.torch_compat import serve_store
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
 from pytest_aorta.launch.nodes import LOOPBACK, endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.execution import ElasticOptions
@@ -44,6 +49,15 @@ _DYNAMIC = {"last_call_timeout": "5", "keep_alive_interval": "1", "keep_alive_ma
 
 #: Seconds between two looks at whether all nodes have come.
 _LOOK_INTERVAL = 0.05
+
+#: Seconds that node 0 waits for the other nodes, once its ranks have ended; and before it starts them again.
+_PATIENCE, _PATIENCE_BEFORE_RESTART = 5.0, 2.0
+
+#: Seconds between two looks of another node at whether node 0 waits for it.
+_ASKED_INTERVAL = 0.5
+
+#: What a store raises that has gone, or has what it should not have.
+_STORE_ERRORS = (RuntimeError, OSError, ValueError, LookupError)
 
 
 def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
@@ -231,8 +245,7 @@ def _serve(agent: int, listening: socket.socket) -> None:
     try:
         process_tree.die_with_parent(agent)
         # The ranks may need it until they have ended, and its stacks say nothing about them.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
+        process_tree.disregard((*process_tree.TERMINATIONS, signal.SIGQUIT))
         faulthandler.unregister(process_tree.STACK_SIGNAL)
         store = serve_store(listening)
         while store is not None:
@@ -241,3 +254,117 @@ def _serve(agent: int, listening: socket.socket) -> None:
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Discard it, for a call that logs what does not belong into the log of a workload."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name-defined]
+    """A store that serves on ``listening``, which is the store's from now on.
+
+    Where torch's newer server cannot take a socket over (2.6), its older one serves; clients see no difference.
+    """
+    host, port = listening.getsockname()[:2]
+    served: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening.detach()}
+    try:
+        with _quiet_stderr():
+            return dist.TCPStore(host, port, **served)  # type: ignore[attr-defined]
+    except NotImplementedError:
+        return dist.TCPStore(host, port, **served, use_libuv=False)  # type: ignore[attr-defined]
+
+
+# Several nodes.
+
+
+class NodeExchange:
+    """Messages between the nodes of one trial, by the name of the worker group, which no other attempt has."""
+
+    def __init__(self, options: ElasticOptions, trial_id: str) -> None:
+        self._options = options
+        self._trial_id = trial_id
+        self._node = node_rank(options)
+        self._connected: Any = None
+        self._answered: str | None = None
+        self._next_look = 0.0
+
+    def share(self, trial: TrialEvidence, *, last: bool = True) -> TrialEvidence:
+        """On node 0, the evidence of all nodes; on another node its own, which is sent to node 0.
+
+        Ranks of which nothing has come in time stay without evidence; on another node than 0, they are left out.
+        """
+        if self._node != 0:
+            self.answer(trial)
+            return replace(trial, ranks=trial.own_ranks())
+        try:
+            return trial.with_ranks(self._gather(trial, _PATIENCE if last else _PATIENCE_BEFORE_RESTART))
+        except _STORE_ERRORS as error:
+            print(f"the other nodes cannot be asked: {error}", file=sys.stderr)
+            return trial
+
+    def is_asked(self, group: str) -> bool:
+        """Whether node 0 waits for what this one knows; once for each worker group. Looked up now and then only."""
+        now = time.monotonic()
+        if self._node == 0 or group == self._answered or now < self._next_look:
+            return False
+        self._next_look = now + _ASKED_INTERVAL
+        with contextlib.suppress(*_STORE_ERRORS):  # node 0 has gone
+            if self._store().check([f"{group}/asked"]):
+                self._answered = group
+                return True
+        return False
+
+    def answer(self, trial: TrialEvidence, *, still_running: bool = False) -> None:
+        """Send node 0 what is known of the ranks of this node."""
+        own = replace(trial, ranks=trial.own_ranks(still_running=still_running))
+        try:
+            self._store().set(f"{trial.group}/{self._node}", own.to_json())
+        except _STORE_ERRORS as error:  # node 0 has gone; the failures that this caused are in the evidence
+            print(f"the results of the ranks of this node cannot be sent to node 0: {error}", file=sys.stderr)
+
+    def _store(self) -> Any:
+        if self._connected is None:
+            self._connected = connect_nodes(self._options, self._trial_id, _PATIENCE)
+        return self._connected
+
+    def _gather(self, trial: TrialEvidence, patience: float) -> list[RankEvidence]:
+        found: dict[int, RankEvidence] = {}
+        waited_for = {rank.rank for rank in trial.ranks if not rank.started}
+        give_up = time.monotonic() + patience
+        self._store().set(f"{trial.group}/asked", "1")
+        while time.monotonic() < give_up and (
+            waited_for - found.keys() or any(rank.running for rank in found.values())
+        ):
+            for node in range(1, self._options.nnodes[1]):
+                if self._store().check([f"{trial.group}/{node}"]):
+                    sent = TrialEvidence.from_json(self._store().get(f"{trial.group}/{node}"))
+                    found |= {rank.rank: rank for rank in sent.ranks}
+            time.sleep(0.02)
+        return list(found.values())
+
+
+def main(descriptor: int) -> None:
+    """Serve a store until standard input ends, each line of which asks which nodes have come to a trial."""
+    process_tree.disregard(process_tree.TERMINATIONS)  # of a batch system: its pytest ends it
+    store = serve_store(socket.socket(fileno=descriptor))
+    for line in sys.stdin:
+        trial_id, nodes = json.loads(line)
+        come = dist.PrefixStore(trial_id, store)  # type: ignore[attr-defined]
+        found: dict[int, str] = {}
+        with contextlib.suppress(RuntimeError):
+            found = {node: come.get(f"here/{node}").decode() for node in range(nodes) if come.check([f"here/{node}"])}
+        print(json.dumps(found), flush=True)
+    os._exit(0)  # torch's own end takes a while
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -26,16 +26,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
+from typing import IO, Any, NoReturn, cast
 
 from pytest_aorta.launch.child import workload_main
 from pytest_aorta.launch.child.bootstrap import sitecustomize
 from pytest_aorta.runtime import process_tree, zygote_main
 from pytest_aorta.trials.command_line import PythonLine, line_of, module_path, python_line
 from pytest_aorta.trials.seeding import rank_seed
-
-if TYPE_CHECKING:
-    from pytest_aorta.launch.child.learned_imports import LearnedImports
 
 _LONGEST_MESSAGE = 2**20
 
@@ -154,7 +151,7 @@ def _take_streams(*descriptors: int | None) -> None:
             os.close(descriptor)
 
 
-def _run(line: PythonLine, environ: Mapping[str, str], watch: LearnedImports | None = None) -> NoReturn:
+def _run(line: PythonLine, environ: Mapping[str, str], watch: workload_main.LearnedImports | None = None) -> NoReturn:
     """Be a fresh interpreter that runs the line, to its end."""
     os.environ.clear()
     os.environ.update(environ)
@@ -328,7 +325,7 @@ def _ask(server: socket.socket, request: Any, streams: Sequence[int] = ()) -> An
 
 def _fork_ranks() -> None:
     """Have the ranks that torch's agent starts in this process forked, where they are Python programs."""
-    from pytest_aorta.launch.child.torch_compat import use_popen_in_agent
+    from pytest_aorta.launch.child.recorder import use_popen_in_agent
 
     server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     forks = os.fork()

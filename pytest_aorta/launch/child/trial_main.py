@@ -11,6 +11,7 @@ from pytest_aorta.launch.child import workload_main
 from pytest_aorta.launch.launch_mode import (
     AS_TYPED,
     COMMAND_RANKS_TARGET,
+    SCRIPT,
     SCRIPT_TARGET,
     PrepareArgument,
     TrialPayload,
@@ -24,32 +25,26 @@ from pytest_aorta.trials.steps import step_file
 
 
 def load(argument: PrepareArgument) -> None:
-    """Import the workload; a script is imported by its ranks."""
-    if argument["target"] not in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
-        workload_main.load(argument, argument["seed"], argument["preload"])
+    workload_main.load(argument, argument["seed"], argument["preload"])
 
 
 def prepare(argument: PrepareArgument) -> dict[str, Any]:
     """Describe what was loaded, and import torch's agent where trials need it."""
-    if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
-        from pytest_aorta.launch.child import command, torchrun  # noqa: F401  (once for all trials)
-
-        return torchrun.prepare_program(argument)
     description = workload_main.prepare(argument)
-    may_fork = argument["seed"] is None and argument["launcher"] != AS_TYPED and description["config_error"] is None
-    if argument["target"] == COMMAND_TARGET and may_fork:
+    may_fork = argument["seed"] is None and argument["launcher"] != AS_TYPED
+    if argument["target"] == COMMAND_TARGET and may_fork and description["config_error"] is None:
         from pytest_aorta.launch.child import script
 
         script.prepare(argument["overrides"]["command"])
     if argument["learned"]:
         workload_main.import_learned(argument)
-    if description["launch_mode"] == "distributed":
-        from pytest_aorta.launch.child import elastic, torchrun  # noqa: F401  (once for all trials)
+    if description["launch_mode"] in ("distributed", SCRIPT):
+        from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
     return description
 
 
 def run(payload: TrialPayload, channel: Channel) -> None:
-    mode, send = payload["mode"], channel.send
+    mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
         agree_on_master_port(payload["trial_id"])
     take_place(payload["place"])
@@ -59,33 +54,22 @@ def run(payload: TrialPayload, channel: Channel) -> None:
     if payload["memory"] is not None:
         # This limit counts what is allocated, and not the address space that drivers reserve.
         resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
-    if payload["target"] == SCRIPT_TARGET:
-        from pytest_aorta.launch.child import torchrun
+    if mode in ("elastic", "torchrun"):
+        from pytest_aorta.launch.child import elastic
 
-        torchrun.run_script(payload, send)
-    elif payload["target"] == COMMAND_RANKS_TARGET:
-        from pytest_aorta.launch.child import command
-
-        command.run_command_ranks(payload, send)
-    elif mode == "elastic":
-        from pytest_aorta.launch.child.elastic import run_elastic
-
-        run_elastic(payload, send)
-    elif mode == "torchrun":
-        from pytest_aorta.launch.child import torchrun
-
-        torchrun.run_torchrun(payload, send)
+        targets = {SCRIPT_TARGET: elastic.run_script, COMMAND_RANKS_TARGET: elastic.run_command_ranks}
+        run_ranks = elastic.run_elastic if mode == "elastic" else targets.get(payload["target"], elastic.run_torchrun)
+        run_ranks(payload, send)
     elif mode == "external":
-        from pytest_aorta.launch.child.attempt_files import EventLogWriter, event_log
+        from pytest_aorta.launch.child.rank_files import EventLogWriter, event_log
 
-        folder, rank = Path(payload["folder"]), own_rank()
+        rank, given = own_rank(), payload["rank_seed"]
         log = EventLogWriter(event_log(folder, rank), relay=send)
-        given = payload["rank_seed"]
         workload_main.use_seed(rank_seed(payload["seed"], rank) if given is None else given)
         workload_main.run_workload(payload, log.send, step_file(folder, rank))
     else:
         workload_main.use_seed(payload["seed"])
-        workload_main.run_workload(payload, send, step_file(Path(payload["folder"])))
+        workload_main.run_workload(payload, send, step_file(folder))
 
 
 def agree_on_master_port(trial_id: str) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
+import importlib.machinery
+import logging
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.bootstrap import sitecustomize
-from pytest_aorta.launch.child.learned_imports import LearnedImports, import_in_advance
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT, SCRIPT_TARGET
 from pytest_aorta.probe.collect import (
     StaticEnv,
     collect_end,
@@ -24,10 +31,12 @@ from pytest_aorta.probe.loaded import Children, Watch, children_now, had_childre
 from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
+from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
+    INSTALLED,
     TrialIsolation,
     added_options,
     describe,
@@ -39,53 +48,10 @@ from pytest_aorta.trials.loading import (
     with_added,
 )
 from pytest_aorta.trials.records import Send
-from pytest_aorta.trials.seeding import ProcessSeeds, random_seed
+from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state, random_seed
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.launch_mode import PrepareArgument, TrialPayload, WorkloadArgument
-
-
-def join_group(cls: type[Any], config: Any) -> None:
-    distributed = getattr(cls, "launch_mode", None) == "distributed" and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if not distributed or not supports_process(cls) or not hasattr(cls, "isolated_distributed_backend"):
-        return
-    import torch
-    import torch.distributed as dist
-
-    backend = cls.isolated_distributed_backend(config)
-    if backend == "auto":
-        default = "nccl" if torch.cuda.is_available() else "gloo"
-        backend = {"cpu": "gloo", "cuda": "nccl"}.get(config.get("device", "auto"), default)
-    if not dist.is_initialized():
-        dist.init_process_group(backend)
-
-
-def leave_group(cls: type[Any]) -> None:
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and supports_process(cls):
-        with contextlib.suppress(Exception):  # the other ranks may have gone
-            if dist.is_available() and dist.is_initialized():
-                dist.destroy_process_group()
-
-
-def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables of this process whose values differ from those of ``base``, the process that started the launcher.
-
-    Of those that a trial file may hold, without those of the trial's place. Empty when there is no such process, or it
-    may not be read.
-    """
-    if base is None:
-        return {}
-    try:
-        content = Path(f"/proc/{base}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
-    before = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    return recorded_variables(
-        {name: value for name, value in environ.items() if before.get(name) != value and name not in NAMES}
-    )
-
 
 _static: StaticEnv | None = None
 _seeds: ProcessSeeds | None = None
@@ -105,12 +71,14 @@ _had_children = False
 
 
 def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> None:
-    """Import ``modules`` and the workload, whose generators get this seed."""
+    """Import ``modules`` and the workload, whose generators get this seed; a script is imported by its ranks."""
     global _seeds, _variables
     _variables = settings(os.environ)
+    note_tmp()
+    if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
+        return
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
     _seeds.start()
-    note_tmp()
     set_arguments(argument["target"])
     before = children_now()
     try:
@@ -133,18 +101,33 @@ def _note_children(before: Children) -> None:
 
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
-    """Describe the workload that was loaded; take the snapshot of what will not change."""
+    """Describe the workload that was loaded, or the script or command; take the snapshot of what will not change."""
     global _static, _sources, _startup, _class
-    _class = load_class(argument["target"])
-    description = describe(_class, argument["overrides"], argument["steps"])
-    assert _seeds is not None
-    _seeds.note_kept()
+    target = argument["target"]
+    if target == SCRIPT_TARGET:
+        options = dict(argument["overrides"])
+        digest, source = options.pop("digest"), options.pop("source")
+        description: dict[str, Any] = {
+            "min_world_size": 1,
+            "result_scope": "global",
+            "timeout_sec": None,
+            "source": source,
+            "sources": {} if source is None else {Path(source).name: digest or ""},
+            "config": options,
+        }
+    else:
+        _class = load_class(COMMAND_TARGET if target == COMMAND_RANKS_TARGET else target)
+        description = describe(_class, argument["overrides"], argument["steps"])
+    if target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
+        description["launch_mode"] = SCRIPT
+    if _seeds is not None:
+        _seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
-    _startup = tuple(description["startup_variables"])
+    _startup = tuple(description.get("startup_variables", ()))
     return description
 
 
@@ -154,27 +137,47 @@ def import_learned(argument: PrepareArgument) -> None:
     before = children_now()
     import_in_advance(argument["learned"], argument["cores"])
     _note_children(before)
-    if reasons := _reasons_against_learning():
-        raise ImportError(", ".join(reasons))
-    if _static is not None and _class is not None:
-        _sources_in_advance = imported_later(_class, _static.modules, _sources)
-        _static = refreshed(_static)
-
-
-def _reasons_against_learning() -> list[str]:
     if children := process_tree.children_of_self():
-        return [f"started {process_tree.describe(pid)}" for pid in children]
+        raise ImportError(", ".join(f"started {process_tree.describe(pid)}" for pid in children))
     if (pid := os.fork()) == 0:
         os._exit(0)
     if (code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) != 0:
-        return [f"has left a handler at whose hands a forked process ends with status {code}"]
-    return []
+        raise ImportError(f"has left a handler at whose hands a forked process ends with status {code}")
+    if _static is not None and _class is not None:
+        _sources_in_advance = imported_later(_class, _static.modules, _sources)
+        _static = refreshed(_static)
 
 
 def use_seed(seed: int) -> None:
     """Seed the generators of this process, unless it has imported the workload with this very seed."""
     if _seeds is not None and _seeds.seed != seed:
         _seeds.restart(seed)
+
+
+def snapshot(watched: Iterable[str]) -> dict[str, Any]:
+    """The environment of this process, with these variables besides those that are always recorded."""
+    return collect_env(_static, [*watched, *NAMES, *_startup]).to_dict()
+
+
+def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables of this process whose values differ from those of ``base``, the process that started the launcher.
+
+    Of those that a trial file may hold, without those of the trial's place. Empty when there is no such process, or it
+    may not be read.
+    """
+    if base is None:
+        return {}
+    try:
+        before = set(Path(f"/proc/{base}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return {}
+    return recorded_variables(
+        {
+            name: value
+            for name, value in environ.items()
+            if name not in NAMES and os.fsencode(f"{name}={value}") not in before
+        }
+    )
 
 
 def run_workload(
@@ -186,13 +189,12 @@ def run_workload(
     """
     global learner
     began = time.monotonic()
-    env = collect_env(_static, [*payload["watched"], *NAMES, *_startup]).to_dict()
+    env = snapshot(payload["watched"])
     # Of the ranks of a node, the first is the one whose snapshot can become the trial's.
     is_first = payload["mode"] == "single" or os.environ.get("LOCAL_RANK", "0") == "0"
     watch = Watch(payload["watched"], _had_children) if payload["watched"] and is_first else None
-    assert _seeds is not None
     variables = launcher_variables(payload["base_pid"])
-    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": _seeds.record()})
+    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": seeds().record()})
     cls = load_class(payload["target"])
     isolation: TrialIsolation = "process" if supports_process(cls) else "in_process"
     added = added_options(
@@ -200,7 +202,22 @@ def run_workload(
     )
     config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
     if payload["watch_imports"] and _static is not None:
-        learner = LearnedImports(_seeds, send)
+        learner = LearnedImports(seeds(), send)
+
+    def before_setup() -> None:
+        """Join a process group for a workload of AORTA that wants one."""
+        distributed = getattr(cls, "launch_mode", None) == "distributed" and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if not distributed or isolation == "in_process" or not hasattr(cls, "isolated_distributed_backend"):
+            return
+        import torch
+        import torch.distributed as dist
+
+        backend = cls.isolated_distributed_backend(config)
+        if backend == "auto":
+            default = "nccl" if torch.cuda.is_available() else "gloo"
+            backend = {"cpu": "gloo", "cuda": "nccl"}.get(config.get("device", "auto"), default)
+        if not dist.is_initialized():
+            dist.init_process_group(backend)
 
     def after_run() -> None:
         if learner is not None:
@@ -215,7 +232,7 @@ def run_workload(
     if payload["collect"] and payload["target"] != COMMAND_TARGET:  # its processes collect for themselves
         with contextlib.suppress(Exception):
             collecting = sitecustomize.start_collectors(rank=0)
-    lifecycle = Lifecycle(cls, config, send, steps, before_setup=lambda: join_group(cls, config))
+    lifecycle = Lifecycle(cls, config, send, steps, before_setup=before_setup)
     if collecting is not None:
         lifecycle.clock.also_tell = collecting.report
     try:
@@ -223,8 +240,170 @@ def run_workload(
     finally:
         if collecting is not None:
             collecting.stop()
-    leave_group(cls)
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and isolation == "process":
+        with contextlib.suppress(Exception):  # the other ranks may have gone
+            if dist.is_available() and dist.is_initialized():
+                dist.destroy_process_group()
     send({"type": "lived", "at": time.time()})
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()
     return succeeded
+
+
+# What a trial imports from installed packages, and importing it once in the zygote for the trials that follow.
+
+#: torch keeps a folder below TMPDIR in it, another one in every trial, and computes it again where it is missing.
+_MEMO = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def import_in_advance(modules: Iterable[str], cores: Sequence[int] | None = None) -> None:
+    """Import modules in order, on the ``cores`` that the trials will have: libraries count them when they are loaded.
+
+    Raises:
+        ImportError: it starts with the name of the module whose import failed, printed, or made forks unsafe.
+    """
+    before, had_memo = os.sched_getaffinity(0), _MEMO in os.environ
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    try:
+        for name in modules:
+            said = _output()
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                described = describe_exception(error)
+                why = f"raises {described['type']}: {described['message']}"
+                raise ImportError(f"{name}: its import in advance {why}") from error
+            if why := ", ".join(reasons_against_forking()) or ("prints" if _output() != said else ""):
+                raise ImportError(f"{name}: its import in advance {why}")
+    finally:
+        os.sched_setaffinity(0, before)
+        if not had_memo:
+            os.environ.pop(_MEMO, None)
+
+
+class LearnedImports(importlib.abc.MetaPathFinder):
+    """Reports each import from site-packages that is not part of another one, in order.
+
+    It ends with the first one that could not have come before the trial with the same effect, or with the trial's
+    ``run()``. Imports of the standard library and of the workload's own files are left to the trial.
+    """
+
+    def __init__(self, seeds: ProcessSeeds, send: Send) -> None:
+        self._seeds = seeds
+        self._send = send
+        self._over = self._importing = False
+        sys.meta_path.insert(0, self)
+        self.move_here()
+
+    def move_here(self) -> None:
+        """Watch this process, perhaps a fork of the one that it was made in."""
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._expected = _state()
+
+    def end(self, note: str | None = None) -> None:
+        """Watch no longer, and say why if there is a reason."""
+        if not self._over:
+            self._over = True
+            self._tell({"type": "imports_over", "note": note})
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of the other finders; with a loader that reports, where it leads into a distribution."""
+        elsewhere = threading.get_ident() != self._thread
+        if self._over or os.getpid() != self._process or (self._importing and not elsewhere):
+            return None
+        if fullname.partition(".")[0] in sys.stdlib_module_names:
+            return None
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
+        loader: Any = None if spec is None else spec.loader
+        if spec is None or spec.origin is None or not hasattr(loader, "exec_module"):
+            return spec  # a namespace runs no code
+        if not any(folder in INSTALLED for folder in spec.origin.split(os.sep)):
+            return spec
+        if elsewhere:
+            self.end(f"{fullname}: a thread imported it")
+            return spec
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            loader.exec_module = execute
+            self._execute(spec.name, execute, module)
+
+        loader.exec_module = exec_module
+        return spec
+
+    def _execute(self, name: str, execute: Callable[[ModuleType], object], module: ModuleType) -> None:
+        before = _state(name)
+        own = {it: value for it, value in self._expected.items() if not it.startswith(("random", "the output"))}
+        if not (self._over or self._importing) and (changed := _difference(own, before)) is not None:
+            self.end(f"{name}: {changed} had been changed before it was imported")
+        if self._over or self._importing:
+            execute(module)
+            return
+        missing = [it for it in GENERATORS if it not in sys.modules or it == name]
+        self._importing = True
+        try:
+            execute(module)
+        except BaseException as error:
+            self.end(f"{name}: its import raised {type(error).__name__}")
+            raise
+        finally:
+            self._importing = False
+        self._expected = _state()
+        drawn = (it for it in missing if it in sys.modules and not self._seeds.is_fresh(it))
+        left = _difference(before, self._expected) or next((f"random numbers of {it}" for it in drawn), None)
+        if left is not None:
+            self.end(f"{name}: its import changes {left}")
+        else:
+            self._tell({"type": "imported", "module": name})
+
+    def _tell(self, event: Any) -> None:
+        with contextlib.suppress(OSError):  # the workload has closed the channel
+            self._send(event)
+
+
+def _state(importing: str | None = None) -> dict[str, Any]:
+    """What an import could see and change, by names for messages; what is ``importing`` now does not count."""
+    state: dict[str, Any] = {
+        "os.environ": {name: value for name, value in os.environ.items() if name != _MEMO},
+        "sys.path": list(sys.path),
+        "sys.argv": sys.argv[1:],  # ``python -m`` changes the first one when it has found the module
+        "the working directory": _answer(os.getcwd),
+        "the limit of recursion": sys.getrecursionlimit(),
+        "the handlers of signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "the handlers of logging": [logging.root.level, logging.root.manager.disable, *logging.root.handlers],
+        "the open devices": open_gpu_devices(),
+        "the output": _output(),
+    }
+    for name in GENERATORS:
+        if name in sys.modules and name != importing:
+            state[f"random numbers of {name}"] = generator_state(name)
+    if importing != "torch" and (torch := sys.modules.get("torch")) is not None:
+        names = ("get_default_dtype", "is_grad_enabled", "are_deterministic_algorithms_enabled")
+        state["settings of torch"] = _answer(lambda: [getattr(torch, name)() for name in names])
+    return state
+
+
+def _output() -> Any:
+    """Bytes in the files that standard output and standard error are; nothing is known of pipes."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # replaced or closed by the workload
+            stream.flush()
+    return _answer(lambda: [os.fstat(number).st_size for number in (1, 2)])
+
+
+def _answer(question: Callable[[], Any]) -> Any:
+    """``None`` where there is none, whatever the workload has done to it."""
+    try:
+        return question()
+    except Exception:
+        return None
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """The first name whose value is another one; names that only one of them has do not count."""
+    return next((name for name, value in before.items() if after.get(name, value) != value), None)

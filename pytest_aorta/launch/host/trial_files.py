@@ -11,31 +11,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_aorta.common.texts import first_names, read_tail
-from pytest_aorta.launch.child.attempt_files import (
+from pytest_aorta.launch.child.bootstrap import READS
+from pytest_aorta.launch.child.rank_files import (
     EventLogWriter,
+    adopt_ranks,
     attempt_evidence,
-    attempt_folder,
+    clear,
     complete_rank,
     event_log,
     evidence_file,
+    failure_below,
     has_ended,
     keep_evidence,
     last_attempt,
-    ranks_with_logs,
+    move_files,
     read_evidence,
+    read_processes,
     save_collectives,
     write_exit,
-)
-from pytest_aorta.launch.child.bootstrap import READS
-from pytest_aorta.launch.child.process_files import (
-    adopt_ranks,
-    clear,
-    failure_below,
-    move_files,
-    read_processes,
-    root_cause,
-    save_process_collectives,
-    settle,
 )
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
@@ -209,8 +202,7 @@ def gather_evidence(
         waited_for -= {rank for rank in waited_for if has_ended(folders[rank], rank)}
         time.sleep(0.01)
     for rank, own in folders.items():
-        logs = {path.name: path for path in own.glob("*.log")}
-        found = complete_rank(RankEvidence(rank, rank), own, logs.get, folder.parent, source)
+        found = complete_rank(RankEvidence(rank, rank), own, "", folder.parent, source)
         if rank == 0:  # its log may lie on a disk that is full
             found.exit, found.overdue = end, overdue
         found.host = socket.gethostname() if found.events is not None else None
@@ -300,10 +292,7 @@ class TrialFiles:
         """Ask every rank's flight recorder which collectives the rank has entered, while the ranks still run."""
         if self._sockets is None:
             return
-        save_process_collectives(self._folder, self._sockets)
-        folder = attempt_folder(self._folder, last_attempt(self._folder))
-        for rank in ranks_with_logs(folder):
-            save_collectives(folder, rank, self._sockets)
+        save_collectives(self._folder, self._sockets)
 
     def read(self, overdue: float | None) -> None:
         """After the end of all processes. ``overdue``: when a limit passed, in seconds of ``time.time()``."""
@@ -320,8 +309,9 @@ class TrialFiles:
             self._exchange_with_ranks(overdue)
         elif overdue is not None:
             self._read_overdue(overdue)
-        elif mode == "elastic" and seen.lost is None and not seen.ranks and (seen.returncode or 0) < 0:
-            self._judge(self._evidence(AgentEnd("the agent", seen.returncode)))
+        elif seen.lost is None and not seen.ranks and (seen.returncode or 0) < 0:
+            name = "the agent" if mode == "elastic" else "torchrun"
+            self._judge(self._evidence(AgentEnd(name, seen.returncode)))
 
     def _read_command(self, overdue: float | None) -> None:
         """Ranks that the command has started itself say why it has failed; one that has passed needs no reason."""
@@ -336,11 +326,11 @@ class TrialFiles:
         if not attempts:
             own = seen.failures.get("run")
             if own is not None and own.kind in ("exception", "exit_code"):
-                failure = failure_below(processes, own) or root_cause(said) or own
+                failure = failure_below(processes, own) or own
                 seen.failures["run"] = replace(failure, at=own.at)
             return
         for attempt in attempts[:-1]:
-            trial = settle(attempt_evidence(folder, attempt, "script", self._cell.info.source))
+            trial = attempt_evidence(folder, attempt, "script", self._cell.info.source)
             keep_evidence(folder, trial)
             seen.attempts.append(attempt_event(trial)["attempt"])
         self._judge(self._evidence(overdue=overdue))
@@ -381,11 +371,11 @@ class TrialFiles:
         launcher: Launcher = "torchrun" if self._cell.plan.mode == "torchrun" else "elastic"
         if self._spec.workload.target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET, COMMAND_TARGET):
             launcher = "script"
-            move_files(self._folder)
+            move_files(self._folder, read_processes(self._folder))
             clear(self._folder)
         source, attempt, stalled = self._cell.info.source, last_attempt(self._folder), self._seen.stalled
         limits = {"overdue": overdue, "stalled": stalled}
-        return settle(attempt_evidence(self._folder, attempt, launcher, source, agent=agent, **limits))
+        return attempt_evidence(self._folder, attempt, launcher, source, agent=agent, **limits)
 
     def _judge(self, trial: TrialEvidence) -> None:
         found, seen = judge(trial), self._seen

@@ -9,15 +9,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing.api import LogsDest
 
-from pytest_aorta.launch.child.attempt_files import AttemptRecorder
-from pytest_aorta.launch.child.elastic import RankLogs
+from pytest_aorta.launch.child.recorder import RankRecorder, ReportingAgent, use_recorder
 from pytest_aorta.launch.child.rendezvous import rendezvous
-from pytest_aorta.launch.child.torch_compat import ReportingAgent, use_recorder
-from pytest_aorta.launch.diagnosis.evidence import RankExit
-from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.execution import DEFAULTS
 from pytest_aorta.trials.records import AttemptReason, GroupState
 
 RANKS = 2
@@ -40,13 +39,18 @@ def rank(folder: Path) -> None:
 seen: list[object] = []
 
 
-class Recorder(AttemptRecorder):
-    def begin(self, envs: Mapping[int, Mapping[str, str]]) -> None:
-        super().begin(envs)
+class Recorder(RankRecorder):
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        logs = super().reify(envs)
         seen.append(f"attempt {self.attempt} of ranks {sorted(self.ranks.values())}")
+        return logs
 
-    def ended(self, rank: int, end: RankExit) -> None:
-        seen.append(f"rank {rank}: {end.exitcode}{', stopped' if end.stopped else ''}")
+    def look(self, codes: Mapping[int, int | None], *, stopped: bool) -> set[int]:
+        for rank, code in codes.items():
+            if code is not None and rank in self.running:
+                seen.append(f"rank {rank}: {code}{', stopped' if stopped else ''}")
+        super().look(codes, stopped=stopped)
+        return set()  # these ranks write no events
 
     def on_state(self, state: GroupState) -> None:
         seen.append(state.state)
@@ -59,17 +63,19 @@ class Recorder(AttemptRecorder):
 
 
 def main(folder: Path) -> None:
-    use_recorder(Recorder(folder), 1.0)
+    payload: Any = {"folder": str(folder), "sockets": str(folder), "source": None, "grace": 1.0}
+    recorder = Recorder(payload, "elastic", DEFAULTS, lambda event: None, relays=False)
+    use_recorder(recorder)
     spec = WorkerSpec(
         role="default",
         local_world_size=RANKS,
-        rdzv_handler=rendezvous(ElasticOptions(), "contract"),
+        rdzv_handler=rendezvous(DEFAULTS, "contract"),
         entrypoint=rank,
         args=(folder,),
         max_restarts=1,
         monitor_interval=0.01,
     )
-    ReportingAgent(spec, RankLogs(folder, "3", "0"), start_method="fork", exit_barrier_timeout=5).run()
+    ReportingAgent(spec, recorder, start_method="fork", exit_barrier_timeout=5).run()
     print(json.dumps(seen))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rank_events import returned
 
-from pytest_aorta.launch.child.attempt_files import (
+from pytest_aorta.launch.child.rank_files import (
     EventLogRelay,
     EventLogWriter,
     event_log,

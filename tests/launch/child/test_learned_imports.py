@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -19,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_aorta.launch.child import learned_imports
-from pytest_aorta.launch.child.learned_imports import LearnedImports
+from pytest_aorta.launch.child import workload_main
+from pytest_aorta.launch.child.workload_main import LearnedImports
 from pytest_aorta.trials.seeding import ProcessSeeds
 
 
@@ -111,10 +110,6 @@ def test_looking_for_a_module_without_importing_it_has_no_effect(trial: Trial, m
     assert trial.note == "it goes on"
 
 
-def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lazy_fake", types.ModuleType("lazy_fake"))
-
-
 def _default_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_default_dtype(torch.float64)
 
@@ -137,8 +132,6 @@ CHANGES: list[tuple[Callable[[pytest.MonkeyPatch], object], str]] = [
     (lambda patch: patch.chdir("/"), "the working directory"),
     (lambda patch: signal.signal(signal.SIGUSR1, signal.SIG_IGN), "the handlers of signals"),
     (lambda patch: sys.setrecursionlimit(sys.getrecursionlimit() + 1), "the limit of recursion"),
-    (_fake, "sys.modules['lazy_fake']"),
-    (lambda patch: sys.modules.pop("lazy_second"), "sys.modules['lazy_second']"),
     (_default_dtype, "settings of torch"),
 ]
 
@@ -191,8 +184,8 @@ def test_it_ends_with_an_import_that_leaves_more_than_modules(
 
 
 def test_it_ends_with_an_import_that_opens_a_gpu(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = iter([[], [], [], ["/dev/kfd"]])  # a double of the device
-    monkeypatch.setattr(learned_imports, "open_gpu_devices", lambda: next(opened))
+    opened = iter([[], [], ["/dev/kfd"]])  # a double of the device
+    monkeypatch.setattr(workload_main, "open_gpu_devices", lambda: next(opened))
     trial.load("lazy_second")
 
     assert trial.note == "lazy_second: its import changes the open devices"

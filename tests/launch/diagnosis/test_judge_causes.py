@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rank_events import SETUP_DONE, raised, returned
 
-from pytest_aorta.launch.child.attempt_files import (
+from pytest_aorta.launch.child.rank_files import (
     EventLogWriter,
     attempt_evidence,
     attempt_folder,

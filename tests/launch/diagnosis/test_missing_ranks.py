@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.rank_events import SETUP_DONE, raised, returned
 
-from pytest_aorta.launch.child.attempt_files import (
+from pytest_aorta.launch.child.rank_files import (
     EventLogWriter,
     attempt_evidence,
     attempt_folder,

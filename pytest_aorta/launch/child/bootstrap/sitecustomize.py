@@ -7,7 +7,7 @@ interpreter. None of modules that take time either: every program would pay for 
 
 A process appends to ``processes/HOST.PID.events`` in the folder of the trial, one literal of Python per line:
 its start, its place among ranks, what it has raised, its orderly end, and how the armed children ended that it has
-waited for. ``launch.child.process_files`` reads it.
+waited for. ``launch.child.rank_files`` reads it.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.child.attempt_files import attempt_evidence
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
-from pytest_aorta.launch.child.process_files import Process, adopt_ranks, failure_below, read_processes, root_cause
+from pytest_aorta.launch.child.rank_files import Process, adopt_ranks, attempt_evidence, failure_below, read_processes
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
 from pytest_aorta.trials.records import Failure
 
@@ -114,7 +113,7 @@ if __name__ == "__main__":
 """
     run(tmp_path, program)
     processes = read_processes(tmp_path / "trial")
-    failures = [process.failure for process in processes if process.end is not None]
+    failures = [process.failure() for process in processes if process.end is not None]
     told = [(failure.kind, failure.type, failure.exit_code) for failure in failures if failure is not None]
     assert told == 2 * [("exception", "KeyError", 1), ("exception", "ValueError", 1), ("exit_code", None, 3)]
     assert processes[0].lived is not None
@@ -184,28 +183,3 @@ def test_what_other_launchers_say_of_a_rank_is_its_end(tmp_path: Path, said: str
     found = judge(attempt_evidence(trial, 0, "script", None))
     assert found.failure is not None
     assert (found.failure.rank, found.failure.signal) == (1, "SIGSEGV")
-
-
-ROOT_CAUSE = """
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-23_15:19:18
-  host      : localhost
-  rank      : 1 (local_rank: 1)
-  exitcode  : {code} (pid: 1657) (SIGSEGV)
-  error_file: {file}
-  traceback : Signal 11 (SIGSEGV) received by PID 1657
-======================================================
-"""
-
-
-def test_the_root_cause_of_torchrun_is_read_where_its_ranks_say_nothing(tmp_path: Path) -> None:
-    failure = root_cause(ROOT_CAUSE.format(code=-11, file="<N/A>"))
-    assert failure is not None
-    assert (failure.rank, failure.signal, failure.message) == (1, "SIGSEGV", "rank 1: ended by SIGSEGV")
-    file = tmp_path / "error.json"
-    file.write_text(json.dumps({"message": {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": "Trace"}}}))
-    failure = root_cause(ROOT_CAUSE.format(code=1, file=file))
-    assert failure is not None
-    assert (failure.type, failure.message, failure.traceback) == ("KeyError", "rank 1: 'x'", "Trace")
-    assert root_cause("nothing of the kind") is None

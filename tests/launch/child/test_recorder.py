@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from pytest_aorta.launch.child.torch_compat import ReportingAgent
+from pytest_aorta.launch.child.recorder import ReportingAgent
 
 OBSERVER = Path(__file__).with_name("agent_observer.py")
 
@@ -47,18 +46,6 @@ def test_the_hooks_of_an_agent(tmp_path: Path) -> None:
     ]
 
 
-def test_the_watchdog_of_an_agent_is_known() -> None:
-    """``_setup_local_watchdog``, ``_worker_watchdog``, ``_log_watchdog_event``, ``_reap_worker``: else a rank that the
-    watchdog ends has no reason, and the agent ends with it."""
-    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerServer
-
-    assert {"envs"} <= inspect.signature(LocalElasticAgent._setup_local_watchdog).parameters.keys()
-    assert "_worker_watchdog" in LocalElasticAgent._setup_local_watchdog.__code__.co_names
-    assert "_log_watchdog_event" in LocalElasticAgent._setup_local_watchdog.__code__.co_names
-    assert len(inspect.signature(FileTimerServer._reap_worker).parameters) == 3
-    assert "kill worker process" in FileTimerServer._run_watchdog.__code__.co_consts
-
-
 def test_torchrun_takes_its_agent_from_the_module_of_the_launcher() -> None:
     """``launcher.api.LocalElasticAgent``: else states under torchrun are not recorded."""
     from torch.distributed.launcher import api
@@ -69,23 +56,28 @@ def test_torchrun_takes_its_agent_from_the_module_of_the_launcher() -> None:
 
 
 WRAPPED = """
-import json, pathlib, sys
+import json, sys
 from torch.distributed.run import main
-from pytest_aorta.launch.child.attempt_files import AttemptRecorder
-from pytest_aorta.launch.child.torch_compat import use_recorder
+from pytest_aorta.launch.child.recorder import RankRecorder, use_recorder
+from pytest_aorta.trials.execution import DEFAULTS
 
 calls = []
 
-class Recorder(AttemptRecorder):
-    def begin(self, envs):
-        super().begin(envs)
+class Recorder(RankRecorder):
+    def reify(self, envs):
+        logs = super().reify(envs)
         calls.append(["begin", self.attempt, self.ranks])
+        return logs
     def started(self, pids):
         super().started(pids)
         calls.append(["started", sorted(pids)])
-    def ended(self, rank, end): calls.append(["ended", rank, end.exitcode, end.stopped])
+    def look(self, codes, *, stopped):
+        if 0 in self.running and codes[0] is not None:
+            calls.append(["ended", codes[0], stopped])
+        return super().look(codes, stopped=stopped)
 
-use_recorder(Recorder(pathlib.Path(sys.argv[1])), 1.0)
+payload = {"folder": sys.argv[1], "sockets": sys.argv[1], "source": None, "grace": 1.0}
+use_recorder(Recorder(payload, "script", DEFAULTS, lambda event: None))
 main(["--nproc-per-node", "1", "--monitor-interval", "0.02", "--no-python", "true"])
 print(json.dumps(calls))
 """
@@ -96,7 +88,7 @@ def test_the_hooks_of_ranks_that_are_programs(tmp_path: Path) -> None:
     """``SubprocessContext``, its ``_start``, ``_poll``, ``_close``, ``envs`` and ``subprocess_handlers``: else the ends
     of ranks under torchrun are not recorded, and a rank that ignores SIGTERM has a minute to live."""
     calls = printed_by("-c", WRAPPED, str(tmp_path))
-    assert calls == [["begin", 0, {"0": 0}], ["started", [0]], ["ended", 0, 0, False]]
+    assert calls == [["begin", 0, {"0": 0}], ["started", [0]], ["ended", 0, False]]
 
 
 def test_attempts_need_not_share_a_store() -> None:
@@ -119,15 +111,14 @@ def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyP
 SERVED = """
 import json, os, pathlib, tempfile, torch
 import torch.distributed as dist
-from pytest_aorta.launch.child.attempt_files import request_trace
-from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
+from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder, serve_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 
 path = pathlib.Path(tempfile.mkdtemp(), "socket")
 serve_recorder(str(path))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-trace = request_trace(path)
+trace = json.loads(ask_recorder(str(path)))
 last = (read_collectives(trace) or [None])[-1]
 path.unlink()
 print(json.dumps([sorted(trace), last and str(last)]))
@@ -147,7 +138,7 @@ def test_the_worker_server_serves_the_flight_recorder() -> None:
 
 SERVING = """
 import json, os, socket, torch.distributed as dist
-from pytest_aorta.launch.child.torch_compat import serve_store
+from pytest_aorta.launch.child.rendezvous import serve_store
 
 listening = socket.create_server(("127.0.0.1", 0))
 port = listening.getsockname()[1]

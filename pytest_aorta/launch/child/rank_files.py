@@ -1,0 +1,501 @@
+"""What ranks leave in files: where each is, how it is written, and the evidence that is read from it.
+
+Ranks of a workload write events. For those of a script or command, this is made from what their armed Python processes
+tell (``bootstrap.sitecustomize``), and from what their launcher prints.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.texts import read_tail
+from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder
+from pytest_aorta.launch.diagnosis.collectives import read_collectives
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.traces import complaint_in, infer_exit_reason, locate, read_dump
+from pytest_aorta.trials.records import Event, Failure, ResultRecord, Send, event_of_rank, to_json
+from pytest_aorta.trials.steps import read_steps, step_file
+
+#: Bytes that are read of an error file; at the end of a log in which a library says why it has ended its process.
+_ERROR_FILE, _TAIL = 2**20, 2**16
+
+#: Where armed processes write, in the folder of the trial.
+PROCESSES = "processes"
+
+
+def attempt_folder(folder: Path, attempt: int) -> Path:
+    """Where the ranks of an attempt write, below a trial's artifacts ``folder``."""
+    return folder / f"attempt_{attempt}"
+
+
+def last_attempt(folder: Path) -> int:
+    """The last attempt that has left something; 0 when none has."""
+    numbers = [path.name.partition("_")[2] for path in folder.glob("attempt_*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def event_log(folder: Path, rank: int) -> Path:
+    """The event log of a rank in an attempt's ``folder``. The process that has waited for the rank adds its end."""
+    return folder / f"rank_{rank}.events"
+
+
+def collectives_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.collectives.json"
+
+
+def evidence_file(folder: Path, attempt: int) -> Path:
+    return attempt_folder(folder, attempt) / "evidence.json"
+
+
+class EventLogWriter:
+    """Appends events to a log, and passes them to ``relay`` as well."""
+
+    def __init__(self, path: Path, relay: Send | None = None) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._relay = relay
+
+    def send(self, event: Event) -> None:
+        os.write(self._fd, to_json(event).encode() + b"\n")
+        if self._relay is not None:
+            self._relay(event)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class EventLogRelay:
+    """Sends the events of growing logs."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        #: Bytes of each log whose events were sent.
+        self._offsets: dict[Path, int] = {}
+
+    def forward(self, path: Path) -> None:
+        """Send the complete lines of a log that were not sent yet."""
+        offset = self._offsets.get(path, 0)
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+        except OSError:
+            return
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offsets[path] = offset + len(complete)
+        for event in _entries(complete):
+            self._send(event)
+
+
+def _append(path: Path, *entries: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:  # a process that died has perhaps left a torn line
+            file.write("".join(f"\n{to_json(entry)}\n" for entry in entries).encode())
+
+
+def _entries(data: bytes) -> list[Any]:
+    found = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):  # empty, or torn: its process died while it wrote
+            found.append(json.loads(line))
+    return found
+
+
+def read_log(path: Path) -> list[Any] | None:
+    """The complete entries; ``None`` where there is no log."""
+    try:
+        return _entries(path.read_bytes())
+    except OSError:
+        return None
+
+
+# What the parent of the ranks writes down.
+
+
+def write_start(folder: Path, ranks: Mapping[int, int], world_size: int, group: str) -> None:
+    """The attempt's local to global ``ranks``, which remain known when the agent has died."""
+    started = {"ranks": list(ranks.items()), "world_size": world_size, "group": group, "host": socket.gethostname()}
+    _append(folder / "attempt.events", started)
+
+
+def write_stop(folder: Path, at: float) -> None:
+    """The ranks of an attempt's ``folder`` that still run were asked to end from then on."""
+    _append(folder / "attempt.events", {"stopped_at": at})
+
+
+def write_exit(folder: Path, rank: int, end: RankExit | None, overdue: float | None = None) -> None:
+    """Add the end of a rank to its event log in an attempt's ``folder``; ``overdue``: when its own deadline passed."""
+    _append(event_log(folder, rank), {"type": "over", "exit": end and asdict(end), "overdue": overdue})
+
+
+def has_ended(folder: Path, rank: int) -> bool:
+    """Whether the end of a rank is the last entry of its event log."""
+    lines = read_log(event_log(folder, rank))
+    return bool(lines and lines[-1]["type"] == "over")
+
+
+def save_collectives(folder: Path, sockets: Path, name: str = "*") -> None:
+    """Keep what the flight recorders of running ranks have, in the trial's ``folder``.
+
+    Ranks of a workload serve theirs at ``sockets / "attempt_<k>.<rank>"``, not below the results, whose paths may be
+    too long for a socket; armed processes at a socket with the number of the process. ``name``: of one socket.
+    """
+    for path in sockets.glob(name):
+        place, _, rank = path.name.partition(".")
+        if rank.isdecimal():
+            target = collectives_file(folder / place, int(rank))
+        elif place.isdecimal():
+            target = folder / PROCESSES / f"{os.uname().nodename}.{place}.collectives.json"
+        else:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            answer = ask_recorder(str(path))
+            if json.loads(answer).get("entries"):
+                target.write_bytes(answer)
+
+
+# The evidence.
+
+
+def read_error_file(path: Path) -> dict[str, Any] | None:
+    """What torch's ``record``, or a workload, has written to a rank's error file; ``None`` without one."""
+    try:
+        content = json.loads(path.read_bytes()[:_ERROR_FILE])
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else {"message": content}
+
+
+def attempt_evidence(
+    folder: Path,
+    attempt: int,
+    launcher: Launcher,
+    source: str | None,
+    *,
+    agent: AgentEnd | None = None,
+    overdue: float | None = None,
+    stalled: float | None = None,
+) -> TrialEvidence:
+    """Of the ranks of this node, from the files in the trial's ``folder``; of those of other nodes, the numbers.
+
+    ``source`` is the workload's file.
+    """
+    trial = TrialEvidence(launcher, attempt, agent=agent, overdue=overdue, stalled=stalled)
+    own = attempt_folder(folder, attempt)
+    for entry in read_log(own / "attempt.events") or ():
+        if "stopped_at" in entry:
+            trial.stopped_at = trial.stopped_at or entry["stopped_at"]
+            continue
+        trial.world_size, trial.group = entry["world_size"], entry["group"]
+        trial.ranks = [RankEvidence(rank) for rank in range(entry["world_size"])]
+        for local_rank, rank in entry["ranks"]:
+            started = RankEvidence(rank, local_rank, entry["host"], started=True)
+            trial.ranks[rank] = complete_rank(started, own, f"rank_{rank}.", folder.parent, source)
+    return _settled(trial) if launcher == "script" else trial
+
+
+def read_rank(rank: RankEvidence, folder: Path) -> RankEvidence:
+    """With what its event log says: of its environment the process, of its steps the last."""
+    lines = read_log(event_log(folder, rank.rank))
+    if lines is None:
+        return rank
+    events: list[Event] = []
+    for line in lines:
+        if line["type"] == "env":
+            events.append(event_of_rank({**line, "env": {"process": line["env"].get("process")}}))
+            events[-1].pop("launcher_variables", None)
+        elif line["type"] in ("begin", "end", "lived"):
+            events.append(event_of_rank(line))
+    if (last := read_steps(step_file(folder, rank.rank))) is not None:
+        events.append(last)
+    found = replace(rank, events=events)
+    if lines and (end := lines[-1])["type"] == "over":  # an earlier one is of a pytest before this one
+        found.overdue = end["overdue"]
+        found.exit = None if end["exit"] is None else RankExit(**end["exit"])
+    return found
+
+
+def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, source: str | None) -> RankEvidence:
+    """With what the rank has left in ``folder``, where its logs and its error file have names with this ``prefix``.
+
+    Paths of logs become relative to ``base``; ``source`` is the workload's file.
+    """
+    found = read_rank(rank, folder)
+    stdout, stderr, stacks = (folder / f"{prefix}{stream}.log" for stream in ("stdout", "stderr", "stacks"))
+    if stdout.exists():
+        found.stdout = stdout.relative_to(base).as_posix()
+    if stderr.exists():
+        found.stderr = stderr.relative_to(base).as_posix()
+    if stacks.exists() and stacks.stat().st_size > 0:  # an empty one is cleared away
+        found.stacks, found.location = stacks.relative_to(base).as_posix(), locate(read_dump(stacks), source)
+    if found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
+        log = stderr if found.stderr else folder.parent / "stderr.log"
+        found.complaint = complaint_in(read_tail(log, _TAIL), of_all=not found.stderr)
+    found.error_file = read_error_file(folder / f"{prefix}error.json")
+    with contextlib.suppress(OSError, ValueError):
+        found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
+    return found
+
+
+def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
+    """Write what the judge had before it into the folder of the attempt, as an artifact of a trial that failed."""
+    ranks = []
+    for rank in trial.ranks:
+        events = list(rank.events or ())
+        for at, event in enumerate(events):
+            if (result := event.get("result")) is not None:  # which is in the record
+                events[at] = {**event, "result": replace(result, metrics={}, step_times_ms=[], output={})}
+        ranks.append(replace(rank, events=None if rank.events is None else events))
+    path = evidence_file(folder, trial.attempt)
+    partial = path.with_suffix(".partial")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(replace(trial, ranks=ranks).to_json())
+        partial.rename(path)
+
+
+def read_evidence(path: Path) -> TrialEvidence | None:
+    try:
+        return TrialEvidence.from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _settled(trial: TrialEvidence) -> TrialEvidence:
+    """Take ranks of a script for done that have called ``os._exit(0)``, unless the others waited for them."""
+    silent, others_wait = [], []
+    for rank in trial.ranks:
+        seen = rank.seen()
+        if rank.exit is not None and rank.exit.exitcode == 0 and not seen.finished and not seen.failures:
+            silent.append(rank)
+        elif not seen.finished:
+            in_group = any("/torch/distributed/" in (failure.traceback or "") for failure in seen.failures.values())
+            in_collective = rank.location is not None and rank.location.collective is not None
+            others_wait.append(in_group or in_collective or bool(rank.exit is not None and rank.exit.stopped))
+    if not others_wait or not all(others_wait):
+        for rank in silent:
+            assert rank.exit is not None
+            done: Event = {"type": "end", "phase": "run", "sec": rank.exit.sec, "at": rank.exit.at}
+            rank.events = [*(rank.events or ()), {**done, "result": ResultRecord(True)}, {"type": "lived", "at": None}]
+    return trial
+
+
+# What armed processes tell.
+
+
+@dataclass
+class Process:
+    """One Python process. ``place`` is that of a rank; ``end`` as the process that has waited for it saw it."""
+
+    name: str
+    pid: int
+    parent: int
+    host: str
+    started: float
+    place: dict[str, Any] | None = None
+    raised: dict[str, Any] | None = None
+    lived: float | None = None
+    end: RankExit | None = None
+    #: When it began to end its children.
+    stops: float | None = None
+
+    def failure(self, left: str = "") -> Failure | None:
+        """Why it has ended, where it has failed.
+
+        ``left``: what the paths of its error file and its log begin with, which are read if it has told nothing.
+        """
+        error, code = self.raised, None if self.end is None else self.end.exitcode
+        if code == 0 or (error is None and code is None):  # what was raised has not ended it
+            return None
+        if error is None:
+            error_file = read_error_file(Path(f"{left}error.json")) if left else None
+            reason = infer_exit_reason(code or 1, error_file, Path(f"{left}stderr.log") if left else None)
+            return replace(reason, at=None if self.end is None else self.end.at)
+        failure = Failure("run", "exception", error["message"], error["type"], error["traceback"], at=error["raised"])
+        reason = infer_exit_reason(code or 1, None, None)
+        return replace(failure, exit_code=reason.exit_code, signal=reason.signal)
+
+    def ended(self, code: int, at: float | None) -> None:
+        """Note an end that no Python process has seen."""
+        self.end = RankExit(code, self.pid, at, max(0.0, (at or self.started) - self.started))
+
+
+def read_processes(folder: Path) -> list[Process]:
+    """In the order of their starts. Of several programs that have followed each other in a process, the last."""
+    found: dict[tuple[str, int], Process] = {}
+    ends: dict[tuple[str, int], RankExit] = {}
+    asked: set[tuple[str, int]] = set()
+    for path in sorted((folder / PROCESSES).glob("*.*.events")):
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                entry = ast.literal_eval(line)
+            except (ValueError, SyntaxError):  # torn
+                continue
+            if "start" in entry:
+                name = path.name.removesuffix(".events")
+                own = Process(name, entry["pid"], entry["parent"], entry["host"], entry["start"])
+                found[own.host, own.pid] = own
+            elif "rank" in entry:
+                own.place = entry
+            elif "raised" in entry:
+                own.raised = entry
+            elif "lived" in entry:
+                own.lived = entry["lived"]
+            elif "stops" in entry:
+                own.stops = entry["stops"]
+            elif "asks" in entry:
+                asked.add((own.host, entry["asks"]))
+            elif "of" in entry:
+                ends[own.host, entry["of"]] = RankExit(entry["code"], entry["of"], entry["at"])
+    for key, end in ends.items():
+        if (process := found.get(key)) is not None:
+            process.end = replace(end, sec=max(0.0, (end.at or 0.0) - process.started), stopped=key in asked)
+    return sorted(found.values(), key=lambda process: process.started)
+
+
+def begin_process(folder: Path, rank: int, pid: int) -> None:
+    """Begin the event log of a rank that writes none itself, in the ``folder`` of its attempt."""
+    _append(
+        event_log(folder, rank), {"type": "env", "env": {"process": {"pid": pid}}}, {"type": "begin", "phase": "run"}
+    )
+
+
+def end_process(folder: Path, rank: int, process: Process, left: str = "") -> None:
+    """Complete it; ``left`` as of ``Process.failure``."""
+    end, failure = process.end, process.failure(left)
+    at = process.lived if end is None else end.at
+    done: Event = {"type": "end", "phase": "run", "sec": (at or process.started) - process.started, "at": at}
+    if failure is not None and (process.raised is not None or (end is not None and not end.stopped)):
+        if end is not None and end.exitcode == -signal.SIGTERM and end.stopped is False:
+            failure = replace(failure, message=f"{failure.message}, which its agent had not sent")
+        _append(event_log(folder, rank), {**done, "failure": failure})
+    elif failure is None and (process.lived is not None or process.raised is not None):
+        _append(event_log(folder, rank), {**done, "result": ResultRecord(True)}, {"type": "lived", "at": at})
+    if end is not None:
+        write_exit(folder, rank, end)
+
+
+def move_files(folder: Path, processes: list[Process]) -> None:
+    """Move stacks and collectives of ranks into the folders of their attempts; remove what was read."""
+    for process in processes:
+        if process.place is None:
+            continue
+        own, rank = attempt_folder(folder, process.place["attempt"]), process.place["rank"]
+        stacks, collectives = own / f"rank_{rank}.stacks.log", collectives_file(own, rank)
+        for name, target in (("stacks.log", stacks), ("collectives.json", collectives)):
+            with contextlib.suppress(OSError):
+                left = folder / PROCESSES / f"{process.name}.{name}"
+                if left.stat().st_size > 0:  # else a fork has opened it before it became a rank
+                    left.rename(target)
+
+
+def clear(folder: Path) -> None:
+    """Remove what was read, and empty dumps of stacks."""
+    with contextlib.suppress(OSError):
+        for path in (folder / PROCESSES).iterdir():
+            if path.suffix == ".events" or path.stat().st_size == 0:
+                path.unlink()
+        (folder / PROCESSES).rmdir()
+
+
+def adopt_ranks(folder: Path, processes: list[Process], said: str, code: int = 0) -> list[int]:
+    """Write what is known of ranks into the files of their attempts; the attempts, in order.
+
+    ``said``: what the command has printed, and ``code`` that it has exited with, for launchers that are no Python
+    program.
+    """
+    ranks = [process for process in processes if process.place is not None]
+    _add_printed_ends(ranks, said, code)
+    attempts: dict[int, dict[int, Process]] = {}
+    for process in ranks:
+        assert process.place is not None
+        # The first: what else has its variables was started by it, or by a launcher that is no Python program.
+        attempts.setdefault(process.place["attempt"], {}).setdefault(process.place["rank"], process)
+    for attempt, members in attempts.items():
+        own = attempt_folder(folder, attempt)
+        own.mkdir(parents=True, exist_ok=True)
+        places = {rank: process.place or {} for rank, process in members.items()}
+        size = max([max(members) + 1, *(place["world"] or 0 for place in places.values())])
+        group = next((place["group"] for place in places.values() if place["group"]), "")
+        local = {(place["local"] if place["local"] is not None else rank): rank for rank, place in places.items()}
+        if len(local) < len(members):  # of several hosts
+            local = dict(zip(members, members, strict=True))
+        write_start(own, local, size, group)
+        begun = min(process.started for process in members.values())
+        stops = [process.stops for process in processes if process.stops is not None and process.stops >= begun]
+        if stops:
+            write_stop(own, min(stops))
+        for rank, process in members.items():
+            begin_process(own, rank, process.pid)
+            end_process(own, rank, process)
+        move_files(folder, list(members.values()))
+    return sorted(attempts)
+
+
+#: What launchers that are no Python programs print of a rank that has ended: its rank and how.
+_SAID = (
+    re.compile(r"(?:mpi|prte)(?:run|exec) noticed that process rank (?P<rank>\d+) .*on signal (?P<signal>\d+)"),
+    re.compile(r"Process name: \[\S+,(?P<rank>\d+)\]\s*\n\s*Exit code: +(?P<code>\d+)"),
+    re.compile(r"^srun: error: .*: tasks? (?P<rank>\d+): Exited with exit code (?P<code>\d+)", re.MULTILINE),
+    re.compile(r"^srun: error: .*: tasks? (?P<rank>\d+): (?P<name>[A-Z][\w ]+?)(?: \(core dumped\))?$", re.MULTILINE),
+)
+
+#: Of MPICH, which does not say which rank it was.
+_ENDED_BY = re.compile(r"TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
+
+
+def _add_printed_ends(ranks: list[Process], said: str, code: int) -> None:
+    """Add ends that no Python process has seen, as launchers print them; of a single silent rank, the command's."""
+    names = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()}
+    told: dict[int, int] = {}
+    for pattern in _SAID:
+        for found in pattern.finditer(said):
+            groups = found.groupdict("")
+            number = groups.get("signal") or names.get(groups.get("name", "").lower(), 0)
+            if end := int(groups.get("code") or -int(number)):
+                told.setdefault(int(groups["rank"]), end)
+    for process in ranks:
+        if process.end is None and process.place is not None:
+            raised = None if process.raised is None else process.raised["raised"]
+            own = None if raised is None and process.lived is None else int(bool(raised))
+            code_of_rank = told.get(process.place["rank"], own)
+            if code_of_rank is not None:
+                process.ended(code_of_rank, raised or process.lived)
+    silent = [process for process in ranks if process.end is None]
+    if len(silent) == 1 and len(ranks) > 1 and code > 0:
+        by = next((int(found[1]) for found in _ENDED_BY.finditer(said)), code - 128 if 128 < code < 160 else 0)
+        silent[0].ended(-by or code, None)
+
+
+#: What a Python program raises because of one that it has started.
+_OF_A_CHILD = {"CalledProcessError", "ChildFailedError", "ProcessRaisedException", "ProcessExitedException"}
+
+
+def failure_below(processes: list[Process], own: Failure) -> Failure | None:
+    """Why the first of them has failed, where it knows that better than its output, which says ``own``.
+
+    It may have failed because of a program that it had started.
+    """
+    cause = next((process for process in processes if process.raised is not None), None)
+    first = cause = next((each for each in processes if cause is not None and each.pid == cause.parent), cause)
+    while cause is not None and cause.raised is not None and cause.raised["type"] in _OF_A_CHILD:
+        below = [each for each in processes if each.parent == cause.pid and each.failure() is not None]
+        if not below:
+            break
+        cause = min(below, key=lambda each: (each.end is not None and bool(each.end.stopped), each.started))
+    failure = None if cause is None else cause.failure()
+    if failure is None or cause is not first:
+        return failure
+    # What is printed of an exception does not show where its message ends.
+    is_same = own.kind == "exception" and own.type == (failure.type or "").rpartition(".")[2]
+    return replace(failure, exit_code=own.exit_code, signal=own.signal) if is_same else None
