@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
 
 #: What a refused marker is called, after the node id of its test.
 MARKER = "@pytest.mark.aorta"
@@ -32,3 +36,33 @@ SUFFIXES = (".toml", ".yaml", ".yml")
 def is_of_recipe(nodeid: str) -> bool:
     """Whether the node id is that of a recipe, or of an item of one."""
     return nodeid.partition("::")[0].endswith(SUFFIXES)
+
+
+# Which part this process has where pytest-xdist distributes the items
+
+#: Name of the run in the history, where it was given to workers before there was a trial.
+STAMP = pytest.StashKey[str]()
+
+#: Why trials are refused under ``--dist each``.
+NOT_EACH = "--dist each would run every trial in each worker; for more trials: --aorta-trials N"
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether the items come from a controller, which also writes the results."""
+    return hasattr(config, "workerinput")
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether the items go to workers."""
+    return bool(config.getoption("numprocesses", None) or config.getoption("tx", None))
+
+
+def decisions_of_controller(config: pytest.Config) -> Mapping[str, Any]:
+    """What the controller has sent to this worker, see ``pytest_configure_node``; empty in any other process."""
+    decided: Mapping[str, Any] = getattr(config, "workerinput", {}).get("aorta", {})
+    return decided
+
+
+def is_each(node: Any) -> bool:
+    """Whether each of xdist's workers runs every item."""
+    return bool(node.config.getoption("dist", "no") == "each")

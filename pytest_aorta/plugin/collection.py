@@ -13,19 +13,18 @@ import pytest
 
 from pytest_aorta.common.conditions import selected
 from pytest_aorta.plan import Plan, PlanError, planned, trial_value, unit_of
-from pytest_aorta.plugin import is_of_recipe
+from pytest_aorta.plugin import decisions_of_controller, is_of_recipe, is_worker
 from pytest_aorta.plugin.options import is_typed
-from pytest_aorta.plugin.roles import decisions_of_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
-from pytest_aorta.plugin.workload_files import what_lacks, workload_classes, workload_facts
+from pytest_aorta.plugin.workload_files import what_lacks, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
 from pytest_aorta.workflow.shards import shards_of
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import Json
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.recipes.items import CommandItem
+    from pytest_aorta.plugin.recipe_items import CommandItem
     from pytest_aorta.registry import Registry
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -116,7 +115,7 @@ class SelectedTrials(pytest.Collector):
     def collect(self) -> Iterable[pytest.Item]:
         run, modules = run_of(self.config), WorkloadModules(self)
         if run.selection.replays:
-            from pytest_aorta.plugin.replays import replay_items
+            from pytest_aorta.plugin.run_again import replay_items
 
             found: list[pytest.Item] = list(replay_items(run, modules))
         else:
@@ -136,7 +135,7 @@ def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list
             f"for {count} trials of every cell: --aorta-trials {count}"
         )
     if not run.selection.minimize:
-        return [*items_of(plan, module_of)]
+        return [*items_of(run, plan, module_of)]
     from pytest_aorta.plugin.minimize import minimize_items
 
     try:
@@ -205,18 +204,10 @@ class WorkloadFile(UnimportedModule):
         return _items(self, plan, lambda spec: self)
 
 
-def plans_of(run: Run, base: str) -> list[Plan]:
-    """The plan of a collector, by its node id; that of a file is known to xdist's workers only, and is made again."""
-    if base == ROOT:
-        return [run.plan]
-    path = run.config.rootpath / base
-    return [plan_of_file(path, run.selection, run.registry)] if workload_classes(path) else []
-
-
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
     entries = [
         WorkloadEntry(name=name, target=f"{path}:{cls}", source_package=f"file:{path.name}")
-        for name, cls in workload_classes(path)
+        for name, cls in workload_facts(path).workloads
     ]
     return planned(entries, selection, registry)
 
@@ -275,7 +266,7 @@ def shard_of(items: Sequence[pytest.Item], number: int, count: int) -> list[pyte
 def _keys(item: pytest.Item) -> list[Hashable]:
     if not is_of_recipe(item.nodeid):
         return []
-    from pytest_aorta.plugin.recipes.items import CommandItem, RecipeTrialItem
+    from pytest_aorta.plugin.recipe_items import CommandItem, RecipeTrialItem
     from pytest_aorta.workflow.project import command_keys
 
     if isinstance(item, RecipeTrialItem):
@@ -309,6 +300,6 @@ def _valued(items: Sequence[pytest.Item]) -> list[_Valued]:
 def _is_command(item: pytest.Item) -> TypeGuard[CommandItem]:
     if not is_of_recipe(item.nodeid):
         return False
-    from pytest_aorta.plugin.recipes.items import CommandItem
+    from pytest_aorta.plugin.recipe_items import CommandItem
 
     return isinstance(item, CommandItem)

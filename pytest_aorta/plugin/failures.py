@@ -1,24 +1,35 @@
-"""How a failed trial is shown: in pytest's report, with a command that runs it again, and in those of other plugins."""
+"""How failed trials are shown: in pytest's reports, with a command that runs one again, and in its summary, in which
+those that have failed alike are shown once or twice, and then counted."""
 
 from __future__ import annotations
 
+import copy
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_aorta.common.texts import own_frames, read_tail, stacks_excerpt, without_runner
-from pytest_aorta.common.texts import printable as printable
+from pytest_aorta.common.texts import (
+    format_ranges,
+    own_frames,
+    printable,
+    read_tail,
+    stacks_excerpt,
+    without_runner,
+)
 from pytest_aorta.plugin import SUFFIXES, is_of_recipe
-from pytest_aorta.plugin.compat import longrepr_of
+from pytest_aorta.plugin.compat import has_no_summary, longrepr_of, with_lines
 from pytest_aorta.plugin.run import PAYLOAD
 from pytest_aorta.settings import SETTINGS
+from pytest_aorta.triage.columns import counted
 from pytest_aorta.trials.execution import KEPT_DAYS
 
 if TYPE_CHECKING:
+    from pytest_aorta.triage.facts import Outcome
+    from pytest_aorta.triage.signatures import Signature
     from pytest_aorta.trials.records import Failure
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
@@ -37,17 +48,16 @@ def rerun_line(item: pytest.Item) -> str:
     It has the options that shape the plan and its deadlines. Values of variables are left out: they may be secrets.
     """
     searched = getattr(item.config.option, "aorta_minimize", None)
-    command = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
-    words = command
-    for word in (*_own_options(item.config), *_other_options(item.config), shown_nodeid(item)):
+    words = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
+    for word in (*_own_options(item.config), *_other_options(item.config), _shown_nodeid(item)):
         if word.startswith("@"):  # for pytest, a word that begins so is a file of arguments
             words[-1] += f"={word}"
         else:
             words.append(word)
-    return " ".join(shlex.quote(word) for word in words)
+    return " ".join(map(shlex.quote, words))
 
 
-def shown_nodeid(item: pytest.Item) -> str:
+def _shown_nodeid(item: pytest.Item) -> str:
     here, top = item.config.invocation_params.dir, item.config.rootpath
     path, separator, names = item.nodeid.partition("::")
     # That of a plan is no path: it is the same everywhere.
@@ -56,12 +66,16 @@ def shown_nodeid(item: pytest.Item) -> str:
     return f"{os.path.relpath(top / path, here)}{separator}{names}"
 
 
+def _given(config: pytest.Config, name: str) -> list[Any]:
+    value = getattr(config.option, name, None)
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def _own_options(config: pytest.Config) -> Iterator[str]:
     for option in SETTINGS:
-        given = getattr(config.option, option.ini, None)
-        for value in given if isinstance(given, list) else [] if given is None else [given]:
-            if option.name in _OF_THE_RUN or option.scope != "option":
-                continue
+        if option.name in _OF_THE_RUN or option.scope != "option":
+            continue
+        for value in _given(config, option.ini):
             yield option.flag
             if option.name == "extra-env":
                 yield ",".join(f"{name}=..." for name in option.parse(value))
@@ -75,8 +89,7 @@ def _own_options(config: pytest.Config) -> Iterator[str]:
 
 def _other_options(config: pytest.Config) -> Iterator[str]:
     for name, flag in _OF_OTHERS.items():
-        given = getattr(config.option, name, None)
-        for value in given if isinstance(given, list) else [] if given is None else [given]:
+        for value in _given(config, name):
             text = f"{value:g}" if isinstance(value, float) else str(value)
             secret = text.startswith(("aorta_extra_env", "aorta_host"))
             yield from (flag, text.partition("=")[0] + "=..." if secret else text)
@@ -169,18 +182,16 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     assert failure is not None
     lines = [": ".join(part for part in (_status(record), _what(failure)) if part)]
     if failure.confidence in ("likely", "unknown"):
-        rank = (
-            "the rank that is the cause is unknown"
-            if failure.rank is None
-            else f"rank {failure.rank} is likely the cause"
-        )
+        unknown = "the rank that is the cause is unknown"
+        rank = unknown if failure.rank is None else f"rank {failure.rank} is likely the cause"
         lines.append(f"{rank}: {failure.evidence}")
     if failure.traceback and failure.kind == "exception":
         lines += ["", *own_frames(failure.traceback.rstrip().splitlines())]
     for detail in [detail for detail in record.result.failure_details if not _is(detail, failure)][:_DETAILS]:
         lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
+    wanted = getattr(item.config.option, "showcapture", "all")
     for name, relative in record.artifacts.items():
-        if relative.endswith(_FOR_MACHINES) or not _is_wanted(name, item):
+        if relative.endswith(_FOR_MACHINES) or not (wanted == "all" or wanted in name):
             continue
         is_stacks = relative.endswith("stacks.log")
         tail = stacks_excerpt(file.parent / relative) if is_stacks else tail_of(file.parent / relative)
@@ -197,11 +208,6 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     return printable("\n".join(lines))
 
 
-def _is_wanted(log: str, item: pytest.Item) -> bool:
-    wanted = getattr(item.config.option, "showcapture", "all")
-    return wanted == "all" or wanted in log
-
-
 def _is(detail: dict[str, Any], failure: Failure) -> bool:
     return failure.rank is not None and (
         failure.rank == detail.get("rank") and failure.message == f"rank {failure.rank}: {detail.get('message')}"
@@ -214,18 +220,121 @@ def tail_of(path: Path) -> list[str]:
     return without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
 
 
-#: Logs whose ends a passing trial's report has; a failing one's text has all of them.
-_LOGS = ("stdout", "stderr")
-
-
 def add_details(item: pytest.Item, record: TrialResult, results: Path, paths: TrialPaths) -> None:
     """Attach to an item what its last report is to say of its trial, which is over."""
     file = paths.file_in(results)
-    artifacts = ", ".join(f"{name}={relative}" for name, relative in record.artifacts.items())
+    artifacts = ", ".join(map("=".join, record.artifacts.items()))
     properties = {"aorta_cell": record.cell, "aorta_trial_file": str(file), "aorta_artifacts": artifacts}
-    item.user_properties += [(name, printable(text)) for name, text in properties.items() if text]
-    if record.failure is None:
-        for name in _LOGS:
-            tail = tail_of(file.parent / record.artifacts[name]) if name in record.artifacts else []
-            if tail:
+    for name, text in properties.items():
+        if text:
+            item.user_properties.append((name, printable(text)))
+    if record.failure is None:  # else its text has the ends of all logs
+        for name in ("stdout", "stderr"):
+            if name in record.artifacts and (tail := tail_of(file.parent / record.artifacts[name])):
                 item.add_report_section("teardown", name, "\n".join(tail))
+
+
+# Trials that have failed alike
+
+#: Categories of reports, and their letters in ``-r``.
+_CATEGORIES = {"error": "E", "failed": "f"}
+
+#: As many trials of a cell that have failed alike are all shown; of more of them, so many.
+_ALL, _FIRST = 3, 2
+
+#: Cells whose trials are shown that have failed alike.
+_CELLS = 5
+
+#: Ranges of trial numbers in a line.
+_MOST_RANGES = 6
+
+
+class FailedAlike(NamedTuple):
+    """How the trial of an item has failed, its workload, or action of a recipe, its cell, and its number."""
+
+    way: tuple[Outcome, Signature]
+    workload: str
+    cell: str
+    number: int
+
+
+def fold_alike(nodeids: Iterable[str], failed: Mapping[str, FailedAlike]) -> tuple[set[str], dict[str, list[str]]]:
+    """The items to hide; and by node id the lines below one of the others, which count the hidden that failed alike."""
+    ways: dict[tuple[Outcome, Signature], dict[tuple[str, str], list[str]]] = {}
+    for nodeid in nodeids:
+        if nodeid in failed:
+            way, workload, cell, _ = failed[nodeid]
+            ways.setdefault(way, {}).setdefault((workload, cell), []).append(nodeid)
+    several = len({workload for cells in ways.values() for workload, _ in cells}) > 1
+    hidden: set[str] = set()
+    lines: dict[str, list[str]] = {}
+    for cells in ways.values():
+        for number, (name, names) in enumerate(cells.items()):
+            if number < _CELLS:
+                shown = _FIRST if len(names) > _ALL else len(names)
+                last, more, others = names[shown - 1], names[shown:], 0
+            elif number == _CELLS:
+                more = [each for further in list(cells.values())[_CELLS:] for each in further]
+                others = len(cells) - _CELLS - 1
+            else:
+                break
+            if more:
+                hidden.update(more)
+                which = f": trial{'s' * (len(more) > 1)} {ranges({failed[each].number for each in more})}"
+                which = f" and {counted(others, 'other cell')}" if others else which
+                where = f"{last.rpartition('::')[2]} in {' '.join(name) if several else name[1]}"
+                text = f"... and {len(more)} more like {where}{which} (each has its file)"
+                lines.setdefault(last, []).append(text)
+    return hidden, lines
+
+
+def ranges(numbers: Collection[int]) -> str:
+    """``3-15, 17, 20-22``; of very many, the first ones."""
+    texts = format_ranges(numbers).split(",")
+    return ", ".join([*texts[:_MOST_RANGES], "..."] if len(texts) > _MOST_RANGES else texts)
+
+
+class FoldedSummary:
+    """The reports of a terminal reporter, all or only those that are shown.
+
+    Only what is printed changes: ``stats`` of the reporter are narrowed while it prints, and no other plugin reads them
+    then.
+    """
+
+    def __init__(self, terminal: pytest.TerminalReporter, failed: Mapping[str, FailedAlike]) -> None:
+        self._terminal = terminal
+        self._all = {category: terminal.stats[category] for category in _CATEGORIES if category in terminal.stats}
+        self._shown: dict[str, list[Any]] = {}
+        self._short_lines: list[str] = []
+        for category, reports in self._all.items():
+            hidden, lines = fold_alike([report.nodeid for report in reports if not _is_debugged(report)], failed)
+            shown = [report for report in reports if report.nodeid not in hidden or _is_debugged(report)]
+            self._shown[category] = [_with_lines(report, lines.get(report.nodeid, ())) for report in shown]
+            if terminal.hasopt(_CATEGORIES[category]):
+                self._short_lines += [line for found in lines.values() for line in found]
+
+    def narrow(self) -> None:
+        """While pytest prints failures, and its short summary."""
+        self._terminal.stats.update(self._shown)
+
+    def restore(self) -> None:
+        """While other plugins print; counts are of all reports."""
+        self._terminal.stats.update(self._all)
+
+    def print(self) -> None:
+        """Below the short summary, what it leaves out."""
+        if self._short_lines and not has_no_summary(self._terminal):
+            for line in [*self._short_lines, "-v shows them all; each has its trial file"]:
+                self._terminal.write_line(line)
+
+
+def _is_debugged(report: Any) -> bool:
+    return hasattr(report, "_pdbshown")
+
+
+def _with_lines(report: Any, lines: Sequence[str]) -> Any:
+    if not lines or _is_debugged(report):
+        return report
+    report = copy.copy(report)
+    report.longrepr = with_lines(report.longrepr, lines)
+    return report

@@ -9,20 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin import MARKER, ONE_TEST, SUFFIXES, TRIALS, may_have_workloads
+from pytest_aorta.plugin import (
+    MARKER,
+    ONE_TEST,
+    REPORTS,
+    STAMP,
+    SUFFIXES,
+    TRIALS,
+    is_controller,
+    is_each,
+    is_worker,
+    may_have_workloads,
+)
 from pytest_aorta.plugin.options import add_options, is_mentioned, refuse_mistyped
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
     from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTrial
     from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
     from pytest_aorta.probe.collect import EnvSnapshot
+
+#: Seconds that node 0 may take to report, once the other nodes are done.
+_PATIENCE = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,31 +61,22 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     for name, text in getattr(config, "workerinput", {}).get("aorta_settings", {}).items():
         setattr(config.option, f"aorta_{name}", text)
-    _look_at_files(config)
-    if is_mentioned(config):
-        from pytest_aorta.plugin.registration import register_hooks
+    arguments = " ".join(config.args)
+    if any(suffix in arguments for suffix in SUFFIXES):
+        register_hooks(config)
+    if (".py" in arguments or config.option.pyargs) and _may_be_given(config):
+        from pytest_aorta.plugin.workload_files import find_given
 
+        if find_given(config):
+            register_hooks(config)
+    if is_mentioned(config):
         register_hooks(config)
         if not config.option.help:
             from pytest_aorta.plugin.trial_hooks import select
 
             select(config)
-    elif any(getattr(config.option, name, None) for name in ("numprocesses", "tx")):  # of xdist
-        from pytest_aorta.plugin.registration import watch_reports
-
-        watch_reports(config)
-
-
-def _look_at_files(config: pytest.Config) -> None:
-    arguments = " ".join(config.args)
-    if any(suffix in arguments for suffix in SUFFIXES):
-        from pytest_aorta.plugin.registration import register_hooks
-
-        register_hooks(config)
-    if (".py" in arguments or config.option.pyargs) and _may_be_given(config):
-        from pytest_aorta.plugin.given_files import register_files
-
-        register_files(config)
+    elif is_controller(config) and not config.pluginmanager.has_plugin(TRIALS):
+        config.pluginmanager.register(ControllerHooks(config), "aorta_controller")
 
 
 def _may_be_given(config: pytest.Config) -> bool:
@@ -85,12 +91,56 @@ def _may_be_given(config: pytest.Config) -> bool:
     return False
 
 
+def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
+    """Register the hooks that trials need, once; ``late``: the session has begun, and its first hooks are over."""
+    manager = config.pluginmanager
+    if manager.has_plugin(TRIALS):
+        return
+    import pytest_aorta.plugin.trial_hooks as trial_hooks  # "from" takes what a nested run of pytest has left
+    from pytest_aorta.plugin.report_hooks import ReportHooks
+
+    manager.register(trial_hooks, TRIALS)
+    if not late:
+        is_rank = _is_further_rank(config)
+        if is_rank or _is_further_node(config):
+            manager.register(FurtherRankHooks(config, is_node=not is_rank), "aorta_further_rank")
+            return
+    if not is_worker(config):
+        hooks = ReportHooks(config)
+        manager.register(hooks, REPORTS)
+        if late:
+            hooks.pytest_sessionstart()
+
+
+def _is_further_rank(config: pytest.Config) -> bool:
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return False
+    from pytest_aorta.launch.launch_mode import own_rank
+    from pytest_aorta.plugin.workload_files import workload_facts
+
+    if own_rank() == 0:
+        return False
+    return is_mentioned(config) or any(workload_facts(Path(path)).workloads for path in config.args)
+
+
+def _is_further_node(config: pytest.Config) -> bool:
+    if not is_mentioned(config) or config.option.help:
+        return False
+    from pytest_aorta.launch.nodes import node_rank
+    from pytest_aorta.plugin.run import run_of
+
+    selection = run_of(config).selection
+    return not selection.resources.hosts and node_rank(selection.execution.elastic) != 0
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Give all xdist workers the same name of the run in the history; ``trial_hooks`` says more, if it is there."""
-    from pytest_aorta.plugin.roles import introduce
+    if not node.config.pluginmanager.has_plugin(TRIALS):
+        from pytest_aorta.workspace.history import stamp
 
-    introduce(node)
+        # Such a run may have --dist each; a worker that comes to a trial all the same refuses it.
+        node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp()), "each": is_each(node)}
     # A worker knows what they have become only.
     node.workerinput["aorta_arguments"] = [str(argument) for argument in node.config.invocation_params.args]
 
@@ -107,8 +157,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
         if name != "workflow.toml" and not is_sweep(file_path):
             return None
-    from pytest_aorta.plugin.recipes.items import RecipeFile
-    from pytest_aorta.plugin.registration import register_hooks
+    from pytest_aorta.plugin.recipe_items import RecipeFile
 
     register_hooks(parent.config, late=True)
     collector: RecipeFile = RecipeFile.from_parent(parent, path=file_path)
@@ -118,42 +167,33 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``aorta_trial`` run once per trial of every cell."""
     # Called for every test function that is collected: most are through here.
-    if "aorta_run" in metafunc.fixturenames or "aorta" in metafunc.definition.keywords:
-        _generate_trials(metafunc)
+    if "aorta_run" not in metafunc.fixturenames and "aorta" not in metafunc.definition.keywords:
+        return
+    if metafunc.config.pluginmanager.has_plugin(ONE_TEST):
+        return
+    is_marked = metafunc.definition.get_closest_marker("aorta") is not None
+    if is_marked or "aorta_run" in metafunc.fixturenames:
+        register_hooks(metafunc.config, late=True)
+    if is_marked or "aorta_trial" in metafunc.fixturenames:
+        from pytest_aorta.plugin.ordinary_tests import parametrize
+
+        parametrize(metafunc)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
     """Trials in the place of tests that are to have some."""
     report = yield
-    has_trials = collector.config.pluginmanager.has_plugin(TRIALS)
+    manager = collector.config.pluginmanager
+    has_trials = manager.has_plugin(TRIALS)
     if not has_trials and type(collector).__name__ == "UnitTestCase":  # whose methods are no test functions of pytest
-        has_trials = _has_marked(collector.config, report.result)
+        has_trials = not manager.has_plugin(ONE_TEST) and any("aorta" in node.keywords for node in report.result)
     if not has_trials or not report.passed:
         return report
-    from pytest_aorta.plugin.registration import register_hooks
     from pytest_aorta.plugin.tests_as_trials import with_trials
 
     register_hooks(collector.config, late=True)
     return with_trials(collector, report)
-
-
-def _has_marked(config: pytest.Config, found: list[Any]) -> bool:
-    return not config.pluginmanager.has_plugin(ONE_TEST) and any("aorta" in node.keywords for node in found)
-
-
-def _generate_trials(metafunc: pytest.Metafunc) -> None:
-    if metafunc.config.pluginmanager.has_plugin(ONE_TEST):
-        return
-    is_marked = metafunc.definition.get_closest_marker("aorta") is not None
-    if is_marked or "aorta_run" in metafunc.fixturenames:
-        from pytest_aorta.plugin.registration import register_hooks
-
-        register_hooks(metafunc.config, late=True)
-    if is_marked or "aorta_trial" in metafunc.fixturenames:
-        from pytest_aorta.plugin.ordinary_tests import parametrize
-
-        parametrize(metafunc)
 
 
 @pytest.hookimpl(trylast=True)
@@ -179,10 +219,69 @@ def _has_refused(config: pytest.Config) -> bool:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     """Where nothing was collected, say what was nearly a workload, and what it lacks."""
     if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED):
-        from pytest_aorta.plugin.given_files import lines_of_empty_run
+        from pytest_aorta.plugin.workload_files import lines_of_empty_run
 
         for line in lines_of_empty_run(terminalreporter, exitstatus, config):
             terminalreporter.write_line(line, red=True)
+
+
+# Processes that have another part than to run items
+
+
+class ControllerHooks:
+    """In an xdist controller, which collects nothing itself: notice that a test starts trials."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """See the first report of such a test before pytest's terminal asks for the word to show."""
+        if hasattr(report, "aorta"):
+            manager = self._config.pluginmanager
+            manager.unregister(self)
+            register_hooks(self._config, late=True)
+            hooks: Any = manager.get_plugin(REPORTS)
+            hooks.pytest_runtest_logreport(report)
+
+
+class FurtherRankHooks:
+    """Hooks of ranks, and of nodes, other than 0: rank 0 alone prints and writes.
+
+    A rank leaves failed tests to rank 0: its exit status would have the launcher end rank 0 before its report. The exit
+    status of a node is for the user, or for srun.
+    """
+
+    def __init__(self, config: pytest.Config, *, is_node: bool) -> None:
+        self._config = config
+        self._stdout = sys.stdout
+        self._is_node = is_node
+        self._failed = False
+
+    def pytest_configure(self) -> None:
+        """Have pytest's terminal reporter, which is made after this, write to nowhere."""
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (open until the process ends)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Let tests print as ever: the reporter is made."""
+        sys.stdout = self._stdout
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._failed = session.exitstatus == pytest.ExitCode.TESTS_FAILED
+        if self._failed and not self._is_node:
+            session.exitstatus = pytest.ExitCode.OK
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """End after node 0, where this node's exit status may have srun end the job (``KillOnBadExit``)."""
+        if self._is_node and self._failed:
+            from pytest_aorta.launch.nodes import endpoint, wait_for_end
+            from pytest_aorta.plugin.run import run_of
+
+            elastic = run_of(self._config).selection.execution.elastic
+            wait_for_end(*endpoint(elastic), _PATIENCE)
 
 
 # Fixtures
@@ -201,7 +300,6 @@ def aorta_run(request: pytest.FixtureRequest, aorta_extra_env: dict[str, str]) -
     The trial's failure is in the result, not an exception. Every call leaves a trial file.
     """
     from pytest_aorta.plugin.ordinary_tests import RunTrial
-    from pytest_aorta.plugin.registration import register_hooks
 
     register_hooks(request.config, late=True)  # it may have been asked for by its name, when the test ran already
     return RunTrial(request.node, aorta_extra_env)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_aorta.common.texts import one_line
+from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.compat import set_terminal_file, terminal_file
-from pytest_aorta.plugin.roles import is_controller
 from pytest_aorta.plugin.run import CellName, current_run, current_runs
 from pytest_aorta.triage.facts import COUNTED, FAILURES, OUTCOMES, Outcome
 

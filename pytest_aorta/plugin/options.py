@@ -153,12 +153,15 @@ def _parse(setting: Setting, text: str, source: str) -> Any:
 
 def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Selection:
     from pytest_aorta.plan import select
-    from pytest_aorta.plugin.roles import is_controller, is_worker, worker_of_workers
+    from pytest_aorta.plugin import is_controller, is_worker
 
     values = {setting.name: read_option(config, setting.name, environ) for setting in SETTINGS}
     if values["slots"] is not None and values["slots"][0] == 0 and (is_worker(config) or is_controller(config)):
         values["slots"] = (1, values["slots"][1])  # its siblings are the other slots
-    worker, workers = worker_of_workers(config)
+    of_xdist: Mapping[str, Any] = getattr(config, "workerinput", {})
+    workers = int(of_xdist.get("workercount", 1))
+    # One that takes the place of a crashed worker has a higher number.
+    worker = int("".join(filter(str.isdigit, of_xdist.get("workerid", ""))) or 0) % workers
     here = config.invocation_params.dir
     base = here if config.inipath is None else config.inipath.parent
     return select(values, here, base, worker=worker, workers=workers)

@@ -24,7 +24,6 @@ from pytest_aorta.plugin.run import (
     reason_of,
     run_of,
     warn,
-    without_exit_status,
 )
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
@@ -69,8 +68,7 @@ class RunTrial:
         #: What the trials of a marked test have in common, where its node id says more.
         self.test = item.nodeid
         item.stash[PAYLOAD] = ReportPayload()
-        item.user_properties = without_exit_status(item)
-        self.occurrence = self.run.repeats.next(item)
+        self.occurrence = self.run.next_repeat(item)
 
     def __call__(
         self,
@@ -177,11 +175,11 @@ class RunTrial:
             if isinstance(error, KeyboardInterrupt):
                 run.interrupt(why)
             running.interrupt(why)
-            run.add_record(self.item, paths, running.finish(), running.resumed, key)
+            run.add_record(self.item, paths, _started_by(key, running.finish()), running.resumed)
             raise
         if run.watcher is not None:
             run.watcher.trial_ended(paths.file_in(run.results))
-        run.add_record(self.item, paths, record, running.resumed, key)
+        run.add_record(self.item, paths, _started_by(key, record), running.resumed)
         warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths
 
@@ -190,6 +188,12 @@ class RunTrial:
         number = next(self._counts.setdefault(str(first.folder.parent), itertools.count()))
         paths = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, number)
         return paths.repeated(self.occurrence.number)
+
+
+def _started_by(key: CellKey, record: TrialResult) -> TrialResult:
+    from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
+
+    return record.model_copy(update={"test": StartedBy(node_id=key.test, options=key.options, digest=key.digest)})
 
 
 def options_text(steps: int | None, config: Mapping[str, Any], extra_env: Mapping[str, str]) -> str:

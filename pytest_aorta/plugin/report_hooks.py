@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from pathlib import Path
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.common.texts import printable
-from pytest_aorta.plugin import is_of_recipe
+from pytest_aorta.plugin import is_controller, is_of_recipe
 from pytest_aorta.plugin.compat import has_no_summary, longrepr_of
-from pytest_aorta.plugin.folded_summary import FoldedSummary
-from pytest_aorta.plugin.roles import is_controller
+from pytest_aorta.plugin.failures import FoldedSummary
 from pytest_aorta.plugin.run import (
     NO_ITEM,
     WATCHER,
@@ -24,12 +24,14 @@ from pytest_aorta.plugin.run import (
     run_of,
 )
 from pytest_aorta.plugin.trial_item import properties_of
+from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from pytest_aorta.plugin.run import Run
-    from pytest_aorta.plugin.writer import Gating, TrialWriter
+    from pytest_aorta.plugin.writer import TrialWriter
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
@@ -47,36 +49,28 @@ class ReportHooks:
         #: Path of the report that was written, as it was given.
         self._report = ""
         #: Node ids of the items that are run.
-        self._selected: list[str] | None = None
-        #: What has decided the exit status, where there are gates.
-        self._gating: Gating | None = None
+        self._selected: list[str] = []
+        #: What the gates have come to.
+        self._gates: list[tuple[str, str]] = []
 
-    @property
-    def writer(self) -> TrialWriter:
-        """Of the trials that the options ask for, and of tests; made when there is something to write."""
-        from pytest_aorta.plugin.writer import TrialWriter
+    def _writer_of(self, nodeid: str = "") -> TrialWriter:
+        """Of the action that an item is of; else of the trials that the options ask for, and of tests."""
+        run: Run | None = None
+        if is_of_recipe(nodeid):
+            from pytest_aorta.plugin.recipe_run import action_run_of_item
 
-        run = run_of(self.config)
-        if run not in self._writers:
-            self._writers[run] = TrialWriter(run)
-        return self._writers[run]
-
-    def _writer_of(self, nodeid: str) -> TrialWriter:
-        writer = self.writer
-        if not is_of_recipe(nodeid):
-            return writer
-        from pytest_aorta.plugin.recipes.runs import action_run_of_item
-        from pytest_aorta.plugin.writer import TrialWriter
-
-        run = action_run_of_item(self.config, nodeid)
+            run = action_run_of_item(self.config, nodeid)
         if run is None:
-            return writer
+            run = run_of(self.config)
         if run not in self._writers:
-            run.runner.store.sort_into_cells(run.plan.flat_cells)
-            self._writers[run] = TrialWriter(run)
-            self._writers[run].alike = writer.alike  # failures of all actions are folded together
-            action = nodeid.partition("[")[0] + "["
-            self._writers[run].select(name for name in self._selected or () if name.startswith(action))
+            from pytest_aorta.plugin.writer import TrialWriter
+
+            writer = self._writers[run] = TrialWriter(run)
+            if run.action is not None:
+                run.runner.store.sort_into_cells(run.plan.flat_cells)
+                writer.alike = self._writer_of().alike  # failures of all actions are folded together
+                action = nodeid.partition("[")[0] + "["
+                writer.select(name for name in self._selected if name.startswith(action))
         return self._writers[run]
 
     def _trial_of(self, nodeid: str) -> tuple[Run, TrialSpec, TrialPaths] | None:
@@ -97,21 +91,20 @@ class ReportHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """What is deselected is not compared; a controller of xdist has no items, and waits for a worker's."""
-        if is_controller(self.config) or self.config.option.collectonly:
-            return
-        if current_run(self.config) is not None:
+        if not is_controller(self.config) and not self.config.option.collectonly:
             self._select([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """The same from the first of xdist's workers: all have the same items."""
-        # The controller itself has selected none.
-        if current_run(self.config) is not None and not self._selected:
+        if not self._selected:
             self._select(ids)
 
     def _select(self, nodeids: list[str]) -> None:
+        if current_run(self.config) is None:
+            return
         self._selected = nodeids
-        self.writer.select(nodeids)
+        self._writer_of().select(nodeids)
         if "AORTA_JOB" in os.environ:  # whose other tasks may have decided on the first trial already
             for nodeid in {nodeid.partition("[")[0]: nodeid for nodeid in nodeids}.values():
                 self._writer_of(nodeid)
@@ -119,13 +112,14 @@ class ReportHooks:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Remember the item: its end may never be reported."""
         self._open[nodeid] = None
-        if current_run(self.config) is not None and nodeid.endswith("]"):  # as the names of all trials do
+        if nodeid.endswith("]") and current_run(self.config) is not None:  # as the names of all trials do
             self._writer_of(nodeid).begin(nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """End a prefetched trial that its item has not taken."""
         for run in current_runs(self.config):
-            run.prefetcher.drop(nodeid)
+            if run.prefetcher is not None:
+                run.prefetcher.drop(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
@@ -134,9 +128,7 @@ class ReportHooks:
             self._writer_of(report.nodeid).count_skip(report)
         if getattr(report, "aorta", None):
             end_in_order_when_terminated(self.config)  # in an xdist controller, reports are the first sign of trials
-            writer = self._writer_of(report.nodeid)
-            writer.write_report(report)
-            writer.judged.see(report)
+            self._writer_of(report.nodeid).write_report(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
@@ -158,29 +150,41 @@ class ReportHooks:
         run = current_run(self.config)
         if run is None:
             return
-        why = str(run.interrupted or session.shouldfail or session.shouldstop or NO_ITEM)
-        for writer in {run: self.writer, **self._writers}.values():
-            writer.run.unreported += writer.run.prefetcher.close(why)
-            writer.finish(self._open, _ended_early(session, run.interrupted))
-            if writer.run is run and run.selection.report is not None:
-                self._write_report(run, run.selection.report)
-        if any(writer.judged.gates for writer in self._writers.values()):
-            from pytest_aorta.plugin.writer import Gating
+        stopped = run.interrupted or session.shouldfail or session.shouldstop
+        if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            stopped = "interrupted"
+        first = self._writer_of()
+        writers = {run: first, **self._writers}.values()
+        for writer in writers:
+            writer.run.end_prefetched(str(run.interrupted or session.shouldfail or session.shouldstop or NO_ITEM))
+            writer.finish(self._open, str(stopped) if stopped else None)
+            if writer is first and run.selection.report is not None:
+                self._write_report(first, run.selection.report)
+        if any(writer.gates for writer in writers):
+            from pytest_aorta.plugin.writer import judge_gates
 
-            self._gating = Gating()
-            self._gating.conclude(session, [writer.judged for writer in self._writers.values()])
-        if any(writer.errors for writer in self._writers.values()) and session.exitstatus == pytest.ExitCode.OK:
+            self._gates = judge_gates(session, writers)
+        if any(writer.errors for writer in writers) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _write_report(self, run: Run, given: Path) -> None:
-        if any(cell.finished for cell in self.writer.triage.cells):
-            from pytest_aorta.plugin.writer import write_run_report
+    def _write_report(self, writer: TrialWriter, given: Path) -> None:
+        """Write the report on all trials in the results directory. Whatever goes wrong here, the results are there."""
+        if not any(cell.finished for cell in writer.triage.cells):
+            return
+        output, results = self.config.invocation_params.dir / given, writer.store.results
+        try:
+            from pytest_aorta.triage.report import write_report
 
-            problem = write_run_report(run, self.config.invocation_params.dir / given, self.writer.settings_used)
-            if problem:
-                self.writer.errors.append(problem)
-            else:
-                self._report = str(given)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of libraries, which -W error would make errors
+                write_report(results, output, settings=writer.settings_used)
+        except RequestError as error:
+            writer.errors.append(f"report {output}: {error}")
+        except Exception as error:
+            again = shlex.join(["pytest-aorta", "report", str(results), "-o", str(output)])
+            writer.errors.append(f"report {output}: {type(error).__name__}: {error}; try again with: {again}")
+        else:
+            self._report = str(given)
 
     # Only what pytest itself prints is shorter: its own hook prints before and after those of all others.
 
@@ -191,7 +195,7 @@ class ReportHooks:
         """Show one or two of many trials that have failed alike."""
         # The reporters of others that are no kind of pytest's own have no such lists, or do not read them.
         if isinstance(terminalreporter, pytest.TerminalReporter) and self._writers and self.config.get_verbosity() <= 0:
-            self._folded = FoldedSummary(terminalreporter, self.writer.alike)
+            self._folded = FoldedSummary(terminalreporter, self._writer_of().alike)
             self._folded.narrow()
         try:
             return (yield)
@@ -220,21 +224,16 @@ class ReportHooks:
         for writer in writers if verbosity >= 0 else ():
             for line in writer.stopping_lines():
                 terminalreporter.write_line(line)
-        if self.writer.notes:
+        if notes := self._writer_of().notes:
             terminalreporter.write_sep("=", "minimize")
-            for line in self.writer.notes:
+            for line in notes:
                 terminalreporter.write_line(printable(line))
-        if self._gating is not None:
-            self._gating.print(terminalreporter)
+        if self._gates:
+            terminalreporter.write_sep("=", "gates")
+            for line, colour in self._gates:
+                terminalreporter.write_line(printable(line), **{colour: True} if colour else {})
         if self._report:
             terminalreporter.write_line(f"report: {self._report}")
-
-
-def _ended_early(session: pytest.Session, interrupted: str | None) -> str | None:
-    stopped = interrupted or session.shouldfail or session.shouldstop
-    if not stopped and session.exitstatus == pytest.ExitCode.INTERRUPTED:
-        stopped = "interrupted"
-    return str(stopped) if stopped else None
 
 
 def _describe_lost(report: pytest.TestReport, spec: TrialSpec, paths: TrialPaths, results: Path) -> None:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import pytest
 
-from pytest_aorta.plan import Plan, Selection, make_plan, trials_of
+from pytest_aorta.plan import Plan, Selection, make_plan
+from pytest_aorta.plugin import NOT_EACH, STAMP, decisions_of_controller, is_worker
 from pytest_aorta.plugin.compat import general_timeout
 from pytest_aorta.plugin.options import read_selection
-from pytest_aorta.plugin.roles import NOT_EACH, STAMP, decisions_of_controller, is_worker
-from pytest_aorta.plugin.stopping import Stopping, cell_of, round_name, round_of, where_of
-from pytest_aorta.registry import Registry, WorkloadEntry
+from pytest_aorta.plugin.stopping import Stopping, cell_of
+from pytest_aorta.registry import Registry
 from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.trial_runner import TrialRunner
 from pytest_aorta.trials.execution import Resources
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
 
-#: Property of a report: how the item's trial has ended; of several trials, the last one.
-EXIT_STATUS = "aorta_exit_status"
+#: Gives the paths of a trial.
+PathsOf = Callable[["TrialSpec"], "TrialPaths"]
 
 #: Workload, or action of a recipe, and cell, as they are shown.
 CellName = tuple[str, str]
@@ -111,26 +111,19 @@ def deadline_of(item: pytest.Item, spec: TrialSpec) -> float | None:
     The first of: the marker ``aorta(timeout=)``, pytest-timeout's marker, ``--aorta-timeout``, and pytest-timeout's
     limit for all tests, which was hardly made with trials in mind.
     """
-    for marker in item.iter_markers("aorta"):
-        if marker.kwargs.get("timeout") is not None:
-            return float(marker.kwargs["timeout"])
+    for mark in item.iter_markers("aorta"):
+        if mark.kwargs.get("timeout") is not None:
+            return float(mark.kwargs["timeout"])
     own = spec.limits.timeout
     if spec.workload.target == TEST_TARGET:
         return own  # pytest-timeout is inside as well, where it counts no start of an interpreter
-    general = item.stash.get(TIMEOUT, None) or _pytest_timeout(item)
-    if own is None or (general is not None and item.get_closest_marker("timeout") is not None):
-        return general
-    return own
-
-
-def _pytest_timeout(item: pytest.Item) -> float | None:
-    if not item.config.pluginmanager.has_plugin("timeout"):
-        return None
-    marker = item.get_closest_marker("timeout")
-    if marker is not None:
-        given: float | None = marker.kwargs.get("timeout", marker.args[0] if marker.args else None)
-        return given or None  # 0 switches it off
-    return general_timeout(item.config)
+    general, marker = item.stash.get(TIMEOUT, None), item.get_closest_marker("timeout")
+    if not general and item.config.pluginmanager.has_plugin("timeout"):
+        if marker is not None:  # 0 switches it off
+            general = marker.kwargs.get("timeout", marker.args[0] if marker.args else None) or None
+        else:
+            general = general_timeout(item.config)
+    return general if own is None or (general is not None and marker is not None) else own
 
 
 # What reports carry to the process that writes the results
@@ -157,20 +150,11 @@ class ReportPayload:
 
         The records as JSON: execnet cannot carry every text, such as a file's name that is no UTF-8.
         """
-        records = [vars(trial) for trial in self.trials] if with_records else []
+        records = list(map(vars, self.trials)) if with_records else []
         return {"exit_status": self.exit_status, "records": json.dumps(records), "notes": json.dumps(self.notes)}
 
 
 PAYLOAD = pytest.StashKey[ReportPayload]()
-
-
-def trials_in(payload: Mapping[str, Any]) -> list[FinishedTrial]:
-    return [FinishedTrial(**record) for record in json.loads(payload["records"])]
-
-
-def without_exit_status(item: pytest.Item) -> list[tuple[str, object]]:
-    """The properties of an item but those of its trials, which may be of an earlier time that it ran."""
-    return [(name, value) for name, value in item.user_properties if name != EXIT_STATUS]
 
 
 def warn(item: pytest.Item, texts: Iterable[str]) -> None:
@@ -190,9 +174,6 @@ class TrialWatcher(Protocol):
 WATCHER = pytest.StashKey[TrialWatcher]()
 
 
-# Items that run several times
-
-
 class Repeat(NamedTuple):
     """Which of several times a trial runs; ``number`` is unique among all xdist workers, and 0 for the first.
 
@@ -203,47 +184,6 @@ class Repeat(NamedTuple):
     again: bool = False
 
 
-class Repeats:
-    """Counts how often the items of a session begin: plugins have them run again, or collect them several times.
-
-    No process asks another one: an item's number follows from its place among the equal items of the session, which
-    all workers collect alike, and from how often the item has begun here.
-    """
-
-    def __init__(self) -> None:
-        #: How often items have begun, by their identity: equal items have equal node ids.
-        self._begun: Counter[int] = Counter()
-        self._equal: dict[str, list[int]] = {}
-
-    def next(self, item: pytest.Item) -> Repeat:
-        times = self._begun[id(item)]
-        self._begun[id(item)] += 1
-        equal = self._equal_items(item)
-        place = equal.index(id(item)) if id(item) in equal else 0
-        return Repeat(times * len(equal) + place, again=times > 0)
-
-    def copies(self, item: pytest.Item) -> int:
-        return len(self._equal_items(item))
-
-    def _equal_items(self, item: pytest.Item) -> list[int]:
-        if not self._equal:
-            for each in item.session.items:
-                self._equal.setdefault(each.nodeid, []).append(id(each))
-        return self._equal.get(item.nodeid) or [id(item)]
-
-
-# Trials that are started before pytest has come to their items
-
-
-class QueuedTrial(NamedTuple):
-    """The trial of an item that pytest has not come to yet; ``deadline`` in seconds."""
-
-    nodeid: str
-    spec: TrialSpec
-    paths: TrialPaths
-    deadline: float | None
-
-
 class Prefetcher:
     """The trials of items that pytest has not come to yet, by node id, so that no slot is idle.
 
@@ -252,35 +192,31 @@ class Prefetcher:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        selection = run.selection
-        self._ahead = 2 * selection.resources.total_slots if selection.may_end_early else None
+        self._ahead = 2 * run.selection.resources.total_slots if run.selection.may_end_early else sys.maxsize
         #: Not started yet.
-        self._queue: dict[str, QueuedTrial] = {}
+        self._queue: dict[str, tuple[pytest.Item, TrialSpec, TrialPaths]] = {}
         #: Started, or with an earlier result.
         self._waiting: dict[str, tuple[RunningTrial, TrialPaths]] = {}
         #: Their items did not run, and they are being ended.
         self._dropped: list[tuple[RunningTrial, TrialPaths]] = []
-        self.launched = False
 
-    def launch(self, trials: Iterable[QueuedTrial]) -> None:
-        self.launched = True
+    def launch(self, trials: Iterable[tuple[pytest.Item, TrialSpec, TrialPaths]]) -> None:
         # All are looked for before the first one starts: to compare requests takes a slot, which trials would occupy.
-        found = [(trial, self._run.runner.find(trial.spec, trial.paths, trial.deadline)) for trial in trials]
-        for trial, earlier in found:
+        for item, spec, paths in trials:
+            earlier = self._run.runner.find(spec, paths, deadline_of(item, spec))
             if earlier is not None:
-                self._waiting[trial.nodeid] = (earlier, trial.paths)
+                self._waiting[item.nodeid] = (earlier, paths)
             else:
-                self._queue[trial.nodeid] = trial
+                self._queue[item.nodeid] = (item, spec, paths)
         self._refill()
 
     def _refill(self) -> None:
-        ahead = sum(not running.resumed for running, _ in self._waiting.values()) if self._ahead is not None else 0
-        while self._queue and (self._ahead is None or ahead < self._ahead):
-            trial = self._queue.pop(next(iter(self._queue)))
-            name = round_name(where_of(trial.nodeid), trial.spec.trial_index)
-            if self._run.stopping.reason(cell_of(trial.spec), name) is None:
-                running = self._run.runner.start(trial.spec, trial.paths, trial.deadline, urgent=False)
-                self._waiting[trial.nodeid] = (running, trial.paths)
+        ahead = sum(not running.resumed for running, _ in self._waiting.values()) if self._queue else 0
+        while self._queue and ahead < self._ahead:
+            item, spec, paths = self._queue.pop(next(iter(self._queue)))
+            if self._run.stopping.reason(item, cell_of(spec)) is None:
+                running = self._run.runner.start(spec, paths, deadline_of(item, spec), urgent=False)
+                self._waiting[item.nodeid] = (running, paths)
                 ahead += 1
 
     def take(self, nodeid: str) -> RunningTrial | None:
@@ -331,11 +267,8 @@ class Prefetcher:
 class Run:
     """One per pytest process, and one per action of a recipe.
 
-    Args:
-        config: of pytest.
-        selection: what the user asked for.
-        stamp: name of the run in the history; a new one if not given.
-        stopping_folder: of an action, as of ``Stopping``.
+    ``stamp``: name of the run in the history; a new one if not given. ``stopping_folder``: of an action, as of
+    ``Stopping``.
     """
 
     def __init__(
@@ -351,12 +284,17 @@ class Run:
         before_use = partial(end_in_order_when_terminated, config)
         self.runner = TrialRunner(selection, self.results, stamp, before_use, self.trial_started)
         self.stopping = Stopping(config, selection, stopping_folder)
-        self.prefetcher = Prefetcher(self)
+        #: Made when the first item is run, where there are several slots.
+        self.prefetcher: Prefetcher | None = None
+        #: Whether any setting has a value from anywhere.
+        self.is_mentioned = False
         #: Names of trials on the command line, empty for all; ``None`` where none of ``--aorta-workload`` is collected.
         self.chosen: set[str] | None = None
+        #: Of items, by node id: their trials, and what gives their paths.
+        self.trials: dict[str, tuple[TrialSpec, PathsOf]] = {}
         #: Whether the options ask for trials of the tests that are collected; and all such trials.
         self.takes_tests = False
-        self.tests: dict[str, tuple[TrialSpec, TrialPaths]] = {}
+        self.tests: list[TrialSpec] = []
         #: The trials of ``--aorta-replay``, and what runs them where that is not ``runner``.
         self.replays: list[Replay] = []
         self.further_runners: dict[Hashable, TrialRunner] = {}
@@ -364,17 +302,17 @@ class Run:
         self.of_actions: dict[tuple[Path, str], Run] = {}
         #: Name of the action whose run this is, as its items have it.
         self.action: str | None = None
-        #: Of an action: gives its trials by the names of their items; most processes never ask.
-        self.recipe_trials: Callable[[], Mapping[str, TrialSpec]] | None = None
         #: Whether trials that fail are what is asked for.
         self.expects_failures = False
         #: Called at the end with the cells that need no more trials, and why.
-        self.on_decided: Callable[[Mapping[str, str]], object] = lambda cells: None
+        self.on_decided: Callable[[Mapping[str, str]], object] | None = None
         #: Of a job: gives the trials of other jobs that have begun, ``None``, or ended since the last call.
         self.others: Callable[[], Iterable[tuple[TrialSpec, TrialFacts | None]]] | None = None
         #: Called with each record that was written.
-        self.on_record: Callable[[Mapping[str, Any]], object] = lambda record: None
-        self.repeats = Repeats()
+        self.on_record: Callable[[Mapping[str, Any]], object] | None = None
+        #: How often items have begun, by their identity; and those that are equal, which have equal node ids.
+        self._begun: Counter[int] = Counter()
+        self._equal: dict[str, list[int]] = {}
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.
@@ -385,13 +323,6 @@ class Run:
     @cached_property
     def registry(self) -> Registry:
         return Registry.load(self.selection.registry_files)
-
-    def check_names(self) -> None:
-        """Look up the names that the options give, which otherwise only a file or a test would, or nothing at all."""
-        given, default = self.selection, Selection()
-        has_axes = (given.environments, given.mitigations) != (default.environments, default.mitigations)
-        if given.registry_files or given.collect or has_axes:
-            trials_of([WorkloadEntry("any", "", "")], replace(given, trials=1), self.registry)
 
     @cached_property
     def plan(self) -> Plan:
@@ -405,10 +336,9 @@ class Run:
 
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
         """A slot is about to start a trial; called on its thread."""
-        if self.watcher is not None:
-            spec = trial.spec
-            cell = self.shown_cell(spec.workload.name, spec.cell)
-            self.watcher.trial_started(trial, paths.file_in(self.results), self.shown_name(spec), cell)
+        if (watcher := self.watcher) is not None:
+            cell = self.shown_cell(trial.spec.workload.name, trial.spec.cell)
+            watcher.trial_started(trial, paths.file_in(self.results), self.shown_name(trial.spec), cell)
 
     def shown_cell(self, workload: str, cell: str) -> CellName:
         """How a cell is shown: actions of a recipe may have the same ones."""
@@ -416,6 +346,21 @@ class Run:
 
     def shown_name(self, spec: TrialSpec) -> str:
         return spec.item_name if self.action is None else f"{self.action}[{spec.item_name.partition('[')[2]}"
+
+    def next_repeat(self, item: pytest.Item) -> Repeat:
+        """An item begins: plugins have items run again, or collect them several times.
+
+        No process asks another one: the number follows from the item's place among the equal items of the session,
+        which all workers collect alike, and from how often it has begun here.
+        """
+        if not self._equal:
+            for each in item.session.items:
+                self._equal.setdefault(each.nodeid, []).append(id(each))
+        times = self._begun[id(item)]
+        self._begun[id(item)] += 1
+        equal = self._equal.get(item.nodeid) or [id(item)]
+        place = equal.index(id(item)) if id(item) in equal else 0
+        return Repeat(times * len(equal) + place, again=times > 0)
 
     def has_result(self, item: pytest.Item) -> bool:
         """Whether an item's trial has, with ``--aorta-resume``, a file that may stand for it."""
@@ -439,58 +384,46 @@ class Run:
         Raises:
             pytest.skip.Exception: no more trials of the cell ``key`` are needed.
         """
-        running = self.prefetcher.take(item.nodeid) if not extra_env and not paths.repeat else None
-        if running is not None:
-            return running
+        if self.prefetcher is not None and not extra_env and not paths.repeat:
+            running = self.prefetcher.take(item.nodeid)
+            if running is not None:
+                return running
         spec = replace(spec, overlay={**spec.overlay, **extra_env})
         deadline = deadline_of(item, spec)
         earlier = self.runner.find(spec, paths, deadline) if not again else None
         if earlier is not None:
             return earlier
         if key is not None:
-            self.stopping.check(key, round_of(item) or "")
+            self.stopping.check(item, key)
         return self.runner.start(spec, paths, deadline)
 
-    def add_record(
-        self,
-        item: pytest.Item,
-        paths: TrialPaths,
-        record: TrialResult,
-        resumed: bool = False,
-        key: CellKey | None = None,
-    ) -> None:
-        """Have the item's last report bring this record to the process that writes; of a test's trial, with its key."""
-        if key is not None:
-            from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
-
-            started_by = StartedBy(node_id=key.test, options=key.options, digest=key.digest)
-            record = record.model_copy(update={"test": started_by})
+    def add_record(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:
+        """Have the item's last report bring this record to the process that writes."""
         not_kept = self.runner.store.not_kept.pop(paths, ())
         trial = FinishedTrial(str(paths.file), record.to_dict(), resumed, list(not_kept))
-        payload = item.stash.setdefault(PAYLOAD, ReportPayload())
+        payload = item.stash[PAYLOAD]
         payload.exit_status = record.exit_status
         payload.trials.append(trial)
-        item.user_properties = [*without_exit_status(item), (EXIT_STATUS, record.exit_status)]
         if not is_worker(self.config):  # a worker's last report may be lost, and then so is its process
             self.unreported.append(trial)
 
     def interrupt(self, why: str) -> None:
         """Start nothing more: pytest itself was interrupted."""
         self.interrupted = why
-        self.prefetcher.interrupt(why)
+        if self.prefetcher is not None:
+            self.prefetcher.interrupt(why)
+
+    def end_prefetched(self, why: str) -> None:
+        if self.prefetcher is not None:
+            self.unreported += self.prefetcher.close(why)
 
     def end_processes(self) -> None:
-        """End all processes after the last item, before the session ends."""
-        self.unreported += self.prefetcher.close(NO_ITEM)
-        self._close_runners()
-
-    def close(self) -> None:
-        self._close_runners()
-        self.stopping.close()
-
-    def _close_runners(self) -> None:
         for runner in (self.runner, *self.further_runners.values()):
             runner.close()
+
+
+#: Options that say what is not in the records.
+_BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
 
 
 def run_of(config: pytest.Config) -> Run:
@@ -501,32 +434,24 @@ def run_of(config: pytest.Config) -> Run:
             raise pytest.UsageError(NOT_EACH)
         try:
             selection = read_selection(config)
-            if selection.replays:
-                selection = replay_selection(config, selection)
         except OptionError as error:
             raise pytest.UsageError(str(error)) from None
+        if selection.replays:
+            for option in SETTINGS:
+                if option.name not in _BESIDE_REPLAY and getattr(config.option, option.ini, None) is not None:
+                    valid = ", ".join(f"--aorta-{name}" for name in _BESIDE_REPLAY[1:])
+                    raise pytest.UsageError(
+                        f"{option.flag}: with --aorta-replay, the record says what is run; valid beside it are {valid}"
+                    )
+            selection = Selection(
+                replays=selection.replays,
+                results_dir=selection.results_dir,
+                extra_env=selection.extra_env,
+                resources=Resources(hosts=selection.resources.hosts),
+            )
         stamp: str | None = decided.get("stamp", config.stash.get(STAMP, None))
         config.stash[RUN] = Run(config, selection, stamp)
     return config.stash[RUN]
-
-
-#: Options that say what is not in the records.
-_BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
-
-
-def replay_selection(config: pytest.Config, selection: Selection) -> Selection:
-    for option in SETTINGS:
-        if option.name not in _BESIDE_REPLAY and getattr(config.option, option.ini, None) is not None:
-            valid = ", ".join(f"--aorta-{name}" for name in _BESIDE_REPLAY[1:])
-            raise OptionError(
-                f"{option.flag}: with --aorta-replay, the record says what is run; valid beside it are {valid}"
-            )
-    return Selection(
-        replays=selection.replays,
-        results_dir=selection.results_dir,
-        extra_env=selection.extra_env,
-        resources=Resources(hosts=selection.resources.hosts),
-    )
 
 
 def current_run(config: pytest.Config) -> Run | None:
@@ -535,5 +460,5 @@ def current_run(config: pytest.Config) -> Run | None:
 
 def current_runs(config: pytest.Config) -> list[Run]:
     """The run, and those of the actions of recipes."""
-    run = current_run(config)
+    run = config.stash.get(RUN, None)
     return [] if run is None else [run, *run.of_actions.values()]

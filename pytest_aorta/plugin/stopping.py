@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.plugin import is_of_recipe
+from pytest_aorta.plugin import decisions_of_controller, is_controller, is_of_recipe
 from pytest_aorta.plugin.compat import SkippedItem
-from pytest_aorta.plugin.roles import decisions_of_controller, is_controller
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.workspace.atomic import locked, write_json
@@ -39,9 +38,7 @@ _CLOCK = "clock"
 class Rounds:
     """Which rounds may be run. One that has begun is completed; none begins when the time is over.
 
-    Args:
-        seconds: from the first trial that is really run.
-        folder: that the xdist workers share; ``None`` where one process does it all.
+    ``seconds`` count from the first trial that is really run; ``folder``: that the xdist workers share.
     """
 
     def __init__(self, seconds: float, folder: Path | None = None) -> None:
@@ -54,12 +51,16 @@ class Rounds:
         """Whether a trial of this round may be run; the first one of a round begins it."""
         if name in self._begun:
             return True
-        if self._folder is not None:
+        if self._folder is None:
+            may_begin = self._is_in_time()
+        else:
             # What another worker has begun in time must not be missed, nor may one begin after another has given up.
             with locked(self._folder):
-                may_begin = self._agree(name)
-        else:
-            may_begin = self._is_in_time()
+                mark = self._folder / f"round-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+                in_time = self._is_in_time()
+                may_begin = mark.exists() or in_time
+                if may_begin:
+                    mark.touch()
         if may_begin:
             self._begun.add(name)
         return may_begin
@@ -67,23 +68,11 @@ class Rounds:
     def _is_in_time(self) -> bool:
         now = time.monotonic()
         if self._ends_at is None:
-            self._ends_at = now + self.seconds
+            clock = None if self._folder is None else self._folder / _CLOCK
+            self._ends_at = float(clock.read_text()) if clock is not None and clock.exists() else now + self.seconds
+            if clock is not None:
+                clock.write_text(repr(self._ends_at))
         return now < self._ends_at
-
-    def _agree(self, name: str) -> bool:
-        assert self._folder is not None
-        clock = self._folder / _CLOCK
-        mark = self._folder / f"round-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-        if self._ends_at is None:
-            if not clock.exists():
-                clock.write_text(repr(time.monotonic() + self.seconds))
-            self._ends_at = float(clock.read_text())
-        if mark.exists():
-            return True
-        if not self._is_in_time():
-            return False
-        mark.touch()
-        return True
 
 
 class NotNeeded(SkippedItem):
@@ -97,6 +86,7 @@ class Stopping:
         self._config = config
         self._shared = shared
         self._selection = selection
+        self._may_end_early = selection.may_end_early
         self._decided: dict[CellKey, str] = {}
         #: Gives the cells that were decided before this run, and why.
         self.decided_before: Callable[[], Mapping[CellKey, str]] = dict
@@ -112,7 +102,7 @@ class Stopping:
     @cached_property
     def folder(self) -> Path | None:
         """Private to the run, where several processes take part; ``None`` on a host that does not have it."""
-        if not self._selection.may_end_early:
+        if not self._may_end_early:
             return None
         if self._shared is not None or is_controller(self._config):
             return self._used.path
@@ -145,15 +135,17 @@ class Stopping:
                     self._seen = seen
         return self._decided.get(key) or self.decided_before().get(key)
 
-    def reason(self, key: CellKey, round_name: str) -> str | None:
-        """Why a trial that has no result yet is not to be started; ``None`` where it is."""
+    def reason(self, item: pytest.Item, key: CellKey) -> str | None:
+        """Why the trial of an item, which has no result yet, is not to be started; ``None`` where it is."""
+        if not self._may_end_early:
+            return None
         found = self.decided(key)
-        if found is None and self.rounds is not None and not self.rounds.begin(round_name):
+        if found is None and self.rounds is not None and not self.rounds.begin(round_of(item) or ""):
             return "the time is over (--aorta-stop)"
         return found
 
-    def check(self, key: CellKey, round_name: str) -> None:
-        reason = self.reason(key, round_name)
+    def check(self, item: pytest.Item, key: CellKey) -> None:
+        reason = self.reason(item, key)
         if reason is not None:
             raise NotNeeded(reason)
 
@@ -170,21 +162,14 @@ def longrepr_of_skip(item: pytest.Item, error: NotNeeded) -> tuple[str, None, st
     return where, None, f"Skipped: {error.msg}"
 
 
-def round_name(where: str, index: int) -> str:
-    """Of the trials with this index of one collector, or marked test."""
-    return f"{where} {index}"
-
-
-def where_of(nodeid: str) -> str:
-    """What has rounds of its own: all workloads of a file together, each action of a recipe by itself."""
-    base = nodeid.partition("[")[0]
-    return base if is_of_recipe(base) else base.rpartition("::")[0]
-
-
 def round_of(item: pytest.Item) -> str | None:
-    """The round of a trial item, or of an item of a marked test; ``None`` for any other."""
+    """The round of a trial item, or of an item of a marked test: the trials with its index of one collector, or test.
+
+    All workloads of a file have their rounds together, each action of a recipe by itself. ``None`` for any other item.
+    """
+    base = item.nodeid.partition("[")[0]
     spec: TrialSpec | None = getattr(item, "spec", None)
     if spec is not None:
-        return round_name(where_of(item.nodeid), spec.trial_index)
+        return f"{base if is_of_recipe(base) else base.rpartition('::')[0]} {spec.trial_index}"
     cell = getattr(item, "callspec", None) and item.callspec.params.get("aorta_trial")  # type: ignore[attr-defined]
-    return round_name(item.nodeid.partition("[")[0], cell.index) if cell else None
+    return f"{base} {cell.index}" if cell else None

@@ -331,19 +331,6 @@ def _resources(resources: Resources) -> str:
     return "".join(f", {text}" for text in found)
 
 
-def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Category, letter and word where they differ from pytest's own."""
-    payload = getattr(report, "aorta", None)
-    # A test that starts trials itself fails for its own reasons.
-    if not payload or not report.failed or "aorta_trial_id" not in dict(report.user_properties):
-        return None
-    if payload["exit_status"] == "timeout" and report.when != "teardown":
-        return ("failed" if report.when == "call" else "error", "T", "TIMEOUT")
-    if payload["exit_status"] == "infrastructure_failed" and report.when == "call":
-        return "error", "E", "ERROR"
-    return None
-
-
 def duration_text(seconds: float) -> str:
     """As it is typed: ``1h30m``."""
     parts, rest = [], seconds

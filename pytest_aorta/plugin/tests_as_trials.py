@@ -139,11 +139,11 @@ def _items(test: pytest.Item, plan: Plan, run: Run) -> Iterator[TestTrialItem]:
     item: TestTrialItem | None = None
     for spec in plan.trials:
         label = f"{name}[{others}{spec.cell}-{spec.trial_index}]"
-        item = item_of(TestTrialItem, test.parent, label, spec, plan.paths, item)
+        item = item_of(TestTrialItem, test.parent, label, run, spec, plan.paths, item)
         item.test = test
         item.own_markers += [mark for mark in test.own_markers if mark.name not in _INSIDE]
         item.keywords.update((mark.name, mark) for mark in item.own_markers)
-        run.tests[item.nodeid] = spec, plan.paths(spec)
+        run.tests.append(spec)
         yield item
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_aorta.plan import Plan, Selection, trials_of
+from pytest_aorta.plugin import NOT_EACH, is_controller, is_each, is_worker
 from pytest_aorta.plugin.compat import tear_down_before
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, shown_failure
 from pytest_aorta.plugin.options import given_options
-from pytest_aorta.plugin.roles import NOT_EACH, give_out_one_by_one, is_each, is_worker
 from pytest_aorta.plugin.run import (
+    NO_ITEM,
     PAYLOAD,
     TEST_TARGET,
     TIMEOUT,
@@ -21,21 +24,17 @@ from pytest_aorta.plugin.run import (
     run_of,
 )
 from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, round_of
+from pytest_aorta.plugin.workload_files import GIVEN
+from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-    from pytest_aorta.plugin.run import Run
+    from pathlib import Path
 
 
 #: Options that ask for trials of the tests that are collected, where nothing else is to have trials.
 _ASKING = ("trials", "mitigations", "environment", "stop")
-
-
-def asks_for_tests(config: pytest.Config, run: Run) -> bool:
-    given = given_options(config)
-    return run.chosen is None and any(name in given for name in _ASKING)
 
 
 def select(config: pytest.Config) -> None:
@@ -45,22 +44,28 @@ def select(config: pytest.Config) -> None:
         pytest.UsageError: an option has a value that it cannot take, or there is no such trial.
     """
     run = run_of(config)
-    if run.selection.may_end_early:
-        give_out_one_by_one(config)
+    run.is_mentioned = True
+    selection = run.selection
+    if selection.may_end_early and is_controller(config) and getattr(config.option, "maxschedchunk", 0) is None:
+        config.option.maxschedchunk = 1  # workers take items in their order, and not long parts of the list
     try:
-        if run.selection.replays:
+        if selection.replays:
             from pytest_aorta.plugin.collection import choose
-            from pytest_aorta.plugin.replays import read_replays
+            from pytest_aorta.plugin.run_again import read_replays
             from pytest_aorta.workspace.paths import REPLAY
 
             choose(config, run, read_replays(config, run), REPLAY)
-        elif run.selection.workloads or run.selection.commands:
+        elif selection.workloads or selection.commands:
             from pytest_aorta.plugin.collection import select_trials
 
             select_trials(config, run)
         elif not is_worker(config):
-            run.check_names()
-        run.takes_tests = asks_for_tests(config, run)
+            # Names that the options give, which otherwise only a file or a test would look up, or nothing at all.
+            default = Selection()
+            has_axes = (selection.environments, selection.mitigations) != (default.environments, default.mitigations)
+            if selection.registry_files or selection.collect or has_axes:
+                trials_of([WorkloadEntry("any", "", "")], replace(selection, trials=1), run.registry)
+        run.takes_tests = run.chosen is None and any(name in given_options(config) for name in _ASKING)
     except RequestError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -89,6 +94,17 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
 
     lines = [] if run.chosen is None else [header(run), *command_lines(run), *forecast(run)]
     return [*lines, *shard_line(run.selection)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """A file with workloads that was given is not imported here."""
+    if module_path not in parent.config.stash.get(GIVEN, ()):
+        return None
+    from pytest_aorta.plugin.collection import WorkloadFile  # a run without trials does not need it
+
+    found: pytest.Module = WorkloadFile.of(parent, module_path)
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -132,9 +148,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         from pytest_aorta.plugin.preflight import check_trials
 
         if (run := current_run(session.config)) is not None and run.tests:
-            from pytest_aorta.plan import Plan
-
-            run.runner.add_plan(Plan(tuple(spec for spec, _ in run.tests.values())))
+            run.runner.add_plan(Plan(tuple(run.tests)))
         try:
             check_trials(session)
         except RequestError as error:
@@ -144,6 +158,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     if run is not None and session.config.pluginmanager.has_plugin("_cov"):
         # A zygote writes its data when it ends. pytest-cov's wrapper, which is around this one, combines those that
         # are there when the loop is over; later ones would be left as files.
+        run.end_prefetched(NO_ITEM)
         run.end_processes()
     return result
 
@@ -168,18 +183,18 @@ def pytest_runtest_makereport(
     """Attach what the item's trials have to report, as plain data; show a failed trial as text."""
     report = yield
     error = None if call.excinfo is None else call.excinfo.value
-    if isinstance(error, TrialBroken):
-        error = error.failure
-    if isinstance(error, TrialFailed):
-        report.longrepr = shown_failure(error, item)
-    elif report.failed and call.when != "teardown" and item.stash.get(PAYLOAD, None) is not None:
+    payload = item.stash.get(PAYLOAD, None)
+    if isinstance(error, TrialFailed | TrialBroken):
+        report.longrepr = shown_failure(error.failure if isinstance(error, TrialBroken) else error, item)
+    elif report.failed and call.when != "teardown" and payload is not None:
         from pytest_aorta.plugin.ordinary_tests import add_failed_trials
 
         add_failed_trials(report, item)
-    if report.skipped and call.excinfo is not None and isinstance(call.excinfo.value, NotNeeded):
-        report.longrepr = longrepr_of_skip(item, call.excinfo.value)  # type: ignore[assignment]
-    payload = item.stash.get(PAYLOAD, None)
+    elif report.skipped and isinstance(error, NotNeeded):
+        report.longrepr = longrepr_of_skip(item, error)  # type: ignore[assignment]
     if payload is not None:
+        if payload.exit_status is not None:
+            report.user_properties.append(("aorta_exit_status", payload.exit_status))
         # Within one process, the writer has them already; pytest-reportlog writes what a report has.
         is_sent = is_worker(item.config) or item.config.getoption("report_log", None) is not None
         with_records = report.when == "teardown" and is_sent
@@ -189,15 +204,19 @@ def pytest_runtest_makereport(
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
     """TIMEOUT, and ERROR where the workload is not what failed; of recipes, KEPT for what is complete already."""
-    if report.when == "call" and report.passed:
-        states = {value for name, value in getattr(report, "user_properties", ()) if name == "aorta_state"}
-        if states:
-            return ("passed", "r", "REPRODUCED") if "reproduced" in states else ("passed", "k", "KEPT")
-    if getattr(report, "aorta", None) is None:
+    properties = dict(getattr(report, "user_properties", ()))
+    if report.when == "call" and report.passed and "aorta_state" in properties:
+        reproduced = properties["aorta_state"] == "reproduced"
+        return ("passed", "r", "REPRODUCED") if reproduced else ("passed", "k", "KEPT")
+    payload = getattr(report, "aorta", None)
+    # A test that starts trials itself fails for its own reasons.
+    if not payload or not report.failed or "aorta_trial_id" not in properties:
         return None
-    from pytest_aorta.plugin.summary import status_word
-
-    return status_word(report)
+    if payload["exit_status"] == "timeout" and report.when != "teardown":
+        return ("failed" if report.when == "call" else "error", "T", "TIMEOUT")
+    if payload["exit_status"] == "infrastructure_failed" and report.when == "call":
+        return "error", "E", "ERROR"
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -233,10 +252,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if "pytest_aorta.plugin.recipes.runs" in sys.modules:
-        from pytest_aorta.plugin.recipes.runs import close_recipes
+    if "pytest_aorta.plugin.recipe_run" in sys.modules:
+        from pytest_aorta.plugin.recipe_run import close_recipes
 
         close_recipes(config)
     for run in current_runs(config):
         ignore_sigterm_from_now_on()
-        run.close()
+        run.end_processes()
+        run.stopping.close()

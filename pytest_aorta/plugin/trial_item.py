@@ -9,8 +9,8 @@ import inspect
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -22,22 +22,20 @@ from pluggy import HookRelay
 from pytest_aorta.common.import_target import target_file
 from pytest_aorta.common.texts import describe_exception, printable
 from pytest_aorta.plan import Plan, PlanError, check_variables
+from pytest_aorta.plugin import is_worker
 from pytest_aorta.plugin.compat import GeneratedFunction, fixture_definitions
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, add_details, failure_of
-from pytest_aorta.plugin.roles import is_worker
 from pytest_aorta.plugin.run import (
     PAYLOAD,
-    QueuedTrial,
+    PathsOf,
+    Prefetcher,
     Repeat,
     ReportPayload,
     Run,
-    deadline_of,
     reason_of,
-    run_of,
     warn,
-    without_exit_status,
 )
-from pytest_aorta.plugin.stopping import cell_of, round_of
+from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.workload_files import definition_line
 from pytest_aorta.trials.loading import module_name
 from pytest_aorta.trials.outcome import CANNOT_JUDGE
@@ -47,17 +45,6 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 _PACKAGE = Path(__file__).parents[1]
@@ -183,32 +170,28 @@ Item = TypeVar("Item", bound="TrialItem")
 class TrialItem(GeneratedFunction):
     """One trial. A ``pytest.Function`` of a function with one argument, so that fixtures work as in any test."""
 
+    trial_run: Run
     spec: TrialSpec
     running: RunningTrial | None = None
     #: Which one in this run it is, once it has begun.
     repeat = Repeat()
 
     #: Gives the trial's paths: most items are only collected, and have none.
-    paths_of: Callable[[TrialSpec], TrialPaths]
+    paths_of: PathsOf
 
     @cached_property
     def paths(self) -> TrialPaths:
         return self.paths_of(self.spec)
 
-    @property
-    def trial_run(self) -> Run:
-        """The run that the trial belongs to."""
-        return run_of(self.config)
-
     def setup(self) -> None:
         """Set the fixtures up, start the trial, and wait until the workload is set up."""
         run = self.trial_run
         self.stash[PAYLOAD] = ReportPayload()
-        self.user_properties = without_exit_status(self)
-        self.repeat = run.repeats.next(self)
+        self.repeat = run.next_repeat(self)
         self.paths = self.paths_of(self.spec).repeated(self.repeat.number)
-        if (self.repeat.again or not run.has_result(self)) and not run.prefetcher.is_running(self.nodeid):
-            run.stopping.check(cell_of(self.spec), round_of(self) or "")
+        is_ahead = run.prefetcher is not None and run.prefetcher.is_running(self.nodeid)
+        if not is_ahead and (self.repeat.again or not run.has_result(self)):
+            run.stopping.check(self, cell_of(self.spec))
         try:
             super().setup()
             extra_env: Any = self.funcargs["aorta_extra_env"]
@@ -221,35 +204,34 @@ class TrialItem(GeneratedFunction):
         except (pytest.skip.Exception, pytest.exit.Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self._keep_unstarted(run, error, "a fixture failed: ")
+            self._keep_unstarted(error, "a fixture failed: ")
             raise
-        self._show_output(run)
+        is_shown = self.config.getoption("capture", "fd") == "no" and not is_worker(self.config)
+        if is_shown and self.spec.execution.isolation != "none":
+            self.addfinalizer(LogStream(self.paths.folder_in(run.results), begun=is_ahead).close)
         # Registered after the fixtures, so the trial is over before they are torn down.
         self.addfinalizer(self._finish)
         try:
-            self.running = self.launch(run, extra_env)
+            self.running = self.launch(extra_env)
         except Exception as error:
             if not self.stash[PAYLOAD].trials:
-                self._keep_unstarted(run, error)
+                self._keep_unstarted(error)
             raise
         self._wait("setup")
 
-    def _show_output(self, run: Run) -> None:
-        shown = self.config.getoption("capture", "fd") == "no" and not is_worker(self.config)
-        if shown and self.spec.execution.isolation != "none":
-            folder = self.paths.folder_in(run.results)
-            self.addfinalizer(LogStream(folder, begun=run.prefetcher.is_running(self.nodeid)).close)
-
-    def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
+    def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
         """Start the trial, and ahead of their items those that may be."""
-        prefetch(self.session, run)
+        run = self.trial_run
+        if run.prefetcher is None and run.selection.resources.total_slots > 1 and not is_worker(self.config):
+            run.prefetcher = Prefetcher(run)
+            run.prefetcher.launch(prefetchable(self.session, run))
         return run.launch(self, self.spec, self.paths, extra_env, cell_of(self.spec), again=self.repeat.again)
 
-    def _keep_unstarted(self, run: Run, error: BaseException, why: str = "") -> None:
+    def _keep_unstarted(self, error: BaseException, why: str = "") -> None:
         from pytest_aorta.launch.record import lost_record
         from pytest_aorta.trials.outcome import exit_failure
 
-        text = describe_exception(error)
+        run, text = self.trial_run, describe_exception(error)
         lost = exit_failure("launch", None, {**text, "message": why + text["message"]})
         if not run.selection.resume:  # then an earlier result gives way only to a trial that has started
             run.runner.store.retire(self.paths)
@@ -336,14 +318,19 @@ def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     pass
 
 
-def items_of(plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
+def items_of(run: Run, plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
     """The items of a plan, in its order, each below its module."""
     items: list[TrialItem] = []
     sibling: TrialItem | None = None
-    with collector_paused():
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would look at all items again and again
+    try:
         for spec in plan.trials:
-            sibling = item_of(TrialItem, module_of(spec), spec.item_name, spec, plan.paths, sibling)
+            sibling = item_of(TrialItem, module_of(spec), spec.item_name, run, spec, plan.paths, sibling)
             items.append(sibling)
+    finally:
+        if was_enabled:
+            gc.enable()
     return items
 
 
@@ -351,13 +338,15 @@ def item_of(
     kind: type[Item],
     parent: pytest.Collector,
     name: str,
+    run: Run,
     spec: TrialSpec,
-    paths_of: Callable[[TrialSpec], TrialPaths],
+    paths_of: PathsOf,
     sibling: TrialItem | None,
 ) -> Item:
     """One item; ``sibling`` is another one below the same collector."""
     item: Item = kind.of(parent, name, _use_fixtures, sibling)
-    item.spec, item.paths_of = spec, paths_of
+    item.trial_run, item.spec, item.paths_of = run, spec, paths_of
+    run.trials[item.nodeid] = spec, paths_of
     item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
     # At construction, so that even the report of a crashed worker's last item says which trial it was.
     item.user_properties += properties_of(spec)
@@ -374,26 +363,23 @@ def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
     ]
 
 
-def prefetch(session: pytest.Session, run: Run) -> None:
-    prefetcher = run.prefetcher
-    if prefetcher.launched or run.selection.resources.total_slots < 2 or is_worker(session.config):
-        return
+def prefetchable(session: pytest.Session, run: Run) -> Iterator[tuple[pytest.Item, TrialSpec, TrialPaths]]:
+    """The items of a run whose trials may be started ahead of them."""
     installed = installed_modules(session.config)
-    queued = []
+    copies = Counter(item.nodeid for item in session.items)
     for item in session.items:
         if not isinstance(item, TrialItem) or item.trial_run is not run:
             continue
         replayed = item.spec.origin is not None and item.spec.origin.seed is not None
         if item.spec.execution.isolation == "none" or replayed:
             continue
-        if run.repeats.copies(item) > 1:  # which of them pytest comes to first is not known
+        if copies[item.nodeid] > 1:  # which of them pytest comes to first is not known
             continue
         code = next(user_code(item, installed), None)
         if code is not None:
             run.held_by.setdefault(code, item.nodeid)
         elif not any(item.get_closest_marker(name) for name in ("skip", "skipif", "xfail")):
-            queued.append(QueuedTrial(item.nodeid, item.spec, item.paths, deadline_of(item, item.spec)))
-    prefetcher.launch(queued)
+            yield item, item.spec, item.paths
 
 
 #: Seconds between two looks at the logs.

@@ -1,109 +1,53 @@
-"""Workload classes in Python files, found by reading them: importing would start what a trial has to start."""
+"""Workload classes in Python files, found by reading them: importing would start what a trial has to start.
+
+Those of files that were given as arguments are collected; where there is none, it is said why.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
+import pytest
+
+from pytest_aorta.common.import_target import module_file
+from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin import may_have_workloads
+from pytest_aorta.plugin.options import given_options, is_typed
 
 _METHODS = ("setup", "run")
 
-AS_COMMAND = "a script runs as it is with --aorta-command 'python {}'"
-
-
-@dataclass(frozen=True)
-class FoundClass:
-    name: str
-    workload: str
-    methods: Mapping[str, bool]
-    is_declared: bool
-
-    @property
-    def is_workload(self) -> bool:
-        is_concrete = not any(self.methods.values())
-        return not self.name.startswith("_") and is_concrete and all(name in self.methods for name in _METHODS)
-
-    @property
-    def lacks(self) -> str:
-        """What keeps it from being a workload; empty where nothing suggests that it was meant to be one."""
-        missing = [name for name in _METHODS if self.methods.get(name, True)]
-        return f"{self.name} has no {missing[0]}()" if len(missing) == 1 else ""
+_AS_COMMAND = "a script runs as it is with --aorta-command 'python {}'"
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    classes: Sequence[FoundClass] = ()
+    #: Name and class of every workload, in the order of the file: a public, concrete class with ``setup`` and ``run``
+    #: methods, its own or inherited from a class of the file, or with a base named ``Workload``. None in a file that
+    #: has tests: there, such classes are helpers.
+    workloads: Sequence[tuple[str, str]] = ()
+    #: Of classes that are nearly workloads, what keeps them from it; and whether one of them says that it is one.
+    lacks: Sequence[str] = ()
+    is_incomplete: bool = False
     has_tests: bool = False
+    has_classes: bool = False
     is_valid: bool = False
-
-    @property
-    def workloads(self) -> list[FoundClass]:
-        """None in a file that has tests: there, such classes are helpers."""
-        return [found for found in self.classes if found.is_workload and not self.has_tests]
-
-    @property
-    def is_incomplete(self) -> bool:
-        return not self.has_tests and any(
-            found.is_declared and sum(found.methods[name] for name in _METHODS) == 1
-            for found in self.classes
-            if not found.name.startswith("_")
-        )
-
-    @property
-    def is_script(self) -> bool:
-        return self.is_valid and not self.has_tests and not self.classes
-
-
-def workload_classes(path: Path) -> list[tuple[str, str]]:
-    """Name and class of every workload that a file defines, in its order.
-
-    A workload is a public, concrete class with ``setup`` and ``run`` methods, its own or inherited from a class of the
-    file, or with a base named ``Workload``.
-    """
-    return [(found.workload, found.name) for found in workload_facts(path).workloads]
 
 
 def workload_facts(path: Path, *, always: bool = False) -> FileFacts:
     """What a file defines; unless ``always``, one that cannot have a workload is not parsed for that."""
-    version = _version(path)
-    return _facts(path, version, always) if version else FileFacts()
-
-
-def what_lacks(path: Path, wanted: bool = True) -> str:
-    """What the classes of a file lack to be workloads; empty where none is nearly one.
-
-    ``wanted``: say also that a file has no class which is nearly one.
-    """
-    facts = workload_facts(path, always=True)
-    if lacking := [found.lacks for found in facts.classes if found.lacks]:
-        lacking.append("a workload has setup() and run(), its own or of a base in its file, which is not imported")
-        return "; ".join(lacking)
-    if not wanted or not facts.is_valid or facts.workloads:
-        return ""
-    if facts.has_tests:
-        return "it has tests, whose classes are helpers: aorta_run(CLASS) in a test, or a file of its own, runs one"
-    return f"it defines none; {AS_COMMAND.format(path.name)}"
-
-
-def definition_line(path: Path, name: str) -> int:
-    """The line, from 1, in which a file defines a class (``Class`` or ``Outer.Inner``); 0 when it does not."""
-    version = _version(path)
-    return _line(path, version, name) if version else 0
-
-
-def _version(path: Path) -> tuple[int, ...]:
     try:
         seen = path.stat()
     except (OSError, ValueError):
-        return ()
-    return seen.st_mtime_ns, seen.st_size, seen.st_ino
+        return FileFacts()
+    return _facts(path, (seen.st_mtime_ns, seen.st_size, seen.st_ino), always)
 
 
-@cache
+@lru_cache
 def _facts(path: Path, version: tuple[int, ...], always: bool) -> FileFacts:
     try:
         text = path.read_bytes()
@@ -112,7 +56,19 @@ def _facts(path: Path, version: tuple[int, ...], always: bool) -> FileFacts:
         module = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return FileFacts()
-    return FileFacts(_classes(module), any(map(_is_test, module.body)), is_valid=True)
+    has_tests = any(map(_is_test, module.body))
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+    workloads, lacks, is_incomplete = [], [], False
+    for name, node in classes.items():
+        methods, is_declared = _methods(node, classes, frozenset({name}))
+        missing = [method for method in _METHODS if methods.get(method, True)]
+        if len(missing) == 1:
+            lacks.append(f"{name} has no {missing[0]}()")
+        if not has_tests and not name.startswith("_"):
+            is_incomplete |= is_declared and len(missing) == 1
+            if not missing and not any(methods.values()):
+                workloads.append((_given_name(node) or name, name))
+    return FileFacts(workloads, lacks, is_incomplete, has_tests, bool(classes), is_valid=True)
 
 
 def _is_test(node: ast.stmt) -> bool:
@@ -121,47 +77,28 @@ def _is_test(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
 
 
-@cache
-def _line(path: Path, version: tuple[int, ...], name: str) -> int:
-    try:
-        node: ast.AST | None = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return 0
-    for part in name.split("."):
-        inner = [] if node is None else list(ast.walk(node))[1:]
-        node = next((each for each in inner if isinstance(each, ast.ClassDef) and each.name == part), None)
-    return getattr(node, "lineno", 0)
-
-
-def _classes(module: ast.Module) -> list[FoundClass]:
-    nodes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
-
-    def describe(node: ast.ClassDef, seen: frozenset[str]) -> FoundClass:
-        methods: dict[str, bool] = {}
-        is_declared = False
-        for name in map(_last_name, reversed(node.bases)):
-            if name in nodes and name not in seen:
-                base = describe(nodes[name], seen | {name})
-                methods |= base.methods
-                is_declared |= base.is_declared
-            elif name == "Workload":
-                methods |= dict.fromkeys(_METHODS, True)
-                is_declared = True
-        for part in node.body:
-            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
-                methods[part.name] = _is_abstract(part)
-        return FoundClass(node.name, _given_name(node) or node.name, methods, is_declared)
-
-    return [describe(node, frozenset({node.name})) for node in nodes.values()]
-
-
-def _is_abstract(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    if any(_last_name(mark) == "abstractmethod" for mark in function.decorator_list):
-        return True
-    last = function.body[-1]
-    raised = last.exc if isinstance(last, ast.Raise) else None
-    raised = raised.func if isinstance(raised, ast.Call) else raised
-    return raised is not None and len(function.body) <= 2 and _last_name(raised) == "NotImplementedError"
+def _methods(
+    node: ast.ClassDef, classes: dict[str, ast.ClassDef], seen: frozenset[str]
+) -> tuple[dict[str, bool], bool]:
+    """The methods of a class and whether they are abstract; and whether it has a base named ``Workload``."""
+    methods: dict[str, bool] = {}
+    is_declared = False
+    for name in map(_last_name, reversed(node.bases)):
+        if name in classes and name not in seen:
+            inherited, declared = _methods(classes[name], classes, seen | {name})
+            methods |= inherited
+            is_declared |= declared
+        elif name == "Workload":
+            methods |= dict.fromkeys(_METHODS, True)
+            is_declared = True
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            last = part.body[-1]
+            raised = last.exc if isinstance(last, ast.Raise) else None
+            raised = raised.func if isinstance(raised, ast.Call) else raised
+            raises = raised is not None and len(part.body) <= 2 and _last_name(raised) == "NotImplementedError"
+            methods[part.name] = raises or any(_last_name(mark) == "abstractmethod" for mark in part.decorator_list)
+    return methods, is_declared
 
 
 def _last_name(node: ast.expr) -> str:
@@ -175,3 +112,87 @@ def _given_name(node: ast.ClassDef) -> str | None:
             if any(isinstance(target, ast.Name) and target.id == "name" for target in targets):
                 return part.value.value if isinstance(part.value.value, str) else None
     return None
+
+
+def definition_line(path: Path, name: str) -> int:
+    """The line, from 1, in which a file defines a class (``Class`` or ``Outer.Inner``); 0 when it does not."""
+    try:
+        node: ast.AST | None = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return 0
+    for part in name.split("."):
+        inner = [] if node is None else list(ast.walk(node))[1:]
+        node = next((each for each in inner if isinstance(each, ast.ClassDef) and each.name == part), None)
+    return getattr(node, "lineno", 0)
+
+
+def what_lacks(path: Path, wanted: bool = True) -> str:
+    """What the classes of a file lack to be workloads; empty where none is nearly one.
+
+    ``wanted``: say also that a file has no class which is nearly one.
+    """
+    facts = workload_facts(path, always=True)
+    if facts.lacks:
+        return "; ".join(
+            [*facts.lacks, "a workload has setup() and run(), its own or of a base in its file, which is not imported"]
+        )
+    if not wanted or not facts.is_valid or facts.workloads:
+        return ""
+    if facts.has_tests:
+        return "it has tests, whose classes are helpers: aorta_run(CLASS) in a test, or a file of its own, runs one"
+    return f"it defines none; {_AS_COMMAND.format(path.name)}"
+
+
+#: Files with workloads among the arguments.
+GIVEN = pytest.StashKey[set[Path]]()
+
+
+def find_given(config: pytest.Config) -> bool:
+    """Find the files with workloads among the arguments, which are made such that pytest finds them, if there are any.
+
+    Also a file that has nothing but incomplete workloads: to be asked for trials and to have none, with no word of
+    why, is what a newcomer meets first.
+    """
+    here, top = config.invocation_params.dir, config.rootpath
+    files = config.stash[GIVEN] = set()
+    for place, argument in enumerate(config.args):
+        given, _, name = argument.partition("::")
+        # A trial by its node id, as pytest writes it into reports and its cache, whatever directory it was started in.
+        is_trial_below = argument.endswith("]") and name and here != top and not (here / given).exists()
+        if is_trial_below and workload_facts(top / given).workloads:
+            given = str(top / given)
+            config.args[place] = f"{given}::{name}"
+        path = os.path.normpath(os.path.join(here, given))
+        file = Path(path) if path.endswith(".py") else None
+        if config.option.pyargs and not os.path.exists(path):
+            file = module_file(given)
+        if file is not None and ((facts := workload_facts(file)).workloads or facts.is_incomplete):
+            files.add(file)
+    return bool(files)
+
+
+def lines_of_empty_run(terminal: pytest.TerminalReporter, status: int, config: pytest.Config) -> list[str]:
+    """What to say of a run that has ended with such a status, and that has not come to its first item.
+
+    One line for each file on the command line in which something is nearly a workload. Where an option of ours is on
+    the command line, so that trials were wanted, also for files with nothing of the kind; and where nothing was named,
+    what could be.
+    """
+    wanted = bool(given_options(config))
+    given = [config.invocation_params.dir / str(argument).partition("::")[0] for argument in config.args]
+    files = [file for file in given if file.suffix == ".py" and file.is_file()]
+    if status != pytest.ExitCode.NO_TESTS_COLLECTED:
+        errors = [report for report in terminal.stats.get("error", []) if isinstance(report, pytest.CollectReport)]
+        failed = {config.rootpath / report.nodeid.partition("::")[0] for report in errors}
+        of = {file: workload_facts(file, always=True) for file in files if wanted and file in failed}
+        scripts = [file for file, it in of.items() if it.is_valid and not it.has_tests and not it.has_classes]
+        return [one_line(f"{file.name}: {_AS_COMMAND.format(file.name)}") for file in scripts]
+    found = {file: what_lacks(file, wanted) for file in files}
+    lines = [one_line(f"no workload in {file.name}: {text}") for file, text in found.items() if text]
+    is_named = config.args_source == config.ArgsSource.ARGS or is_typed(config)
+    if wanted and not is_named and not config.getini("aorta_workload") and not config.getini("aorta_command"):
+        lines.append(
+            "no trials: of what? --aorta-workload NAME (pytest-aorta list workloads has the names), "
+            "--aorta-command 'python train.py', or a file with a workload or a recipe"
+        )
+    return lines

@@ -4,141 +4,82 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import tempfile
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.texts import printable, utc_now
+from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.launch_mode import is_command
-from pytest_aorta.plugin.folded_summary import AlikeFailures
-from pytest_aorta.plugin.run import FinishedTrial, trials_in
+from pytest_aorta.plugin import is_controller
+from pytest_aorta.plugin.failures import FailedAlike
+from pytest_aorta.plugin.run import FinishedTrial
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text, understood
-from pytest_aorta.registry import one_line_of
-from pytest_aorta.settings import RequestError
+from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.triage.reading import MATRIX_JSON
 from pytest_aorta.triage.verdicts import Decisions, Triage
 from pytest_aorta.workspace.atomic import remove_abandoned, write_json, write_text
-from pytest_aorta.workspace.paths import HISTORY, TrialPaths
+from pytest_aorta.workspace.paths import HISTORY, REPLAY, TrialPaths
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
-    from pytest_aorta.plugin.replays import Again
     from pytest_aorta.plugin.run import Run
     from pytest_aorta.triage import TriageSettings
-    from pytest_aorta.triage.facts import Outcome, TrialFacts
-    from pytest_aorta.triage.gates import Gate, GateResult
+    from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.trial_store import TrialStore
 
 
-class JudgedTrials:
-    def __init__(self, gates: Sequence[Gate], triage: Triage, action: str = "", expects_failures: bool = False) -> None:
-        self.gates = gates
-        self.triage = triage
-        self.action = action
-        self._expects_failures = expects_failures
-        #: How many failed reports the items of trials have, by the ids of the trials.
-        self._failed: Counter[tuple[str, str]] = Counter()
-        self.results: list[GateResult] = []
+def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> list[tuple[str, str]]:
+    """Set the exit status of a run that has come to its end by its gates, which decide together; what to print of them,
+    each line with its colour, with ``-q`` only of those that do not hold."""
+    from pytest_aorta.triage.gates import judge
 
-    def see(self, report: pytest.TestReport) -> None:
-        """Remember a failed report of a trial, which by itself makes the run no failure."""
-        properties = dict(report.user_properties)
-        if report.failed and report.when != "teardown" and "aorta_trial_id" in properties:
-            self._failed[str(properties["aorta_workload"]), str(properties["aorta_trial_id"])] += 1
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there are gates, and trials that they are about."""
-        return bool(self.gates) and any(cell.trials for cell in self.triage.cells)
-
-    def judge(self) -> int:
-        """Judge each gate; how many failed reports are of trials that they judge."""
-        from pytest_aorta.triage.gates import judge
-
-        self.results = judge(self.gates, self.triage.table())
-        judged: set[Outcome] = {"failed", "timeout"}
-        if self._expects_failures:
-            judged.add("ok")
-        if any(gate.value == "infrastructure" for gate in self.gates):
+    begun = [writer for writer in writers if writer.gates and any(cell.trials for cell in writer.triage.cells)]
+    if not begun:
+        return []
+    stopped = session.shouldfail or session.shouldstop
+    if stopped or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        why = stopped or "it did not come to its end"
+        return [(f"gates are not judged, because the run is incomplete: {why}", "")]
+    taken = {gate.text for writer in begun for gate in writer.gates}
+    lines, hold, excused = [], True, 0
+    for writer in (*begun, *(writer for writer in writers if writer not in begun)):
+        of = f"{writer.run.action}: " if writer.run.action else ""
+        gates = writer.gates if writer in begun else [gate for gate in writer.gates if gate.text not in taken]
+        for result in judge(gates, writer.triage.table()) if gates else ():
+            hold &= result.holds
+            lines += [(f"does not hold: {of}{result.gate.text}: {problem}", "red") for problem in result.problems]
+            if result.holds and session.config.get_verbosity() >= 0:
+                lines.append((f"holds: {of}{result.gate.text}", "green"))
+        judged = {"failed", "timeout"} | ({"ok"} if writer.run.expects_failures else set())
+        if any(gate.value == "infrastructure" for gate in gates):
             judged |= {"infrastructure", "did not run"}
-        return sum(
-            self._failed[facts.key.workload, facts.trial_id]
-            for cell in self.triage.cells
+        excused += sum(
+            writer.failed[facts.key.workload, facts.trial_id]
+            for cell in writer.triage.cells
             for facts in cell.finished
             if facts.outcome in judged
         )
-
-
-def _without(group: JudgedTrials, others: Sequence[JudgedTrials]) -> JudgedTrials:
-    taken = {gate.text for other in others for gate in other.gates}
-    return JudgedTrials([gate for gate in group.gates if gate.text not in taken], group.triage, group.action)
-
-
-class Gating:
-    """Of one run: all gates together decide."""
-
-    def __init__(self) -> None:
-        self._judged: list[JudgedTrials] = []
-        self._notes: list[str] = []
-
-    def conclude(self, session: pytest.Session, groups: Sequence[JudgedTrials]) -> None:
-        """Set the exit status of a run that has come to its end; any other is left as it is."""
-        found = [group for group in groups if group.has_begun]
-        if not found:
-            return
-        found += [rest for group in groups if group not in found and (rest := _without(group, found)).gates]
-        stopped = session.shouldfail or session.shouldstop
-        if stopped or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            why = stopped or "it did not come to its end"
-            self._notes.append(f"gates are not judged, because the run is incomplete: {why}")
-            if session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            return
-        self._judged = found
-        excused = sum(group.judge() for group in found)
-        others = session.testsfailed - excused
-        if others > 0:
-            self._notes.append(f"{counted(others, 'failure')} that no gate judges: not of a trial, or infrastructure")
-        elif excused and self.hold:
-            self._notes.append(f"exit status 0: the gates judge {counted(excused, 'failed trial')}, and hold")
-        succeeds = self.hold and others <= 0
-        session.exitstatus = pytest.ExitCode.OK if succeeds else pytest.ExitCode.TESTS_FAILED
-
-    @property
-    def hold(self) -> bool:
-        """Whether all do."""
-        return all(result.holds for group in self._judged for result in group.results)
-
-    def print(self, terminal: pytest.TerminalReporter) -> None:
-        """Print what became of each gate; with ``-q`` only of those that do not hold."""
-        quiet = terminal.verbosity < 0
-        if not (self._judged or self._notes) or (quiet and self.hold and not self._notes):
-            return
-        terminal.write_sep("=", "gates")
-        for group in self._judged:
-            of = f"{group.action}: " if group.action else ""
-            for result in group.results:
-                for problem in result.problems:
-                    line = f"does not hold: {of}{result.gate.text}: {problem}"
-                    terminal.write_line(printable(line), red=True)
-                if result.holds and not quiet:
-                    terminal.write_line(printable(f"holds: {of}{result.gate.text}"), green=True)
-        for note in self._notes:
-            terminal.write_line(printable(note))
+    others = session.testsfailed - excused
+    if others > 0:
+        lines.append((f"{counted(others, 'failure')} that no gate judges: not of a trial, or infrastructure", ""))
+    elif excused and hold:
+        lines.append((f"exit status 0: the gates judge {counted(excused, 'failed trial')}, and hold", ""))
+    session.exitstatus = pytest.ExitCode.OK if hold and others <= 0 else pytest.ExitCode.TESTS_FAILED
+    return lines
 
 
 #: Shortest time between two writes in seconds; and how many times as long as the last one took.
@@ -146,14 +87,9 @@ _SHORTEST, _TIMES = 0.5, 99
 
 
 class MatrixWriter:
-    """matrix.json and matrix.md in the results directory: written again while trials go on, and at the end.
+    """matrix.json and matrix.md in a ``folder`` of the results: written again while trials go on, and at the end.
 
-    Args:
-        triage: is asked for the table.
-        store: of the results.
-        folder: where the matrix goes, the results directory or one below it.
-        plans: of the run; more may be added.
-        clock: seconds.
+    ``plans`` are those of the run; more may be added. ``clock`` gives seconds.
     """
 
     def __init__(
@@ -168,19 +104,20 @@ class MatrixWriter:
         self._store = store
         self._folder = folder
         self._plans = plans
-        self._planned: dict[CellKey, int] = {}
-        self._plans_counted = 0
         self._clock = clock
         self._has_written = False
         self._started_at = utc_now()
-        self._next = clock() + _SHORTEST
+        #: When it is written next; the first trial's end starts the clock.
+        self._next: float | None = None
         #: Why the files could not be written, the last time.
         self.error: str | None = None
 
     def trial_is_over(self) -> None:
-        if self._clock() < self._next:
-            return
         begun = self._clock()
+        if self._next is None:
+            self._next = begun + _SHORTEST
+        if begun < self._next:
+            return
         table = self._triage.table(running=True)
         if not self._has_written:
             begun = self._clock()  # what the statistics import, the table at the end needs as well
@@ -201,7 +138,7 @@ class MatrixWriter:
     def _write(self, table: Table, *, complete: bool, interrupted: str | None = None) -> str:
         state = RunState(
             plan=", ".join(plan.digest for plan in self._plans) or None,
-            planned=self._count_planned(),
+            planned=planned_trials(self._plans),
             started_at=self._started_at,
             written_at=utc_now(),
             complete=complete,
@@ -231,15 +168,9 @@ class MatrixWriter:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file.replace(target)
 
-    def _count_planned(self) -> dict[CellKey, int]:
-        if self._plans_counted != len(self._plans):
-            self._plans_counted = len(self._plans)
-            self._planned = planned_trials(self._plans)
-        return self._planned
 
-
-def planned_trials(plans: Iterable[Plan]) -> dict[CellKey, int]:
-    return Counter(CellKey(spec.workload.name, spec.cell) for plan in plans for spec in plan.trials)
+def planned_trials(plans: Iterable[Plan]) -> Counter[CellKey]:
+    return Counter(cell_of(spec) for plan in plans for spec in plan.trials)
 
 
 class TrialWriter:
@@ -251,26 +182,33 @@ class TrialWriter:
         self.summary = Summary(run)
         #: Those of this process, and those of files that only xdist's workers have made.
         self.plans = list(run.runner.plans)
-        self.triage = Triage(_settings(run, self.plans))
+        settings = run.selection.triage
+        if run.selection.resume and EarlierMatrix(run.results).was_looked_at(planned_trials(self.plans)):
+            settings = replace(settings, sequential=True)
+        self.triage = Triage(settings)
         self.decisions = None
         if run.selection.stop.ends_cells:
             before = run.stopping.decided_before()
             self.decisions = Decisions(self.triage, run.selection.stop, before)
-        self.judged = JudgedTrials(run.selection.gates, self.triage, run.action or "", run.expects_failures)
+        self.gates = run.selection.gates
+        #: How many failed reports the items of trials have, which by themselves make the run no failure, by workload
+        #: and id of the trial.
+        self.failed: Counter[tuple[str, str]] = Counter()
         #: Lines for the summary, of items that conclude from several trials.
         self.notes: list[str] = []
         #: How many trials were skipped because their cells were decided.
         self.skipped = 0
-        #: Trials of the plans by name, by what is before it in their node ids.
-        self._specs: dict[str, dict[str, tuple[TrialSpec, TrialPaths]]] = {}
+        #: Collectors of xdist's workers whose trials were looked for, by their node ids.
+        self._looked_for: set[str] = set()
         self._declare(self.plans)
-        self.matrix = MatrixWriter(self.triage, self.store, self._folder(), self.plans)
+        folder = self.store.results / REPLAY if run.replays else self.store.results
+        self.matrix = MatrixWriter(self.triage, self.store, folder, self.plans)
         #: Commands whose first trial is over.
         self._understood: set[str] = set()
         #: As it is shown at the end.
         self.table: Table | None = None
-        #: Which items have failed alike.
-        self.alike = AlikeFailures()
+        #: How the trials of items have failed, by node id.
+        self.alike: dict[str, FailedAlike] = {}
         #: What could not be written, and why.
         self.errors: list[str] = []
 
@@ -280,82 +218,82 @@ class TrialWriter:
             for spec in plan.trials:
                 self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
 
-    def _folder(self) -> Path:
-        if not self.run.replays:
-            return self.store.results
-        from pytest_aorta.workspace.paths import REPLAY
-
-        return self.store.results / REPLAY
-
     def begin(self, nodeid: str) -> None:
         """The item of a trial has begun."""
         found = self.find(nodeid)
         if found is not None:
-            spec = found[0]
-            self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
-            self.triage.begin(cell_of(spec), spec.trial_index)
+            key, spec = cell_of(found[0]), found[0]
+            self.triage.declare(key, spec.environment.name, spec.mitigations)
+            self.triage.begin(key, spec.trial_index)
 
     def write_report(self, report: pytest.TestReport) -> None:
         """Write the trials that a report brings."""
+        payload, properties = report.aorta, dict(report.user_properties)
+        found = [FinishedTrial(**record) for record in json.loads(payload["records"])]
         if report.when == "teardown":
-            self.notes += json.loads(report.aorta["notes"])
-        found = trials_in(report.aorta)
-        if not found and report.when == "teardown" and not hasattr(report, "node"):
-            found = list(self.run.unreported)  # of this process, whose items run one after the other
+            self.notes += json.loads(payload["notes"])
+            if not found and not hasattr(report, "node"):
+                found = list(self.run.unreported)  # of this process, whose items run one after the other
+        is_of_trial = "aorta_trial_id" in properties  # a test that starts trials fails for its own reasons
         for trial in found:
             facts = self.write(trial)
-            if "aorta_trial_id" in dict(report.user_properties):  # a test that starts trials fails for its own reasons
-                self.alike.add(report.nodeid, facts, self.run.shown_cell(facts.key.workload, facts.key.cell))
+            if is_of_trial and facts.signature is not None:
+                cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
+                self.alike[report.nodeid] = FailedAlike((facts.outcome, facts.signature), *cell, facts.index)
+        if is_of_trial and report.failed and report.when != "teardown":
+            self.failed[str(properties["aorta_workload"]), str(properties["aorta_trial_id"])] += 1
 
     def write(self, trial: FinishedTrial) -> TrialFacts:
         """Write one trial; one that cannot be written is kept elsewhere, and the run goes on."""
         paths = TrialPaths(PurePosixPath(trial.path))
         try:
             self.store.write(paths, trial.result, resumed=trial.resumed)
-            self.run.on_record(trial.result)
+            if self.run.on_record is not None:
+                self.run.on_record(trial.result)
         except OSError as error:
             self.errors.append(f"{paths.file_in(self.store.results)}: {error}{self._write_elsewhere(trial)}")
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
-        self._say_what_was_understood(trial)
+        if not trial.resumed and trial.result["workload"] not in self._understood:
+            self._say_what_was_understood(trial.result)
         facts = facts_of(trial.result, trial.path, self.triage.settings.signatures)
         self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
             return facts
-        self._decide([facts])
-        if self.run.watcher is not None:
+        self._decide(facts)
+        if (watcher := self.run.watcher) is not None:
             cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
-            self.run.watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
+            watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
         return facts
 
-    def _say_what_was_understood(self, trial: FinishedTrial) -> None:
-        name, request = trial.result["workload"], trial.result.get("request") or {}
-        target = (request.get("workload") or {}).get("target", "")
-        if trial.resumed or name in self._understood or not is_command(target) or not trial.result["config"]:
+    def _say_what_was_understood(self, result: Mapping[str, Any]) -> None:
+        target = ((result.get("request") or {}).get("workload") or {}).get("target", "")
+        if not is_command(target) or not result["config"]:
             return
-        self._understood.add(name)
+        self._understood.add(result["workload"])
         terminal = self.run.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and self.run.config.get_verbosity() >= 0 and self.run.selection.trials > 1:
             terminal.ensure_newline()
-            terminal.write_line(understood(trial.result))
+            terminal.write_line(understood(result))
 
-    def _decide(self, new: Iterable[TrialFacts] = ()) -> None:
+    def _decide(self, *new: TrialFacts) -> None:
         """Take in trials that are over, in this job and in others, and look which cells need no more."""
+        found = list(new)
+        for spec, facts in self.run.others() if self.run.others is not None else ():
+            # Also of those that still run: what comes after them has to wait.
+            self.triage.begin(cell_of(spec), spec.trial_index)
+            if facts is not None:
+                found.append(facts)
         has_stopped = False
-        for facts in (*new, *self._of_other_jobs()):
+        for facts in found:
             self.triage.add(facts)
             has_stopped |= self.decisions is not None and self.decisions.update(facts.key)
         if self.decisions is not None and has_stopped:
             stopping = self.run.stopping
             stopping.publish(self.decisions.stopped)
-            self.run.prefetcher.withdraw(lambda spec: stopping.decided(cell_of(spec)) is None)
-
-    def _of_other_jobs(self) -> list[TrialFacts]:
-        news = list(self.run.others()) if self.run.others is not None else []
-        for spec, _ in news:  # also those that still run: what comes after them has to wait
-            self.triage.begin(cell_of(spec), spec.trial_index)
-        return [facts for _, facts in news if facts is not None]
+            if self.run.prefetcher is not None:
+                self.run.prefetcher.withdraw(lambda spec: stopping.decided(cell_of(spec)) is None)
 
     def count_skip(self, report: pytest.TestReport) -> None:
         """Count a trial that was not needed."""
@@ -366,9 +304,8 @@ class TrialWriter:
         """Only the cells of these items have trials in this run, and are compared; in a job, those of all jobs."""
         if self.run.others is not None:
             self._decide()
-            return
-        found = [self.find(nodeid) for nodeid in nodeids]
-        self.triage.keep({cell_of(trial[0]) for trial in found if trial is not None})
+        else:
+            self.triage.keep({cell_of(trial[0]) for nodeid in nodeids if (trial := self.find(nodeid)) is not None})
 
     def _write_elsewhere(self, trial: FinishedTrial) -> str:
         path = Path(tempfile.gettempdir()) / f"pytest-aorta-{self.store.stamp}" / trial.path
@@ -394,32 +331,38 @@ class TrialWriter:
         return spec, paths
 
     def find(self, nodeid: str) -> tuple[TrialSpec, TrialPaths] | None:
-        from pytest_aorta.plugin.collection import plans_of
+        run = self.run
+        if nodeid not in run.trials and is_controller(run.config):
+            self._look_for_trials(nodeid.rpartition("::")[0])
+        if nodeid not in run.trials:
+            return None
+        spec, paths_of = run.trials[nodeid]
+        return spec, paths_of(spec)
 
-        base, _, name = nodeid.rpartition("::")
-        if nodeid in self.run.tests:
-            return self.run.tests[nodeid]
-        if self.run.recipe_trials is not None:
-            spec = self.run.recipe_trials().get(name)
-            return None if spec is None else (spec, self.run.plan.paths(spec))
-        for replay in self.run.replays:
-            if replay.nodeid == nodeid:
-                return replay.spec, replay.paths
-        if base not in self._specs:
-            plans = plans_of(self.run, base)
-            known = {plan.digest for plan in self.plans}
-            new = [plan for plan in plans if plan.digest not in known]
-            self.plans += new
-            self._declare(new)
-            self._specs[base] = {spec.item_name: (spec, plan.paths(spec)) for plan in plans for spec in plan.trials}
-        return self._specs[base].get(name)
+    def _look_for_trials(self, base: str) -> None:
+        """In a controller: make the plan of a collector, of whose items the workers know, again."""
+        if base in self._looked_for:
+            return
+        self._looked_for.add(base)
+        from pytest_aorta.plugin.collection import ROOT, plan_of_file
+
+        run, path = self.run, self.run.config.rootpath / base
+        if run.action is not None or base == ROOT:
+            plan = run.plan
+        elif workload_facts(path).workloads:
+            plan = plan_of_file(path, run.selection, run.registry)
+        else:
+            return
+        if all(plan.digest != known.digest for known in self.plans):
+            self.plans.append(plan)
+            self._declare([plan])
+        run.trials.update({f"{base}::{run.shown_name(spec)}": (spec, plan.paths) for spec in plan.trials})
 
     def finish(self, unfinished: Iterable[str], stopped: str | None = None) -> None:
         """Write what no report has brought, retire what a complete run no longer holds, and conclude.
 
-        Args:
-            unfinished: node ids of items that have begun only.
-            stopped: what has ended the run before its time, so that its length may depend on what was seen.
+        ``unfinished``: node ids of items that have begun only. ``stopped``: what has ended the run before its time, so
+        that its length may depend on what was seen.
         """
         for trial in list(self.run.unreported):
             self.write(trial)
@@ -430,10 +373,14 @@ class TrialWriter:
                 self.write_lost(nodeid, f"interrupted: {why}")
         plans = self.run.runner.plans
         self.store.retire_unplanned({plan.paths(spec) for plan in plans for spec in plan.trials})
-        if self.decisions is not None:
+        if self.decisions is not None and self.run.on_decided is not None:
             self.run.on_decided({key.cell: why for key, why in self.decisions.stopped.items()})
         self.table = self.triage.table(running=stopped is not None)
-        self._run_again(may_run=stopped is None)
+        selection = self.run.selection
+        if selection.collect_on_failure or any(text.partition(":")[0] == "divergence" for text in selection.collect):
+            from pytest_aorta.plugin.run_again import observed_again
+
+            self.table = observed_again(self.run, self.plans, self.triage, self.table, may_run=stopped is None)
         seen, planned = sum(row.cell.total for row in self.table.rows), sum(planned_trials(self.plans).values())
         if self.run.config.getoption("lf", False) and seen < planned:
             only = f"{seen} of {counted(planned, 'trial')}: those that had failed (--lf)"
@@ -441,56 +388,7 @@ class TrialWriter:
             self.table = replace(self.table, warnings=(*self.table.warnings, text))
         if any(row.cell.total for row in self.table.rows):
             self.matrix.finish(self.table, stopped)
-        self.summary.pruned = self.store.prune(self.run.selection.history)
-
-    def _run_again(self, *, may_run: bool) -> None:
-        """What collectors ask for when all trials are over: replays of those that failed, or of one that differs."""
-        selection = self.run.selection
-        compares = any(text.partition(":")[0] == "divergence" for text in selection.collect)
-        if not (compares or selection.collect_on_failure):
-            return
-        from pytest_aorta.plugin.replays import Again
-
-        planned = [(spec, spec.workload.name) for plan in self.plans for spec in plan.trials]
-        again = Again(self.run, {(name, spec.cell, spec.trial_index): spec for spec, name in planned})
-        try:
-            if compares:
-                self._compare_what_was_computed(again, may_run=may_run)
-            else:
-                self._replay_failures(again, may_run=may_run)
-        finally:
-            again.close()
-
-    def _compare_what_was_computed(self, again: Again, *, may_run: bool) -> None:
-        """With the collector ``divergence``: which trials differ, and where first."""
-        from pytest_aorta.plugin.zoom import Zoom
-
-        zoom = Zoom(again, self.triage)
-        problems = []
-        try:
-            zoom.compare(may_run=may_run)
-        except (Exception, KeyboardInterrupt) as error:
-            problems.append(f"which trials differ: the comparison has ended early: {one_line_of(error)}")
-        assert self.table is not None
-        self.table = replace(self.table, divergence=tuple(zoom.found), warnings=(*self.table.warnings, *problems))
-
-    def _replay_failures(self, again: Again, *, may_run: bool) -> None:
-        from pytest_aorta.plugin.replays import replay_failures
-        from pytest_aorta.triage.observer import Replayed, replay_effects
-
-        replayed: dict[CellKey, list[Replayed]] = {}
-        problems = [] if may_run else ["failed trials are not run again: the run has ended early"]
-        try:
-            for found in replay_failures(again, self.triage) if may_run else ():
-                if isinstance(found, str):
-                    problems.append(found)
-                else:
-                    replayed.setdefault(found[0].key, []).append(found)
-        except (Exception, KeyboardInterrupt) as error:
-            problems.append(f"not all failed trials were run again: {one_line_of(error)}")
-        assert self.table is not None
-        effects = replay_effects(replayed, self.triage.cells, self.triage.settings.speed_margin)
-        self.table = replace(self.table, warnings=(*self.table.warnings, *problems)).observed(effects)
+        self.summary.pruned = self.store.prune(selection.history)
 
     @property
     def settings_used(self) -> TriageSettings:
@@ -528,40 +426,3 @@ class TrialWriter:
         if self.table is not None:
             errors = [*self.errors, *([self.matrix.error] if self.matrix.error else [])]
             self.summary.print(terminal, self.table, errors)
-
-
-def _settings(run: Run, plans: Sequence[Plan]) -> TriageSettings:
-    settings = run.selection.triage
-    added = run.selection.resume and EarlierMatrix(run.results).was_looked_at(planned_trials(plans))
-    return replace(settings, sequential=True) if added else settings
-
-
-def check_report(run: Run) -> None:
-    """Refuse, before hours of trials, what would keep their report from being written."""
-    if run.selection.report is None:
-        return
-    from pytest_aorta.triage.report import check_output
-
-    try:
-        check_output(run.config.invocation_params.dir / run.selection.report)
-    except RequestError as error:
-        raise RequestError(f"--aorta-report {run.selection.report}: {error}") from None
-
-
-def write_run_report(run: Run, output: Path, settings: TriageSettings) -> str:
-    """Write the report on all trials in the results directory; why that has failed, empty where it has not.
-
-    Whatever goes wrong here, the results are there.
-    """
-    try:
-        from pytest_aorta.triage.report import write_report
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries, which -W error would make errors
-            write_report(run.results, output, settings=settings)
-    except RequestError as error:
-        return f"report {output}: {error}"
-    except Exception as error:
-        again = shlex.join(["pytest-aorta", "report", str(run.results), "-o", str(output)])
-        return f"report {output}: {type(error).__name__}: {error}; try again with: {again}"
-    return ""

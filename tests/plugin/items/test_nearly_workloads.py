@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.plugin.workload_files import what_lacks, workload_classes
+from pytest_aorta.plugin.workload_files import what_lacks, workload_facts
 
 CASES = {
     "no run": ("class A:\n    def setup(self): pass", "A has no run()"),
@@ -31,7 +31,7 @@ def test_what_a_class_lacks_is_said(tmp_path: Path, source: str, said: str) -> N
     path = tmp_path / "train.py"
     path.write_text(source)
     assert what_lacks(path).startswith(said)
-    assert list(workload_classes(path)) == []
+    assert list(workload_facts(path).workloads) == []
 
 
 @pytest.mark.parametrize("source", ["import sys", "class A:\n    def fit(self): pass", "class A(B): pass", "def f(:"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.triage_facts import CRASH, trials
 
-from pytest_aorta.plugin.folded_summary import AlikeFailures, ranges
+from pytest_aorta.plugin.failures import FailedAlike, fold_alike, ranges
 from pytest_aorta.triage.facts import TrialFacts
 
 
@@ -19,12 +19,14 @@ def nodeid(facts: TrialFacts) -> str:
 
 def folded(*cells: list[TrialFacts]) -> tuple[list[str], dict[str, list[str]]]:
     """Of cells whose trials are interleaved: the names of the items that are shown, and what is said below each."""
-    alike = AlikeFailures()
     order = [facts for row in itertools.zip_longest(*cells) for facts in row if facts is not None]
-    for facts in order:
-        alike.add(nodeid(facts), facts, (facts.key.workload, facts.key.cell))
-    failed = [nodeid(facts) for facts in order if facts.signature is not None]
-    return alike.fold(failed, str)
+    failed = {
+        nodeid(facts): FailedAlike((facts.outcome, facts.signature), facts.key.workload, facts.key.cell, facts.index)
+        for facts in order
+        if facts.signature is not None
+    }
+    hidden, lines = fold_alike(failed, failed)
+    return [name for name in failed if name not in hidden], lines
 
 
 @given(st.lists(st.text("F.TC", max_size=40), max_size=8))

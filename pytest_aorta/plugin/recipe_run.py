@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from pytest_aorta.common.texts import identifier, printable
-from pytest_aorta.plan import PlanError
-from pytest_aorta.plugin import is_of_recipe
+from pytest_aorta.plan import PlanError, unit_of
+from pytest_aorta.plugin import is_controller, is_of_recipe, is_worker
 from pytest_aorta.plugin.options import read_option
-from pytest_aorta.plugin.recipes.other_jobs import other_trials
-from pytest_aorta.plugin.roles import is_controller, is_worker
 from pytest_aorta.plugin.run import Run, run_of
 from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
+from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import BASELINE_DECIDED, check_baseline, is_named
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError, is_sweep
+from pytest_aorta.workflow.jobs import Job, read_job, read_jobs
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
 from pytest_aorta.workflow.project import Project
 from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
@@ -217,6 +217,65 @@ class StartedTrials:
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(f"started {json.dumps(unit)}\n")
+
+
+class OtherTrials:
+    """Called for what is new of the trials of an action that are not those of this task of this job.
+
+    Gives, in the order of the plan, trials that are over, with their facts, and those that run, with ``None``: those of
+    jobs that run beside this one. What a job before this one has left running is lost.
+    """
+
+    def __init__(self, run: Run, workspace: Workspace, job: Job, task: int) -> None:
+        self._run = run
+        self._workspace = workspace
+        self._job = job
+        own = frozenset(job.tasks[task].units)
+        others = (spec for spec in run.plan.trials if unit_of(spec) not in own)
+        self._files = {run.plan.paths(spec).file_in(run.results): spec for spec in others}
+        self._digests: dict[str, str] = {}
+        #: Trial file to its number in the file system, which is another one when it is written again.
+        self._seen: dict[Path, int] = {}
+        self._begun: set[str] = set()
+
+    @cached_property
+    def _beside(self) -> list[Job]:
+        jobs = read_jobs(self._job.folder.parents[1], only_open=True)
+        return [job for job in jobs if job.action == self._job.action]
+
+    def __call__(self) -> Iterator[tuple[TrialSpec, TrialFacts | None]]:
+        tasks = ((job, number) for job in self._beside for number in range(len(job.tasks)))
+        begun = {json.loads(line) for job, number in tasks for line in job.noted("started", number)}
+        there: dict[Path, int] = {}
+        for folder in {file.parent for file in self._files}:
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # else no trial of it is over
+                there.update({folder / entry.name: entry.inode() for entry in entries})
+        for file, spec in self._files.items():
+            if file in there and there[file] != self._seen.get(file):
+                self._seen[file] = there[file]
+                if (facts := self._facts(file, spec)) is not None:
+                    yield spec, facts
+                    continue
+            if (unit := unit_of(spec)) in begun and unit not in self._begun:
+                self._begun.add(unit)
+                yield spec, None
+
+    def _facts(self, file: Path, spec: TrialSpec) -> TrialFacts | None:
+        """Of a record of what is asked for now, by the code as it is now."""
+        try:
+            record = json.loads(file.read_bytes())
+            found = trial_completion(record)
+            if found is None or found[0] != unit_of(spec):
+                return None
+            request = found[2]
+            if spec.cell not in self._digests:
+                self._digests[spec.cell] = request_digest(spec)
+            if request.digest != self._digests[spec.cell] or self._workspace.have_changed(request.sources):
+                return None
+            below = str(file.relative_to(self._run.results))
+            return facts_of(record, below, self._run.selection.triage.signatures)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
 
 
 class RecipeRun:
@@ -471,7 +530,6 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
         plan = run.plan
     except (PlanError, RegistryError) as error:
         raise recipe.recipe.error(action, f"action {action.name!r}: {error}") from None
-    run.recipe_trials = cache(lambda: {run.shown_name(spec): spec for spec in plan.trials})
 
     def on_record(record: Mapping[str, Any]) -> None:
         if (found := trial_completion(record)) is not None:
@@ -488,7 +546,9 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
     run.on_record, run.on_decided = on_record, on_decided
     if stop.ends_cells:
         run.stopping.decided_before = cache(partial(_decided_before, recipe, action, run))
-        run.others = other_trials(run, recipe.project.workspace)
+        folder, task = os.environ.get(JOB_VARIABLE), int(os.environ.get(TASK_VARIABLE, "0"))
+        if folder is not None and (job := read_job(Path(folder))) is not None:
+            run.others = OtherTrials(run, recipe.project.workspace, job, task)
         run.stopping.skips_nothing = run.others is not None and nodes_of(action) > 1
     if table.baseline is None and not table.gate and not given.gates:
         return run

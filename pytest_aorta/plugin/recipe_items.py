@@ -21,7 +21,7 @@ from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.common.texts import printable
 from pytest_aorta.plan import unit_of
 from pytest_aorta.plugin.failures import TrialFailed
-from pytest_aorta.plugin.recipes.runs import HERE, RecipeRun, Said, action_run, asked_of_plan, recipe_run
+from pytest_aorta.plugin.recipe_run import HERE, RecipeRun, Said, action_run, asked_of_plan, recipe_run
 from pytest_aorta.plugin.run import PAYLOAD, Run, end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.stopping import NotNeeded, cell_of
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
@@ -261,14 +261,9 @@ def _run_shell(
 class RecipeTrialItem(TrialItem):
     """A trial of an action: with what it follows, and with what is expected of it."""
 
-    action_run: Run
     recipe: RecipeRun
     action: Action
     reproduced: bool
-
-    @property
-    def trial_run(self) -> Run:
-        return self.action_run
 
     def setup(self) -> None:
         """As of any trial, when all that the action follows is complete.
@@ -285,9 +280,9 @@ class RecipeTrialItem(TrialItem):
             raise NotNeeded(printable(obstacle))
         super().setup()
 
-    def launch(self, run: Run, extra_env: Mapping[str, str]) -> RunningTrial:
+    def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
         self.recipe.started.note(unit_of(self.spec))
-        return super().launch(run, extra_env)
+        return super().launch(extra_env)
 
     def runtest(self) -> None:
         """Wait for the end of ``run()``, and hold it against what is expected."""
@@ -324,8 +319,8 @@ def _trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) ->
         if unit_of(spec) not in chosen:
             recipe.declare(action.name, [unit_of(spec)], f"{parent.nodeid}::{name}")
             continue
-        sibling = item_of(RecipeTrialItem, parent, name, spec, run.plan.paths, sibling)
-        sibling.action_run, sibling.recipe, sibling.action, sibling.reproduced = run, recipe, action, False
+        sibling = item_of(RecipeTrialItem, parent, name, run, spec, run.plan.paths, sibling)
+        sibling.recipe, sibling.action, sibling.reproduced = recipe, action, False
         sibling.extra_keyword_matches.add(action.name)
         recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
         yield sibling

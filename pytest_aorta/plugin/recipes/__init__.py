@@ -1,1 +1,0 @@
-"""pytest items of a recipe: its actions on their directories."""
