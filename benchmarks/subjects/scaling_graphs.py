@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from pytest_aorta.runtime import Tag, TaskArgs, TaskError, Worker
-from pytest_aorta.runtime.scheduling import TaskKind
+from pytest_aorta.runtime.dispatcher import TaskKind
 
 #: Tasks of all runs of one size together; there is more than one run if they are short.
 _TASKS = 10_000

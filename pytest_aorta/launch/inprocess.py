@@ -21,7 +21,7 @@ from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static, surroundings
 from pytest_aorta.probe.loaded import Watch
 from pytest_aorta.probe.variables import settings
-from pytest_aorta.runtime.resources.cores import threads_of
+from pytest_aorta.runtime.resources.devices import threads_of
 from pytest_aorta.trials.execution import NAMES, enter, leave, note_tmp, take_place
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.arguments import SlotArgs as SlotArgs
     from pytest_aorta.runtime.arguments import TaskArgs as TaskArgs
     from pytest_aorta.runtime.callables import CallableHandle as CallableHandle
+    from pytest_aorta.runtime.graph import HazardWarning as HazardWarning
     from pytest_aorta.runtime.graph import State as State
     from pytest_aorta.runtime.graph import Tag as Tag
-    from pytest_aorta.runtime.handles import MapRef as MapRef
-    from pytest_aorta.runtime.handles import RunHandle as RunHandle
-    from pytest_aorta.runtime.handles import TaskRef as TaskRef
-    from pytest_aorta.runtime.hazards import HazardWarning as HazardWarning
+    from pytest_aorta.runtime.orchestrator import MapRef as MapRef
     from pytest_aorta.runtime.orchestrator import Orchestrator as Orchestrator
+    from pytest_aorta.runtime.orchestrator import RunHandle as RunHandle
+    from pytest_aorta.runtime.orchestrator import TaskRef as TaskRef
     from pytest_aorta.runtime.records import Outcome as Outcome
     from pytest_aorta.runtime.records import StartupError as StartupError
     from pytest_aorta.runtime.records import TaskError as TaskError
@@ -28,32 +28,21 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.records import WorkerClosed as WorkerClosed
     from pytest_aorta.runtime.worker import Worker as Worker
 
-#: Where each public name lives; nothing is imported before it is asked for.
+#: Where the public names live; nothing is imported before it is asked for.
 _HOMES = {
-    "CallConfig": "arguments",
-    "CallableHandle": "callables",
-    "MapRef": "handles",
-    "Orchestrator": "orchestrator",
-    "Outcome": "records",
-    "RunHandle": "handles",
-    "SlotArgs": "arguments",
-    "StartupError": "records",
-    "State": "graph",
-    "Tag": "graph",
-    "TaskArgs": "arguments",
-    "TaskError": "records",
-    "HazardWarning": "hazards",
-    "TaskFailure": "records",
-    "TaskRecord": "records",
-    "TaskRef": "handles",
-    "Worker": "worker",
-    "WorkerClosed": "records",
+    "arguments": ("CallConfig", "SlotArgs", "TaskArgs"),
+    "callables": ("CallableHandle",),
+    "graph": ("HazardWarning", "State", "Tag"),
+    "orchestrator": ("MapRef", "Orchestrator", "RunHandle", "TaskRef"),
+    "records": ("Outcome", "StartupError", "TaskError", "TaskFailure", "TaskRecord", "WorkerClosed"),
+    "worker": ("Worker",),
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -137,7 +137,7 @@ def dump_argument(value: Any, refusal: str, references: list[Any]) -> bytes:
     """
 
     def reduce(found: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-        handles = sys.modules["pytest_aorta.runtime.handles"]
+        handles = sys.modules["pytest_aorta.runtime.orchestrator"]
         if isinstance(found, handles.MapRef):
             return _joined, found.tasks
         if not isinstance(found, handles.TaskRef):
@@ -209,7 +209,7 @@ def _too_large(size: int) -> _DoesNotFit:
 
 
 def _reduce_result(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    handles = sys.modules.get("pytest_aorta.runtime.handles")
+    handles = sys.modules.get("pytest_aorta.runtime.orchestrator")
     if handles is not None and isinstance(value, handles.TaskRef) and value.record is not None:
         return _itself, (value.record.value,)
     torch = sys.modules.get("torch")

@@ -28,9 +28,8 @@ from pytest_aorta.runtime.zygote import Task, ZygoteError, exit_text
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import Callables
-    from pytest_aorta.runtime.dispatcher import Dispatcher
+    from pytest_aorta.runtime.dispatcher import Dispatch, Dispatcher, TaskKind
     from pytest_aorta.runtime.event_loop import EventLoop
-    from pytest_aorta.runtime.scheduling import Dispatch, TaskKind
 
 #: What goes to a process, and what comes back: a word, and what follows it. See ``leaf``, which is the other side.
 Message = tuple[Any, ...]

@@ -12,18 +12,18 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
 from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
 from pytest_aorta.runtime.endpoint import Message, MessageSocket
-from pytest_aorta.runtime.hazards import digests
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, share, to_bytes
 from pytest_aorta.runtime.zygote import Seed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.channel import Channel
-    from pytest_aorta.runtime.handles import RunHandle
+    from pytest_aorta.runtime.orchestrator import RunHandle
     from pytest_aorta.runtime.worker import Worker
 
 #: For a task without arguments.
@@ -162,10 +162,10 @@ class SlotProcess:
         try:
             function = self.load(digest)
             args, first, written = _arguments(self.mapped, *arguments) if arguments else (NOTHING, None, ())
-            before = digests(args.tensors, written) if self.check else {}
+            before = _digests(args, written) if self.check else {}
             returned = function(args) if first is None else _map(function, args.config, first)
             if before:
-                after = digests(args.tensors, written)
+                after = _digests(args, written)
                 self.changed = tuple(number for number in before if before[number] != after[number])
             self._end_fork()
             return Outcome.SUCCESS, dump_result(returned), None
@@ -176,6 +176,10 @@ class SlotProcess:
     def _end_fork(self, code: object = 1) -> None:
         if os.getpid() != self.pid:
             os._exit(code if isinstance(code, int) else 1)
+
+
+def _digests(args: SlotArgs, written: Sequence[int]) -> dict[int, int]:
+    return {number: crc32(to_bytes(t)[3]) for number, t in enumerate(args.tensors) if number not in written}
 
 
 def _map(function: Any, items: Any, first: int) -> list[Any]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.runtime import TaskRef, Worker, children
+from pytest_aorta.runtime import TaskRef, Worker
+from pytest_aorta.runtime import worker as worker_module
 
 HERE = Path(__file__).parent
 
@@ -77,7 +78,7 @@ def test_trials_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, opt
 def test_slots_differ_as_fresh_processes_do(fresh: Differing, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are forks of one process that has imported torch."""
     monkeypatch.syspath_prepend(HERE)
-    monkeypatch.setattr(children, "expects_tensors", lambda: True)
+    monkeypatch.setattr(worker_module, "expects_tensors", lambda: True)
     with Worker(3, num_sub_workers=SLOTS) as worker:
         handle = worker.register(lambda: __import__("generator_workload").draws())
         refs: list[TaskRef] = []

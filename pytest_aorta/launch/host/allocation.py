@@ -10,8 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
-from pytest_aorta.runtime.resources.cores import equal_shares, threads_of
-from pytest_aorta.runtime.resources.devices import choose_devices, device_variables, devices_text, find_devices
+from pytest_aorta.runtime.resources.devices import (
+    choose_devices,
+    device_variables,
+    devices_text,
+    equal_shares,
+    find_devices,
+    threads_of,
+)
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.fingerprint import ImposedCounts

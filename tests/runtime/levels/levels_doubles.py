@@ -9,10 +9,9 @@ from typing import Any, cast
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskFailure, TaskRef
 from pytest_aorta.runtime.callables import Callables, Definition
-from pytest_aorta.runtime.dispatcher import Dispatcher
-from pytest_aorta.runtime.heap import Heap
+from pytest_aorta.runtime.dispatcher import Dispatch, Dispatcher, GraphRun, TaskKind
 from pytest_aorta.runtime.records import SUCCEEDED, Completion
-from pytest_aorta.runtime.scheduling import Dispatch, GraphRun, TaskKind
+from pytest_aorta.runtime.tensors import Heap
 
 
 class FakeEndpoint:

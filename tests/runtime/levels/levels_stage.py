@@ -13,7 +13,8 @@ import psutil
 import pytest
 from support.processes import PATIENCE, is_gone, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker, children
+from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime import worker as worker_module
 
 
 def scalars(*values: int | float | bool | str) -> TaskArgs:
@@ -28,7 +29,7 @@ def scalars(*values: int | float | bool | str) -> TaskArgs:
 def no_torch() -> Iterator[None]:
     """For modules that import it: workers start in a tenth of the time, although other tests have imported torch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(children, "expects_tensors", lambda: False)
+        patch.setattr(worker_module, "expects_tensors", lambda: False)
         yield
 
 

@@ -16,7 +16,8 @@ from levels_stage import own_leases as own_leases
 from levels_stage import run_next
 from support.processes import wait_until
 
-from pytest_aorta.runtime import StartupError, Worker, children
+from pytest_aorta.runtime import StartupError, Worker
+from pytest_aorta.runtime import worker as worker_module
 from pytest_aorta.runtime.resources.leases import Leases
 
 #: A program whose worker has device 5, until its input ends.
@@ -33,7 +34,7 @@ with Worker(3, device_ids=[5]) as worker:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that are not free are not waited for."""
-    monkeypatch.setattr(children, "PATIENCE", 0.01)
+    monkeypatch.setattr(worker_module, "PATIENCE", 0.01)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_a_slot_keeps_its_device_until_it_has_ended(impatient: None) -> None:
 
 def _worker_on_device(args: Any) -> str:
     """A slot that starts a worker on its own device has it already."""
-    children.PATIENCE = 0.01
+    worker_module.PATIENCE = 0.01
     return "started" if starts(args.scalars[0]) else "refused"
 
 

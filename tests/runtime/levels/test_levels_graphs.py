@@ -13,7 +13,7 @@ from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef
-from pytest_aorta.runtime.scheduling import TaskKind
+from pytest_aorta.runtime.dispatcher import TaskKind
 
 
 def test_arguments_are_taken_as_they_are_when_the_task_is_submitted(host: Host, gates: Gates) -> None:

@@ -19,7 +19,7 @@ from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE
 
 from pytest_aorta.runtime import Orchestrator, Outcome, Worker
-from pytest_aorta.runtime.resources.cores import core_shares, threads_of
+from pytest_aorta.runtime.resources.devices import core_shares, threads_of
 
 
 def close_stdout_and_return_twice(args: Any) -> str:

@@ -16,8 +16,8 @@ from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
-from pytest_aorta.runtime.resources.cores import core_shares, threads_of
-from pytest_aorta.runtime.scheduling import TaskKind
+from pytest_aorta.runtime.dispatcher import TaskKind
+from pytest_aorta.runtime.resources.devices import core_shares, threads_of
 
 
 class Host:

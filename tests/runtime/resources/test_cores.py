@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.runtime.resources.cores import core_shares, equal_shares, threads_of
+from pytest_aorta.runtime.resources.devices import core_shares, equal_shares, threads_of
 
 
 def fake_topology(root: Path, *siblings: str) -> Path:
