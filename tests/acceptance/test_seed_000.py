@@ -3,28 +3,11 @@
 Everywhere, ``aorta run --workload X --trials N --environment E --mitigations a,b --extra-env K=V --collect r --steps S
 --results-dir D`` is ``pytest --aorta-workload X --aorta-trials N --aorta-environment E --aorta-mitigations a,b ...``.
 
-Adapted, because the thing is called otherwise here:
-
-- ``aorta.run.dispatcher.run_trials``, ``RunRequest`` and ``aorta.run.results.TrialResult`` are names of
-  ``pytest_aorta``; ``aorta.registry`` is ``pytest_aorta.registry``; ``collect_env`` is in ``pytest_aorta.probe``.
-- ``source_package`` of what is built in says ``pytest-aorta``, not ``aorta``.
-- "Exits non-zero" is pytest's exit code 4 (usage) for what prevents every trial, and 1 when trials failed.
-- Criteria that the seed verifies by grep are verified by what a run does. Names, the order of variables, and how trials
-  fail are shown in ``tests/plugin``; here is what no other test shows.
-- The union order has a fourth layer: the variables of the environment come first, so mitigations win over them.
-
-Replaced by design.md:
-
-- B1.0's "``run_trials()`` is exactly ``raise NotImplementedError``" and "no subprocess code, no probe call, no entry
-  points yet": there is no stub any more. Its signature and its docstring are tested.
-- "No ``--dockers`` flag, a single ``--environment``": there is no ``--aorta-dockers``, but ``--aorta-environment`` may
-  be repeated: a plan has as many cells as environments times mitigation sets, each with its own folder.
-- "The Click handler has under 30 lines and no loop over trials": there is no Click handler. pytest's own loop runs
-  items; ``plugin.py`` holds hooks only.
-- "Bare ``aorta run`` against a distributed workload raises": it starts the ranks itself. The rule, its message and
-  "before ``setup()``" hold where pytest is a rank already (``torchrun``, or ``--aorta-launcher external``).
-- "Environments are labels, the user is inside already": a ``venv`` or a ``launcher`` is acted on (see
-  ``test_environments.py``). Docker images and ROCm versions are labels still.
+Names, the order of variables, and how trials fail are shown in ``tests/plugin``; here is what no other test shows.
+"Exits non-zero" is pytest's exit code 4 (usage) for what prevents every trial, and 1 when trials failed. Bare
+``aorta run`` refuses a distributed workload; here it starts the ranks itself, and the refusal holds where pytest is a
+rank already (``torchrun``, or ``--aorta-launcher external``). A ``venv`` or a ``launcher`` is acted on
+(``test_environments.py``); docker images and ROCm versions are labels. docs/aorta.md has all differences.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-HERE = Path(__file__).parent
+FAULTY = Path(__file__).with_name("faulty.py")
 
 #: Reports progress forever, or for a while; says so with a file when it is asked to end.
 WORKS = """
@@ -119,8 +119,7 @@ def test_the_grace_is_what_the_user_says(works: Stage) -> None:
 
 def test_a_gigabyte_of_output(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOOD", str(2**30))
-    for name in ("fault_actions.py", "faulty.py"):
-        stage.copy(HERE / name)
+    stage.copy(FAULTY)
     options = ("--aorta-config", "script=floods_stdout-run", "-o", "aorta_log_limit=1M")
     stage.run("faulty.py::Faulty", *options).assert_outcomes(passed=1)
     log = stage.results / "Faulty" / "trial_0" / "stdout.log"
@@ -133,8 +132,7 @@ def test_a_gigabyte_of_output(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_memory_is_limited_in_every_process_of_a_trial(stage: Stage) -> None:
-    for name in ("fault_actions.py", "faulty.py"):
-        stage.copy(HERE / name)
+    stage.copy(FAULTY)
     script = ("--aorta-config", "script=out_of_memory-run")
     stage.run("faulty.py::Faulty", "faulty.py::FaultyRanks", *script, "--aorta-memory", "3G").assert_outcomes(failed=2)
     for name, rank in (("Faulty", None), ("FaultyRanks", 1)):
@@ -146,8 +144,7 @@ def test_memory_is_limited_in_every_process_of_a_trial(stage: Stage) -> None:
 @pytest.mark.long
 def test_a_thread_of_a_rank_that_never_ends_is_told_with_the_result(stage: Stage) -> None:
     """Success, and then a hang at exit: multiprocessing waits for threads, as an interpreter does."""
-    for name in ("fault_actions.py", "faulty.py"):
-        stage.copy(HERE / name)
+    stage.copy(FAULTY)
     options = ("--aorta-config", "script=thread_that_never_ends-run", "--aorta-timeout", "4")
     stage.run("faulty.py::FaultyRanks", *options).assert_outcomes(passed=1, errors=1)
     trial = stage.trial("FaultyRanks/trial_0.json")

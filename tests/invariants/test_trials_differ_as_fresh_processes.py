@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.stage import Stage
@@ -45,11 +44,6 @@ def _workloads(stage: Stage) -> None:
         shutil.copy(HERE / name, stage.path)
 
 
-def records(stage: Stage, *arguments: str) -> list[dict[str, Any]]:
-    stage.run(*arguments, "--aorta-trials", str(TRIALS)).assert_outcomes(passed=TRIALS)
-    return list(stage.trials().values())
-
-
 def test_the_reference_tells_generators_from_constants(fresh: Differing) -> None:
     assert fresh["torch.rand"]
     assert fresh["numpy.random.rand"]
@@ -69,10 +63,18 @@ def test_the_reference_tells_generators_from_constants(fresh: Differing) -> None
     ],
 )
 def test_trials_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, options: tuple[str, ...]) -> None:
-    found = records(stage, "generator_workload.py::Draws", *options)
+    arguments = ("generator_workload.py::Draws", "seeded_workload.py", "--aorta-trials", str(TRIALS), *options)
+    stage.run(*arguments).assert_outcomes(passed=2 * TRIALS)
+    found = [stage.trial(f"Draws/trial_{index}.json") for index in range(TRIALS)]
     assert differing([record["result"]["metrics"] for record in found]) == fresh
     assert len({record["seeds"]["seed"] for record in found}) == TRIALS
     assert all(record["seeds"]["kept"] == [] for record in found)
+    # What a workload seeds at its import stays.
+    found = [stage.trial(f"SeededAtImport/trial_{index}.json") for index in range(TRIALS)]
+    for name in ("random.random", "numpy.random.rand", "torch.rand"):
+        assert len({record["result"]["metrics"][name] for record in found}) == 1
+    assert all(record["seeds"]["kept"] == ["numpy.random", "random", "torch"] for record in found)
+    assert all(record["seeds"]["generators"] == {} for record in found)
 
 
 def test_slots_differ_as_fresh_processes_do(fresh: Differing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,17 +109,6 @@ def test_ranks_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, laun
     assert len(ranks) == 4
     assert differing([rank["result"]["metrics"] for rank in ranks]) == fresh
     assert len({rank["seeds"]["seed"] for rank in ranks}) == 4
-
-
-@pytest.mark.parametrize(
-    "isolation", ["fork", "none", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])]
-)
-def test_what_a_workload_seeds_at_import_stays(stage: Stage, isolation: str) -> None:
-    found = records(stage, "seeded_workload.py", "--aorta-isolation", isolation)
-    for name in ("random.random", "numpy.random.rand", "torch.rand"):
-        assert len({record["result"]["metrics"][name] for record in found}) == 1
-    assert all(record["seeds"]["kept"] == ["numpy.random", "random", "torch"] for record in found)
-    assert all(record["seeds"]["generators"] == {} for record in found)
 
 
 FAILS_FOR_HALF = """
