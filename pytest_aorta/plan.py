@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from pytest_aorta.triage.gates import Gate
 
 
-class PlanError(RequestError):
-    """A selection that no plan can be made of."""
+class PlanError(RequestError): ...
 
 
 def completed(
@@ -130,7 +129,6 @@ class Selection:
 
     @property
     def may_end_early(self) -> bool:
-        """Whether not all trials of the plan may be run."""
         return self.stop.ends_cells or self.stop.seconds is not None
 
     def collectors_of(self, trial_index: int) -> tuple[str, ...]:
@@ -270,13 +268,10 @@ def _path(text: str, base: Path) -> Path:
 
 @dataclass(frozen=True)
 class Plan:
-    """Trials in the order in which they run."""
-
     trials: tuple[TrialSpec, ...]
 
     @cached_property
     def digest(self) -> str:
-        """Eight hexadecimal digits, equal for equal plans."""
         listing = [
             [spec.trial_id, spec.cell, dict(spec.overlay), to_plain(dict(spec.overrides))] for spec in self.trials
         ]
@@ -284,7 +279,6 @@ class Plan:
 
     @cached_property
     def cells(self) -> dict[str, list[str]]:
-        """Workload to the labels of its cells, in plan order."""
         found: dict[str, list[str]] = {}
         for spec in self.trials:
             labels = found.setdefault(spec.workload.name, [])
@@ -298,7 +292,6 @@ class Plan:
         return {workload: labels[0] if len(labels) == 1 else None for workload, labels in self.cells.items()}
 
     def paths(self, spec: TrialSpec) -> TrialPaths:
-        """Where a trial's file lies below the results directory."""
         if self.flat_cells[spec.workload.name] is None:
             return trial_paths(spec.workload.name, spec.cell, spec.trial_index)
         return replace(trial_paths(spec.workload.name, None, spec.trial_index), cell=spec.cell)
@@ -519,7 +512,6 @@ def _square(number: int, cells: int, seed: str) -> tuple[list[int], list[int], l
 
 
 def unit_of(spec: TrialSpec) -> str:
-    """``CELL/INDEX``."""
     return f"{spec.cell}/{spec.trial_index}"
 
 
@@ -533,5 +525,4 @@ def cell_value(spec: TrialSpec) -> dict[str, Json]:
 
 
 def trial_value(spec: TrialSpec) -> dict[str, Json]:
-    """The same of a trial."""
     return {**cell_value(spec), "trial": spec.trial_index}

@@ -64,19 +64,15 @@ def taken(read: Reader, value: Any, source: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A bad value in a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def optional(read: Reader) -> Reader:
-    """A reader that takes ``None`` as well."""
     return lambda value: None if value is None else read(value)
 
 
 def choice(*values: str) -> Reader:
-    """A reader of one of some words."""
-
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in values:
             raise ValueError(f"one of {', '.join(values)}")
@@ -151,7 +147,6 @@ def share(value: Any) -> float:
 
 
 def size(value: Any) -> int:
-    """Bytes."""
     if isinstance(value, str):
         # ASCII, because without regard to case the Kelvin sign is a K, and then again none.
         found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
@@ -164,7 +159,6 @@ def size(value: Any) -> int:
 
 
 def history(value: Any) -> int:
-    """How many earlier runs of a workload are kept."""
     number = UNBOUNDED if value in ("all", UNBOUNDED) else _integer(value, 1)
     if number is None:
         raise ValueError("a whole number of at least 1, or all")
@@ -219,14 +213,12 @@ def switch(value: Any) -> bool:
 
 
 def name(value: Any) -> str:
-    """Of a workload, an environment, a host."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a name")
     return value.strip()
 
 
 def names(value: Any) -> tuple[str, ...]:
-    """Of mitigations, or collectors."""
     given = value.split(",") if isinstance(value, str) else value
     if (
         not isinstance(given, list | tuple)
@@ -266,7 +258,6 @@ def variations(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def folder(value: Any) -> Path:
-    """A directory, which need not exist."""
     return Path(value) if isinstance(value, os.PathLike) else Path(name(value))
 
 
@@ -277,7 +268,6 @@ def trial_file(value: str) -> str:
 
 
 def file(value: str) -> str:
-    """The path of a file to be written."""
     if not value.strip() or "\0" in value or value.endswith("/"):
         raise ValueError("the path of a file")
     return value
@@ -308,7 +298,6 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def is_variable(key: str, value: str) -> bool:
-    """Whether an environment can hold it."""
     return re.fullmatch(_VARIABLE, key) is not None and "\0" not in value
 
 
@@ -528,7 +517,6 @@ RENAMED = {
 
 
 def table() -> str:
-    """All settings as a Markdown table."""
     rows = ["| name | value | default | meaning |", "|---|---|---|---|"]
     for group in GROUPS.values():
         for setting in group:

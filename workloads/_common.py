@@ -37,7 +37,6 @@ CommaSeparated = BeforeValidator(_split)
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype called ``name``, such as ``bfloat16``."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -95,7 +94,6 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time the block."""
         synchronize(self.device)
         started = time.perf_counter()
         try:
@@ -120,7 +118,6 @@ class Failures:
             self.details.append({"iteration": iteration, **detail})
 
     def extend(self, other: Failures) -> None:
-        """Add the failures of another process."""
         self._count(other.count, other.first_iteration)
         self.details.extend(other.details)
 
@@ -200,6 +197,5 @@ def join_process_group(device: torch.device, timeout_sec: float) -> Ranks:
 
 
 def leave_process_group() -> None:
-    """Destroy the process group, if it got so far."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -230,11 +230,9 @@ class Setting:
         return _values(self.step, rank, start, count)
 
     def send(self, values: Tensor) -> Tensor:
-        """A copy of ``values``, on the device, for a collective to read or write."""
         return values.to(self.device, self.dtype, copy=True)
 
     def receive(self, count: int) -> Tensor:
-        """An output of ``count`` elements, on the device."""
         return torch.full((count,), UNWRITTEN, device=self.device, dtype=self.dtype)
 
 

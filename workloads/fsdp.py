@@ -296,7 +296,6 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _digest(weights: dict[str, Tensor]) -> bytes:
-    """SHA-256 over names, types, shapes and bits."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         weight = weight.contiguous()

@@ -34,7 +34,6 @@ HEAP_BYTES = 2**24
 
 
 def multiply(args: SlotArgs) -> None:
-    """``C = A B`` or, when the scalar is not 0, ``C += A B``."""
     left, right, result = args.tensors
     (more,) = args.scalars
     if more:
@@ -97,7 +96,6 @@ def allocate(orch: Orchestrator, count: int) -> Tensor:
 
 
 def shared(*shape: int) -> Tensor:
-    """Memory that slots can write to."""
     made: Tensor = cast(Any, torch.full(shape, math.nan, dtype=torch.float64)).share_memory_()
     return made
 

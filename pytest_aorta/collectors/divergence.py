@@ -82,7 +82,6 @@ class Trial:
         return max((len(steps) for steps in self.ranks.values()), default=0)
 
     def up_to(self, ordinal: int) -> Trial:
-        """Without what came after a step."""
         return Trial({rank: steps[: ordinal + 1] for rank, steps in self.ranks.items()}, self.tolerance)
 
 
@@ -169,7 +168,6 @@ class Comparison:
 
     @property
     def first(self) -> tuple[str, Place] | None:
-        """The trial that differs earliest."""
         return min(self.places.items(), key=lambda each: each[1].order, default=None)
 
 
@@ -255,8 +253,6 @@ def _close(one: float, other: float, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class Operators:
-    """What a rank has recorded between two events of a step."""
-
     ordinal: int
     calls: list[dict[str, Any]]
     kept: Mapping[str, tuple[int, int]]
@@ -272,7 +268,6 @@ class Operators:
 
 
 def read_operators(folder: Path) -> Operators | None:
-    """Of the rank that was asked for them; ``None`` where nothing differed."""
     for file in folder.glob("*.operators.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
         stem = file.name.removesuffix(".operators.json")
@@ -282,8 +277,6 @@ def read_operators(folder: Path) -> Operators | None:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the zoom has found: a sentence, and the same as data."""
-
     sentence: str
     data: Mapping[str, Any]
 
@@ -334,13 +327,11 @@ def _where(call: Mapping[str, Any]) -> str:
 
 
 def _maker(operators: Operators, number: int, wanted: Sequence[Any]) -> Mapping[str, Any] | None:
-    """The last operator before that had a tensor with this content as its result."""
     before = reversed(operators.calls[:number])
     return next((call for call in before if any(each[0] == wanted[0] for each in call["outputs"])), None)
 
 
 def _amount(one: Operators, other: Operators, a: Sequence[Any], b: Sequence[Any]) -> tuple[str, dict[str, Any]]:
-    """How many elements of a tensor differ, and by how much."""
     kind, shape = b[1], b[2]
     x, y = one.bytes_of(a[0]), other.bytes_of(b[0])
     if a[1:] != b[1:]:

@@ -142,7 +142,6 @@ class Native(Collector):
     in_process = _IN_PROCESS / "native.py"
 
     def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
-        """The innermost C function of each process that crashed or hung."""
         data: dict[str, Any] = {}
         sentences = []
         paths = sorted(folder.rglob("*.json"))

@@ -30,7 +30,6 @@ class Numerics(Collector):
     in_process: ClassVar[Path | None] = Path(__file__).with_name("in_process") / "numerics.py"
 
     def summarize(self, folder: Path, ranks: Sequence[int]) -> Summary:
-        """Which rank was first, and how the others got it."""
         told = {
             int(path.stem.removeprefix("rank_")): json.loads(path.read_text())
             for path in sorted(folder.glob("rank_*.json"))
@@ -93,7 +92,6 @@ def _thing(bad: Mapping[str, Any]) -> str:
 
 
 def _cause(bad: Mapping[str, Any], *, is_shared: bool) -> str:
-    """What produced it, as far as that was seen."""
     if changed := bad.get("overwritten"):
         alias = f"; alias of {', '.join(bad['alias_of'])}" if bad.get("alias_of") else ""
         how = "changed in place" if changed["in_place"] else "overwritten, unknown to autograd,"

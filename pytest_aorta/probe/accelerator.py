@@ -200,13 +200,16 @@ def compilers(guard: Guard) -> Facts:
         if path is None:
             found[name] = None
         else:
-            version = guard.fact(f"compilers.{name}", functools.partial(_version, path, mark), None)
+            version = guard.fact(f"compilers.{name}", functools.partial(_version_line, path, mark), None)
             found[name] = {"path": path, "version": version}
     return found
 
 
-def _version(compiler: str, mark: str) -> str:
-    lines = [line.strip() for line in ask([compiler, "--version"], _TIMEOUT_SEC).splitlines() if line.strip()]
+def _version_line(compiler: str, mark: str) -> str:
+    lines = ask([compiler, "--version"], _TIMEOUT_SEC).strip().splitlines()
     if not lines:
         raise ToolFailed(f"{os.path.basename(compiler)} --version printed nothing")
-    return next((line for line in lines if mark in line), lines[0])
+    for line in lines:
+        if mark in line:
+            return line.strip()
+    return lines[0].strip()

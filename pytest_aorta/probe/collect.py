@@ -256,7 +256,10 @@ def process(guard: Guard, clock: bool = False) -> Facts:
     """
     status = dict(_STATUS.findall(guard.fact("process.status", partial(read_text, "/proc/self/status"), "")))
     memory = dict(_MEMORY.findall(guard.fact("process.memory", partial(read_text, "/proc/meminfo"), "")))
-    limits = {name: resource.getrlimit(which) for name, which in _LIMITS.items()}
+    limits: Facts = {}
+    for name, which in _LIMITS.items():
+        soft, hard = resource.getrlimit(which)
+        limits[name] = {"soft": None if soft < 0 else soft, "hard": None if hard < 0 else hard}
     policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
     torch = sys.modules.get("torch")
     return {
@@ -271,10 +274,7 @@ def process(guard: Guard, clock: bool = False) -> Facts:
         "transparent_huge_pages": status["THP_enabled"] != "0" if "THP_enabled" in status else None,
         "huge_pages": int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None,
         "memory_available_bytes": int(memory["MemAvailable"]) * 1024 if "MemAvailable" in memory else None,
-        "rlimits": {
-            name: {"soft": None if soft < 0 else soft, "hard": None if hard < 0 else hard}
-            for name, (soft, hard) in limits.items()
-        },
+        "rlimits": limits,
         "pressure": {"cpu": _pressure("cpu"), "memory": _pressure("memory")},
         **guard.facts(
             "process",

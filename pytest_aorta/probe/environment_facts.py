@@ -185,7 +185,6 @@ PACKAGES = Fact(len(RULES), "installed packages", "packages")
 
 
 def sections(env: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The sections of a snapshot that it has, without what differs between any two trials."""
     for name in SECTIONS:
         content: Any = env
         for key in name.split("."):
@@ -297,7 +296,6 @@ def _is_variable(section: str) -> bool:
 
 
 def is_hidden(value: Value | None) -> bool:
-    """Whether it is the digest of a value."""
     return isinstance(value, str) and value.startswith(DIGEST)
 
 

@@ -24,7 +24,6 @@ def printable(text: str) -> str:
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of ``text``."""
     return frozenset(text.split())
 
 
@@ -59,8 +58,6 @@ def describe(probe: str, error: BaseException) -> str:
 
 
 class Guard:
-    """Runs probes and keeps why some of them failed."""
-
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
@@ -73,7 +70,6 @@ class Guard:
             return default
 
     def failed(self, name: str, error: Exception) -> None:
-        """Remember that the probe ``name`` failed with ``error``."""
         self.reasons.append(describe(name, error))
 
     def facts(self, section: str, probes: Mapping[str, Callable[[], object]]) -> Facts:
@@ -117,12 +113,10 @@ _NOT_FOR_TOOLS = ("GIT_", "LD_AUDIT", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")
 _KILL_GRACE_SEC = 1.0
 
 
-class ToolFailed(RuntimeError):
-    """A tool could not give an answer."""
+class ToolFailed(RuntimeError): ...
 
 
-class ToolTimedOut(ToolFailed):
-    """A tool gave no answer in time, and was killed."""
+class ToolTimedOut(ToolFailed): ...
 
 
 def ask(argv: Sequence[str], timeout_sec: float, extra_env: Mapping[str, str] | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import platform
 import re
@@ -49,7 +50,6 @@ _CGROUP_ID = re.compile(r"([0-9a-f]{64})")
 
 
 def host(guard: Guard) -> Facts:
-    """Facts about the host; memory in bytes."""
     nothing: dict[str, str] = {}
     cpu = guard.fact("host.cpu_model", functools.partial(keyed_lines, "/proc/cpuinfo"), nothing)
     flags = (cpu.get("flags") or cpu.get("Features") or "").split()
@@ -100,16 +100,18 @@ def cpu_frequency(root: Path = Path("/")) -> Facts:
     nominal frequency. Virtual machines have none of it.
     """
     base = root / "sys/devices/system/cpu"
-    policies = list(base.glob("cpufreq/policy[0-9]*"))
-    limits, fastest = (
-        [mhz for policy in policies if (mhz := _mhz(policy / name)) is not None]
-        for name in ("scaling_max_freq", "cpuinfo_max_freq")
-    )
+    governors: set[str | None] = set()
+    limits: list[float | None] = []
+    fastest: list[float | None] = []
+    for policy in base.glob("cpufreq/policy[0-9]*"):
+        governors.add(first_line(policy / "scaling_governor"))
+        limits.append(_mhz(policy / "scaling_max_freq"))
+        fastest.append(_mhz(policy / "cpuinfo_max_freq"))
     boost, no_turbo = first_line(base / "cpufreq/boost"), first_line(base / "intel_pstate/no_turbo")
     return {
-        "governors": sorted({name for policy in policies if (name := first_line(policy / "scaling_governor"))}),
-        "max_mhz": max(fastest, default=None),
-        "limit_mhz": min(limits, default=None),
+        "governors": sorted(filter(None, governors)),
+        "max_mhz": max(filter(None, fastest), default=None),
+        "limit_mhz": min(filter(None, limits), default=None),
         "boost": boost == "1" if boost is not None else no_turbo == "0" if no_turbo is not None else None,
     }
 
@@ -136,9 +138,11 @@ def transparent_huge_pages(root: Path = Path("/")) -> Facts | None:
     folder = root / "sys/kernel/mm/transparent_hugepage"
     if not folder.is_dir():
         return None
-    # The chosen one of "always [madvise] never".
-    chosen = {name: re.search(r"\[([\w+-]+)\]", read_text(folder / name)) for name in ("enabled", "defrag")}
-    return {name: found[1] if found else None for name, found in chosen.items()}
+    found: Facts = {}
+    for name in ("enabled", "defrag"):
+        chosen = re.search(r"\[([\w+-]+)\]", read_text(folder / name))  # of "always [madvise] never"
+        found[name] = chosen[1] if chosen else None
+    return found
 
 
 def _numa_balancing() -> bool | None:
@@ -160,24 +164,26 @@ def runtime_context(guard: Guard) -> Facts:
 def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Facts | None:
     """The container around this process: ``kind``, ``detected_by``; ``id``, ``image``, ``image_id`` if shown."""
     cgroup = read_text(root / "proc/self/cgroup")
-
-    def is_there(sign: str) -> bool:
-        if sign.startswith("cgroup "):
-            return re.search(rf"[/-]{sign[7:]}\b", cgroup) is not None
-        return (root / sign[1:]).exists() if sign.startswith("/") else sign in environ
-
-    found = {kind: signs for kind, all_signs in _CONTAINERS.items() if (signs := list(filter(is_there, all_signs)))}
+    found: dict[str, str] = {}
+    for kind, signs in _CONTAINERS.items():
+        for sign in signs:
+            if sign.startswith("cgroup "):
+                is_there = re.search(rf"[/-]{sign[7:]}\b", cgroup) is not None
+            else:
+                is_there = (root / sign[1:]).exists() if sign.startswith("/") else sign in environ
+            if is_there:
+                found[sign] = kind
     if not found:
         return None
-    podman = {key: value.strip('"') for key, value in keyed_lines(root / "run/.containerenv", "=").items()}
-    images = (podman.get("image"), environ.get("APPTAINER_CONTAINER"), environ.get("SINGULARITY_CONTAINER"))
+    podman = keyed_lines(root / "run/.containerenv", "=")
+    image = podman.get("image", "").strip('"')
     identity = _CONTAINER_ID.search(read_text(root / "proc/self/mountinfo")) or _CGROUP_ID.search(cgroup)
     return {
-        "kind": next(iter(found)),
-        "detected_by": [sign for signs in found.values() for sign in signs],
+        "kind": next(iter(found.values())),
+        "detected_by": list(found),
         "id": identity[1] if identity else None,
-        "image": next(filter(None, images), None),
-        "image_id": podman.get("imageid") or None,
+        "image": image or environ.get("APPTAINER_CONTAINER") or environ.get("SINGULARITY_CONTAINER") or None,
+        "image_id": podman.get("imageid", "").strip('"') or None,
     }
 
 
@@ -194,17 +200,21 @@ def cgroup_limits(root: Path = Path("/")) -> Facts:
         # only its root is mounted: then only that one has files.
         trees = [name for name in ("memory", "cpu") if name in controllers.split(",")] if controllers else ["."]
         path = PurePosixPath("/", group.lstrip("/")).relative_to("/")
-        for folder in (root / "sys/fs/cgroup" / tree / each for tree in trees for each in (path, *path.parents)):
+        for tree, each in itertools.product(trees, (path, *path.parents)):
+            folder = root / "sys/fs/cgroup" / tree / each
             for name in ("memory.max", "memory.limit_in_bytes"):
                 if (limit := first_line(folder / name)) is not None and limit != "max":
                     memory.append(int(limit))
-            both = first_line(folder / "cpu.max") or " ".join(
-                first_line(folder / f"cpu.cfs_{name}_us") or "0" for name in ("quota", "period")
-            )
-            quota, period = both.replace("max", "0").split()
+            both = first_line(folder / "cpu.max")
+            if both is None:
+                both = f"{first_line(folder / 'cpu.cfs_quota_us')} {first_line(folder / 'cpu.cfs_period_us')}"
+            quota, period = re.sub("max|None", "0", both).split()
             cpus += [int(quota) / int(period)] if int(quota) > 0 else []
-    memory = [limit for limit in memory if limit < _UNLIMITED_FROM]
-    return {"memory_limit_bytes": min(memory, default=None), "cpu_limit": min(cpus, default=None)}
+    memory_limit = min(memory, default=_UNLIMITED_FROM)
+    return {
+        "memory_limit_bytes": memory_limit if memory_limit < _UNLIMITED_FROM else None,
+        "cpu_limit": min(cpus, default=None),
+    }
 
 
 def virtual_environment() -> Facts | None:
@@ -241,7 +251,6 @@ def image_digest(image: str, engine: str = "docker") -> str | None:
 
 
 def interpreter() -> Facts:
-    """Facts about this Python."""
     return {
         "version": platform.python_version(),
         "build": sys.version,

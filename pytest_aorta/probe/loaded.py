@@ -47,17 +47,23 @@ def _mapped(maps: Path) -> dict[str, bool]:
         paths = set(_MAPPED.findall(maps.read_text(encoding="utf-8", errors="replace")))
     except FileNotFoundError:
         return {}
-    found = {path.removesuffix(_GONE): path.endswith(_GONE) for path in sorted(paths)}
-    return {path: gone for path, gone in found.items() if _SHARED_OBJECT.match(os.path.basename(path))}
+    found: dict[str, bool] = {}
+    for each in sorted(paths):
+        path = each.removesuffix(_GONE)
+        if _SHARED_OBJECT.match(os.path.basename(path)):
+            found[path] = each.endswith(_GONE)
+    return found
 
 
 def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
-    mapped = {printable(path): gone for path, gone in _mapped(maps).items()}
-    return {
-        "count": len(mapped),
-        "relevant": [path for path in mapped if _RELEVANT.match(os.path.basename(path))],
-        "replaced": [path for path, gone in mapped.items() if gone],
-    }
+    mapped = _mapped(maps)
+    found: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
+    for path, gone in mapped.items():
+        if _RELEVANT.match(os.path.basename(path)):
+            found["relevant"].append(printable(path))
+        if gone:
+            found["replaced"].append(printable(path))
+    return found
 
 
 class _Linked(ctypes.Structure):
@@ -95,12 +101,11 @@ def _changes(folders: list[str]) -> list[int]:
 def note_libraries() -> None:
     """Look at what is mapped; forks of this process that load nothing need not read their maps for it."""
     global _noted
-    folders = sorted({os.path.dirname(path) for path in _mapped(Path("/proc/self/maps"))})
+    folders = sorted(set(map(os.path.dirname, _mapped(Path("/proc/self/maps")))))
     _noted = folders, _changes(folders), mapped_objects()
 
 
 def libraries() -> Facts:
-    """``mapped_objects`` of this process."""
     with contextlib.suppress(OSError):
         if _noted is not None and _changes(_noted[0]) == _noted[1]:
             return _noted[2]
@@ -161,7 +166,6 @@ class Children:
 
 
 def children_now() -> Children:
-    """Those of this process. Forks begin without any."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     running: list[int] = []
     for thread in os.listdir("/proc/self/task"):

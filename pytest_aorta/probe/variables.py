@@ -43,7 +43,6 @@ _NOT_IN_NAMES = re.compile(r"\W+")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name is to be taken for a secret."""
     if name in _NEVER:
         return True
     upper = name.upper()
@@ -120,19 +119,20 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
 
     Of variables with a list of devices, the number of them.
     """
-    found = ((name, as_setting(name, value)) for name, value in recorded_variables(environ).items())
-    return {name: value for name, value in found if value is not None}
+    found = {}
+    for name, value in recorded_variables(environ).items():
+        if (setting := as_setting(name, value)) is not None:
+            found[name] = setting
+    return found
 
 
 def as_setting(name: str, value: str) -> str | None:
     if name.partition("_")[0] in _PLACES:
         return None
-    return _devices(value) if name in _VISIBLE_DEVICES else value
-
-
-def _devices(value: str) -> str:
-    listed = [device for device in value.split(",") if any(map(str.isdigit, device)) and not device.startswith("-")]
-    return f"{len(listed)} listed" if listed else value
+    if name in _VISIBLE_DEVICES:
+        listed = [device for device in value.split(",") if any(map(str.isdigit, device)) and not device.startswith("-")]
+        return f"{len(listed)} listed" if listed else value
+    return value
 
 
 def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()) -> dict[str, str]:
@@ -163,19 +163,12 @@ def other_variables(environ: Mapping[str, str], recorded: Collection[str]) -> di
     machine-id(5) asks for, and cut to 16 bits, so that nobody else learns a value from its digest.
     """
     key = _key()
-
-    def digest(name: str) -> str:
-        text = f"{name}={environ[name]}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(text, digest_size=2, key=key).hexdigest()
-
-    return {
-        "of": hashlib.blake2b(key, digest_size=4).hexdigest(),
-        "digests": {
-            printable(name): digest(name)
-            for name in sorted(environ)
-            if name not in recorded and not _OF_RUNNERS.match(name)
-        },
-    }
+    digests = {}
+    for name in sorted(environ):
+        if name not in recorded and not _OF_RUNNERS.match(name):
+            text = f"{name}={environ[name]}".encode("utf-8", "surrogateescape")
+            digests[printable(name)] = hashlib.blake2b(text, digest_size=2, key=key).hexdigest()
+    return {"of": hashlib.blake2b(key, digest_size=4).hexdigest(), "digests": digests}
 
 
 @cache
@@ -186,5 +179,4 @@ def _key() -> bytes:
 
 
 def shown_value(name: str, value: str) -> str:
-    """The value of a variable as text, or ``REDACTED`` for a secret."""
     return REDACTED if is_secret_name(name) or has_secret(value) else printable(value)

@@ -134,7 +134,6 @@ def checked_command(command: object) -> str:
 
 
 def placeholders_in(words: Sequence[str]) -> set[str]:
-    """Names of the placeholders that a command has."""
     return {name for word in words for name in _PLACEHOLDER.findall(word)}
 
 
@@ -191,7 +190,6 @@ def files_in(words: Sequence[str]) -> list[str]:
 
 
 def _shell_script(file: str) -> str:
-    """The text of a file that a shell reads; empty for any other."""
     if file.lower().endswith((*_NO_SHELL_SCRIPTS, *_CONFIGURATIONS)):
         return ""
     with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as opened:
@@ -327,7 +325,6 @@ def runnable(words: Sequence[str], path: str) -> list[str]:
 
 
 def launcher_in(command: str) -> str | None:
-    """What starts the ranks of a command, as far as its words say."""
     found = _LAUNCHER.search(command)
     return None if found is None else found[1] or found[2]
 
@@ -347,7 +344,6 @@ def _python_script(words: Sequence[str]) -> str | None:
 
 
 def is_python(program: str) -> bool:
-    """Whether a program is called as an interpreter of Python."""
     return _PYTHON.fullmatch(Path(program).name) is not None
 
 

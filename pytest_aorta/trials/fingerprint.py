@@ -249,7 +249,6 @@ def _each(what: str, before: Mapping[str, Any], after: Mapping[str, Any], missin
 
 
 def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """One line for each file whose digest is another one, that is new, or gone."""
     changed = [path for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
     words = ((path, before.get(path) is None, after.get(path) is None) for path in changed)
     return [f"{path} {'is new' if is_new else 'is gone' if is_gone else 'changed'}" for path, is_new, is_gone in words]

@@ -122,7 +122,6 @@ def set_arguments(target: str) -> None:
 
 @contextlib.contextmanager
 def own_arguments(target: str) -> Iterator[None]:
-    """Give this process the ``sys.argv`` of a workload for a while."""
     before = sys.argv
     try:
         set_arguments(target)
@@ -313,8 +312,7 @@ _DECLARATIONS = (
 )
 
 
-class DeclarationError(ValueError):
-    """A workload declares something that AORTA does not know either."""
+class DeclarationError(ValueError): ...
 
 
 def is_aorta_workload(cls: type[Any]) -> bool:
@@ -323,7 +321,6 @@ def is_aorta_workload(cls: type[Any]) -> bool:
 
 
 def supports_process(cls: type[Any]) -> bool:
-    """Whether a workload supports AORTA's trial isolation ``process``."""
     return "process" in getattr(cls, "trial_isolation_supported", ())
 
 
@@ -405,12 +402,10 @@ class Options(dict[str, Any]):
         return super().__contains__(key) or key in self._added
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of an option, or of what was added."""
         return super().get(key, self._added.get(key, default))
 
 
 def with_added(cls: type[Any], value: Any, added: Mapping[str, Any]) -> Any:
-    """What the constructor of a workload receives; ``value`` are its options."""
     if not isinstance(value, dict):
         return value  # a typed Config has no place for them
     return {**value, **added} if is_aorta_workload(cls) else Options(value, added)

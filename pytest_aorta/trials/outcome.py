@@ -105,7 +105,6 @@ class Observation:
     notes: list[dict[str, Any]] = field(default_factory=list)
 
     def over(self) -> bool:
-        """Whether no more events can come."""
         return self.returncode is not None or self.lost is not None
 
     def failed_in(self, phase: str) -> bool:
@@ -219,7 +218,6 @@ _NOT_THERE = ("ImportError", "ModuleNotFoundError", "FileNotFoundError")
 
 
 def cannot_judge(why: str) -> Failure:
-    """The failure of a command that says so itself."""
     return Failure("run", "result", f"cannot judge: {why}", CANNOT_JUDGE)
 
 
@@ -271,12 +269,10 @@ def _with_location(failure: Failure, location: str | None) -> Failure:
 
 
 def place(phase: Phase) -> str:
-    """A phase after "in", for messages."""
     return {"launch": "launching", "import": "importing"}.get(phase, f"{phase}()")
 
 
 def timeout_failure(seen: Observation) -> Failure:
-    """The failure of a process that was running when the deadline or the stall limit passed."""
     limit = f" of {seen.timeout:g} s" if seen.timeout is not None else ""
     where = place(seen.phase)
     message = f"the deadline{limit} passed in {where}"
@@ -328,7 +324,6 @@ def after_step(seen: Observation) -> str:
 
 
 def unpassed_failure(result: ResultRecord) -> Failure:
-    """The failure of a run that returned ``passed=False``."""
     message = "run() returned passed=False"
     if result.failure_count:
         message += f", {result.failure_count} failure(s)"
@@ -348,12 +343,10 @@ _FULL_DISK = re.compile(r"\[Errno (28|122)\] ")
 
 
 def interruption(phase: Phase, why: str) -> Failure:
-    """The failure of a trial that was ended in ``phase`` on request."""
     return Failure(phase, "signal", f"{INTERRUPTED}{why}")
 
 
 def was_interrupted(record: Mapping[str, Any]) -> bool:
-    """Whether a trial, as its file has it, was ended on request: by Ctrl-C, by SIGTERM, by the end of its run."""
     return ((record.get("failure") or {}).get("message") or "").startswith(INTERRUPTED)
 
 
@@ -378,13 +371,11 @@ def did_not_run(record: Mapping[str, Any]) -> bool:
 
 
 def met_full_disk(record: Mapping[str, Any]) -> bool:
-    """Whether a trial has failed because there was no space left."""
     failure = record.get("failure") or {}
     return failure.get("type") == "OSError" and _FULL_DISK.search(failure["message"]) is not None
 
 
 def is_lost(record: Mapping[str, Any]) -> bool:
-    """Whether a trial, as its file has it, says nothing about the workload."""
     return did_not_run(record) or record["exit_status"] == "infrastructure_failed" or met_full_disk(record)
 
 
@@ -420,7 +411,6 @@ def was_terminated(failure: Failure | None) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """``SIGSEGV`` and the like."""
     try:
         return signal.Signals(number).name
     except ValueError:

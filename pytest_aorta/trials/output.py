@@ -35,7 +35,6 @@ _NUMBER = re.compile(
 
 
 def plain_line(line: str) -> str:
-    """A line without colours and other commands to a terminal."""
     return ESCAPES.sub("", line) if "\x1b" in line else line
 
 
@@ -205,7 +204,6 @@ DETECTORS = tuple(_HINTS)
 
 
 def detected_in(line: str) -> list[str]:
-    """Names of the detectors that find something in a line."""
     lower = line.lower()
     hinted = [name for name, hints in _HINTS.items() if any(hint in lower for hint in hints)]
     return [name for name in hinted if (non_finite_in(line) if name == "nan" else _DETECTORS[name].search(line))]
@@ -402,11 +400,9 @@ class OutputRules:
 
     @classmethod
     def of(cls, config: Any) -> OutputRules:
-        """Those in the options of a command."""
         return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
     def options(self) -> dict[str, Any]:
-        """Those that are set, as options of a workload."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items() if value}
 
@@ -422,7 +418,6 @@ class OutputRules:
 
     @property
     def has_steps(self) -> bool:
-        """Whether lines say which step is done."""
         return any(STEP in pattern.groupindex for _, pattern in self.compiled["metric"])
 
     @property
@@ -467,7 +462,6 @@ def checked_metric(text: object) -> str:
 
 
 def merged(reports: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What the lines of all ranks say together."""
     found: dict[str, Any] = {"matched": {}, "detected": {}, "warnings": []}
     for report in reports:
         for name, lines in report["matched"].items():
@@ -558,7 +552,6 @@ class OutputFindings:
 
     @property
     def total(self) -> int | None:
-        """Number of steps, where a line has said it."""
         return self._told.total
 
     @property

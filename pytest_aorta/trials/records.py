@@ -49,7 +49,6 @@ def encode_non_finite(value: Any) -> Any:
 
 
 def decode_non_finite(value: Any) -> Any:
-    """The inverse of ``encode_non_finite``."""
     if isinstance(value, str):
         if value in _NON_FINITE:
             return _NON_FINITE[value]
@@ -161,11 +160,9 @@ class Failure:
 
     @property
     def is_late(self) -> bool:
-        """Whether a limit has ended the process."""
         return self.kind in ("timeout", "stall")
 
     def known(self) -> dict[str, Any]:
-        """The fields that are known, for ``failure_details``."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -180,8 +177,6 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Progress:
-    """``step`` of ``total`` steps are done."""
-
     step: int
     total: int | None = None
 
@@ -288,7 +283,6 @@ _HAS: dict[str, tuple[str, ...]] = {
 
 
 def to_json(data: object) -> str:
-    """For another process, or a file."""
     return json.dumps(data, default=asdict)
 
 

@@ -74,7 +74,6 @@ class TrialSpec:
 
     @property
     def seed(self) -> int | None:
-        """Of its random generators, as requested; ``None`` for one from the operating system."""
         if any(text.partition(":")[0] == "divergence" for text in self.collect):  # it compares what should be equal
             return derived_seed(self.execution.seed or 0, "trial", 0)
         return None if self.execution.seed is None else derived_seed(self.execution.seed, "trial", self.trial_index)
@@ -91,7 +90,6 @@ class TrialSpec:
 
     @property
     def trial_id(self) -> str:
-        """Unique in a plan."""
         return f"{self.workload.name}_d{self.environment_index}_m{self.mitigation_index}_t{self.trial_index}"
 
     @property
@@ -102,7 +100,6 @@ class TrialSpec:
 
     @property
     def cell(self) -> str:
-        """Environment and mitigation set, as in item names and folders."""
         return _cell(self.environment.name, self.mitigations)
 
     @property

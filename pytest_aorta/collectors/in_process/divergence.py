@@ -295,7 +295,6 @@ class InProcess:
         self.ordinal += 1
 
     def _read(self, values: list[Any]) -> Any:
-        """As plain values, with one transfer from each device."""
         torch = self.torch
         flat = [each for value in values for each in value]
         devices: dict[Any, list[int]] = {}
@@ -352,7 +351,6 @@ class InProcess:
 
 
 def read_reference(path: str) -> list[tuple[list[str], str]]:
-    """Names of events and hashes of each step of another trial."""
     shapes: list[list[str]] = []
     found = []
     with open(path) as file:
@@ -460,13 +458,11 @@ def _recorder(owner: InProcess) -> Any:
 
 
 def _node(torch: Any) -> str:
-    """What autograd is at; empty in a forward."""
     current = getattr(torch._C, "_current_autograd_node", lambda: None)()
     return "" if current is None else str(current.name())
 
 
 def _line() -> str:
-    """Of the program: the innermost one that is none of torch's, or of this file."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

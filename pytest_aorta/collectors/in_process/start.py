@@ -63,7 +63,6 @@ class Collecting:
             pass
 
     def start(self, torch: Any) -> None:
-        """Once torch is imported."""
         self._note("started", torch=str(getattr(torch, "__version__", "")))
         for asked in self._asked:
             if asked["needs_torch"]:
@@ -174,7 +173,6 @@ class Collecting:
         self._forward_hooks = []
 
     def report(self, step: int) -> None:
-        """The workload says that so many steps are done."""
         if self._source != _REPORTS:
             self._take(_REPORTS)
         elif step < self._last:  # it counts anew
@@ -196,7 +194,6 @@ class Collecting:
         in_process.active = False
 
     def stop(self) -> None:
-        """At the end; twice is harmless."""
         for name, in_process in list(self._running.items()):
             self._stop(name, in_process)
 
@@ -236,12 +233,10 @@ def begin(
 
 
 def report(step: int) -> None:
-    """The workload of this process has done so many steps."""
     if current is not None:
         current.report(step)
 
 
 def stop() -> None:
-    """Stop the collectors of this process."""
     if current is not None:
         current.stop()
