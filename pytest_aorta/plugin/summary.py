@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.common.texts import first_names, printable
 from pytest_aorta.launch.launch_mode import AS_TYPED
 from pytest_aorta.plugin.verdict_table import table_lines
-from pytest_aorta.triage.columns import counted, percent
+from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.rates import smallest_fault
 from pytest_aorta.trials.command_line import COMMAND_TARGET, launcher_in, line_of
 from pytest_aorta.workspace.paths import HISTORY, repeat_of
@@ -300,7 +300,7 @@ def forecast(run: Run) -> list[str]:
     rate = smallest_fault(trials, cells - 1)
     if rate is None:
         return [f"aorta: {counted(trials, 'trial')} of each cell can show no cure"]
-    return [f"aorta: {counted(trials, 'trial')} of each cell: 90% power to show a cure of a fault of {percent(rate)}"]
+    return [f"aorta: {counted(trials, 'trial')} of each cell: 90% power to show a cure of a fault of {rate:.0%}"]
 
 
 def shard_line(selection: Selection) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
 from pytest_aorta.triage import Margin
@@ -32,16 +32,10 @@ _SMALLEST_P = 0.0001
 _MOST_NAMES = 3
 
 
-def percent(rate: float, *, decimals: int = 0) -> str:
-    """``14%``."""
-    return f"{rate:.{decimals}%}"
-
-
 def below(rate: float) -> str:
     """An upper bound, rounded up, so that it still holds: ``14%``, or ``1.5%`` where it is small."""
-    step = 0.001 if rate < _SMALL else 0.01
-    rounded = min(1.0, -(-(rate - 1e-9) // step) * step)
-    return percent(rounded, decimals=1 if rate < _SMALL else 0)
+    step, decimals = (0.001, 1) if rate < _SMALL else (0.01, 0)
+    return f"{min(1.0, -(-(rate - 1e-9) // step) * step):.{decimals}%}"
 
 
 def rate_with_interval(rate: float | None, interval: Interval) -> str:
@@ -49,8 +43,7 @@ def rate_with_interval(rate: float | None, interval: Interval) -> str:
     if rate is None:
         return "-"
     decimals = 1 if interval.high < _SMALL else 0
-    low = percent(interval.low, decimals=decimals).removesuffix("%")
-    return f"{percent(rate, decimals=decimals)} ({low}-{percent(interval.high, decimals=decimals)})"
+    return f"{rate:.{decimals}%} ({100 * interval.low:.{decimals}f}-{interval.high:.{decimals}%})"
 
 
 def difference_with_interval(difference: float, interval: Interval) -> str:
@@ -106,17 +99,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One fact about a cell, for all formats.
+    """One fact about a cell, for all formats: ``key`` in matrix.json, empty where another key says it.
 
-    Attributes:
-        key: in matrix.json; empty where another key says it.
-        value: of a row.
-        title: for people; empty for what only programs read.
-        text: of a row, for people; empty or ``-`` where there is nothing to say. By default that of the value.
-        short: the text for a terminal, where it differs.
-        formats: that show it to people.
-        always: whether it is shown where no row has anything to say.
-        left: whether it is aligned to the left.
+    ``title`` is for people, empty for what only programs read. ``text`` is by default that of the value, empty or ``-``
+    where there is nothing to say; ``short`` is for a terminal, where it differs. ``formats`` show it to people,
+    ``always``: also where no row has anything to say.
     """
 
     key: str
@@ -164,21 +151,10 @@ def _range(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"
 
 
-def _seen(row: Row) -> str:
-    return f"{row.cell.total} of {row.planned}" if row.planned not in (None, row.cell.total) else ""
-
-
 def _verdict(row: Row) -> str:
     if not row.has_verdict and row.verdict.kind == "undecided":
         return ""
     return f"{row.verdict.text}: {row.verdict.reason}" if row.verdict.reason else row.verdict.text
-
-
-def _short_verdict(row: Row) -> str:
-    verdict = row.verdict
-    if verdict.more_trials is not None:
-        return f"undecided (~{verdict.more_trials} more)"
-    return verdict.text
 
 
 def _top_failure(row: Row) -> str:
@@ -194,13 +170,8 @@ def _top_warning(row: Row) -> str:
     return f"{number}x {text}" if number else ""
 
 
-def _median(row: Row) -> float | None:
-    return None if row.cell.steps is None else row.cell.steps.median_ms
-
-
-def _error_rate(row: Row) -> float | None:
-    cell = row.cell
-    return cell.count("infrastructure", "did not run") / cell.total if cell.total else None
+def _step_ms(name: str, row: Row) -> str:
+    return step_ms(None if row.cell.steps is None else getattr(row.cell.steps, name))
 
 
 _EVERYWHERE: Any = ("terminal", "markdown", "html")
@@ -217,7 +188,9 @@ COLUMNS: tuple[Column[Row], ...] = (
     _name("options", "Config", lambda row: row.cell.key.options),
     Column("digest", lambda row: row.cell.key.digest),
     Column("planned", lambda row: row.planned),
-    Column("seen", lambda row: row.cell.total, "Seen", _seen, formats=("markdown",)),
+    Column("seen", lambda row: row.cell.total, "Seen",
+           lambda row: f"{row.cell.total} of {row.planned}" if row.planned not in (None, row.cell.total) else "",
+           formats=("markdown",)),
     Column("failures", lambda row: row.cell.failures, "Failed",
            lambda row: f"{row.cell.failures} of {row.cell.counted}" if row.cell.counted else "-",
            formats=_EVERYWHERE, always=True),
@@ -231,12 +204,15 @@ COLUMNS: tuple[Column[Row], ...] = (
     _number_of("Infrastructure", "infrastructure"),
     _number_of("Interrupted", "interrupted"),
     _number_of("Did not run", "did not run"),
-    Column("error_rate", _error_rate),
+    Column("error_rate", lambda row: row.cell.count("infrastructure", "did not run") / row.cell.total
+           if row.cell.total else None),
     Column("outcome_counts", lambda row: {each: row.cell.count(each) for each in OUTCOMES}),
     Column("exit_status_counts", lambda row: row.cell.tally("exit_status")),
     Column("trials", lambda row: row.cell.trials),
     Column("trial_files", lambda row: row.cell.files),
-    Column("verdict", lambda row: row.verdict, "Verdict", _verdict, _short_verdict, _EVERYWHERE, left=True),
+    Column("verdict", lambda row: row.verdict, "Verdict", _verdict,
+           lambda row: row.verdict.text if row.verdict.more_trials is None
+           else f"undecided (~{row.verdict.more_trials} more)", _EVERYWHERE, left=True),
     Column("", lambda row: row.comparison and row.comparison.difference, "Difference (points)",
            lambda row: difference_with_interval(row.comparison.difference, row.comparison.interval)
            if row.comparison else "", formats=_WHERE_WIDE),
@@ -266,11 +242,11 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("iterations", lambda row: row.cell.iterations, "Iters",
            lambda row: _range(row.cell.iterations) or "-", formats=("markdown",)),
     Column("step_times", lambda row: row.cell.steps, "Step ms",
-           lambda row: step_ms(_median(row)), formats=_EVERYWHERE),
+           partial(_step_ms, "median_ms"), formats=_EVERYWHERE),
     Column("", lambda row: row.cell.steps and row.cell.steps.p90_ms, "p90",
-           lambda row: step_ms(row.cell.steps.p90_ms if row.cell.steps else None), formats=("html",)),
+           partial(_step_ms, "p90_ms"), formats=("html",)),
     Column("", lambda row: row.cell.steps and row.cell.steps.p99_ms, "p99",
-           lambda row: step_ms(row.cell.steps.p99_ms if row.cell.steps else None), formats=("html",)),
+           partial(_step_ms, "p99_ms"), formats=("html",)),
     Column("median_wall_sec", lambda row: row.cell.median_wall_sec),
     Column("resolved_variables", lambda row: {name: [value] for name, value in row.cell.variables.resolved}),
 )  # fmt: skip
@@ -321,69 +297,51 @@ def conclusions(table: Table) -> list[str]:
 def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
     def best(kind: VerdictKind) -> list[Row]:
         found = [row for row in rows if row.verdict.kind == kind]
-        return sorted(found, key=lambda row: (row.is_slower, _p(row), row.cell.rate or 0.0))
+        return sorted(found, key=lambda row: (row.is_slower, row.p, row.cell.rate or 0.0))
 
-    if fixing := best("fixes"):
-        return _fixes(fixing, base)
-    if reducing := best("reduces"):
-        first = reducing[0]
-        return f"{_mitigation(first, base)} makes it rarer: {_evidence(first, base)}{_bounds(first)}."
-    if exchanging := best("exchanges"):
-        first = exchanging[0]
-        return f"{_mitigation(first, base)} {first.verdict.text}: {_evidence(first, base)}."
-    if worse := best("worse"):
-        return f"{_mitigation(worse[0], base)} makes it worse: {_evidence(worse[0], base)}."
+    def names(rows: Sequence[Row]) -> str:
+        return _names([_mitigation(row, base) for row in rows])
+
+    kinds: tuple[VerdictKind, ...] = ("fixes", "reduces", "exchanges", "worse")
+    does: Mapping[VerdictKind, str] = {"fixes": "fixes it", "reduces": "makes it rarer", "worse": "makes it worse"}
+    for kind in kinds:
+        if not (found := best(kind)):
+            continue
+        first = found[0]
+        text = f"{_mitigation(first, base)} {does.get(kind, first.verdict.text)}: {_evidence(first, base)}"
+        # What a cure removes at least, and what may be left.
+        bounds = [f"it removes at least {first.verdict.removes:.0%} of the failures"] if first.verdict.removes else []
+        bounds += [f"its failure rate is below {below(first.rate_below)}"] if first.rate_below is not None else []
+        if bounds and kind in ("fixes", "reduces"):
+            text += "; " + ", and ".join(bounds)
+        if kind == "fixes" and len(found) > 1:
+            text += f". So {'does' if len(found) == 2 else 'do'} {names(found[1:])}"
+        if kind == "fixes" and first.is_slower:
+            text += ". A fault of timing can hide in slower steps"
+        return f"{text}."
     if confounded := best("confounded"):
         first = confounded[0]
         return (
             f"{_mitigation(first, base)} is {first.verdict.text}: {_evidence(first, base)}, but "
             f"{first.verdict.reason}, so that the {first.verdict.of.removeprefix('with ')} may make the difference."
         )
-    if not best("undecided") and (dropped := best("dropped")):
-        names = _names([_mitigation(row, base) for row in dropped])
-        verb = "was" if len(dropped) == 1 else "were"
+    undecided, same = best("undecided"), best("no effect")
+    if not undecided and (dropped := best("dropped")):
         leaves = f"probably leaving more than half of the failures of {base.key.cell}"
-        return f"No cure was found; {names} {verb} dropped early, {leaves}."
-    if not best("no effect") and not best("undecided") and (useless := best("no cure")):
-        names = _names([_mitigation(row, base) for row in useless])
-        return (
-            f"{names} {'leaves' if len(useless) == 1 else 'leave'} more than half of the failures of {base.key.cell}."
-        )
-    if undecided := best("undecided"):
+        verb = "was" if len(dropped) == 1 else "were"
+        return f"No cure was found; {names(dropped)} {verb} dropped early, {leaves}."
+    if not same and not undecided and (useless := best("no cure")):
+        verb = "leaves" if len(useless) == 1 else "leave"
+        return f"{names(useless)} {verb} more than half of the failures of {base.key.cell}."
+    if undecided:
         return _undecided(undecided, base)
-    if same := best("no effect"):
-        names = _names([_mitigation(row, base) for row in same])
+    if same:
+        limits = [f"{margin.share:.0%} of it"] if margin.share < 1 else []
+        limits += [f"{100 * margin.points:.3g} points"] if margin.points < 1 else []
         verb = "does" if len(same) == 1 else "do"
-        return f"{names} {verb} not change the failure rate of {base.key.cell} by more than {_limits(margin)}."
+        change = f"not change the failure rate of {base.key.cell} by more than {' or '.join(limits)}"
+        return f"{names(same)} {verb} {change}."
     return f"No verdict: {base.key.cell} is there to compare with, and no other cell says anything."
-
-
-def _limits(margin: Margin) -> str:
-    limits = [f"{percent(margin.share)} of it"] * (margin.share < 1) + [f"{100 * margin.points:.3g} points"] * (
-        margin.points < 1
-    )
-    return " or ".join(limits)
-
-
-def _bounds(row: Row) -> str:
-    """What a cure removes at least, and what may be left."""
-    found = []
-    if row.verdict.removes is not None:
-        found.append(f"it removes at least {percent(row.verdict.removes)} of the failures")
-    if row.rate_below is not None:
-        found.append(f"its failure rate is below {below(row.rate_below)}")
-    return "; " + ", and ".join(found) if found else ""
-
-
-def _fixes(rows: Sequence[Row], base: CellStatistics) -> str:
-    first = rows[0]
-    text = f"{_mitigation(first, base)} fixes it: {_evidence(first, base)}{_bounds(first)}"
-    if len(rows) > 1:
-        names = _names([_mitigation(row, base) for row in rows[1:]])
-        text += f". So {'does' if len(rows) == 2 else 'do'} {names}"
-    if first.is_slower:
-        text += ". A fault of timing can hide in slower steps"
-    return f"{text}."
 
 
 def operators_text(changes: Sequence[OperatorChange]) -> str:
@@ -421,7 +379,7 @@ def _speeds(rows: Sequence[Row], base: CellStatistics) -> list[str]:
 
 
 def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
-    doubted = [row for row in rows if row.verdict.reason and row.comparison is not None and _p(row) < LEVEL]
+    doubted = [row for row in rows if row.verdict.reason and row.p < LEVEL]
     if doubted:
         first = doubted[0]
         return f"Undecided: {_mitigation(first, base)} differs ({_evidence(first, base)}), but {first.verdict.reason}."
@@ -435,15 +393,11 @@ def _undecided(rows: Sequence[Row], base: CellStatistics) -> str:
 
 
 def _evidence(row: Row, base: CellStatistics) -> str:
-    cell, p = row.cell, p_value(_p(row))
+    cell, p = row.cell, p_value(row.p)
     added = {*base.mitigations, "none"} <= {*cell.mitigations, "none"}
     without = "without it" if added else f"with {','.join(base.mitigations)}"
     numbers = f"{cell.failures} of {cell.counted} failed, {base.failures} of {base.counted} {without}"
     return f"{numbers} (p {p.replace('<', '< ') if p.startswith('<') else f'= {p}'})"
-
-
-def _p(row: Row) -> float:
-    return row.comparison.p_adjusted if row.comparison is not None else 1.0
 
 
 def _mitigation(row: Row, base: CellStatistics) -> str:

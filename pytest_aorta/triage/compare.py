@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,15 +39,7 @@ _CHANGES: dict[VerdictKind, ChangeKind] = {
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs.
-
-    Attributes:
-        results: where it was read from.
-        cells: in order, with the statistics of each.
-        environments: of the trials of each cell.
-        hosts: names, in order.
-        times: when trials began, in order, ISO 8601 in UTC, as far as records say it.
-    """
+    """One of the two runs; ``environments`` of the trials of each cell; ``times``, in order, when trials began."""
 
     results: Results
     cells: dict[CellKey, CellStatistics]
@@ -62,13 +54,9 @@ class Side:
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell that both runs have, with its statistics in each.
+    """A cell that both runs have: what became of its failure rate, and of its step times in relation to A's.
 
-    Attributes:
-        kind: what became of its failure rate.
-        more_trials: of ``undecided``: about how many more trials of each run would decide; ``None`` for not known.
-        rate: the numbers; ``None`` for ``not compared``, where no trial of one run says anything about the workload.
-        speed: what became of its step times, of B in relation to A.
+    ``rate`` is ``None`` where no trial of one run says anything about the workload.
     """
 
     a: CellStatistics
@@ -105,9 +93,6 @@ class RunComparison:
     """Two runs compared.
 
     Attributes:
-        a, b: the runs.
-        margin: how much a failure rate may differ and still be the same.
-        speed_margin: changes of the step times, as a share, that are none.
         cells: that both have, in the order of B.
         only_a, only_b: cells that only one has.
         matched_across_environments: whether cells were matched by their mitigations alone, because the names of the
@@ -119,7 +104,6 @@ class RunComparison:
     a: Side
     b: Side
     margin: Margin
-    speed_margin: float
     cells: tuple[CellChange, ...]
     only_a: tuple[CellStatistics, ...]
     only_b: tuple[CellStatistics, ...]
@@ -128,21 +112,16 @@ class RunComparison:
     particular: tuple[tuple[tuple[str, ...], tuple[Difference, ...]], ...]
 
 
-def _failures(cell: CellStatistics) -> str:
-    return f"{cell.failures}/{cell.counted}" if cell.counted else "-"
-
-
-def _rate(found: Comparison | None) -> dict[str, Any] | None:
-    names = ("difference", "interval", "p", "p_adjusted")
-    return None if found is None else {name: getattr(found, name) for name in names}
-
-
-def _speed(speed: Speed) -> dict[str, Any]:
-    return {"verdict": speed.kind, **{name: getattr(speed, name) for name in ("ratio", "interval", "p_adjusted")}}
+def _fields(value: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _ways(signatures: Sequence[SignatureCount]) -> list[dict[str, Any]]:
     return [{"text": each.signature.text, "count": len(each.trials)} for each in signatures]
+
+
+def _failures(cell: CellStatistics) -> str:
+    return f"{cell.failures}/{cell.counted}" if cell.counted else "-"
 
 
 #: What is said of each cell that both runs have; those with a title are shown to people.
@@ -155,12 +134,16 @@ COLUMNS: tuple[Column[CellChange], ...] = (
     Column("options", lambda change: change.b.key.options or None),
     Column("a", lambda change: _numbers(change.a), "A", lambda change: _failures(change.a)),
     Column("b", lambda change: _numbers(change.b), "B", lambda change: _failures(change.b)),
-    Column("failure_rate", lambda change: _rate(change.rate), "change (95%)",
+    Column("failure_rate",
+           lambda change: change.rate and _fields(change.rate, "difference", "interval", "p", "p_adjusted"),
+           "change (95%)",
            lambda change: difference_with_interval(change.rate.difference, change.rate.interval)
            if change.rate else ""),
     Column("", lambda change: change.rate and change.rate.p_adjusted, "p",
            lambda change: p_value(change.rate.p_adjusted) if change.rate else ""),
-    Column("speed", lambda change: _speed(change.speed), "steps", lambda change: change.speed.change),
+    Column("speed",
+           lambda change: {"verdict": change.speed.kind, **_fields(change.speed, "ratio", "interval", "p_adjusted")},
+           "steps", lambda change: change.speed.change),
     Column("verdict", lambda change: change.kind, "verdict", lambda change: change.verdict),
     Column("more_trials", lambda change: change.more_trials),
     Column("new_signatures", lambda change: _ways(change.new_signatures)),
@@ -170,29 +153,65 @@ COLUMNS: tuple[Column[CellChange], ...] = (
 
 def label(key: CellKey) -> str:
     """A cell in words: test, workload, cell and options, as far as it has them."""
-    return " ".join(part for part in (key.test, key.workload, key.cell, key.options) if part)
+    return " ".join(filter(None, (key.test, key.workload, key.cell, key.options)))
 
 
 def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float = SPEED_MARGIN) -> RunComparison:
-    """Compare two results directories, or parts of them.
-
-    Args:
-        a: what was before, or the machine that is known.
-        b: what is new.
-        margin: how much a failure rate may differ and still be the same.
-        speed_margin: changes of the step times, as a share, that are none.
+    """Compare two results directories, or parts of them: ``a`` was before, or is the machine that is known.
 
     Raises:
         RequestError: one does not exist, or has no trials; both are the same; they have no cell in common.
     """
-    one, two = (Path(os.path.realpath(path)) for path in (a, b))  # which raises for no path, as resolve() does
-    if one == two:
+    paths = [Path(os.path.realpath(path)) for path in (a, b)]  # which raises for no path, as resolve() does
+    if paths[0] == paths[1]:
         raise RequestError(f"{a} and {b} are the same; expected two results directories")
-    for outer, inner in ((one, two), (two, one)):
+    for outer, inner in (paths, paths[::-1]):
         if inner.is_relative_to(outer) and HISTORY not in inner.relative_to(outer).parts:
             raise RequestError(f"{inner} lies in {outer}, so it has the same trials; expected two results directories")
-    _, new = Results(a), Results(b)
-    return _compare(read_side(a, new.rules), read_side(b, new.rules), margin, speed_margin)
+    _, rules = Results(a), Results(b).rules
+    before, after = read_side(a, rules), read_side(b, rules)
+    partner, across = _match_cells(before, after)
+    cells = [(before.cells[one], after.cells[two]) for two, one in partner.items()]
+    counts = {
+        two.key: (two.failures, two.counted, one.failures, one.counted)
+        for one, two in cells
+        if one.counted and two.counted
+    }
+    pairs = [Pair(partner[key], each, (each,)) for key, each in counts.items()]
+    judged = dict(zip(counts, judge(pairs, margin, len(pairs)), strict=True))
+    # Of all trials as at one place: that of the other run may have been another machine.
+    times: list[tuple[list[Measured], list[Measured]]] = [(_times(two), _times(one)) for one, two in cells]
+    speeds = compare_speeds(times, speed_margin, sequential=False, family=len(cells))
+    changes = []
+    for (one, two), speed in zip(cells, speeds, strict=True):
+        rate, verdict = judged.get(two.key, (None, None))
+        kind: ChangeKind = "not compared" if verdict is None else _CHANGES[verdict.kind]
+        changes.append(CellChange(one, two, kind, None if verdict is None else verdict.more_trials, rate, speed))
+    # What differs around all cells is said once, with the numbers of all trials.
+    found: dict[Hashable, tuple[Difference, list[str]]] = {}
+    was, now = Environments(), Environments()
+    for change in changes:
+        one_cell, other_cell = before.environments[change.a.key], after.environments[change.b.key]
+        was.update(one_cell)
+        now.update(other_cell)
+        for difference in differences(one_cell, other_cell):
+            found.setdefault(difference.key, (difference, []))[1].append(change.label)
+    everywhere = {difference.fact for difference, labels in found.values() if len(labels) == len(changes)}
+    by_cells: dict[tuple[str, ...], list[Difference]] = {}
+    for difference, labels in sorted(found.values(), key=lambda item: item[0].fact):
+        if len(labels) < len(changes):
+            by_cells.setdefault(tuple(labels), []).append(difference)
+    return RunComparison(
+        a=before,
+        b=after,
+        margin=margin,
+        cells=tuple(changes),
+        only_a=tuple(cell for key, cell in before.cells.items() if key not in partner.values()),
+        only_b=tuple(cell for key, cell in after.cells.items() if key not in partner),
+        matched_across_environments=across,
+        shared=tuple(each for each in differences(was, now) if each.fact in everywhere),
+        particular=tuple((labels, tuple(each)) for labels, each in by_cells.items()),
+    )
 
 
 def read_side(path: Path, rules: Sequence[tuple[str, str]] | None = None) -> Side:
@@ -218,46 +237,8 @@ def read_side(path: Path, rules: Sequence[tuple[str, str]] | None = None) -> Sid
     )
 
 
-def _compare(a: Side, b: Side, margin: Margin, speed_margin: float) -> RunComparison:
-    partner, across = _match_cells(a, b)
-    cells = [(a.cells[one], b.cells[two]) for two, one in partner.items()]
-    compared = [(one, two) for one, two in cells if one.counted and two.counted]
-    counts = [(two.failures, two.counted, one.failures, one.counted) for one, two in compared]
-    pairs = [Pair(one.key, each, (each,)) for (one, _), each in zip(compared, counts, strict=True)]
-    judged = dict(zip((two.key for _, two in compared), judge(pairs, margin, len(pairs)), strict=True))
-    times = [(_times(two), _times(one)) for one, two in cells]
-    speeds = compare_speeds(times, speed_margin, sequential=False, family=len(cells))
-    changes = []
-    for (one, two), speed in zip(cells, speeds, strict=True):
-        rate, verdict = judged.get(two.key, (None, None))
-        kind: ChangeKind = "not compared" if verdict is None else _CHANGES[verdict.kind]
-        more = None if verdict is None else verdict.more_trials
-        changes.append(CellChange(one, two, kind, more, rate, speed))
-    shared, particular = _environment(a, b, changes)
-    return RunComparison(
-        a=a,
-        b=b,
-        margin=margin,
-        speed_margin=speed_margin,
-        cells=tuple(changes),
-        only_a=tuple(cell for key, cell in a.cells.items() if key not in partner.values()),
-        only_b=tuple(cell for key, cell in b.cells.items() if key not in partner),
-        matched_across_environments=across,
-        shared=shared,
-        particular=particular,
-    )
-
-
 def _times(cell: CellStatistics) -> list[Measured]:
-    """Of all trials as at one place: that of the other run may have been another machine."""
     return [(None, math.log(time)) for time in cell.steps.trial_medians_ms] if cell.steps else []
-
-
-#: What cells are matched by: the first that tells them apart. A digest has places on the disk in it.
-_EXACTLY: tuple[Callable[[CellStatistics], Hashable], ...] = (
-    lambda cell: cell.key,
-    lambda cell: (cell.key.workload, cell.key.cell, cell.key.test, cell.key.options),
-)
 
 
 def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
@@ -267,11 +248,22 @@ def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
         RequestError: there is none.
     """
     partner: dict[CellKey, CellKey] = {}
-    for identity in _EXACTLY:
-        _match(a, b, identity, partner)
+
+    def match(identity: Callable[[CellStatistics], Hashable]) -> None:
+        """Match what is not matched yet; several cells that are alike are matched in their order."""
+        free: dict[Hashable, list[CellKey]] = {}
+        for key, cell in a.cells.items():
+            if key not in partner.values():
+                free.setdefault(identity(cell), []).append(key)
+        for key, cell in b.cells.items():
+            if key not in partner and (candidates := free.get(identity(cell))):
+                partner[key] = candidates.pop(0)
+
+    match(lambda cell: cell.key)
+    match(lambda cell: replace(cell.key, digest=""))  # which has places on the disk in it
     across = not partner and all(len({cell.environment for cell in side.cells.values()}) == 1 for side in (a, b))
     if across:
-        _match(a, b, lambda cell: (cell.key.workload, cell.mitigations, cell.key.test, cell.key.options), partner)
+        match(lambda cell: (replace(cell.key, cell="", digest=""), cell.mitigations))
     if not partner:
         ours, theirs = (", ".join(first_names(list(map(label, side.cells)), 4)) for side in (a, b))
         raise RequestError(
@@ -280,52 +272,40 @@ def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
     return {key: partner[key] for key in b.cells if key in partner}, across
 
 
-def _match(a: Side, b: Side, identity: Callable[[CellStatistics], Hashable], partner: dict[CellKey, CellKey]) -> None:
-    """Match what is not matched yet; several cells that are alike are matched in their order."""
-    free: dict[Hashable, list[CellKey]] = {}
-    for key, cell in a.cells.items():
-        if key not in partner.values():
-            free.setdefault(identity(cell), []).append(key)
-    for key, cell in b.cells.items():
-        if key not in partner and (candidates := free.get(identity(cell))):
-            partner[key] = candidates.pop(0)
-
-
-def _environment(
-    a: Side, b: Side, changes: Sequence[CellChange]
-) -> tuple[tuple[Difference, ...], tuple[tuple[tuple[str, ...], tuple[Difference, ...]], ...]]:
-    """What differs around all cells, said once with the numbers of all trials, and around some of them."""
-    found: dict[Hashable, tuple[Difference, list[str]]] = {}
-    before, after = Environments(), Environments()
-    for change in changes:
-        one, two = a.environments[change.a.key], b.environments[change.b.key]
-        before.update(one)
-        after.update(two)
-        for difference in differences(one, two):
-            found.setdefault(difference.key, (difference, []))[1].append(change.label)
-    everywhere = {difference.fact for difference, cells in found.values() if len(cells) == len(changes)}
-    by_cells: dict[tuple[str, ...], list[Difference]] = {}
-    for difference, cells in sorted(found.values(), key=lambda item: item[0].fact):
-        if len(cells) < len(changes):
-            by_cells.setdefault(tuple(cells), []).append(difference)
-    shared = tuple(each for each in differences(before, after) if each.fact in everywhere)
-    return shared, tuple((cells, tuple(each)) for cells, each in by_cells.items())
-
-
 def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
     """Everything, as strict JSON data; ``docs/compare.md`` has the keys. Rates are fractions, step times in ms."""
+
+    def side(of: Side) -> dict[str, Any]:
+        return {
+            "path": str(of.results.path),
+            "trials": of.trials,
+            "cells": len(of.cells),
+            "hosts": of.hosts,
+            "first_trial": next(iter(of.times), None),
+            "last_trial": next(reversed(of.times), None),
+            "replays_left_out": of.results.replays,
+            "unreadable": of.results.unreadable,
+        }
+
+    def only(cells: Sequence[CellStatistics]) -> list[dict[str, Any]]:
+        keys = [
+            {"workload": key.workload, "cell": key.cell, "test": key.test or None, "options": key.options or None}
+            for key in (cell.key for cell in cells)
+        ]
+        return [{**key, **_numbers(cell)} for key, cell in zip(keys, cells, strict=True)]
+
     found = {
         "schema_version": SCHEMA_VERSION,
         "level": LEVEL,
         "margin": str(comparison.margin),
-        "a": _side(comparison.a),
-        "b": _side(comparison.b),
+        "a": side(comparison.a),
+        "b": side(comparison.b),
         "matched_across_environments": comparison.matched_across_environments,
         "cells": [
             {column.key: column.value(change) for column in COLUMNS if column.key} for change in comparison.cells
         ],
-        "only_in_a": [{**_key(cell.key), **_numbers(cell)} for cell in comparison.only_a],
-        "only_in_b": [{**_key(cell.key), **_numbers(cell)} for cell in comparison.only_b],
+        "only_in_a": only(comparison.only_a),
+        "only_in_b": only(comparison.only_b),
         "environment": {
             "all_cells": [difference.to_plain() for difference in comparison.shared],
             "some_cells": [
@@ -335,23 +315,6 @@ def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
         },
     }
     return {key: plain(value) for key, value in found.items()}
-
-
-def _side(side: Side) -> dict[str, Any]:
-    return {
-        "path": str(side.results.path),
-        "trials": side.trials,
-        "cells": len(side.cells),
-        "hosts": side.hosts,
-        "first_trial": next(iter(side.times), None),
-        "last_trial": next(reversed(side.times), None),
-        "replays_left_out": side.results.replays,
-        "unreadable": side.results.unreadable,
-    }
-
-
-def _key(key: CellKey) -> dict[str, Any]:
-    return {"workload": key.workload, "cell": key.cell, "test": key.test or None, "options": key.options or None}
 
 
 def _numbers(cell: CellStatistics) -> dict[str, Any]:

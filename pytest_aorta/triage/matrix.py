@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_aorta._version import __version__
 from pytest_aorta.common.texts import utc_now
-from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin, TriageSettings
+from pytest_aorta.triage import MARGIN, SPEED_MARGIN, TriageSettings
 from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain
 from pytest_aorta.triage.facts import CellKey
@@ -41,12 +41,8 @@ _FIRST = re.compile(r"^([-+=]|\d+(?=[.)]))")
 class RunState:
     """What a matrix says of its run.
 
-    Attributes:
-        plan: digest of the plan; ``None`` where tests have started the trials.
-        planned: trials of each cell of the plan.
-        started_at, written_at: ISO 8601 in UTC.
-        complete: whether the run has come to its end.
-        interrupted: what has ended it before, or ``None``.
+    ``plan`` is its digest, ``None`` where tests have started the trials; ``planned`` are trials of each cell of it.
+    ``complete``: the run has come to its end; ``interrupted``: what has ended it before.
     """
 
     plan: str | None = None
@@ -96,10 +92,18 @@ def markdown(table: Table, state: RunState) -> str:
     ]
     rules = ["---" if column.left else "---:" for column in shown]
     workloads = ", ".join(dict.fromkeys(row.cell.key.workload for row in rows))
+    seen, planned = sum(row.cell.total for row in rows), sum(state.planned.values())
+    number = f"{seen} of {counted(planned, 'trial')}" if planned > seen else counted(seen, "trial")
+    run = [f"{number} in {counted(len(rows), 'cell')}"]
+    run += [f"plan {state.plan}"] if state.plan else []
+    if state.interrupted:
+        run.append(f"ended early: {state.interrupted}")
+    elif not state.complete:
+        run.append("the run goes on")
     parts = [
         f"## Trials of {text_of(workloads, _LONGEST)}",
         *(f"**{text_of(sentence)}**" for sentence in conclusions(table)),
-        _run(rows, state),
+        f"{text_of('; '.join(run))}. {text_of(state.written_at)}".rstrip(),
         pipe_table((each.title for each in shown), rules, [[each.text_of(row) for each in shown] for row in rows]),
     ]
     if ways := [(row, way) for row in rows for way in row.by_signature]:
@@ -120,7 +124,13 @@ def markdown(table: Table, state: RunState) -> str:
         parts += ["Variables that may have done nothing:", _items(idle)]
     if legend := list(_legend(rows, has_verdicts)):
         parts.append("\n".join(f"- {line}" for line in legend))
-    if warnings := _warnings(table):
+    warnings = [*table.warnings]
+    for row in table.rows:
+        for text, times in row.cell.tally("warnings").items():
+            warnings.append(f"{row.cell.key.workload} {row.cell.key.cell}: {text} ({counted(times, 'trial')})")
+    if (more := len(warnings) - _WARNINGS) > 0:
+        warnings[_WARNINGS:] = [f"{counted(more, 'more warning')} in the trial files"]
+    if warnings:
         parts += ["Warnings:", _items(warnings)]
     return "\n\n".join(parts) + "\n"
 
@@ -138,19 +148,6 @@ def _items(texts: Iterable[str]) -> str:
         return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
 
     return "\n".join(f"- {_FIRST.sub(harmless, text_of(text))}" for text in texts)
-
-
-def _run(rows: Sequence[Row], state: RunState) -> str:
-    seen, planned = sum(row.cell.total for row in rows), sum(state.planned.values())
-    number = f"{seen} of {counted(planned, 'trial')}" if planned > seen else counted(seen, "trial")
-    texts = [f"{number} in {counted(len(rows), 'cell')}"]
-    if state.plan:
-        texts.append(f"plan {state.plan}")
-    if state.interrupted:
-        texts.append(f"ended early: {state.interrupted}")
-    elif not state.complete:
-        texts.append("the run goes on")
-    return f"{text_of('; '.join(texts))}. {text_of(state.written_at)}".rstrip()
 
 
 def pipe_table(titles: Iterable[str], rules: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -171,19 +168,6 @@ def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
         yield "p and intervals hold whenever one looks, so that trials may be added or left out"
 
 
-def _warnings(table: Table) -> list[str]:
-    found = [
-        *table.warnings,
-        *(
-            f"{row.cell.key.workload} {row.cell.key.cell}: {text} ({counted(number, 'trial')})"
-            for row in table.rows
-            for text, number in row.cell.tally("warnings").items()
-        ),
-    ]
-    more = len(found) - _WARNINGS
-    return [*found[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"] if more > 0 else found
-
-
 class EarlierMatrix:
     """What an earlier run has left in matrix.json; a file that is absent, torn, or by another hand, says nothing.
 
@@ -199,18 +183,23 @@ class EarlierMatrix:
         self.planned: dict[CellKey, int] = {}
         self.settings: TriageSettings | None = None
         self.zooms: dict[tuple[str, str, str | None], str] = {}
+        self._was_sequential = False
         try:
             content = json.loads((results / MATRIX_JSON).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return
         content = content if isinstance(content, dict) else {}
-        settings, cells = content.get("settings"), content.get("cells")
+        settings, cells, compared = (content.get(name) for name in ("settings", "cells", "divergence"))
         if isinstance(settings, dict):
-            baseline, margin, speed = (settings.get(name) for name in ("baseline", "margin", "speed_margin"))
+            baseline, speed = settings.get("baseline"), settings.get("speed_margin")
             self._was_sequential = settings.get("sequential") is True
+            try:
+                margin = read_margin(settings.get("margin"))
+            except ValueError:
+                margin = MARGIN
             self.settings = TriageSettings(
                 baseline=baseline if isinstance(baseline, str) else None,
-                margin=_margin(margin),
+                margin=margin,
                 speed_margin=speed if isinstance(speed, float) and 0 < speed < 1 else SPEED_MARGIN,
                 confirm=settings.get("confirm") is True,
                 screens=settings.get("screens") is True,
@@ -222,46 +211,29 @@ class EarlierMatrix:
         for cell in cells if isinstance(cells, list) else ():
             if isinstance(cell, dict):
                 key = CellKey(*(str(cell.get(each.name, "")) for each in fields(CellKey)))
-                if isinstance(seen := cell.get("seen"), int):
-                    self.seen[key] = seen
-                if isinstance(planned := cell.get("planned"), int):
-                    self.planned[key] = planned
-
-        compared = content.get("divergence")
+                for name, numbers in (("seen", self.seen), ("planned", self.planned)):
+                    if isinstance(number := cell.get(name), int):
+                        numbers[key] = number
         for each in compared if isinstance(compared, list) else ():
             if isinstance(each, dict) and isinstance(zoom := each.get("zoom"), dict):
                 names = (str(each.get("workload")), str(each.get("cell")), each.get("compared_with"))
                 self.zooms[names] = str(zoom.get("sentence"))
 
-    _was_sequential = False
-
     def was_looked_at(self, planned: Mapping[CellKey, int]) -> bool:
-        """Whether the number of trials of a resumed run may depend on what this one has shown.
+        """Whether the number of trials of a resumed run, of each cell ``planned``, may depend on what this one showed.
 
         It may where a cell has had trials by a plan of another size, and where this run was of that kind already.
         Statistics for a number of trials that was set before do not hold then. An earlier run of the same size that
         was ended before its time is no such case: it goes on to the number that was planned.
-
-        Args:
-            planned: trials of each cell in the plan of the resumed run.
         """
         common = [key for key, seen in self.seen.items() if seen and key in planned]
         return any(self._was_sequential or self.planned.get(key) != planned[key] for key in common)
 
 
-def _margin(text: object) -> Margin:
-    try:
-        return read_margin(text)
-    except ValueError:
-        return MARGIN
-
-
 def write_merged_matrix(results: Path, parts: Sequence[Path]) -> None:
     """Write ``matrix.json`` and ``matrix.md`` of all trials in a results directory.
 
-    Args:
-        results: the directory.
-        parts: the results directories that the trials come from: the settings are those of the first that has some.
+    Their settings are those of the first of ``parts``, the results directories that they come from, that has some.
 
     Raises:
         OSError: the files cannot be written.
