@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
@@ -18,7 +19,7 @@ from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
 from pytest_aorta.runtime.endpoint import Message, MessageSocket
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
-from pytest_aorta.runtime.tensors import MappedStorages, from_bytes, share, to_bytes
+from pytest_aorta.runtime.tensors import MappedStorages, is_private, share, to_bytes
 from pytest_aorta.runtime.zygote import Seed
 
 if TYPE_CHECKING:
@@ -54,14 +55,13 @@ def serve(payload: dict[str, Any], channel: Channel) -> None:
     assert socket_fd is not None
     _take_output(channel, payload["output"])
     transport = MessageSocket(socket_fd)
-    mapped = MappedStorages(payload["owner"])
     spec = transport.receive()
     if spec is None:
         return
     if payload["role"] == "worker":
-        serve_worker(spec[0], transport, mapped, seed)
+        serve_worker(spec[0], transport, payload["owner"], seed)
     else:
-        SlotProcess(transport, mapped).serve(*spec)
+        SlotProcess(transport, MappedStorages(payload["owner"])).serve(*spec)
 
 
 def _take_output(channel: Channel, targets: list[int]) -> None:
@@ -79,7 +79,7 @@ def _take_output(channel: Channel, targets: list[int]) -> None:
 
 
 def _arguments(
-    mapped: MappedStorages | None,
+    mapped: MappedStorages,
     tensors: Any = (),
     scalars: Any = (),
     config: bytes | None = None,
@@ -88,11 +88,8 @@ def _arguments(
     gone: Any = (),
     results: bytes | None = None,
 ) -> tuple[SlotArgs, int | None, Any]:
-    if mapped is None:  # from another host: by value
-        found = [share(from_bytes(*by_value)) for by_value in tensors]
-    else:
-        mapped.unmap(gone)
-        found = [mapped.tensor(view) for view in tensors]
+    mapped.unmap(gone)
+    found = [mapped.tensor(view) for view in tensors]
     others = () if results is None else loads(results)
     values = load_argument(scalars, others) if isinstance(scalars, bytes) else tuple(scalars)
     return SlotArgs(tuple(found), values, config and load_argument(config, others)), first_item, written
@@ -195,28 +192,38 @@ def _map(function: Any, items: Any, first: int) -> list[Any]:
 # Workers
 
 
-def serve_worker(
-    packed_spec: Any, transport: Transport, mapped: MappedStorages | None, seed: Seed | None = None
-) -> None:
+def serve_worker(spec: Any, transport: Transport, owner: int | None, seed: Seed | None = None) -> None:
     """Build the worker of a specification, and serve until the level above closes or goes.
 
-    Without ``mapped``, tensors come by value, from another host.
+    ``owner``: the process whose memory it maps; ``None`` on another host, where tensors come and go by value.
     """
     from pytest_aorta.runtime.worker import Worker
 
     try:
-        worker = Worker.from_spec(packed_spec)
+        worker = Worker.from_spec(spec)
         worker.seed = seed
         worker.init()
     except BaseException as error:
         transport.send(("failed", _own_failure(error)))
         return
+    mapped = MappedStorages(owner or 0)
+    tasks: dict[int, WorkerTask] = {}
     with worker:
-        service = WorkerService(worker, transport, mapped)
         transport.send(("ready",))
         while (message := transport.receive()) is not None and message[0] != "close":
-            service.handle(*message)
-        for task in list(service.tasks.values()):
+            word, *rest = message
+            if word == "task":
+                # Its arguments are read here: later orders may unmap their memory.
+                task = tasks[rest[0]] = WorkerTask(worker, transport, tasks, rest[0], returns_written=owner is None)
+                task.start(mapped, *rest[1:])
+            elif word == "cancel":
+                if rest[0] in tasks:
+                    tasks[rest[0]].cancel(rest[1])
+            elif word == "unmap":
+                mapped.unmap(rest[0])
+            elif word == "callables":
+                worker.callables.update(*rest)
+        for task in list(tasks.values()):
             task.cancel("the worker is closed")  # nobody wants its result any more
 
 
@@ -230,74 +237,56 @@ def serve_host(argument: tuple[Any, list[str], bool], transport: Transport) -> N
     serve_worker(spec, transport, None)
 
 
-class WorkerService:
-    def __init__(self, worker: Worker, transport: Transport, mapped: MappedStorages | None) -> None:
-        self.worker = worker
-        self.transport = transport
-        self.mapped = mapped
-        self.tasks: dict[int, WorkerTask] = {}
-
-    def handle(self, word: str, *rest: Any) -> None:
-        if word == "task":
-            self.start_task(*rest)
-        elif word == "cancel":
-            task = self.tasks.get(rest[0])
-            if task is not None:
-                task.cancel(rest[1])
-        elif word == "unmap":
-            assert self.mapped is not None
-            self.mapped.unmap(rest[0])
-        elif word == "callables":
-            self.worker.callables.update(*rest)
-
-    def start_task(self, number: int, digest: str, *arguments: Any) -> None:
-        """Run a task on a thread. Its arguments are read here: later orders may unmap their memory."""
-        try:
-            args, _, written = _arguments(self.mapped, *arguments)
-        except BaseException as error:
-            self.report(number, error)
-            return
-        task = self.tasks[number] = WorkerTask(self, number)
-        threading.Thread(target=task.run, args=(digest, args, written), daemon=True).start()
-
-    def report(self, number: int, error: BaseException | None, payload: bytes | None = None, written: Any = ()) -> None:
-        self.tasks.pop(number, None)
-        with contextlib.suppress(OSError):  # the level above is gone; the end of the transport ends this process
-            if error is None:
-                self.transport.send(("ended", number, Outcome.SUCCESS, payload, None, written))
-            else:
-                # What has happened below is what has happened, but this task itself has run.
-                below = error.record.outcome if isinstance(error, TaskError) else Outcome.TASK_FAILURE
-                outcome = Outcome.TASK_FAILURE if below is Outcome.SKIPPED else below
-                self.transport.send(("ended", number, outcome, None, _own_failure(error), ()))
-
-
 class WorkerTask:
     """A task of the level above is a run at this level. It can be cancelled at any time: then it can submit no more.
 
     A graph that waits for anything else than its tasks goes on: the level above ends this process after a while.
     """
 
-    def __init__(self, service: WorkerService, number: int) -> None:
-        self._service = service
+    def __init__(
+        self, worker: Worker, transport: Transport, tasks: dict[int, WorkerTask], number: int, *, returns_written: bool
+    ) -> None:
+        self._worker = worker
+        self._transport = transport
+        self._tasks = tasks
         self._number = number
+        self._returns_written = returns_written
         self._lock = threading.Lock()
         self._why: str | None = None
         self._handle: RunHandle | None = None
 
-    def run(self, digest: str, args: SlotArgs, written: list[int]) -> None:
-        worker = self._service.worker
+    def start(self, mapped: MappedStorages, digest: str, *arguments: Any) -> None:
+        try:
+            args, _, written = _arguments(mapped, *arguments)
+            # Tasks below may write what came by value.
+            args = replace(args, tensors=tuple([share(t) if is_private(t) else t for t in args.tensors]))
+        except BaseException as error:
+            self._fail(error)
+            return
+        threading.Thread(target=self._run, args=(digest, args, written), daemon=True).start()
+
+    def _run(self, digest: str, args: SlotArgs, written: list[int]) -> None:
         returned: list[Any] = []
         try:
-            orch_fn = worker.callables.definitions[digest].load()
-            worker.submit_below(
+            orch_fn = self._worker.callables.definitions[digest].load()
+            self._worker.submit_below(
                 lambda orch, args, config: returned.append(orch_fn(orch, args, config)), args, self._opened
             ).wait()
-            by_value = self._service.mapped is None
-            content = [(number, to_bytes(args.tensors[number])) for number in written] if by_value else ()
-            self._service.report(self._number, None, dump_result(returned[0]), content)
+            content = [(number, to_bytes(args.tensors[number])) for number in written if self._returns_written]
+            self._report(Outcome.SUCCESS, dump_result(returned[0]), None, content)
         except BaseException as error:
-            self._service.report(self._number, error)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        # What has happened below is what has happened, but this task itself has run.
+        below = error.record.outcome if isinstance(error, TaskError) else Outcome.TASK_FAILURE
+        outcome = Outcome.TASK_FAILURE if below is Outcome.SKIPPED else below
+        self._report(outcome, None, _own_failure(error), ())
+
+    def _report(self, outcome: Outcome, payload: bytes | None, failure: TaskFailure | None, content: Any) -> None:
+        self._tasks.pop(self._number, None)
+        with contextlib.suppress(OSError):  # the level above is gone; the end of the transport ends this process
+            self._transport.send(("ended", self._number, outcome, payload, failure, content))
 
     def _opened(self, handle: RunHandle) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from pytest_aorta.runtime.dispatcher import Dispatcher, GraphTask, Member, RingF
 from pytest_aorta.runtime.event_loop import SIGINT_HELD, wait_for
 from pytest_aorta.runtime.graph import HazardWarning
 from pytest_aorta.runtime.records import TaskError, TaskRecord
-from pytest_aorta.runtime.tensors import footprint_of, share
+from pytest_aorta.runtime.tensors import footprint_of, snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -450,8 +450,6 @@ class Orchestrator:
             return TaskRef(self._dispatcher, self._add(task, [], producers))
         outputs: list[torch.Tensor] = []
         output_nodes: list[Node] = []
-        #: Copies are needed until the task has ended, and no longer: they belong to no scope.
-        copy_nodes: list[Node] = []
         copies: dict[int, torch.Tensor] = {}
 
         def output(blank: torch.Tensor) -> torch.Tensor:
@@ -463,12 +461,7 @@ class Orchestrator:
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             """Made once per submission, however many members are given the tensor."""
             if id(tensor) not in copies:
-                found = self._heap.copy(tensor)
-                if found is None:
-                    copies[id(tensor)] = share(tensor)  # a file of its own, which a process cannot have many of
-                else:
-                    copies[id(tensor)], slab = found
-                    copy_nodes.append(self._keep(copies[id(tensor)], slab))
+                copies[id(tensor)] = snapshot(tensor)
             return copies[id(tensor)]
 
         try:
@@ -480,11 +473,8 @@ class Orchestrator:
             node = self._add(task, accesses, producers)
             self._scopes[-1].extend(output_nodes)
         except BaseException:
-            copy_nodes += output_nodes
+            self._dispatcher.release_scope(output_nodes)
             raise
-        finally:
-            if copy_nodes:
-                self._dispatcher.release_scope(copy_nodes)
         return TaskRef(self._dispatcher, node, tuple(outputs))
 
     def _producers(self, after: Iterable[TaskRef]) -> list[Node]:

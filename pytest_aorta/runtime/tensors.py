@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", bytes]
 
 
+#: Bytes of a private tensor that go with a task; a larger one goes through shared memory.
+MAX_WITH_TASK = 2**20
+
+
 class TensorUnavailable(RuntimeError): ...
 
 
@@ -316,6 +320,12 @@ def from_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype,
     return from_storage(flat.untyped_storage(), 0, shape, strides, dtype)
 
 
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy for a task: a small one, which goes with its message, or one in shared memory, a file of its own."""
+    small = min(tensor.nbytes, _span(tensor)) <= MAX_WITH_TASK
+    return from_bytes(*to_bytes(tensor)) if small else share(tensor)
+
+
 def overwrite(tensor: torch.Tensor, content: torch.Tensor) -> None:
     """Give a tensor the content of another one of its shape and type, whatever autograd says of it."""
     if tensor.numel():
@@ -335,12 +345,14 @@ class SharedViews:
         self._known: dict[int, weakref.ref[Any]] = {}
         self._dead: deque[int] = deque()
 
-    def view(self, tensor: torch.Tensor) -> View:
-        """What the other process needs to make the same view, as long as this process has the tensor."""
+    def view(self, tensor: torch.Tensor) -> View | ByValue:
+        """What the other process needs to make the same view while this one has the tensor; or its content."""
         offset, layout = int(tensor.storage_offset()), (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         if not tensor.numel():
             return (None, offset, *layout)
         storage = tensor.untyped_storage()
+        if is_private(tensor):
+            return to_bytes(tensor)
         if "_aorta_part" in vars(storage):
             storage, start, _ = vars(storage)["_aorta_part"]
             offset += start // tensor.element_size()
@@ -376,10 +388,12 @@ class MappedStorages:
         self._owner = owner
         self._storages: dict[int, torch.UntypedStorage] = {}
 
-    def tensor(self, view: View) -> torch.Tensor:
+    def tensor(self, view: View | ByValue) -> torch.Tensor:
         """The tensor; raises ``TensorUnavailable``."""
         import torch
 
+        if len(view) == 4:
+            return from_bytes(*view)
         where, offset, shape, strides, dtype = view
         if where is None:
             return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
@@ -408,10 +422,6 @@ class MappedStorages:
 
 #: Rings; tasks of a scope use the one of its depth, so that inner scopes can be reclaimed while outer ones live.
 RINGS = 4
-
-#: The ring of copies, which live from the submission of a task to its end: memory that lives longer does not delay the
-#: return of theirs, nor they that of other memory.
-COPIES = RINGS
 
 _ALIGN = 1024
 
@@ -476,7 +486,7 @@ class _Ring:
 
 
 class Heap:
-    """``RINGS`` rings of ``size`` bytes, and one for copies. Mapped with the first tensor, used page by page.
+    """``RINGS`` rings of ``size`` bytes. Mapped with the first tensor, used page by page.
 
     Thread-safe. ``allocate`` may block, hence it must be called without any lock that ``release`` needs.
     """
@@ -487,7 +497,7 @@ class Heap:
         self._size = size - size % _ALIGN
         self._patience = patience
         self._changed = threading.Condition()
-        self._rings = [_Ring(number, self._size) for number in range(RINGS + 1)]
+        self._rings = [_Ring(number, self._size) for number in range(RINGS)]
         #: Calls of ``allocate`` that are blocked at this moment.
         self.waiting = 0
         self._closed = False
@@ -510,20 +520,15 @@ class Heap:
         dtype = dtype or torch.float32
         nbytes = math.prod(shape) * dtype.itemsize
         slab = self._take(min(depth, RINGS - 1), nbytes, self._patience)
-        return self._tensor(slab, nbytes, shape, contiguous_strides(shape), dtype), slab
-
-    def copy(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Slab] | None:
-        """A copy of a tensor that is not empty; ``None`` where it is large, or there is no room for it now."""
-        if 8 * tensor.nbytes > self._size:
-            return None
         try:
-            content = tensor.detach().contiguous()
-            slab = self._take(COPIES, content.nbytes, 0.0)
-        except (RuntimeError, NotImplementedError):  # no room; or torch cannot copy every type of its own
-            return None
-        made = self._tensor(slab, content.nbytes, content.shape, content.stride(), content.dtype)
-        overwrite(made, content)
-        return made, slab
+            storage = part_of_storage(self._buffer(slab.ring), slab.offset, nbytes, slab)
+            # The callback comes when the last tensor is gone, in the middle of anything.
+            weakref.finalize(storage, self._rings[slab.ring].dropping.append, slab).atexit = False
+            return from_storage(storage, 0, shape, contiguous_strides(shape), dtype), slab
+        except BaseException:
+            slab.dropped = True
+            self.release(slab)
+            raise
 
     def _take(self, ring: int, nbytes: int, patience: float) -> Slab:
         room = self._rings[ring]
@@ -552,19 +557,6 @@ class Heap:
                     self._changed.wait(min(left, LOOK))
             finally:
                 self.waiting -= 1
-
-    def _tensor(
-        self, slab: Slab, nbytes: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        try:
-            storage = part_of_storage(self._buffer(slab.ring), slab.offset, nbytes, slab)
-            # The callback comes when the last tensor is gone, in the middle of anything.
-            weakref.finalize(storage, self._rings[slab.ring].dropping.append, slab).atexit = False
-            return from_storage(storage, 0, shape, strides, dtype)
-        except BaseException:
-            slab.dropped = True
-            self.release(slab)
-            raise
 
     def _buffer(self, ring: int) -> Any:
         with self._changed:
