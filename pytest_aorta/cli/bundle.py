@@ -145,11 +145,9 @@ def _without_value(found: re.Match[str]) -> str:
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="aorta-bundle.tar.gz", help="The archive.")
 @click.option("--all-logs", is_flag=True, help="Logs and artifacts of passed trials, too.")
 def bundle(results: Path, output: Path, all_logs: bool) -> None:
-    """Pack RESULTS for a ticket: all records, the table, logs of failed trials, and how to run these again.
-
-    Secrets, homes, names of hosts and addresses are replaced; manifest.json counts them by file. Files that are no text
-    cannot be checked and are left out. Read the archive before you give it away: a secret that neither its name nor its
-    form gives away is not found.
+    """Secrets, homes, names of hosts and addresses are replaced; manifest.json counts them by file. Files that are no
+    text cannot be checked and are left out. Read the archive before you give it away: a secret that neither its name
+    nor its form gives away is not found.
     """
     from pytest_aorta._version import __version__
     from pytest_aorta.triage.reading import Results

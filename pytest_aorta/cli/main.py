@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import gc
+import inspect
+from importlib import import_module
 from typing import Any
 
 import click
 
 from pytest_aorta._version import __version__
-from pytest_aorta.cli.bundle import bundle
-from pytest_aorta.cli.ci_matrix import ci_matrix
-from pytest_aorta.cli.clean import clean
-from pytest_aorta.cli.compare import compare
-from pytest_aorta.cli.convert import convert
-from pytest_aorta.cli.env import env
-from pytest_aorta.cli.init import init
-from pytest_aorta.cli.jobs import cancel, job_ended, jobs
-from pytest_aorta.cli.list import list_registered
-from pytest_aorta.cli.merge import merge
-from pytest_aorta.cli.minimize import minimize
-from pytest_aorta.cli.report import report
-from pytest_aorta.cli.run import run
-from pytest_aorta.cli.scan import scan
-from pytest_aorta.cli.shared import set_color
-from pytest_aorta.cli.show import show, show_cluster, show_launchers, show_nodes
-from pytest_aorta.cli.status import status
-from pytest_aorta.cli.submit import submit
-from pytest_aorta.cli.try_ import try_
-from pytest_aorta.cli.why import why
 from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
+
+#: Subcommands in the order of the help: the module, which is imported when the command is asked for, and what it does.
+_COMMANDS = {
+    "try": ("try_", "Run a command a few times, say what it does and how it fails, and find out what fixes it."),
+    "init": ("project", "Make DIR, if it is not there, with a recipe (aorta.toml) and a workspace."),
+    "status": ("project", "How far each action of a recipe is, and what is left to run."),
+    "show": ("project", "Directories, cells and trials, with their states and values; clusters; what was collected."),
+    "why": ("project", "Why actions are in their states on directories, cells or trials (-: names from stdin)."),
+    "scan": ("project", "Look on disk for products, trial files and values, and note what is found."),
+    "clean": ("project", "Remove parts of the index of the workspace, all without an option; results stay."),
+    "run": ("run", "Run what is left of a recipe here, with pytest."),
+    "submit": ("submit", "Submit what is left to run of a recipe as jobs, group by group."),
+    "minimize": ("run", "Find the smallest part of the mitigation set A,B that still fixes, by delta debugging."),
+    "jobs": ("submit", "The jobs of a recipe that a scheduler has, or with --all has had."),
+    "cancel": (
+        "submit",
+        "Cancel jobs of a recipe, by their numbers as pytest-aorta jobs shows them, or of some actions.",
+    ),
+    "job-ended": ("submit", ""),
+    "convert": ("run", "Write a sweep recipe of AORTA's (YAML) as a recipe, which pytest runs."),
+    "merge": ("merge", "Merge results directories, or workspaces of recipes, into DESTINATION."),
+    "ci-matrix": ("run", "A list of jobs for CI that together run all trials of a recipe, or of pytest ARGUMENTS."),
+    "list": ("here", "Registered workloads, mitigations, environments and collectors."),
+    "env": ("here", "What pytest-aorta records of this machine and this Python, as people call it."),
+    "report": ("results", "Write a results directory (default: results) as one HTML file that needs nothing else."),
+    "compare": ("results", "Compare two results directories: B with A."),
+    "bundle": (
+        "bundle",
+        "Pack RESULTS for a ticket: records, the table, logs of failed trials, how to run these again.",
+    ),
+}
 
 
 class Refused(click.ClickException):
@@ -39,10 +52,23 @@ class Refused(click.ClickException):
 
 
 class Commands(click.Group):
-    """The subcommands, in the order in which they are added."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.commands and name in _COMMANDS:
+            module, text = _COMMANDS[name]
+            commands = vars(import_module(f"pytest_aorta.cli.{module}")).values()
+            found = next(each for each in commands if isinstance(each, click.Command) and each.name == name)
+            found.help = f"{text}\n\n{inspect.cleandoc(found.help or '')}"
+            for each in (found, *(found.commands.values() if isinstance(found, click.Group) else ())):
+                each.params.append(_COLOR)
+            self.add_command(found)
+        return self.commands.get(name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items() if text])
 
     def invoke(self, ctx: click.Context) -> Any:
         gc.set_threshold(100_000)  # what is read of 100,000 directories is kept: to look for garbage takes a fifth
@@ -52,46 +78,22 @@ class Commands(click.Group):
             raise Refused(printable(str(error))) from None
 
 
+def _set_color(context: click.Context, parameter: click.Parameter, value: str) -> None:
+    context.color = {"auto": None, "always": True, "never": False}[value]
+
+
+_COLOR = click.Option(
+    ["--color"],
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    envvar=["PYTEST_AORTA_COLOR", "ROW_COLOR"],
+    expose_value=False,
+    callback=_set_color,
+    hidden=True,
+)
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="pytest-aorta")
 def main() -> None:
     """What pytest-aorta knows, and what its results say. Trials are run by pytest: pytest --aorta-workload NAME"""
-
-
-show.add_command(show_cluster)
-show.add_command(show_launchers)
-show.add_command(show_nodes)
-main.add_command(try_)
-main.add_command(init)
-main.add_command(status)
-main.add_command(show)
-main.add_command(why)
-main.add_command(scan)
-main.add_command(clean)
-main.add_command(run)
-main.add_command(submit)
-main.add_command(minimize)
-main.add_command(jobs)
-main.add_command(cancel)
-main.add_command(job_ended)
-main.add_command(convert)
-main.add_command(merge)
-main.add_command(ci_matrix)
-main.add_command(list_registered)
-main.add_command(env)
-main.add_command(report)
-main.add_command(compare)
-main.add_command(bundle)
-
-for _command in (*main.commands.values(), *show.commands.values()):
-    _command.params.append(
-        click.Option(
-            ["--color"],
-            type=click.Choice(["auto", "always", "never"]),
-            default="auto",
-            envvar=["PYTEST_AORTA_COLOR", "ROW_COLOR"],
-            expose_value=False,
-            callback=set_color,
-            hidden=True,
-        )
-    )

@@ -1,7 +1,11 @@
-"""``pytest-aorta run``: pytest on the directories, cells and trials of a recipe that are named, and on no others."""
+"""What pytest is to run: a recipe, the search for a smaller mitigation set, shards for CI, a converted sweep."""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,17 @@ import click
 from pytest_aorta.cli.shared import (
     action_option,
     chosen_units,
+    columns,
     names_argument,
+    open_project,
     open_recipe,
-    registry_files,
+    recipe_option,
     registry_option,
+    warn_of,
     where_option,
 )
+from pytest_aorta.common.conditions import TypedCondition
+from pytest_aorta.settings import BY_NAME, RequestError
 
 
 class _BeforePytest(click.Command):
@@ -28,39 +37,138 @@ class _BeforePytest(click.Command):
         return super().parse_args(ctx, args)
 
 
+def _run_pytest(arguments: list[str], **settings: Any) -> None:
+    import pytest
+
+    from pytest_aorta.plugin.options import CommandSettings
+
+    raise click.exceptions.Exit(int(pytest.main(arguments, plugins=[CommandSettings(**settings)])))
+
+
 @click.command(
     "run", cls=_BeforePytest, options_metavar="[OPTIONS]", epilog="Options of pytest follow --: run -- -x -s"
 )
 @names_argument("[DIRECTORY | CELL | TRIAL | -]...")
 @action_option("Of these actions; * and ? are wildcards.")
-@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Another recipe than aorta.toml.")
+@recipe_option
 @where_option
 @registry_option
-@click.pass_context
+@click.pass_obj
 def run(
-    ctx: click.Context,
+    arguments: list[str] | None,
     names: tuple[str, ...],
     action: str,
     recipe: Path | None,
-    where: tuple[str, ...],
+    where: tuple[TypedCondition, ...],
     files: tuple[str, ...],
 ) -> None:
-    """Run what is left of a recipe here, with pytest.
-
-    With names, exactly these directories, or all trials of these cells (-: names from stdin): of a group, only those
+    """With names, exactly these directories, or all trials of these cells (-: names from stdin): of a group, only those
     that are named. What waits for previous actions is skipped.
     """
     checked = open_recipe(recipe)
     from pytest_aorta.workflow.project import Project
 
-    project = Project(checked, registry_files(files), fresh=True)
+    project = Project(checked, files, fresh=True)
     project.actions(action)  # refuses what matches none
     only = chosen_units(names, project)
-    texts: dict[str, Any] = {"actions": action, "units": None if only is None else "\n".join(sorted(only))}
-    import pytest
+    words = [str(checked.file), "-rs", *(f"--aorta-where={each.text}" for each in where)]
+    words += [f"--aorta-registry-file={Path(file).absolute()}" for file in files]
+    _run_pytest([*words, *(arguments or ())], actions=action, units=None if only is None else "\n".join(sorted(only)))
 
-    from pytest_aorta.plugin.options import CommandSettings
 
-    arguments = [str(checked.file), "-rs", *(f"--aorta-where={each}" for each in where)]
-    arguments += [f"--aorta-registry-file={Path(file).absolute()}" for file in files]
-    ctx.exit(int(pytest.main([*arguments, *(ctx.obj or ())], plugins=[CommandSettings(**texts)])))
+@click.command("minimize", context_settings={"ignore_unknown_options": True})
+@click.argument("mitigations", metavar="A,B")
+@click.option("--max-trials", metavar="N", help=f"All trials together (default {BY_NAME['max-trials'].default}).")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
+def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...]) -> None:
+    """pytest runs the trials: pytest-aorta minimize four --aorta-workload gemm. The baseline is --aorta-mitigations."""
+    _run_pytest(list(arguments), minimize=mitigations, max_trials=max_trials)
+
+
+@click.command("ci-matrix")
+@click.argument("arguments", nargs=-1, metavar="[-- PYTEST_ARGUMENT...]", type=click.UNPROCESSED)
+@click.option(
+    "--jobs",
+    "count",
+    type=click.IntRange(1),
+    required=True,
+    metavar="N",
+    help="How many jobs; fewer items, fewer jobs.",
+)
+@click.option("--github", "form", flag_value="github", help="One line for strategy.matrix of GitHub Actions.")
+@click.option("--json", "form", flag_value="json", help="One JSON object.")
+@registry_option
+def ci_matrix(arguments: tuple[str, ...], count: int, form: str | None, files: tuple[str, ...]) -> None:
+    """Each has the arguments of its pytest, with --aorta-shard. The recipe is that of the working directory, or the
+    nearest one above. Nothing is collected: how many items there are is known for a recipe only.
+    """
+    items: Counter[int] | None = None
+    if not arguments:
+        from pytest_aorta.workflow.project import planned_items
+        from pytest_aorta.workflow.shards import joined, shards_of
+
+        project = open_project(files)
+        names, keys = zip(*planned_items(project), strict=True)
+        project.workspace.save()
+        count = min(count, len(joined(keys)))
+        items = Counter(shards_of(names, keys, count))
+        arguments = (os.path.relpath(project.recipe.file),)
+    jobs = [
+        {
+            "name": f"shard {number} of {count}",
+            "folder": f"shard-{number}",
+            "shard": f"{number}/{count}",
+            "arguments": shlex.join([*arguments, "--aorta-shard", f"{number}/{count}"]),
+            "items": None if items is None else items[number - 1],
+        }
+        for number in range(1, count + 1)
+    ]
+    if form is not None:
+        click.echo(json.dumps({"jobs": jobs}, indent=1) if form == "json" else json.dumps({"include": jobs}))
+        return
+    rows = [("Shard", "Items", "Command")]
+    for job in jobs:
+        own = "" if job["items"] is None else f"{job['items']:,}"
+        rows.append((str(job["shard"]), own, f"pytest {job['arguments']}"))
+    click.echo("\n".join(columns(rows, right=(1,))))
+
+
+@click.command("convert")
+@click.argument("sweep", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default="aorta.toml",
+    show_default=True,
+    metavar="FILE",
+    help="The recipe; - for stdout.",
+)
+def convert(sweep: Path, command: tuple[str, ...], output: Path) -> None:
+    """One with mode: probe is about a COMMAND. What has no counterpart is said in the recipe and on stderr; a key that
+    is not known is an error. Nothing is overwritten.
+    """
+    from pytest_aorta.workflow.recipe import parse_recipe
+    from pytest_aorta.workflow.sweeps import converted, read_sweep
+    from pytest_aorta.workspace.atomic import staged_text
+
+    if str(output) != "-" and not (output.name == "aorta.toml" or output.name.endswith(".aorta.toml")):
+        raise RequestError(f"-o {output}: pytest would not collect it; expected aorta.toml or NAME.aorta.toml")
+    try:
+        text, notes = converted(read_sweep(sweep), sweep, command)
+    except RequestError as error:
+        raise error if str(sweep) in str(error) else RequestError(f"{sweep}: {error}") from None
+    parse_recipe(text, output)
+    if str(output) == "-":
+        click.echo(text, nl=False)
+    else:
+        try:
+            with staged_text(output, text) as temporary:
+                os.link(temporary, output)
+        except FileExistsError:
+            raise RequestError(f"{output} is there already; -o FILE names another one") from None
+        except OSError as error:
+            raise RequestError(f"{output} cannot be written: {error.strerror}") from None
+        click.echo(f"recipe: {output}; pytest {output}")
+    warn_of([f"not converted: {note}" for note in notes])

@@ -1,42 +1,53 @@
-"""``pytest-aorta submit``: jobs for what a recipe has left to run."""
+"""Jobs: submit what a recipe has left to run, see what the scheduler has of it, cancel that."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-import platform
-import re
+import os
 import shlex
+import signal
 import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import click
 
 from pytest_aorta.cli.shared import (
     action_option,
     chosen_units,
+    cluster_option,
+    columns,
+    counted,
+    echo_table,
+    json_option,
     names_argument,
     names_from_stdin,
+    open_project,
     open_recipe,
-    registry_files,
+    recipe_option,
     registry_option,
-    typed_conditions,
     units_where,
     warn_of,
     where_option,
 )
+from pytest_aorta.common.conditions import TypedCondition
 from pytest_aorta.common.texts import printable
 from pytest_aorta.settings import RequestError
-
-if TYPE_CHECKING:
-    from pytest_aorta.workflow.jobs import PlannedJob, Target
-    from pytest_aorta.workflow.project import Project
-    from pytest_aorta.workflow.recipe import Action, Cost, Recipe
+from pytest_aorta.workflow import submission
+from pytest_aorta.workflow.clusters import Cluster, Configuration
+from pytest_aorta.workflow.jobs import JOBS, Job, read_job, read_jobs
+from pytest_aorta.workflow.project import Project
+from pytest_aorta.workflow.recipe import Cost, read_recipe
+from pytest_aorta.workflow.slurm import LostAnswer, TaskState, scancel
+from pytest_aorta.workflow.submission import PlannedAction, PlannedJob
+from pytest_aorta.workspace.atomic import locked
 
 #: Seconds between two looks at jobs that are watched.
 _INTERVAL = 15.0
@@ -45,29 +56,13 @@ _INTERVAL = 15.0
 _INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class _Planned:
-    action: Action
-    jobs: Sequence[PlannedJob]
-    others: Counter[str]
-
-    @property
-    def count(self) -> int:
-        return sum(len(job.job.tasks) for job in self.jobs)
-
-
 @click.command("submit")
 @names_argument("[DIRECTORY | CELL | TRIAL | -]...")
 @action_option("Of these actions; * and ? are wildcards.")
-@click.option(
-    "--cluster",
-    metavar="NAME",
-    envvar=["PYTEST_AORTA_CLUSTER", "ROW_CLUSTER"],
-    help="Cluster to submit to (default: the one that this host is part of).",
-)
+@cluster_option("Cluster to submit to (default: the one that this host is part of).")
 @click.option("-n", "--max-jobs", type=click.IntRange(1), metavar="N", help="Submit at most so many jobs.")
 @click.option("--dry-run", is_flag=True, help="Show the scripts of the jobs; submit nothing.")
-@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Another recipe than aorta.toml.")
+@recipe_option
 @click.option(
     "--yes",
     "sure",
@@ -93,24 +88,17 @@ def submit(
     sure: bool,
     watch: bool,
     pytest_args: str,
-    where: tuple[str, ...],
+    where: tuple[TypedCondition, ...],
     files: tuple[str, ...],
 ) -> None:
-    """Submit what is left to run of a recipe as jobs, group by group.
-
-    With names, only these directories, or all trials of these cells (-: names from stdin). What waits for previous
+    """With names, only these directories, or all trials of these cells (-: names from stdin). What waits for previous
     actions, and what the scheduler has already, is left for another time. On a terminal, it asks before it submits.
     With --watch, it stays until nothing is left: Ctrl-C leaves the jobs that there are.
     """
     checked = open_recipe(recipe)
-    from pytest_aorta.workflow.clusters import Configuration
-    from pytest_aorta.workflow.jobs import JOBS, Target
-    from pytest_aorta.workflow.project import Project
-    from pytest_aorta.workspace.atomic import locked
-
     configuration = Configuration.of_project(checked.root)
-    found = configuration.cluster(cluster)
-    target = Target(checked, found, configuration.launchers_on(found.name))
+    target = configuration.cluster(cluster)
+    launchers = configuration.launchers_on(target.name)
     arguments = [*(f"--aorta-registry-file={Path(file).absolute()}" for file in files), *shlex.split(pytest_args)]
     names = tuple(names_from_stdin(names))
     began = time.time()
@@ -118,35 +106,34 @@ def submit(
     def submit_next(is_first: bool) -> bool:
         """Whether there is something to wait for."""
         nonlocal checked
-        checked, down = _swept(checked, target, action, is_dry=dry_run)
-        project = Project(checked, registry_files(files))
+        checked, down = submission.with_nodes(checked, target, action, is_dry=dry_run)
+        project = Project(checked, files)
         with locked(checked.index / JOBS):  # one submission at a time
-            project.open(is_submitting=not dry_run)
+            project.synchronize_jobs(is_submitting=not dry_run)
+            project.rebuild()
             warn_of(project.problems if is_first else ())
-            only, actions = chosen_units(names, project), project.actions(action)
-            met = units_where(project, actions, only, typed_conditions(where))
-            planned, left = [], max_jobs
+            actions = project.actions(action)
+            chosen = units_where(project, actions, chosen_units(names, project), where)
+            watched = (began if not is_first else math.inf) if watch else None
+            planned, left = list[PlannedAction](), max_jobs
             for each in actions:
-                chosen = only if met is None else met[each.name]
-                watched = (began if not is_first else math.inf) if watch else None
-                planned.append(_planned(project, target, each, chosen, left, arguments, down, watched))
-                left = None if left is None else left - planned[-1].count
+                only = chosen[each.name]
+                found = submission.plan_action(project, target, launchers, each, only, left, arguments, down, watched)
+                left = None if left is None else left - found.count
+                planned.append(found)
             if not dry_run:
-                project.save()
+                project.workspace.save()
             jobs = [job for each in planned for job in each.jobs]
             if is_first or jobs:
                 _report(target, planned)
             if dry_run:
-                _show(jobs)
+                for number, job in enumerate(jobs, 1):
+                    _say(f"# script {number} of {len(jobs)}: {job.job.name}\n{job.script}", nl=False)
             elif jobs and (sure or not is_first or _is_confirmed(target, jobs)):
-                _submit(target, jobs)
+                _submit(jobs, checked.root)
             else:
                 return any(job.is_open for job in project.jobs)
             return not dry_run
-
-    def is_waiting() -> bool:
-        project = Project(checked, registry_files(files))
-        return any(job.is_open for job in project.synchronize_jobs())
 
     try:
         if not dry_run:
@@ -154,7 +141,7 @@ def submit(
         is_first = True
         while submit_next(is_first) and watch:
             is_first = False
-            while is_waiting():
+            while any(job.is_open for job in Project(checked, files).synchronize_jobs()):
                 time.sleep(_INTERVAL)
     except OSError as error:
         raise RequestError(f"{checked.index / JOBS} cannot be written: {error.strerror}") from None
@@ -165,160 +152,24 @@ def submit(
         raise click.exceptions.Exit(_INTERRUPTED) from None
 
 
-def _swept(recipe: Recipe, target: Target, pattern: str, *, is_dry: bool) -> tuple[Recipe, dict[str, str]]:
-    """The recipe with the nodes that its sweeps are for, new ones last, and the states of those that take no jobs.
-
-    Raises:
-        RequestError: there is no node, or the scheduler does not answer.
-    """
-    from pytest_aorta.workflow import slurm
-    from pytest_aorta.workflow.recipe import SubmitOptions, nodes_file
-    from pytest_aorta.workspace.atomic import write_text
-
-    actions, down = list(recipe.actions), dict[str, str]()
-    for number, each in enumerate(actions):
-        if each.nodes is None or not fnmatchcase(each.name, pattern):
-            continue
-        table, states = each.table, {platform.node(): "idle"}
-        trials = table.trials // max(1, len(each.nodes))
-        if target.cluster.scheduler == "slurm":
-            named = table.submit_options.get(target.cluster.name, SubmitOptions()).partition
-            partition = target.cluster.choose_partition(named, table.resources, trials)
-            states = slurm.nodes(None if partition is None else partition.name, table.nodes)
-        nodes = tuple(dict.fromkeys([*each.nodes, *(name for name in states if slurm.takes_jobs(states[name]))]))
-        if not nodes:
-            found = ", ".join(f"{name} is {state}" for name, state in states.items()) or "there is none"
-            raise RequestError(f"action {each.name!r} has no node that takes jobs: {found}")
-        down |= {name: states.get(name, "not there") for name in {*nodes, *states}}
-        actions[number] = replace(each, nodes=nodes, table=table.model_copy(update={"trials": trials * len(nodes)}))
-        if nodes != each.nodes and not is_dry:
-            write_text(nodes_file(recipe.file, each.name), "".join(f"{name}\n" for name in nodes))
-    down = {name: state for name, state in down.items() if state == "not there" or not slurm.takes_jobs(state)}
-    return replace(recipe, actions=tuple(actions)), down
-
-
-def _planned(
-    project: Project,
-    target: Target,
-    action: Action,
-    only: set[str] | None,
-    limit: int | None,
-    arguments: Sequence[str],
-    down: Mapping[str, str],
-    watched: float | None = None,
-) -> _Planned:
-    """``down``: nodes that take no jobs; ``watched``: since when, for what jobs since then have not left for good."""
-    from pytest_aorta.common.texts import identifier
-    from pytest_aorta.triage import GOALS
-    from pytest_aorta.workflow.commands import shell_commands
-    from pytest_aorta.workflow.groups import check_whole
-    from pytest_aorta.workflow.jobs import command_lines, losses, plan_jobs, pytest_line
-
-    recipe, value_of = project.recipe, project.value_of(action)
-
-    def commands(units: Sequence[str], folder: Path, task: int) -> list[str]:
-        if action.is_matrix:
-            given = ["--color=no", *arguments, "-o", f"cache_dir={folder}/cache-{task}"]
-            return [pytest_line(action, recipe.root, given, folder / f"items-{task}.txt")]
-        paths = [str(project.folder(action, unit).relative_to(recipe.directories)) for unit in units]
-        values = [value_of(unit) for unit in units]
-        lines = shell_commands(action.table.command or "", paths, values, recipe.workspace.path)
-        return command_lines(target, action, lines, len(units))
-
-    def items(units: Sequence[str], task: int) -> dict[str, str]:
-        if not action.is_matrix:
-            return {}
-        places = [unit.rpartition("/") for unit in units]
-        names = [f"{identifier(action.name)}[{cell}-{index}]" for cell, _, index in places]
-        return {f"items-{task}.txt": "".join(f"./{recipe.file.name}::{name}\n" for name in names)}
-
-    def alike(groups: Sequence[Sequence[str]]) -> Iterator[tuple[Action, list[list[str]]]]:
-        """Groups with the action as it asks for their memory and their node."""
-        again = action.table.retry.again("oom")
-        parts: dict[tuple[float, str | None], list[list[str]]] = {}
-        for group in groups:
-            own: dict[tuple[float, str | None], list[str]] = {}
-            for unit in group:
-                times = min(lost.get(unit, []).count("oom"), again.times)
-                own.setdefault(((again.memory or 1) ** times, action.node_of(unit)), []).append(unit)
-            for asked, part in own.items():
-                parts.setdefault(asked, []).append(part)
-        for (factor, node), same in parts.items():
-            yield _asking(action, target, factor, node), same
-
-    units, others = project.runnable(action, only)
-    for node in sorted(down.keys() & set(action.nodes or ())):
-        there = [unit for unit in units if action.node_of(unit) == node]
-        units = [unit for unit in units if unit not in there]
-        if there:
-            others[f"for {node}, which is {down[node]}"] = len(there)
-    words = {word for each in arguments for word in re.split("[=,]", each)}
-    ends_early = action.table.ends_early or bool(words & {*GOALS, "failures"})
-    lost = losses(recipe.index, action.name)
-    if watched is not None:
-        since, count = losses(recipe.index, action.name, watched), len(units)
-        units = [unit for unit in units if _is_tried_again(action, since.get(unit, ()))]
-        if given_up := count - len(units):
-            others["not tried again (pytest-aorta why NAME)"] = given_up
-    wave = units
-    if action.is_matrix and ends_early and not action.table.group.submit_whole:
-        wave = project.next_wave(action, units)
-    if later := len(units) - len(wave):
-        others["in later waves"] = later
-    groups = project.groups(action, wave)
-    check_whole(action, groups, project.units(action), value_of)
-    if limit is not None and len(groups) > limit:
-        others["left for another time"] = sum(len(group) for group in groups[limit:])
-        groups = groups[:limit]
-    jobs = [job for asking, same in alike(groups) for job in plan_jobs(target, asking, same, commands, items)]
-    if not action.is_matrix:
-        key_of = project.key_of(action)
-        for task in (task for job in jobs for task in job.job.tasks):
-            task.keys = tuple(map(key_of, task.units))
-    return _Planned(action, jobs, others)
-
-
-def _is_tried_again(action: Action, losses: Sequence[str]) -> bool:
-    return not losses or (bool(losses[-1]) and losses.count(losses[-1]) <= action.table.retry.again(losses[-1]).times)
-
-
-def _asking(action: Action, target: Target, memory: float, node: str | None) -> Action:
-    """An action with so many times its memory, and only for a node."""
-    from pytest_aorta.workflow.recipe import SubmitOptions
-
-    update: dict[str, Any] = {"resources": action.table.resources.with_memory(memory)}
-    if node is not None and target.cluster.scheduler == "slurm":
-        cluster = target.cluster.name
-        own = action.table.submit_options.get(cluster, SubmitOptions())
-        on_it = own.model_copy(update={"custom": (*own.custom, f"--nodelist={node}")})
-        update["submit_options"] = {**action.table.submit_options, cluster: on_it}
-    return replace(action, table=action.table.model_copy(update=update))
-
-
-def _report(target: Target, planned: Sequence[_Planned]) -> None:
+def _report(target: Cluster, planned: Sequence[PlannedAction]) -> None:
     for each in planned:
         units = sum(len(task.units) for job in each.jobs for task in job.job.tasks)
         kind = "trial" if each.action.is_matrix else each.action.table.each
-        what = f"{units} directories" if kind == "directory" and units != 1 else _counted(units, kind)
-        new = f"{_counted(each.count, 'job')} ({what}) on {target.cluster.name}, up to {_cost(each.jobs)}"
+        what = f"{units} directories" if kind == "directory" and units != 1 else counted(units, kind)
+        new = f"{counted(each.count, 'job')} ({what}) on {target.name}, up to {_cost(each.jobs)}"
         others = [f"{count} {what}" for what, count in each.others.items()]
         _say(f"{each.action.name}: {', '.join([new if each.jobs else 'no job', *others])}")
         warnings = dict.fromkeys(text for job in each.jobs for text in job.warnings)
         warn_of([f"{each.action.name}: {text}" for text in warnings])
 
 
-def _show(jobs: Sequence[PlannedJob]) -> None:
-    for number, job in enumerate(jobs, 1):
-        _say(f"# script {number} of {len(jobs)}: {job.job.name}\n{job.script}", nl=False)
-
-
-def _is_confirmed(target: Target, jobs: Sequence[PlannedJob]) -> bool:
+def _is_confirmed(target: Cluster, jobs: Sequence[PlannedJob]) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
-    count = _counted(sum(len(job.job.tasks) for job in jobs), "job")
-    question = f"Submit {count} to {target.cluster.name} that may cost up to {_cost(jobs)}? [Y/n] "
+    count = counted(sum(len(job.job.tasks) for job in jobs), "job")
     try:
-        answer = input(question)
+        answer = input(f"Submit {count} to {target.name} that may cost up to {_cost(jobs)}? [Y/n] ")
     except EOFError:
         answer = "n"
     if answer.strip().lower() in ("", "y", "yes"):
@@ -327,38 +178,145 @@ def _is_confirmed(target: Target, jobs: Sequence[PlannedJob]) -> bool:
     return False
 
 
-def _submit(target: Target, jobs: Sequence[PlannedJob]) -> None:
-    from pytest_aorta.workflow.jobs import interrupts_noted
-    from pytest_aorta.workflow.jobs import submit as submit_job
-    from pytest_aorta.workflow.slurm import LostAnswer
-
-    done, total = 0, len(jobs)
-    with interrupts_noted() as interrupted:
-        for planned in jobs:
+def _submit(jobs: Sequence[PlannedJob], root: Path) -> None:
+    total = len(jobs)
+    with _interrupts_noted() as interrupted:
+        for done, planned in enumerate(jobs):
             if interrupted():
                 _say(f"interrupted: {done} of {total} submitted, which are recorded; the rest is not")
                 raise click.exceptions.Exit(_INTERRUPTED)
             try:
-                job = submit_job(target, planned)
+                job = submission.submit(planned, root)
             except RequestError as error:
                 why = ""
                 if isinstance(error, LostAnswer):
                     name = planned.job.name
                     why = f". Whether it has job {name} is looked up by this name the next time (pytest-aorta jobs)"
                 raise RequestError(f"{error}{why}; {done} of {total} were submitted before, the rest was not") from None
-            done += 1
             _say(f"{job.cluster}/{job.number}  {job.name}")
 
 
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[Callable[[], bool]]:
+    """Within, the first SIGINT or SIGTERM is only noted: gives whether there was one. The second one interrupts."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        if len(noted) > 1:
+            raise KeyboardInterrupt
+        with contextlib.suppress(OSError):
+            os.write(2, b"waiting for the answer to the last job; Ctrl-C once more leaves at once\n")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    earlier: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(noted)
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
 def _cost(jobs: Sequence[PlannedJob]) -> Cost:
-    from pytest_aorta.workflow.recipe import Cost
-
     return sum((job.cost for job in jobs), Cost())
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _say(text: str, *, nl: bool = True) -> None:
     click.echo(printable(text), nl=nl)
+
+
+@click.command("jobs")
+@action_option("Of these actions; * and ? are wildcards.")
+@click.option("--all", "show_all", is_flag=True, help="Also those that have ended.")
+@click.option("--short", is_flag=True, help="Their numbers only, one a line, as scancel and squeue take them.")
+@json_option
+@cluster_option()
+@registry_option
+def jobs(action: str, show_all: bool, short: bool, as_json: bool, cluster: str | None, files: tuple[str, ...]) -> None:
+    """A job that has ended in any other way than COMPLETED, and has not been looked at since, is shown once without
+    --all.
+    """
+    project = open_project(files, cluster, rebuilds=False)
+    rows = [
+        row
+        for job in (read_jobs(project.recipe.index) if show_all else project.jobs)
+        for row in _rows(job)
+        if fnmatchcase(job.action, action) and (show_all or not row["over"] or row["state"] != "COMPLETED")
+    ]
+    if as_json:
+        click.echo(json.dumps({"jobs": rows}, indent=1))
+    elif short:
+        for row in rows:
+            if show_all or not row["over"]:
+                click.echo(row["id"])
+    elif not rows:
+        click.echo("There are no jobs." if show_all else "There are no jobs; --all shows those that have ended.")
+    else:
+        table = [["ID", "Action", "State", "Reason", "Units", "Name"]]
+        for row in rows:
+            fields = (str(row[name]) for name in ("action", "state", "reason", "units", "name"))
+            table.append([f"{row['cluster']}/{row['id']}", *fields])
+        lines = columns(table, right=[4])
+        for number, row in enumerate(rows, 1):
+            color = {"RUNNING": "blue", "COMPLETED": "green"}.get(row["state"], "red" if row["over"] else "yellow")
+            lines[number] = click.style(lines[number], fg=color)
+        echo_table(lines)
+
+
+@click.command("cancel")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@action_option("All of these actions; * and ? are wildcards.", None)
+@click.option("--all", "everything", is_flag=True, help="All of this recipe.")
+@cluster_option()
+@registry_option
+def cancel(
+    ids: tuple[str, ...], action: str | None, everything: bool, cluster: str | None, files: tuple[str, ...]
+) -> None:
+    """The number of an array stands for all of its tasks. Trials that run are ended in order, as far as SLURM gives
+    them the time.
+    """
+    if bool(ids) + bool(action) + everything != 1:
+        raise RequestError("cancel: which jobs? Give their numbers, --action PATTERN, or --all")
+    project = open_project(files, cluster, rebuilds=False)
+    chosen = [
+        (job, row["id"])
+        for job in project.jobs
+        for row in (_rows(job) if job.number is not None else ())
+        if not row["over"]
+        and (everything or row["id"] in ids or job.number in ids or (action and fnmatchcase(job.action, action)))
+    ]
+    found = {number for job, task in chosen for number in (job.number, task)}
+    if unknown := [number for number in ids if number not in found]:
+        raise RequestError(f"cancel: {unknown[0]!r} is no job of this recipe that has not ended; see pytest-aorta jobs")
+    if not chosen:
+        click.echo("There are no such jobs.")
+        return
+    scancel([number for _, number in chosen])
+    click.echo(f"{counted(len(chosen), 'job')} cancelled.")
+
+
+def _rows(job: Job) -> Iterator[dict[str, Any]]:
+    for number, task in enumerate(job.tasks):
+        state = job.state(number)
+        yield {
+            "id": job.identity(number),
+            "cluster": job.cluster,
+            "action": job.action,
+            "state": state.state,
+            "reason": state.reason,
+            "units": len(task.units),
+            "over": state.over,
+            "name": job.name,
+            "output": str(job.output(number)),
+        }
+
+
+@click.command("job-ended", hidden=True)
+@click.argument("folder", type=Path)
+@click.argument("task", type=int)
+def job_ended(folder: Path, task: int) -> None:
+    job = read_job(folder)
+    if job is not None:
+        Project(read_recipe(Path(job.recipe))).settle(job, task, TaskState(state="COMPLETED"))

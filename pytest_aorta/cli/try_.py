@@ -101,10 +101,7 @@ _CANDIDATES_OF = (
 @click.option("--timeout", metavar="SEC", help="A run that takes longer hangs (default: from the first runs).")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
 def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -> None:
-    """Run a command a few times, say what it does and how it fails, and find out what fixes it.
-
-    pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen.
-    """
+    """pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen."""
     from pytest_aorta.trials.command_line import checked_command, program_not_found, words_of
 
     command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)

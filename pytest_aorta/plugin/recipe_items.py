@@ -29,15 +29,14 @@ from pytest_aorta.runtime import process_tree as process_tags
 from pytest_aorta.runtime.process_tree import Family, end_all
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.outcome import signal_name
-from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.groups import CommandUnit, action_variables, check_whole, command_units
-from pytest_aorta.workflow.recipe import Action
+from pytest_aorta.workflow.recipe import Action, shell_commands
 from pytest_aorta.workflow.requests import recorded_digest, request_digest
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.trials.spec import TrialSpec
-    from pytest_aorta.workflow.states import Progress
+    from pytest_aorta.workflow.project import Progress
 
 #: Bytes of the end of a command's output that its report has.
 _SHOWN = 65_536

@@ -37,13 +37,11 @@ from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import BASELINE_DECIDED, check_baseline, is_named
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError, is_sweep
-from pytest_aorta.workflow.jobs import Job, read_job, read_jobs
+from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, log_of, read_job, read_jobs
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
-from pytest_aorta.workflow.project import Project
+from pytest_aorta.workflow.project import Progress, Project, blocked_for, containing, waited_for
 from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
 from pytest_aorta.workflow.requests import asked_of, request_digest, selection_of, trial_completion
-from pytest_aorta.workflow.scripts import JOB_VARIABLE, TASK_VARIABLE, log_of, nodes_of
-from pytest_aorta.workflow.states import Progress, blocked_for, containing, waited_for
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
@@ -549,7 +547,7 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
         folder, task = os.environ.get(JOB_VARIABLE), int(os.environ.get(TASK_VARIABLE, "0"))
         if folder is not None and (job := read_job(Path(folder))) is not None:
             run.others = OtherTrials(run, recipe.project.workspace, job, task)
-        run.stopping.skips_nothing = run.others is not None and nodes_of(action) > 1
+        run.stopping.skips_nothing = run.others is not None and action.least_nodes > 1
     if table.baseline is None and not table.gate and not given.gates:
         return run
     cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]

@@ -13,9 +13,8 @@ from pathlib import Path
 from pytest_aorta.common.conditions import Json, element, sorted_by
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.commands import takes_all
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources
+from pytest_aorta.workflow.recipe import Action, Group, Recipe, Resources, takes_all
 
 #: A directory's name to its value.
 ValueOf = Callable[[str], Json]

@@ -1,4 +1,4 @@
-"""Jobs: groups of units into scripts, these to a scheduler, and what has become of them.
+"""Submitted jobs, and what has become of them.
 
 Each submission has a folder beside the recipe, ``.aorta/jobs/NAME``, with ``job.json`` and the script. The folder is
 on disk before the scheduler is asked, and the scheduler knows the job by the same name, which no other has: so an
@@ -9,37 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import signal
-import subprocess
-import sys
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from pydantic import BaseModel, Field, PrivateAttr
 
-from pytest_aorta.common.texts import identifier
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow import slurm
-from pytest_aorta.workflow.clusters import Cluster, Configuration, Launcher, launcher_prefix
-from pytest_aorta.workflow.groups import action_variables
-from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions
-from pytest_aorta.workflow.scripts import log_of, nodes_of, sbatch_options, script_text
+from pytest_aorta.workflow.clusters import Cluster, Configuration
+from pytest_aorta.workflow.recipe import Recipe
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
 
 #: Of the index, the folder with all jobs.
 JOBS = "jobs"
 
+#: Variables in a job: its folder, and which task of it this is.
+JOB_VARIABLE, TASK_VARIABLE = "AORTA_JOB", "AORTA_JOB_TASK"
+
 #: Seconds that the number of a job may take from the scheduler to the disk.
 _NUMBER_WITHIN = 300.0
+
+
+def log_of(task: int) -> str:
+    """The file in the folder of a job to which a task appends what happens."""
+    return f"task-{task}.log"
 
 
 class Task(BaseModel):
@@ -54,7 +49,6 @@ class Task(BaseModel):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
         return self.state is not None and self.state.over
 
 
@@ -85,15 +79,20 @@ class Job(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """With all that is known of it."""
         return self._folder or Path(self.recipe).parent / ".aorta" / JOBS / self.name
 
     @property
     def is_open(self) -> bool:
         return self.refused is None and not all(task.is_over for task in self.tasks)
 
+    def output(self, task: int) -> Path:
+        return self.folder / f"output-{task}.txt"
+
+    def tasks_of(self, action: str, unit: str) -> list[int]:
+        """The tasks that work on a unit of an action."""
+        return [number for number, task in enumerate(self.tasks) if self.action == action and unit in task.units]
+
     def state(self, task: int) -> TaskState:
-        """What is known of a task."""
         if self.refused is not None:
             return TaskState(state="REFUSED", reason=self.refused, over=True)
         unknown = "SUBMITTED" if self.number is not None else "UNCONFIRMED"
@@ -151,16 +150,6 @@ def read_jobs(index: Path, *, only_open: bool = False) -> list[Job]:
     return sorted(found, key=lambda job: (job.created, job.name))
 
 
-def submitted_units(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for job in jobs:
-        for number, task in enumerate(job.tasks if job.is_open else ()):
-            if not task.is_over:
-                place = f"{job.cluster}/{job.identity(number)}"
-                found.setdefault(job.action, {}).update(dict.fromkeys(task.units, place))
-    return found
-
-
 #: States in which SLURM has ended a job, by what ``retry`` in a recipe calls them.
 _REASONS = {
     **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "PREEMPTED"), "infrastructure"),
@@ -180,224 +169,42 @@ def losses(index: Path, action: str, since: float = 0) -> dict[str, list[str]]:
     return found
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where jobs of a recipe go, with what launchers say there."""
-
-    recipe: Recipe
-    cluster: Cluster
-    launchers: Mapping[str, Launcher]
-
-
-@dataclass(frozen=True)
-class PlannedJob:
-    """A job that may be submitted, with its script and the files that this needs, its cost, and warnings."""
-
-    job: Job
-    script: str
-    files: Mapping[str, str]
-    cost: Cost
-    warnings: Sequence[str]
-    has_account: bool
-
-
-#: Shell lines, or files, of a task: of its units, and its number.
-CommandsOf = Callable[[Sequence[str], Path, int], Sequence[str]]
-FilesOf = Callable[[Sequence[str], int], Mapping[str, str]]
-
-
-def plan_jobs(
-    target: Target,
-    action: Action,
-    groups: Sequence[Sequence[str]],
-    commands_of: CommandsOf,
-    files_of: FilesOf = lambda units, task: {},
-) -> Iterator[PlannedJob]:
-    """The jobs of an action; groups that follow each other and are of one size share an array.
-
-    ``commands_of`` gives the shell lines of a task, by its units, the folder of the job and its number; ``files_of``
-    gives the files that these need in the folder. Raises ``RecipeError`` where no partition takes them.
-    """
-    largest = target.cluster.maximum_array_size if target.cluster.scheduler == "slurm" else 1
-    for _, same in groupby(groups, len):
-        equal = [*same]
-        for start in range(0, len(equal), largest):
-            yield _planned(target, action, equal[start : start + largest], commands_of, files_of)
-
-
-def _planned(
-    target: Target, action: Action, groups: Sequence[Sequence[str]], commands_of: CommandsOf, files_of: FilesOf
-) -> PlannedJob:
-    recipe, cluster, size = target.recipe, target.cluster, len(groups[0])
-    table = action.table
-    own = table.submit_options.get(cluster.name, SubmitOptions())
-    partition = cluster.choose_partition(own.partition, table.resources, size)
-    job = Job(
-        name=job_name(action.name, groups[0]),
-        cluster=cluster.name,
-        scheduler=cluster.scheduler,
-        action=action.name,
-        recipe=str(recipe.file),
-        tasks=[Task(units=tuple(units)) for units in groups],
-    )
-    folder = job.folder.relative_to(recipe.root)
-    text = script_text(
-        [*sbatch_options(action, cluster, partition, size)] if cluster.scheduler == "slurm" else None,
-        name=job.name,
-        root=recipe.root,
-        folder=folder,
-        variables=action_variables(action.name, table.resources, size, recipe.workspace.path, cluster.name),
-        setup=own.setup,
-        tasks=[commands_of(units, recipe.root / folder, number) for number, units in enumerate(groups)],
-        note=[sys.executable, "-m", "pytest_aorta", "job-ended"],
-        throttle=cluster.array_throttle,
-        runs_trials=action.is_matrix,
-    )
-    files = {name: text for number, units in enumerate(groups) for name, text in files_of(units, number).items()}
-    warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
-    cost = table.resources.cost(size) * len(groups)
-    return PlannedJob(job, text, {**files, "script.sh": text}, cost, warnings, own.account is not None)
-
-
-def job_name(action: str, units: Sequence[str]) -> str:
-    more = f"+{len(units) - 1}" if len(units) > 1 else ""
-    first = units[0].replace("/", "-") if units[0] else "all"
-    return f"{identifier(action)[:60]}-{identifier(first)[:60]}{more}.{uuid.uuid4().hex[:12]}"
-
-
-def command_lines(target: Target, action: Action, lines: Sequence[str], units: int) -> list[str]:
-    """Commands of an action with what its launchers put before them; ``units``: of the job."""
-    prefix = launcher_prefix(action, units, target.launchers)
-    return [prefix + line for line in lines]
-
-
-def pytest_line(action: Action, start: Path, arguments: Sequence[str], items: Path) -> str:
-    """The command that runs trials: on each node of the job, where they need several.
-
-    ``items``: a file with node ids; ``start``: the folder in which pytest is started.
-    """
-    nodes, distributed = nodes_of(action), action.table.distributed
-    step = []
-    if nodes > 1:  # each of them has to know, before it has read the recipe, that it is one of several
-        arguments = [*arguments, *(f"--aorta-elastic={name}={value}" for name, value in distributed.elastic.items())]
-        arguments += [f"--aorta-nproc={distributed.nproc}"] if distributed.nproc is not None else []
-        step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none"]
-    words = [*step, sys.executable, "-m", "pytest", *arguments, f"@{items}"]
-    return f"cd -- {shlex.quote(str(start))} && exec {shlex.join(words)}"
-
-
-def submit(target: Target, planned: PlannedJob) -> Job:
-    """Submit a job, and keep what is known of it; with the scheduler ``bash`` it has ended when this returns.
-
-    Raises:
-        SchedulerError: the scheduler has refused it.
-        LostAnswer: whether it has it is not known; that is found out the next time.
-        OSError: the folder of the job cannot be written; nothing was submitted.
-    """
-    job = planned.job.model_copy(update={"created": time.time()})
-    job.folder.mkdir(parents=True)
-    for name, text in planned.files.items():
-        write_text(job.folder / name, text)
-    job.save()
-    fd = os.open(job.folder.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    if target.cluster.scheduler == "bash":
-        _run_here(job, target.recipe.root)
-        return job
-    try:
-        job.number = slurm.sbatch(job.folder / "script.sh", target.recipe.root, planned.has_account)
-    except slurm.LostAnswer as lost:
-        found: Mapping[str, str] = {}
-        with contextlib.suppress(slurm.SchedulerError):
-            found = slurm.numbers_of({job.name}, in_accounting=False)
-        if job.name not in found:
-            raise lost
-        job.number = found[job.name]
-    except slurm.SchedulerError as error:
-        job.forbid()
-        job.refused = str(error)
-        job.save()
-        raise
-    job.save()
-    return job
-
-
-def _run_here(job: Job, root: Path) -> None:
-    process = subprocess.Popen(
-        ["/bin/bash", str(job.folder / "script.sh")], cwd=root, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    finally:
-        reason = f"exit status {process.returncode}" if process.returncode else ""
-        job.number = str(process.pid)
-        job.tasks[0].state = TaskState(state="FAILED" if reason else "COMPLETED", reason=reason, over=True)
-        job.save()
-
-
-@contextlib.contextmanager
-def interrupts_noted() -> Iterator[Callable[[], bool]]:
-    """Within, the first SIGINT or SIGTERM is only noted: gives whether there was one. The second one interrupts."""
-    noted: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        if len(noted) > 1:
-            raise KeyboardInterrupt
-        with contextlib.suppress(OSError):
-            os.write(2, b"waiting for the answer to the last job; Ctrl-C once more leaves at once\n")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    earlier: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(noted)
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-
-
 #: Settles a task that has ended: called once for each, before it counts as ended.
 Settle = Callable[[Job, int, TaskState], None]
 
 
 def reconcile(
-    recipe: Recipe,
-    settle: Settle,
-    cluster: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    is_submitting: bool = False,
+    recipe: Recipe, settle: Settle, cluster: str | None = None, *, is_submitting: bool = False
 ) -> tuple[list[Job], list[str]]:
     """Ask the schedulers for the states of the jobs that are open; those of another cluster stay as they are.
 
-    ``cluster``: the one whose jobs are asked for, by default all that may answer here.
-
     Call it before the index is read: what a job has completed is on disk when it is no longer in the queue.
+
+    Args:
+        settle: notes what an ended task has left behind.
+        cluster: the one whose jobs are asked for, by default all that may answer here.
+        is_submitting: whether no other process submits meanwhile.
+
+    Returns:
+        The jobs that were open, and why some of their states may be out of date.
     """
     if not read_jobs(recipe.index, only_open=True):
         return [], []
-    clusters = Configuration.of_project(recipe.root, environ).clusters
+    clusters = Configuration.of_project(recipe.root).clusters
     problems: list[str] = []
     with locked(recipe.index):
         jobs = read_jobs(recipe.index, only_open=True)
-        here = [
-            job
-            for job in jobs
-            if job.scheduler == "slurm"
-            and (_answers_here(job, clusters, environ) if cluster is None else job.cluster == cluster)
-        ]
+        here = [job for job in jobs if job.scheduler == "slurm" and _is_asked_for(job, cluster, clusters)]
+        latest = time.time() if is_submitting else time.time() - _NUMBER_WITHIN
+        lost = [job for job in here if job.number is None and job.created <= latest]
         try:
-            latest = time.time() if is_submitting else time.time() - _NUMBER_WITHIN
-            _confirm([job for job in here if job.number is None and job.created <= latest])
+            numbers = slurm.numbers_of({job.name for job in lost}) if lost else {}
+            for job in lost:
+                job.number = numbers.get(job.name)
+                if job.number is None:
+                    job.forbid()  # should it come after all, it does nothing
+                    job.refused = "the scheduler does not have it"
+                job.save()
             states = slurm.states([job.number for job in here if job.number is not None])
         except RequestError as error:
             open_tasks = sum(not task.is_over for job in here for task in job.tasks)
@@ -409,19 +216,11 @@ def reconcile(
     return jobs, problems
 
 
-def _answers_here(job: Job, clusters: Sequence[Cluster], environ: Mapping[str, str]) -> bool:
-    cluster = next((each for each in clusters if each.name == job.cluster), None)
-    return cluster is None or cluster.identify.by_environment is None or cluster.identify.matches(environ)
-
-
-def _confirm(jobs: Sequence[Job]) -> None:
-    found = slurm.numbers_of({job.name for job in jobs}) if jobs else {}
-    for job in jobs:
-        job.number = found.get(job.name)
-        if job.number is None:
-            job.forbid()  # should it come after all, it does nothing
-            job.refused = "the scheduler does not have it"
-        job.save()
+def _is_asked_for(job: Job, cluster: str | None, clusters: Sequence[Cluster]) -> bool:
+    if cluster is not None:
+        return job.cluster == cluster
+    found = next((each for each in clusters if each.name == job.cluster), None)
+    return found is None or found.identify.by_environment is None or found.identify.matches(os.environ)
 
 
 def _update(job: Job, states: Mapping[str, TaskState], settle: Settle, problems: list[str]) -> None:

@@ -1,28 +1,30 @@
-"""A project: a recipe, what is known of its workspace, and what both say of each unit of each action."""
+"""A project: a recipe, what is known of its workspace, and what both say of each unit of each action.
+
+A unit is what an action is complete on or not: a directory of the workspace, or a trial ``CELL/INDEX``, a cell
+``CELL``, or the whole matrix ``""`` of an action with a workload. Units of such an action contain each other, as paths
+do.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_aorta.common.conditions import Json
-from pytest_aorta.plan import unit_of
+from pytest_aorta.common.texts import identifier
+from pytest_aorta.plan import Selection, make_plan, unit_of
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.commands import takes_all
-from pytest_aorta.workflow.groups import ValueOf, grouped, included, next_wave
-from pytest_aorta.workflow.jobs import JOBS, Job, reconcile, submitted_units
+from pytest_aorta.workflow.groups import CommandUnit, ValueOf, grouped, included, next_wave
+from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
 from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
-from pytest_aorta.workflow.recipe import Action, Cost, Recipe
+from pytest_aorta.workflow.recipe import Action, Cost, Recipe, takes_all
 from pytest_aorta.workflow.requests import (
     Requests,
     asked_of,
@@ -32,36 +34,88 @@ from pytest_aorta.workflow.requests import (
     trial_completion,
 )
 from pytest_aorta.workflow.slurm import TaskState
-from pytest_aorta.workflow.states import Blocked, Progress, State, blocked_for, containing, states_of, waited_for
 
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
 
+#: The state of an action on a unit, in the order of columns.
+State = Literal["completed", "failed", "stale", "submitted", "eligible", "waiting"]
+
+#: How far a unit is by itself. A trial that is ``without_result`` says nothing of the workload, and is run again; one
+#: that is ``not_needed`` is not run, because its cell is decided; ``stale`` has a result of another request.
+Progress = Literal["completed", "failed", "without_result", "stale", "submitted", "not_needed", "open"]
+
 #: How the trials of an action have ended, by its key ``expect``.
 _MEANINGS: Mapping[str, Mapping[str, Progress]] = {
-    "pass": {
-        "ok": "completed",
-        "workload_failed": "failed",
-        "timeout": "failed",
+    expect: {
+        "ok": "completed" if expect == "pass" else "failed",
+        "workload_failed": "failed" if expect == "pass" else "completed",
+        "timeout": "failed" if expect == "pass" else "completed",
         "infrastructure_failed": "without_result",
-    },
-    "fail": {
-        "ok": "failed",
-        "workload_failed": "completed",
-        "timeout": "completed",
-        "infrastructure_failed": "without_result",
-    },
+    }
+    for expect in ("pass", "fail")
 }
-
 
 _HOW = {"open": "has not run", "failed": "has failed", "without_result": "has no result"}
 
 
-@dataclass(frozen=True)
-class ActionSummary:
-    action: Action
-    counts: Mapping[State, int]
-    remaining: Cost
+def containing(unit: str) -> Iterator[str]:
+    """A unit and those that contain it."""
+    yield unit
+    while unit:
+        unit = unit.rpartition("/")[0]
+        yield unit
+
+
+def is_within(unit: str, units: Collection[str] | None) -> bool:
+    """Whether a unit is, or lies in, one of ``units``: of ``None``, any."""
+    return units is None or any(outer in units for outer in containing(unit))
+
+
+class Blocked:
+    """The units of an action for which a follower has to wait."""
+
+    def __init__(self, units: Iterable[str] = ()) -> None:
+        self.units = frozenset(units)
+        self._within = {outer for unit in self.units for outer in containing(unit)}
+
+    def touches(self, unit: str) -> bool:
+        """Whether one of them is ``unit``, or lies in it, or contains it."""
+        return unit in self._within or any(outer in self.units for outer in containing(unit))
+
+
+def waited_for(follower: Action, action: Action, progress: Mapping[str, Progress]) -> list[str]:
+    """The units of ``action`` that ``follower`` has to wait for.
+
+    What works on a cell or a matrix of trials needs results, whatever they say; anything else needs what it follows
+    to be completed.
+    """
+    done = {"completed"}
+    if action.is_matrix and (follower.is_matrix or follower.table.each != "trial"):
+        done.add("not_needed")
+    if action.is_matrix and follower.table.each in ("cell", "matrix"):
+        done.add("failed")
+    return [unit for unit, each in progress.items() if each not in done]
+
+
+def blocked_for(follower: Action, action: Action, units: Sequence[str]) -> Blocked:
+    """Units that were ``waited_for``. For a follower that has units of another kind, ``action`` is one whole."""
+    on_directories = [each.table.each == "directory" and not each.is_matrix for each in (follower, action)]
+    if units and (follower.is_matrix or on_directories[0] != on_directories[1]):
+        return Blocked([""])
+    return Blocked(units)
+
+
+def states_of(progress: Mapping[str, Progress], previous: Sequence[Blocked]) -> dict[str, State]:
+    """Each unit's state; ``previous``: what the action waits for. Units that are not needed are left out."""
+    waits = [each for each in previous if each.units]
+    found: dict[str, State] = {}
+    for unit, each in progress.items():
+        if each == "open" or each == "without_result":
+            found[unit] = "waiting" if waits and any(blocked.touches(unit) for blocked in waits) else "eligible"
+        elif each != "not_needed":
+            found[unit] = each
+    return found
 
 
 class Project:
@@ -86,27 +140,8 @@ class Project:
         self.problems: list[str] = []
         self._plans: dict[str, Plan] = {}
 
-    @classmethod
-    def opened(cls, recipe: Recipe, registry_files: Sequence[str | Path] = (), cluster: str | None = None) -> Self:
-        """The project after the scheduler was asked; an index that is damaged is made again from what is on disk.
-
-        Raises:
-            RequestError: the recipe asks for what is not registered.
-        """
-        project = cls(recipe, registry_files)
-        project.open(cluster)
-        return project
-
-    def open(self, cluster: str | None = None, *, is_submitting: bool = False) -> None:
-        """See ``opened`` and ``synchronize_jobs``; ``is_submitting``: whether no other process submits meanwhile."""
-        self.synchronize_jobs(cluster, is_submitting=is_submitting)
-        self.rebuild()
-
-    # What is known
-
     @cached_property
     def workspace(self) -> Workspace:
-        """See the class."""
         return Workspace(self.recipe, fresh=True) if self._fresh else Workspace.from_cache(self.recipe)
 
     @cached_property
@@ -123,13 +158,12 @@ class Project:
 
     @property
     def directories(self) -> Sequence[str]:
-        """The directories of the workspace."""
         return self.workspace.names
 
     def synchronize_jobs(self, cluster: str | None = None, *, is_submitting: bool = False) -> Sequence[Job]:
         """Ask the scheduler for the jobs that have not ended, before completions are read: theirs are on disk then.
 
-        ``cluster``: whose jobs are asked for, by default those of the clusters that answer here.
+        ``cluster`` and ``is_submitting``: see ``reconcile``.
         """
         if (self.recipe.index / JOBS).exists():
             self.jobs, problems = reconcile(self.recipe, self.settle, cluster, is_submitting=is_submitting)
@@ -139,9 +173,16 @@ class Project:
     @cached_property
     def submitted(self) -> Mapping[str, Mapping[str, str]]:
         """Action to unit to the job, ``CLUSTER/ID``, that a scheduler has."""
-        return submitted_units(self.jobs)
+        found: dict[str, dict[str, str]] = {}
+        for job in self.jobs:
+            for number, task in enumerate(job.tasks if job.is_open else ()):
+                if not task.is_over:
+                    place = f"{job.cluster}/{job.identity(number)}"
+                    found.setdefault(job.action, {}).update(dict.fromkeys(task.units, place))
+        return found
 
     def rebuild(self) -> None:
+        """Make an index that is damaged again from what is on disk."""
         if not self.workspace.damaged:
             return
         for name, reason in self.workspace.damaged.items():
@@ -155,12 +196,6 @@ class Project:
             self.workspace.record(scan.found)
         except OSError:
             self.workspace.known.add(scan.found)
-
-    def save(self) -> None:
-        """Keep what was looked up, for the next command."""
-        self.workspace.save()
-
-    # Units and their states
 
     def actions(self, pattern: str) -> list[Action]:
         """The actions whose names match, in the order of the file; raises ``RequestError`` where there is none."""
@@ -180,7 +215,6 @@ class Project:
         return [f"{cell}/{index}" for cell in cells for index in range(matrix.table.trials_in(cell))]
 
     def value_of(self, action: Action) -> ValueOf:
-        """Gives the values of the units of an action."""
         matrix = self._matrix_of(action)
         if matrix is None:
             return self.workspace.value_of
@@ -299,9 +333,7 @@ class Project:
         """
         progress = self.progress[action.name]
         if only is not None:
-            progress = {
-                unit: each for unit, each in progress.items() if any(outer in only for outer in containing(unit))
-            }
+            progress = {unit: each for unit, each in progress.items() if is_within(unit, only)}
         states = states_of(progress, self._blocked(action))
         return {unit: states[unit] for unit in included(action.table.group, [*states], self.value_of(action))}
 
@@ -355,8 +387,8 @@ class Project:
                 found.append(unit)
         return found, others
 
-    def summary(self, action: Action, only: Collection[str] | None = None) -> ActionSummary:
-        """An action in numbers, see ``states``."""
+    def summary(self, action: Action, only: Collection[str] | None = None) -> tuple[dict[State, int], Cost]:
+        """How many units of an action are in each state, see ``states``, and what those that are left may cost."""
         states, progress, group = self.states(action, only), self.progress[action.name], action.table.group
         # A failed command is run again, and so is a trial whose result says nothing.
         over = {"completed", "failed"} if action.is_matrix else {"completed"}
@@ -370,7 +402,7 @@ class Project:
         remaining = Cost()
         for size, count in sizes.items():
             remaining += action.table.resources.cost(size) * count if size else Cost()
-        return ActionSummary(action, {**dict.fromkeys(State, 0), **Counter(states.values())}, remaining)
+        return {**dict.fromkeys(get_args(State), 0), **Counter(states.values())}, remaining
 
     def groups(self, action: Action, units: Sequence[str]) -> list[list[str]]:
         """Units of an action as its jobs have them."""
@@ -397,8 +429,6 @@ class Project:
             if job.state(number).state == "RUNNING"
             for unit in task.units
         }
-
-    # Jobs that have ended
 
     def settle(self, job: Job, task: int, state: TaskState) -> None:
         """Note what a task of a job has left behind when it has ended.
@@ -447,7 +477,6 @@ class Project:
 
     def _settle_trials(self, action: Action, job: Job, task: int, state: TaskState, journal: Journal) -> None:
         from pytest_aorta.launch.record import logs_in, lost_record
-        from pytest_aorta.plan import Selection, make_plan
         from pytest_aorta.workspace.history import stamp
         from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -535,7 +564,7 @@ class Scan:
         return [unit for unit in self._project.units(action) if self._is_wanted(unit)]
 
     def _is_wanted(self, unit: str) -> bool:
-        return self._only is None or any(outer in self._only for outer in containing(unit))
+        return is_within(unit, self._only)
 
     def _trials(self, action: Action, seen: Callable[[], object]) -> Iterator[tuple[str, Any, Request]]:
         from pytest_aorta.triage.reading import Results
@@ -558,9 +587,6 @@ def planned_items(project: Project) -> Iterator[tuple[str, list[tuple[str, str]]
     Raises:
         RequestError: a value that a condition or a sort key needs is missing.
     """
-    from pytest_aorta.common.texts import identifier
-    from pytest_aorta.workflow.groups import CommandUnit
-
     recipe = project.recipe
     for action in recipe.in_order():
         units = project.units(action)

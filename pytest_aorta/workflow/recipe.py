@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import json
 import math
 import re
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -20,14 +22,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from pytest_aorta.common.conditions import Json, Operator, check_pointer, is_met
+from pytest_aorta.common.conditions import Json, Operator, check_pointer, element, is_met
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryError, environment_from, mitigation_from
 from pytest_aorta.settings import TRIALS_UNTIL_DECIDED, Reader, seconds, share, shown_command
 from pytest_aorta.triage import margin
 from pytest_aorta.trials.command_line import label_of, words_of
 from pytest_aorta.trials.output import checked_metric, checked_regex, checked_source
-from pytest_aorta.workflow.commands import check_command, works_on_directories
 from pytest_aorta.workflow.finding import RecipeError
 from pytest_aorta.workflow.toml_errors import Location, check_table, describe, key_lines, line_of
 
@@ -80,6 +81,63 @@ Pointer = Annotated[str, AfterValidator(check_pointer)]
 
 #: A JSON pointer, an operator, and what the element is compared with.
 Condition = tuple[Pointer, Operator, Any]
+
+
+#: By ``each``: what stands for the folder of one unit, and for those of all units of a group.
+_FOLDERS = {
+    "directory": ("directory", "directories"),
+    "trial": ("trial_folder", "trial_folders"),
+    "cell": ("cell_folder", "cell_folders"),
+    "matrix": ("results_folder", "results_folders"),
+}
+_ONE, _ALL = zip(*_FOLDERS.values(), strict=True)
+
+#: Folders, ``{workspace_path}`` and JSON pointers; other braces are the shell's.
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join([*_ONE, *_ALL])}|workspace_path|/[^{{}}]*)\}}")
+
+
+def check_command(command: str, each: str = "directory") -> None:
+    found = _PLACEHOLDER.findall(command)
+    one, all_of_them = _FOLDERS[each]
+    for wrong in {*_ONE, *_ALL} - {one, all_of_them}:
+        if wrong in found:
+            kind = next(kind for kind, names in _FOLDERS.items() if wrong in names)
+            raise ValueError(
+                f"the command {command!r} has {{{wrong}}}, which is for each = {kind!r}; for each = {each!r}, {{{one}}}"
+            )
+    if (one in found) == (all_of_them in found):
+        both = "both" if one in found else "neither"
+        hint = "" if one in found else ", or trials = N to be run for its own sake"
+        raise ValueError(
+            f"the command {command!r} has {both} of {{{one}}} and {{{all_of_them}}}; it needs one of them{hint}"
+        )
+    for pointer in found:
+        if pointer.startswith("/"):
+            if all_of_them in found:
+                raise ValueError(f"{{{pointer}}} is an element of one {each}; it cannot be used with {{{all_of_them}}}")
+            check_pointer(pointer)
+
+
+def works_on_directories(command: str) -> bool:
+    return _PLACEHOLDER.search(command) is not None
+
+
+def takes_all(command: str) -> bool:
+    return any(f"{{{name}}}" in command for name in _ALL)
+
+
+def shell_commands(command: str, directories: Sequence[str], values: Sequence[Json], workspace: Path) -> list[str]:
+    """The lines for a shell: one per directory, or one for all; raises ``RequestError`` where a value lacks one."""
+    lines = []
+    runs = [(shlex.join(directories), None)] if takes_all(command) else zip(directories, values, strict=True)
+    for name, value in runs:
+        words = {**dict.fromkeys(_ALL, name), **dict.fromkeys(_ONE, shlex.quote(name))}
+        words["workspace_path"] = shlex.quote(str(workspace))
+        for pointer in [each for each in _PLACEHOLDER.findall(command) if each.startswith("/")]:
+            found = element(value, pointer, name)
+            words[pointer] = shlex.quote(found if isinstance(found, str) else json.dumps(found))
+        lines.append(_PLACEHOLDER.sub(lambda match: words[match[1]], command))  # noqa: B023  (called at once)
+    return lines
 
 
 class Table(BaseModel):
@@ -398,6 +456,11 @@ class Action:
     def is_matrix(self) -> bool:
         """Whether it is a matrix of trials, and not a command on directories."""
         return self.table.is_matrix
+
+    @property
+    def least_nodes(self) -> int:
+        """That a trial needs."""
+        return int(str(self.table.distributed.elastic.get("nnodes", 1)).partition(":")[0])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from support.slurm import Slurm
 from support.slurm_steps import SRUN, Steps
 from support.stage import PYTEST, text
 
-from pytest_aorta.workflow.scripts import quoted
+from pytest_aorta.workflow.submission import quoted
 
 #: The step goes on when SLURM notices that a node has gone.
 KEPT = (*SRUN, "--no-kill")

@@ -17,10 +17,10 @@ from support.recipes import recipe_of
 
 from pytest_aorta.common.conditions import Json
 from pytest_aorta.workflow.clusters import Configuration
-from pytest_aorta.workflow.commands import shell_commands
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.jobs import Target, command_lines, plan_jobs, pytest_line
-from pytest_aorta.workflow.scripts import script_text
+from pytest_aorta.workflow.project import Project
+from pytest_aorta.workflow.recipe import shell_commands
+from pytest_aorta.workflow.submission import plan_jobs, script_text
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -80,25 +80,14 @@ CASES: dict[str, tuple[str, list[list[str]]]] = {
 }
 
 
-def target(text: str, tmp_path: Path, cluster: str = "here") -> Target:
+def scripts(text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster: str = "here") -> list[str]:
+    """Of the only action in a text."""
     (tmp_path / "clusters.toml").write_text(CLUSTERS)
     configuration = Configuration((tmp_path,))
     found = configuration.cluster(cluster)
-    return Target(recipe_of(text), found, configuration.launchers_on(found.name))
-
-
-def scripts(text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster: str = "here") -> list[str]:
-    """Of the only action in a text."""
-    where = target(text, tmp_path, cluster)
-    [action] = where.recipe.actions
-
-    def commands(units: Sequence[str], folder: Path, task: int) -> list[str]:
-        if action.is_matrix:
-            return [pytest_line(action, Path("/start"), ["--color=no"], folder / f"items-{task}.txt")]
-        lines = shell_commands(action.table.command or "", units, [None] * len(units), Path("workspace"))
-        return command_lines(where, action, lines, len(units))
-
-    jobs = plan_jobs(where, action, groups, commands)
+    project = Project(recipe_of(text))
+    [action] = project.recipe.actions
+    jobs = plan_jobs(project, found, configuration.launchers_on(found.name), action, groups)
     return [job.script.replace(job.job.name, "act-NAME").replace(sys.executable, "/bin/python") for job in jobs]
 
 

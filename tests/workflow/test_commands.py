@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.commands import check_command, shell_commands
 from pytest_aorta.workflow.groups import action_variables
-from pytest_aorta.workflow.recipe import Cost, Resources
+from pytest_aorta.workflow.recipe import Cost, Resources, check_command, shell_commands
 
 WORKSPACE = Path("/w s")
 

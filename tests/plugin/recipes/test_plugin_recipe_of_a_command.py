@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from support.recipes import noted
 from support.stage import Stage
 
-from pytest_aorta.cli.init import init
+from pytest_aorta.cli.project import init
 
 SCRIPT = "import os\nassert os.environ.get('FIX') == '1', 'not fixed'\nprint('loss nan')\n"
 

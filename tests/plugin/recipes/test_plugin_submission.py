@@ -21,6 +21,7 @@ from support.processes import wait_until
 from support.stage import Stage
 from support.stand_in_scheduler import StandInScheduler
 
+from pytest_aorta.cli import submit as submit_command
 from pytest_aorta.cli.main import main
 from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.slurm import TaskState
@@ -173,7 +174,7 @@ def test_watched_jobs_that_were_lost_are_submitted_again_as_often_as_retry_says(
         over = [job for job in scheduler.jobs if job[2] != "PENDING"]
         scheduler.set_jobs(*over, *([*job[:2], how, how] for job, how in zip(asked, next(ends), strict=True)))
 
-    monkeypatch.setattr("pytest_aorta.cli.submit.time", SimpleNamespace(time=time.time, sleep=end_jobs))
+    monkeypatch.setattr(submit_command, "time", SimpleNamespace(time=time.time, sleep=end_jobs))
     said = submit("--watch")
     assert [line for line in said if "directories" in line] == [
         "one: 2 jobs (4 directories) on one-by-one, up to 4 CPU-hours"

@@ -57,7 +57,7 @@ run() { # the number of a command, and the command
 
 case $task in
 0)
-    run 0 'cd -- /start && exec /bin/python -m pytest --color=no @/project/.aorta/jobs/act-NAME/items-0.txt'
+    run 0 'cd -- /project && exec /bin/python -m pytest --color=no -o cache_dir=/project/.aorta/jobs/act-NAME/cache-0 @/project/.aorta/jobs/act-NAME/items-0.txt'
     ;;
 esac
 exit "$failed"

@@ -57,7 +57,7 @@ run() { # the number of a command, and the command
 
 case $task in
 0)
-    run 0 'cd -- /start && exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none /bin/python -m pytest --color=no --aorta-elastic=nnodes=2 @/project/.aorta/jobs/act-NAME/items-0.txt'
+    run 0 'cd -- /project && exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none /bin/python -m pytest --color=no -o cache_dir=/project/.aorta/jobs/act-NAME/cache-0 --aorta-elastic=nnodes=2 @/project/.aorta/jobs/act-NAME/items-0.txt'
     ;;
 esac
 exit "$failed"

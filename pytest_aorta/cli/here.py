@@ -1,0 +1,259 @@
+"""What there is here: the names that a run may ask for, and what a trial would record of this machine."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pytest_aorta.cli.shared import columns, registry_option
+from pytest_aorta.common.import_target import module_spec
+from pytest_aorta.common.texts import one_line
+from pytest_aorta.plan import option_text
+from pytest_aorta.probe.variables import shown_value
+from pytest_aorta.registry import Kind, Registry, RegistryError, WorkloadEntry, one_line_of
+from pytest_aorta.settings import OPTION, RequestError
+
+KINDS: tuple[Kind, ...] = ("workloads", "mitigations", "environments", "collectors")
+
+#: Of one workload, which are listed only if they are asked for.
+OPTIONS = "options"
+
+Entry = dict[str, Any]
+"""A name as plain data: ``source`` package, and what it stands for, or its ``problem``."""
+
+#: Key of the list of all installed distributions, beside the sections of a snapshot.
+_INSTALLED = "installed"
+
+#: Longest value in the table.
+_LONGEST = 100
+
+
+@click.command("list")
+@click.argument("kinds", nargs=-1, type=click.Choice(KINDS), metavar="[KIND]...")
+@click.option(
+    "--workload",
+    metavar="NAME",
+    help="The options of this workload, by name or as FILE.py:CLASS; it is imported for that.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list for each kind.")
+@registry_option
+def list_registered(kinds: tuple[Kind, ...], workload: str | None, files: tuple[str, ...], as_json: bool) -> None:
+    """KIND limits the list to some of these: workloads, mitigations, environments, collectors. What cannot be loaded is
+    shown with the reason. Only --workload imports a workload.
+    """
+    if workload is not None and kinds:
+        raise click.UsageError(f"--workload lists the options of one workload, and no {', '.join(kinds)}")
+    registry = Registry.load(list(map(Path, files)), tolerant=True)
+    found: dict[str, list[Entry]] = {}
+    if workload is not None:
+        found[OPTIONS] = _options_of_workload(registry, workload)
+    for kind in kinds or (KINDS if workload is None else ()):
+        found[kind] = [_entry(registry, kind, name) for name in registry.names(kind)]
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    else:
+        click.echo("\n\n".join(_section(kind, entries) for kind, entries in found.items()))
+
+
+def _entry(registry: Registry, kind: Kind, name: str) -> Entry:
+    entry: Entry = {"name": name, "source": registry.source_package(kind, name), "problem": None}
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # a plugin that prints while it is imported
+            entry |= _ENTRIES[kind](registry, name)
+    except RegistryError as error:
+        entry["problem"] = str(error)
+    except Exception as error:
+        entry["problem"] = one_line_of(error)
+    return entry
+
+
+def _workload(registry: Registry, name: str) -> Entry:
+    target = registry.workload(name).target
+    module, _, cls = target.rpartition(":")
+    spec = module_spec(module)
+    if spec is None:
+        return {"target": target, "summary": "", "problem": f"there is no module {module}"}
+    body: list[ast.stmt] = []
+    if str(spec.origin).endswith(".py"):
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            body = ast.parse(Path(str(spec.origin)).read_bytes()).body
+    classes = (node for node in body if isinstance(node, ast.ClassDef) and node.name == cls)
+    summary = next((ast.get_docstring(node) or "" for node in classes), "").partition("\n")[0].replace("``", "")
+    return {"target": target, "summary": summary, "problem": None}
+
+
+def _mitigation(registry: Registry, name: str) -> Entry:
+    mitigation = registry.mitigation(name)
+    options = {f"{OPTION}{key}": option_text(value) for key, value in mitigation.options.items()}
+    return {"variables": _variables({**mitigation.env, **options}), "read_by": mitigation.read_by}
+
+
+def _environment(registry: Registry, name: str) -> Entry:
+    environment = registry.environment(name)
+    parts = {key: getattr(environment, key) for key in ("docker", "venv", "rocm", "launcher", "enter")}
+    problem = None
+    if environment.venv and not environment.enter and not Path(environment.venv, "bin", "python").expanduser().exists():
+        problem = f"there is no virtual environment in {environment.venv}"
+    return {
+        "kind": environment.kind,
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in parts.items() if value},
+        "variables": _variables(environment.env),
+        "problem": problem,
+    }
+
+
+def _variables(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: shown_value(name, value) for name, value in variables.items()}
+
+
+def _collector(registry: Registry, name: str) -> Entry:
+    from pytest_aorta.collectors.contract import collector_class
+    from pytest_aorta.collectors.contract import one_line as summary
+
+    target = registry.collector(name)
+    cls = collector_class(target)
+    options = {key: {"default": default, "help": help} for key, (default, help) in cls.options.items()}
+    return {"target": target, "summary": summary(cls), "options": options}
+
+
+_ENTRIES: dict[Kind, Callable[[Registry, str], Entry]] = {
+    "workloads": _workload,
+    "mitigations": _mitigation,
+    "environments": _environment,
+    "collectors": _collector,
+}
+
+
+def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
+    from pytest_aorta.trials.loading import declared_options, load_class
+
+    if name.endswith(".py"):
+        raise RequestError(f"--workload {name}: expected a registered name, or a file and a class, as in {name}:CLASS")
+    file, _, cls = name.rpartition(":")
+    if file.endswith(".py"):
+        entry = WorkloadEntry(cls, f"{Path(file).absolute()}:{cls}", f"file:{Path(file).name}")
+    else:
+        entry = registry.workload(name)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            declared = declared_options(load_class(entry.target))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may call sys.exit()
+        raise RequestError(f"the workload {name} cannot be imported: {one_line_of(error)}") from error
+    return [{"source": entry.source_package, **vars(option)} for option in declared]
+
+
+def _section(kind: str, entries: list[Entry]) -> str:
+    lines = []
+    if kind == OPTIONS:
+        for entry in entries:
+            default = "" if entry["default"] is None else f" (default {entry['default']})"
+            meaning = "; ".join(filter(None, (entry["help"], f"takes {entry['takes']}")))
+            lines += [f"  {one_line(entry['name'] + default)}", f"      {one_line(meaning)}"]
+    else:
+        lines = [f"  {line}" for line in columns([_row(entry) for entry in entries if not entry["problem"]])]
+        for entry in entries:
+            if entry["problem"]:
+                [line] = columns([(entry["name"], entry["source"], f"broken: {entry['problem']}")])
+                lines.append("  " + click.style(line, fg="red"))
+    nothing = f"  (none is {'declared' if kind == OPTIONS else 'registered'})"
+    return "\n".join([click.style(kind, bold=True), *(lines or [nothing])])
+
+
+def _row(entry: Entry) -> Sequence[str]:
+    if "target" in entry:
+        return entry["name"], entry["source"], entry["target"], entry["summary"]
+    parts = [f"{key}={entry[key]}" for key in ("docker", "venv", "rocm") if key in entry]
+    parts += [f"launcher={' '.join(entry['launcher'])}"] if entry.get("launcher") else []
+    parts += ["entered"] if entry.get("enter") else []
+    parts += [f"{name}={value}" for name, value in entry["variables"].items()]
+    nothing = "the Python of pytest" if entry.get("kind") == "local" else "no variables"
+    read_by = f"read by {entry['read_by']}" if entry.get("read_by") else ""
+    return entry["name"], entry["source"], " ".join(parts) or nothing, read_by
+
+
+@click.command("env")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; without --diff, it can be given to --diff.")
+@click.option(
+    "--diff",
+    "files",
+    nargs=2,
+    type=click.Path(path_type=Path),
+    metavar="A B",
+    help="What differs between two files, each a trial file or one of pytest-aorta env --json.",
+)
+def env(as_json: bool, files: tuple[Path, Path] | None) -> None:
+    """With --diff, nothing is looked at but the files. Secrets are not shown. torch is not imported: what it only says
+    of itself in a trial (CUDA of torch, NCCL, threads) is in trial files.
+    """
+    if files is not None:
+        _diff(*files, as_json=as_json)
+        return
+    from pytest_aorta.probe.collect import collect_env, collect_static
+    from pytest_aorta.probe.environment_facts import facts_of_section, sections
+    from pytest_aorta.probe.software import package_list
+
+    static = collect_static(Path.cwd())
+    snapshot = {**collect_env(static).to_dict(), _INSTALLED: package_list(static.installed)}
+    if as_json:
+        click.echo(json.dumps(snapshot, indent=1))
+        return
+    found = [fact for name, content in sections(snapshot) for fact in facts_of_section(name, content).items()]
+    for number, (section, facts) in enumerate(groupby(found, key=lambda item: item[0].section)):
+        if number:
+            click.echo()
+        click.echo(click.style(section, bold=True))
+        rows = [(fact.name, value if isinstance(value, str) else " ".join(value)) for fact, value in sorted(facts)]
+        cut = [(name, text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...") for name, text in rows]
+        for line in columns(cut):
+            click.echo(f"  {line}")
+    for reason in snapshot["partial_reasons"]:
+        click.echo(f"warning: could not be found out: {one_line(reason)}", err=True)
+
+
+def _diff(a: Path, b: Path, *, as_json: bool) -> None:
+    from pytest_aorta.triage.environments import Environments, differences
+    from pytest_aorta.triage.reading import Results
+
+    def read(file: Path) -> Environments:
+        expected = "expected a trial file, or one that pytest-aorta env --json has written"
+        try:
+            content = json.loads(file.read_bytes())
+        except OSError as error:
+            raise RequestError(f"{file}: {error.strerror}; {expected}") from None
+        except (ValueError, RecursionError):
+            raise RequestError(f"{file} is not valid JSON; {expected}") from None
+        content = content if isinstance(content, dict) else {}
+        if isinstance(content.get("env"), dict):
+            environments = Environments(Results(file).installed)
+            environments.add(content)
+        elif isinstance(content.get("host"), dict) and "captured_at" in content:
+            listed = content.get(_INSTALLED) or {}
+            environments = Environments(lambda digest: listed["versions"] if listed.get("digest") == digest else None)
+            environments.add({"env": content})
+        else:
+            raise RequestError(f"{file} has no environment; {expected}")
+        return environments
+
+    found = differences(read(a), read(b))
+    if as_json:
+        plain = [each.to_plain() for each in found]
+        rows = [
+            {"what": each["what"], "text": each["text"], "a": each["a"][0]["value"], "b": each["b"][0]["value"]}
+            for each in plain
+        ]
+        click.echo(json.dumps({"a": str(a), "b": str(b), "differences": rows}, indent=1))
+        return
+    for each in found:
+        click.echo(one_line(str(each)))
+    if not found:
+        click.echo("No difference in what is recorded of both.")

@@ -1,0 +1,577 @@
+"""A recipe and its workspace: begin one, see how far it is and why, look for results on disk, forget them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from pathlib import Path
+from typing import Any
+
+import click
+import tomlkit
+
+from pytest_aorta.cli.shared import (
+    COLORS,
+    action_option,
+    chosen_units,
+    cluster_option,
+    columns,
+    counted,
+    echo_table,
+    is_chosen,
+    json_option,
+    names_argument,
+    open_project,
+    open_recipe,
+    registry_option,
+    state_options,
+    units_where,
+    warn_of,
+    where_option,
+)
+from pytest_aorta.common.conditions import TypedCondition, check_pointer, element, selected
+from pytest_aorta.common.texts import one_line, printable
+from pytest_aorta.settings import RequestError
+from pytest_aorta.workflow.clusters import Configuration
+from pytest_aorta.workflow.finding import RecipeError, find_recipe
+from pytest_aorta.workflow.jobs import read_jobs
+from pytest_aorta.workflow.known import Workspace
+from pytest_aorta.workflow.project import Project, Scan, State
+from pytest_aorta.workflow.recipe import Action
+from pytest_aorta.workspace.atomic import staged_text
+
+_RECIPE = """\
+# Run it: pytest aorta.toml
+# What is done, and what is left: pytest-aorta status
+
+[workspace]
+path = {path}
+{value_file}  # of each directory, for conditions, sort keys and {{/json/pointers}} in commands
+
+# Trials of a command; their results are in {workspace}/example/. This one fails sometimes: write your own in its place.
+[[action]]
+name = "example"
+command = "python3 -c 'import random; exit(random.random() < 0.3)'"
+trials = 5  # in each cell; a cell for each of the mitigations, see pytest-aorta list mitigations
+mitigations = ["none", "OMP_NUM_THREADS=1"]
+# timeout = "5m"
+# fail_on = "loss nan"
+
+# A command on each directory of {workspace}/; it is completed when its products are there.
+# [[action]]
+# name = "one"
+# command = "echo hello > {{workspace_path}}/{{directory}}/one.txt"
+# products = ["one.txt"]
+"""
+
+
+@click.command("init")
+@click.option("-w", "--workspace", default="workspace", metavar="NAME", help="Folder of the directories, in DIR.")
+@click.option("--signac", is_flag=True, help="Values are those of signac: signac_statepoint.json.")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+def init(workspace: str, signac: bool, folder: Path) -> None:
+    if signac and workspace != "workspace":
+        raise RequestError("--signac and --workspace: use one of them; the workspace of signac is called workspace")
+    if Path(workspace).is_absolute() or ".." in Path(workspace).parts or not workspace.strip():
+        raise RequestError(f"--workspace {workspace!r}: expected the name of a folder in DIR")
+    try:
+        found = find_recipe(folder)
+    except RecipeError:
+        pass
+    else:
+        raise RequestError(f"{found} is there already; a recipe is for all folders below its own")
+    if (folder / ".aorta").exists():
+        raise RequestError(f"{folder / '.aorta'} is there already, the index of another recipe; remove it first")
+    file = folder / "aorta.toml"
+    value_file = 'value_file = "signac_statepoint.json"' if signac else '# value_file = "value.json"'
+    path = json.dumps(workspace, ensure_ascii=False)
+    try:
+        (folder / workspace).mkdir(parents=True, exist_ok=True)
+        text = _RECIPE.format(workspace=workspace, path=path, value_file=value_file)
+        with staged_text(file, text) as temporary:
+            os.link(temporary, file)  # never over one that has come in the meantime
+    except OSError as error:
+        raise RequestError(f"{file} cannot be made: {error.strerror}") from None
+    click.echo(f"recipe: {file}")
+
+
+@click.command("status")
+@names_argument("[DIRECTORY | CELL | -]...")
+@action_option("Actions to show; * and ? are wildcards.")
+@click.option("--all", "show_all", is_flag=True, help="Also actions that have no directory and no trial.")
+@state_options("Only actions with {} ones; several of these flags add up.")
+@where_option
+@click.option("--short", is_flag=True, help="One line for each action, fields separated by tabs, no heading.")
+@json_option
+@click.option("--no-header", is_flag=True, help="A table without its heading.")
+@cluster_option()
+@registry_option
+def status(
+    names: tuple[str, ...],
+    action: str,
+    show_all: bool,
+    where: tuple[TypedCondition, ...],
+    short: bool,
+    as_json: bool,
+    no_header: bool,
+    cluster: str | None,
+    files: tuple[str, ...],
+    **flags: bool,
+) -> None:
+    """The recipe is that of the working directory, or the nearest one above. What counts are directories, or trials of
+    an action with a workload; where names are given, only these (-: names from stdin). Products of commands are not
+    looked for again: see pytest-aorta scan.
+    """
+    project = open_project(files, cluster)
+    actions = project.actions(action)
+    chosen = units_where(project, actions, chosen_units(names, project), where)
+    shown: list[dict[str, Any]] = []
+    texts = [["Action", *map(str.capitalize, COLORS), "Remaining cost"]]
+    for each in actions:
+        counts, cost = project.summary(each, chosen[each.name])
+        if not show_all and not any(counts[state] and is_chosen(state, flags, each) for state in COLORS):
+            continue
+        running = project.running(each)
+        if running:
+            states = project.states(each, chosen[each.name])
+            running = {unit for unit in running if states.get(unit) == "submitted"}
+        numbers = {state: f"{counts[state]:,}" for state in COLORS}
+        if running:
+            numbers["submitted"] += f" ({len(running):,} run)"
+        texts.append([each.name, *numbers.values(), str(cost)])
+        remaining = {"cpu_hours": cost.cpu_hours, "gpu_hours": cost.gpu_hours}
+        shown.append(
+            {
+                "name": each.name,
+                **{state: counts[state] for state in COLORS},
+                "remaining": remaining,
+                "running": len(running),
+            }
+        )
+    project.workspace.save()
+    if as_json:
+        click.echo(json.dumps({"actions": shown}, indent=1))
+    elif short:
+        for row in shown:
+            hours = [f"{hours:.2f}" for hours in row["remaining"].values()]
+            click.echo("\t".join([one_line(row["name"]), *(str(row[state]) for state in COLORS), *hours]))
+    elif not shown:
+        click.echo("No action has any of these; --all shows all actions." if actions else "The recipe has no actions.")
+    else:
+        lines = columns(texts, right=range(1, len(texts[0])), colors=dict(enumerate(COLORS.values(), 1)))
+        echo_table(lines, has_heading=not no_header)
+
+
+@click.command("why")
+@names_argument("DIRECTORY | CELL | TRIAL...")
+@action_option("Of these actions; * and ? are wildcards.")
+@cluster_option()
+@registry_option
+def why(names: tuple[str, ...], action: str, cluster: str | None, files: tuple[str, ...]) -> None:
+    """What an action waits for there, what the scheduler says of its job, and how a failed command has ended."""
+    project = open_project(files, cluster)
+    only = chosen_units(names, project)
+    for each in project.actions(action):
+        states = project.states(each, only)
+        for unit, state in states.items():
+            heading = click.style(state, fg=COLORS[state])
+            click.echo(f"{one_line(f'{each.name} on {unit}' if unit else each.name)}: {heading}")
+            for line in _reasons(project, each, unit, state):
+                click.echo(f"  {printable(line)}")
+        for unit in sorted((only or set()) & set(project.units(each)) - states.keys()):
+            left_out = project.progress[each.name].get(unit, "not_needed") == "not_needed"
+            what = "its cell is decided" if each.is_matrix and left_out else f"{each.name} does not include it"
+            click.echo(f"{one_line(f'{each.name} on {unit}')}: not run, because {what}")
+    project.workspace.save()
+
+
+def _reasons(project: Project, action: Action, unit: str, state: State) -> Iterator[str]:
+    if state == "waiting":
+        yield from project.waits_for(action, unit)
+    elif state == "submitted":
+        for job in project.jobs:
+            for number in job.tasks_of(action.name, unit):
+                if not job.tasks[number].is_over:
+                    yield f"job {job.cluster}/{job.identity(number)}: {job.state(number)}"
+    elif state == "stale" and action.is_matrix:
+        yield "its record is of another request or other code; it is run again"
+    elif state == "stale":
+        yield "the command or the value has changed since it was completed; it is run again"
+        yield f"to keep it: pytest-aorta scan --accept -a {action.name} {unit}"
+    elif action.is_matrix:
+        folder = project.folder(action, unit)
+        for file in (folder.with_suffix(".json"), folder.parent.parent / f"{folder.name}.json"):
+            try:
+                record = json.loads(file.read_bytes())
+            except (OSError, ValueError):
+                continue
+            message = str((record.get("failure") or {}).get("message") or "").strip().splitlines()
+            yield f"{record.get('exit_status')}{f': {message[0]}' if message else ''}"
+            yield f"its record: {file.relative_to(project.recipe.root)}"
+            return
+        yield "nothing keeps it from being run"
+    elif state == "failed":
+        yield from _last_output(project, action, unit)
+        yield "the next run and the next submission try it again"
+    elif state == "eligible":
+        yield "nothing keeps it from being run"
+
+
+def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
+    """The last lines that a failed command has printed: here, or as a job."""
+    text = project.workspace.known.outputs.get(action.name, {}).get(unit, "")
+    found = [(job, number) for job in read_jobs(project.recipe.index) for number in job.tasks_of(action.name, unit)]
+    if not text and found:
+        job, number = found[-1]
+        yield f"job {job.cluster}/{job.identity(number)}: {job.state(number)}"
+        output = job.output(number)
+        text = output.read_text(errors="replace") if output.is_file() else ""
+    yield from (f"| {line}" for line in text.splitlines()[-10:])
+
+
+@click.command("scan")
+@names_argument("[DIRECTORY | CELL | -]...")
+@action_option("Actions to look for; * and ? are wildcards.")
+@click.option("--prune", is_flag=True, help="Also forget what is completed by the index, and is not on disk.")
+@click.option("--accept", is_flag=True, help="Products of stale commands are as good as those of the present ones.")
+@click.option("--no-progress", is_flag=True, envvar="ROW_NO_PROGRESS", help="No progress bar, on a terminal either.")
+@cluster_option()
+@registry_option
+def scan(
+    names: tuple[str, ...],
+    action: str,
+    prune: bool,
+    accept: bool,
+    no_progress: bool,
+    cluster: str | None,
+    files: tuple[str, ...],
+) -> None:
+    """pytest notes all of that when it happens. A scan is for what has changed otherwise: results that were copied, a
+    removed index, edited value files. With names, only these directories or cells (-: names from stdin). Nothing but
+    the index changes.
+    """
+    project = open_project(files, cluster, rebuilds=False)
+    recipe, only = project.recipe, chosen_units(names, project)
+    search = Scan(project, project.actions(action), only, accepts=accept)
+    values = len(project.directories if only is None else only) if recipe.workspace.value_file is not None else 0
+    hidden = no_progress or not sys.stderr.isatty()
+    length = search.expected + values  # of trials: those of the recipe, whether they are there or not
+    steps = max(1, length // 200)
+    with click.progressbar(
+        length=length, label="Scanning", file=sys.stderr, hidden=hidden, show_pos=True, update_min_steps=steps
+    ) as bar:
+        project.workspace.refresh_values(lambda: bar.update(1), only)
+        search.run(lambda: bar.update(1))
+        bar.update(max(0, length - bar.pos))
+    try:
+        changed, removed = project.workspace.record(
+            search.found, lambda name, unit: prune and search.is_gone(name, unit)
+        )
+    except OSError as error:
+        raise RequestError(f"the index cannot be written: {error.strerror}: {recipe.index}") from None
+    warn_of(search.unreadable)
+    click.echo(f"index: {changed:,} new or changed{f', {removed:,} removed' if prune else ''}")
+
+
+@click.command("clean")
+@click.option("--completed", is_flag=True, help="What is completed; pytest-aorta scan finds it again.")
+@click.option("--directories", is_flag=True, help="The list of directories, and their values.")
+@click.option("--submitted", is_flag=True, help="The jobs that a scheduler has.")
+@click.option("--force", is_flag=True, help="Although jobs are submitted, or actions run now.")
+def clean(completed: bool, directories: bool, submitted: bool, force: bool) -> None:
+    """What it forgets of failed commands and of jobs cannot be found again."""
+    recipe = open_recipe()
+    everything = not (completed or directories or submitted)
+    jobs = read_jobs(recipe.index, only_open=True) if submitted or everything else []
+    count = sum(not task.is_over for job in jobs for task in job.tasks)
+    if count and not force:
+        raise RequestError(
+            f"{counted(count, 'submitted job')} would be forgotten, and could be submitted again; --force does it "
+            "nevertheless"
+        )
+    workspace = Workspace(recipe)
+    if (completed or everything) and not force and workspace.is_growing:
+        raise RequestError("actions of this recipe run now; wait for their end, or --force")
+    workspace.clean(completed=completed or everything, directories=directories or everything)
+    for job in jobs:  # they do nothing when they begin; what those that have ended have printed stays
+        (job.folder / "job.json").unlink()
+
+
+@click.group("show")
+def show() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A directory, a cell or a trial, with the ``state`` that ``action`` has on it.
+
+    ``counts`` are a cell's trials in each state; ``group`` is the number of the job that it is, or would be, part of.
+    """
+
+    name: str
+    values: dict[str, Any]
+    action: str | None = None
+    state: State | None = None
+    counts: dict[State, int] = field(default_factory=dict)
+    job: str | None = None
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class _Query:
+    project: Project
+    only: set[str] | None
+    action: str | None
+    pointers: Sequence[str]
+    where: Sequence[TypedCondition]
+    flags: dict[str, bool]
+    groups: int | None
+
+    def states_of(self, actions: Sequence[Action]) -> Iterator[tuple[Action, dict[str, State]]]:
+        chosen = units_where(self.project, actions, self.only, self.where)
+        for action in actions:
+            yield action, self.project.states(action, chosen[action.name])
+
+    def matrices(self) -> list[Action]:
+        found = [each for each in self.project.actions(self.action or "*") if each.is_matrix]
+        if not found:
+            there_is = "the recipe has" if self.action == "*" else f"{self.action!r} matches"
+            raise RequestError(f"{there_is} no action with a workload; for commands: show directories")
+        return found
+
+    def units(self, actions: Sequence[Action]) -> Iterator[_Row]:
+        number = 0
+        for action, found in self.states_of(actions):
+            jobs, value_of = self.project.submitted.get(action.name, {}), self.project.value_of(action)
+            shown = [unit for unit, state in found.items() if is_chosen(state, self.flags, action)]
+            for group in [shown] if action.is_matrix else self.project.groups(action, shown):
+                number += 1
+                if self.groups is not None and number > self.groups:
+                    return
+                for unit in group:
+                    values = self.elements(value_of, unit)
+                    yield _Row(unit, values, action.name, found[unit], job=jobs.get(unit), group=number)
+
+    def elements(self, value_of: Callable[[str], Any], name: str) -> dict[str, Any]:
+        value = value_of(name) if self.pointers else None
+        return {pointer: element(value, pointer, name) for pointer in self.pointers}
+
+
+def _listing(
+    heading: str, pattern: str | None, shown: str
+) -> Callable[[Callable[[_Query], Iterator[_Row]]], click.Command]:
+    def add(rows_of: Callable[[_Query], Iterator[_Row]]) -> click.Command:
+        what = rows_of.__name__
+
+        @names_argument("[NAME | -]...")
+        @action_option("Of these actions; * and ? are wildcards.", pattern)
+        @state_options(f"Only {shown} with the state {{}}; several of these flags add up.")
+        @click.option(
+            "--value",
+            "pointers",
+            multiple=True,
+            metavar="POINTER",
+            help="Show an element of the values, such as /config/lr; repeat for several.",
+        )
+        @click.option("--short", is_flag=True, help="Names only, one a line.")
+        @json_option
+        @click.option("--no-header", is_flag=True, help="A table without its heading.")
+        @click.option(
+            "-n", "--n-groups", "groups", type=click.IntRange(1), metavar="N", help="Show the first N groups only."
+        )
+        @click.option("--no-separate-groups", is_flag=True, help="No empty lines between groups.")
+        @where_option
+        @cluster_option()
+        @registry_option
+        def command(
+            names: tuple[str, ...],
+            action: str | None,
+            pointers: tuple[str, ...],
+            where: tuple[TypedCondition, ...],
+            short: bool,
+            as_json: bool,
+            no_header: bool,
+            groups: int | None,
+            no_separate_groups: bool,
+            cluster: str | None,
+            files: tuple[str, ...],
+            **flags: bool,
+        ) -> None:
+            for pointer in pointers:
+                try:
+                    check_pointer(pointer)
+                except ValueError as error:
+                    raise RequestError(f"--value {error}") from None
+            project = open_project(files, cluster)
+            only = chosen_units(names, project)
+            rows = list(rows_of(_Query(project, only, action, pointers, where, flags, groups)))
+            project.workspace.save()
+            if as_json:
+                plain: list[dict[str, Any]] = []
+                for row in rows:
+                    own: dict[Any, Any] = {**row.counts} or {"state": row.state, "job": row.job}
+                    plain.append({"name": row.name, "action": row.action, **own, "values": row.values})
+                click.echo(json.dumps({what: plain}, indent=1))
+            elif short:
+                for name in dict.fromkeys(row.name for row in rows):
+                    click.echo(one_line(name))
+            elif not rows:
+                click.echo(f"There are no such {what}.")
+            else:
+                _echo_rows(heading, rows, has_heading=not no_header, is_separated=not no_separate_groups)
+
+        return show.command(what)(update_wrapper(command, rows_of))
+
+    return add
+
+
+def _echo_rows(heading: str, rows: Sequence[_Row], *, has_heading: bool, is_separated: bool) -> None:
+    several, counts = len({row.action for row in rows}) > 1, rows[0].counts
+    states: list[str] = [*counts] if counts else ["state" if rows[0].action else ""]
+    headings = ["Action" if several else "", heading, *map(str.capitalize, states)]
+    headings += ["Job" if any(row.job for row in rows) else "", *(pointer or '""' for pointer in rows[0].values)]
+    table = [headings]
+    for row in rows:
+        own = [f"{count:,}" for count in row.counts.values()] if counts else [row.state or ""]
+        values = [json.dumps(value) for value in row.values.values()]
+        table.append([(row.action or "") if several else "", row.name, *own, row.job or "", *values])
+    lines = columns(table, right=range(2, 2 + len(states)) if counts else ())
+    echo_table(lines[:1], has_heading=has_heading)
+    for row, before, line in zip(rows, [rows[0], *rows], lines[1:], strict=False):
+        if is_separated and row.group != before.group:
+            click.echo()
+        click.echo(line if row.state is None else click.style(line, fg=COLORS[row.state]))
+
+
+@_listing("Directory", None, "directories")
+def directories(query: _Query) -> Iterator[_Row]:
+    """Directories of the workspace; with --action, those that an action is for, group by group.
+
+    With names, only these (-: names from stdin).
+    """
+    project = query.project
+    if query.action is not None:
+        commands = [each for each in project.actions(query.action) if not each.is_matrix]
+        if not commands:
+            missing = f"{query.action!r} matches no action with a command"
+            raise RequestError(f"{missing}; for workloads: show cells, show trials")
+        return query.units(commands)
+    if any(query.flags.values()):
+        raise RequestError("states are those of an action: add --action PATTERN")
+    names = [name for name in project.directories if query.only is None or name in query.only]
+    if query.where:
+        names = selected(names, project.workspace.value_of, query.where, "--where")
+    return (_Row(name, query.elements(project.workspace.value_of, name)) for name in names)
+
+
+@_listing("Trial", "*", "trials")
+def trials(query: _Query) -> Iterator[_Row]:
+    """Trials of the actions with a workload; with names of cells or trials, only these (-: names from stdin)."""
+    return query.units(query.matrices())
+
+
+@_listing("Cell", "*", "cells with trials")
+def cells(query: _Query) -> Iterator[_Row]:
+    """Cells of the actions with a workload, with the number of trials in each state."""
+    for action, units in query.states_of(query.matrices()):
+        counts: dict[str, Counter[State]] = {}
+        for unit, state in units.items():
+            counts.setdefault(unit.rpartition("/")[0], Counter())[state] += 1
+        value_of = query.project.value_of(action)
+        for cell, found in counts.items():
+            if any(is_chosen(state, query.flags, action) for state in found):
+                of_all = {state: found[state] for state in COLORS}
+                yield _Row(cell, query.elements(value_of, cell), action.name, counts=of_all)
+
+
+@show.command("collected")
+@click.argument("path", type=click.Path(path_type=Path), default="results", metavar="[DIR | FILE]")
+def collected(path: Path) -> None:
+    """What collectors have found in a results directory (default: results), or in the trial of a file, and where."""
+    from pytest_aorta.triage.starts import all_lines
+
+    for line in all_lines(path):
+        click.echo(printable(line))
+
+
+@show.command("cluster")
+@click.argument("name", required=False)
+@cluster_option()
+@click.option("--all", "everything", is_flag=True, help="All clusters, in the order in which they are tried.")
+@click.option("--short", is_flag=True, help="Names only, one a line.")
+def show_cluster(name: str | None, cluster: str | None, everything: bool, short: bool) -> None:
+    """The cluster that this host is part of, or that of this name, as clusters.toml has it."""
+    configuration = _configuration()
+    for each in configuration.clusters if everything else (configuration.cluster(name or cluster),):
+        plain = each.model_dump(exclude_defaults=True, exclude_none=True, mode="json")
+        click.echo(each.name if short else tomlkit.dumps({"cluster": [plain]}))
+
+
+@show.command("launchers")
+@click.argument("name", required=False, metavar="[CLUSTER]")
+@cluster_option()
+@click.option("--all", "everything", is_flag=True, help="For all clusters.")
+@click.option("--short", is_flag=True, help="Names only, one a line.")
+def show_launchers(name: str | None, cluster: str | None, everything: bool, short: bool) -> None:
+    """What commands begin with on this cluster, or that of this name, as launchers.toml has it."""
+    configuration = _configuration()
+    where = configuration.cluster(name or cluster).name
+    here = configuration.launchers_on(where)
+    for launcher, by_cluster in sorted(configuration.launchers.items()):
+        chosen = by_cluster if everything else {where: here[launcher]}
+        plain = {each: table.model_dump(exclude_none=True) for each, table in chosen.items()}
+        click.echo(launcher if short else tomlkit.dumps({launcher: plain}))
+
+
+def _configuration() -> Configuration:
+    try:
+        return Configuration.of_project(find_recipe(Path.cwd()).parent)
+    except RecipeError:
+        return Configuration.of_project(Path.cwd())
+
+
+@show.command("nodes")
+@click.argument("results", type=click.Path(path_type=Path), required=False, metavar="[DIR]")
+@json_option
+def show_nodes(results: Path | None, as_json: bool) -> None:
+    """Nodes beside each other: which fail more often, or are slower, and how sure that is; and a list to drain.
+
+    Of the trials in a results directory, by default those of the recipe's action with each = "node".
+    """
+    from pytest_aorta.triage.reading import read_triage
+    from pytest_aorta.triage.where import NODE_LEVEL, node_sentences, trials_needed
+
+    if results is None:
+        recipe = open_recipe()
+        sweeps = [each.name for each in recipe.actions if each.nodes is not None]
+        if len(sweeps) != 1:
+            raise RequestError(
+                f"{recipe.file} has {len(sweeps)} actions with each = 'node'; name the results directory"
+            )
+        results = recipe.directories / sweeps[0]
+    nodes = read_triage(results)[0].nodes()
+    if not nodes:
+        raise RequestError(f"the trials in {results} ran on one node, or do not say where")
+    if as_json:
+        named = [node.name for node in nodes if node.reasons]
+        click.echo(json.dumps({"nodes": [vars(node) for node in nodes], "drain": named, "level": NODE_LEVEL}, indent=1))
+        return
+    rows = [["Node", "Trials", "Not passed", "Step time"]]
+    for node in nodes:
+        time = "" if node.ratio is None else f"{node.ratio - 1:+.0%}"
+        rows.append([node.name, f"{node.trials:,}", f"{node.bad:,}", time])
+    lines = [*columns(rows, right=(1, 2, 3)), "", *map(one_line, node_sentences(nodes))]
+    if not any(node.reasons for node in nodes):
+        lines.append("No node stands out.")
+    fewest, needed = min(node.trials for node in nodes), trials_needed(len(nodes))
+    if fewest < needed:
+        lines.append(
+            f"A node that always fails stands out of {len(nodes)} from {needed} trials on; there are {fewest}."
+        )
+    click.echo("\n".join(lines))

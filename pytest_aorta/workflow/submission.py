@@ -1,0 +1,463 @@
+"""Submissions: what is left of a recipe, in groups, as scripts to a scheduler.
+
+Every word of a script that is not the user's own shell text is quoted for the shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.texts import identifier
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import GOALS
+from pytest_aorta.workflow import slurm
+from pytest_aorta.workflow.clusters import Cluster, Launcher, Partition, launcher_prefix
+from pytest_aorta.workflow.finding import RecipeError
+from pytest_aorta.workflow.groups import action_variables, check_whole
+from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, Task, losses
+from pytest_aorta.workflow.project import Project
+from pytest_aorta.workflow.recipe import Action, Cost, Recipe, SubmitOptions, nodes_file, shell_commands
+from pytest_aorta.workflow.slurm import TaskState
+from pytest_aorta.workspace.atomic import write_text
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job that may be submitted, with its script and the files that this needs."""
+
+    job: Job
+    files: Mapping[str, str]
+    cost: Cost
+    warnings: Sequence[str]
+    has_account: bool
+
+    @property
+    def script(self) -> str:
+        return self.files["script.sh"]
+
+
+@dataclass(frozen=True)
+class PlannedAction:
+    """The jobs of an action, and how many of its other units there are of which kind."""
+
+    action: Action
+    jobs: Sequence[PlannedJob]
+    others: Counter[str]
+
+    @property
+    def count(self) -> int:
+        return sum(len(job.job.tasks) for job in self.jobs)
+
+
+def with_nodes(recipe: Recipe, cluster: Cluster, pattern: str, *, is_dry: bool) -> tuple[Recipe, dict[str, str]]:
+    """The recipe with the nodes that its sweeps are for, new ones last, and the states of those that take no jobs.
+
+    Raises:
+        RequestError: there is no node, or the scheduler does not answer.
+    """
+    actions, down = list(recipe.actions), dict[str, str]()
+    for number, each in enumerate(actions):
+        if each.nodes is None or not fnmatchcase(each.name, pattern):
+            continue
+        table, states = each.table, {platform.node(): "idle"}
+        trials = table.trials // max(1, len(each.nodes))
+        if cluster.scheduler == "slurm":
+            named = table.submit_options.get(cluster.name, SubmitOptions()).partition
+            partition = cluster.choose_partition(named, table.resources, trials)
+            states = slurm.nodes(None if partition is None else partition.name, table.nodes)
+        nodes = tuple(dict.fromkeys([*each.nodes, *(name for name in states if slurm.takes_jobs(states[name]))]))
+        if not nodes:
+            found = ", ".join(f"{name} is {state}" for name, state in states.items()) or "there is none"
+            raise RequestError(f"action {each.name!r} has no node that takes jobs: {found}")
+        down |= {name: states.get(name, "not there") for name in {*nodes, *states}}
+        actions[number] = replace(each, nodes=nodes, table=table.model_copy(update={"trials": trials * len(nodes)}))
+        if nodes != each.nodes and not is_dry:
+            write_text(nodes_file(recipe.file, each.name), "".join(f"{name}\n" for name in nodes))
+    down = {name: state for name, state in down.items() if state == "not there" or not slurm.takes_jobs(state)}
+    return replace(recipe, actions=tuple(actions)), down
+
+
+def plan_action(
+    project: Project,
+    cluster: Cluster,
+    launchers: Mapping[str, Launcher],
+    action: Action,
+    only: set[str] | None,
+    limit: int | None,
+    arguments: Sequence[str],
+    down: Mapping[str, str],
+    watched: float | None,
+) -> PlannedAction:
+    """The jobs for what is left of an action.
+
+    Args:
+        limit: of the number of groups.
+        arguments: for the pytest of trials.
+        down: nodes that take no jobs, with their states.
+        watched: since when, for units that jobs since then have not left for good.
+    """
+    units, others = project.runnable(action, only)
+    for node in sorted(down.keys() & set(action.nodes or ())):
+        there = [unit for unit in units if action.node_of(unit) == node]
+        units = [unit for unit in units if unit not in there]
+        if there:
+            others[f"for {node}, which is {down[node]}"] = len(there)
+    retry = action.table.retry
+    if watched is not None:
+        since, count = losses(project.recipe.index, action.name, watched), len(units)
+
+        def is_tried_again(unit: str) -> bool:
+            lost = since.get(unit)
+            return not lost or (bool(lost[-1]) and lost.count(lost[-1]) <= retry.again(lost[-1]).times)
+
+        units = [*filter(is_tried_again, units)]
+        if given_up := count - len(units):
+            others["not tried again (pytest-aorta why NAME)"] = given_up
+    wave = units
+    words = {word for each in arguments for word in re.split("[=,]", each)}
+    ends_early = action.table.ends_early or bool(words & {*GOALS, "failures"})
+    if action.is_matrix and ends_early and not action.table.group.submit_whole:
+        wave = project.next_wave(action, units)
+    if later := len(units) - len(wave):
+        others["in later waves"] = later
+    groups = project.groups(action, wave)
+    check_whole(action, groups, project.units(action), project.value_of(action))
+    if limit is not None and len(groups) > limit:
+        others["left for another time"] = sum(len(group) for group in groups[limit:])
+        groups = groups[:limit]
+    # Parts of groups that ask for the same memory and the same node.
+    again, lost = retry.again("oom"), losses(project.recipe.index, action.name)
+    parts: dict[tuple[float, str | None], list[list[str]]] = {}
+    for group in groups:
+        own: dict[tuple[float, str | None], list[str]] = {}
+        for unit in group:
+            times = min(lost.get(unit, []).count("oom"), again.times)
+            own.setdefault(((again.memory or 1) ** times, action.node_of(unit)), []).append(unit)
+        for asked, part in own.items():
+            parts.setdefault(asked, []).append(part)
+    jobs: list[PlannedJob] = []
+    for (factor, wanted), same in parts.items():
+        update: dict[str, Any] = {"resources": action.table.resources.with_memory(factor)}
+        if wanted is not None and cluster.scheduler == "slurm":
+            options = action.table.submit_options.get(cluster.name, SubmitOptions())
+            on_it = options.model_copy(update={"custom": (*options.custom, f"--nodelist={wanted}")})
+            update["submit_options"] = {**action.table.submit_options, cluster.name: on_it}
+        asking = replace(action, table=action.table.model_copy(update=update))
+        jobs += plan_jobs(project, cluster, launchers, asking, same, arguments)
+    return PlannedAction(action, jobs, others)
+
+
+def plan_jobs(
+    project: Project,
+    cluster: Cluster,
+    launchers: Mapping[str, Launcher],
+    action: Action,
+    groups: Sequence[Sequence[str]],
+    arguments: Sequence[str] = (),
+) -> Iterator[PlannedJob]:
+    """The jobs of an action; groups that follow each other and are of one size share an array.
+
+    Raises:
+        RecipeError: no partition takes them, or they lack a launcher.
+    """
+    recipe, table = project.recipe, action.table
+    own = table.submit_options.get(cluster.name, SubmitOptions())
+    key_of = None if action.is_matrix else project.key_of(action)
+    largest = cluster.maximum_array_size if cluster.scheduler == "slurm" else 1
+    for size, equal in groupby(groups, len):
+        same = [*equal]
+        partition = cluster.choose_partition(own.partition, table.resources, size)
+        for several in (same[start : start + largest] for start in range(0, len(same), largest)):
+            tasks = [Task(units=tuple(units), keys=tuple(map(key_of, units)) if key_of else ()) for units in several]
+            job = Job(
+                name=_job_name(action.name, several[0]),
+                cluster=cluster.name,
+                scheduler=cluster.scheduler,
+                action=action.name,
+                recipe=str(recipe.file),
+                tasks=tasks,
+            )
+            files, commands = dict[str, str](), list[list[str]]()
+            for number, units in enumerate(several):
+                if action.is_matrix:
+                    places = [unit.rpartition("/") for unit in units]
+                    names = [f"{identifier(action.name)}[{cell}-{index}]" for cell, _, index in places]
+                    files[f"items-{number}.txt"] = "".join(f"./{recipe.file.name}::{name}\n" for name in names)
+                    given = ["--color=no", *arguments, "-o", f"cache_dir={job.folder}/cache-{number}"]
+                    commands.append([_pytest_line(action, recipe.root, given, job.folder / f"items-{number}.txt")])
+                else:
+                    paths = [str(project.folder(action, unit).relative_to(recipe.directories)) for unit in units]
+                    values = [*map(project.value_of(action), units)]
+                    prefix = launcher_prefix(action, size, launchers)
+                    lines = shell_commands(table.command or "", paths, values, recipe.workspace.path)
+                    commands.append([prefix + line for line in lines])
+            files["script.sh"] = script_text(
+                [*_sbatch_options(action, cluster, partition, size)] if cluster.scheduler == "slurm" else None,
+                name=job.name,
+                root=recipe.root,
+                folder=job.folder.relative_to(recipe.root),
+                variables=action_variables(action.name, table.resources, size, recipe.workspace.path, cluster.name),
+                setup=own.setup,
+                tasks=commands,
+                note=[sys.executable, "-m", "pytest_aorta", "job-ended"],
+                throttle=cluster.array_throttle,
+                runs_trials=action.is_matrix,
+            )
+            warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
+            cost = table.resources.cost(size) * len(several)
+            yield PlannedJob(job, files, cost, warnings, own.account is not None)
+
+
+def _job_name(action: str, units: Sequence[str]) -> str:
+    more = f"+{len(units) - 1}" if len(units) > 1 else ""
+    first = units[0].replace("/", "-") if units[0] else "all"
+    return f"{identifier(action)[:60]}-{identifier(first)[:60]}{more}.{uuid.uuid4().hex[:12]}"
+
+
+def _pytest_line(action: Action, start: Path, arguments: Sequence[str], items: Path) -> str:
+    """The command that runs the trials named in a file: on each node of the job, where they need several."""
+    nodes, distributed = action.least_nodes, action.table.distributed
+    step = []
+    if nodes > 1:  # each of them has to know, before it has read the recipe, that it is one of several
+        arguments = [*arguments, *(f"--aorta-elastic={name}={value}" for name, value in distributed.elastic.items())]
+        arguments += [f"--aorta-nproc={distributed.nproc}"] if distributed.nproc is not None else []
+        step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none"]
+    words = [*step, sys.executable, "-m", "pytest", *arguments, f"@{items}"]
+    return f"cd -- {shlex.quote(str(start))} && exec {shlex.join(words)}"
+
+
+def submit(planned: PlannedJob, root: Path) -> Job:
+    """Submit a job, and keep what is known of it; with the scheduler ``bash`` it has ended when this returns.
+
+    Raises:
+        SchedulerError: the scheduler has refused it.
+        LostAnswer: whether it has it is not known; that is found out the next time.
+        OSError: the folder of the job cannot be written; nothing was submitted.
+    """
+    job = planned.job.model_copy(update={"created": time.time()})
+    job.folder.mkdir(parents=True)
+    for name, text in planned.files.items():
+        write_text(job.folder / name, text)
+    job.save()
+    fd = os.open(job.folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    if job.scheduler == "bash":
+        _run_here(job, root)
+        return job
+    try:
+        job.number = slurm.sbatch(job.folder / "script.sh", root, planned.has_account)
+    except slurm.LostAnswer as lost:
+        with contextlib.suppress(slurm.SchedulerError):
+            job.number = slurm.numbers_of({job.name}, in_accounting=False).get(job.name)
+        if job.number is None:
+            raise lost
+    except slurm.SchedulerError as error:
+        job.forbid()
+        job.refused = str(error)
+        job.save()
+        raise
+    job.save()
+    return job
+
+
+def _run_here(job: Job, root: Path) -> None:
+    process = subprocess.Popen(
+        ["/bin/bash", str(job.folder / "script.sh")], cwd=root, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        reason = f"exit status {process.returncode}" if process.returncode else ""
+        job.number = str(process.pid)
+        job.tasks[0].state = TaskState(state="FAILED" if reason else "COMPLETED", reason=reason, over=True)
+        job.save()
+
+
+#: Times that SLURM may start a job again.
+MAXIMUM_RESTARTS = 10
+
+_RUN = """\
+failed=0 stopped='' child=''
+stop() {{
+    stopped=1
+    echo stopped >> "$job/task-$task.log"
+    if [ -n "$child" ]; then kill -TERM -- "{target}"; fi
+}}
+trap stop TERM
+run() {{ # the number of a command, and the command
+    if [ -n "$stopped" ]; then return; fi
+    set -m # a process group of its own
+    (eval "$2") < /dev/null &
+    child=$!
+    set +m
+    wait "$child"
+    local status=$?
+    while [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null; do # a signal has ended the wait
+        wait "$child"
+        status=$?
+    done
+    child=''
+    if [ "$status" -gt {accepted} ]; then failed=2; fi
+    if [ -n "$stopped" ] && [ "$status" -ne 0 ]; then return; fi # it was asked to end
+    echo "status $1 $status" >> "$job/task-$task.log"
+}}
+"""
+
+_END = """\
+end() {{
+    trap '' TERM
+    {note} "$job" "$task"
+}}
+trap end EXIT
+"""
+
+
+def script_text(
+    options: Sequence[str] | None,
+    name: str,
+    root: Path,
+    folder: Path,
+    variables: Mapping[str, str],
+    setup: str | None,
+    tasks: Sequence[Sequence[str]],
+    note: Sequence[str],
+    throttle: int | None = None,
+    *,
+    runs_trials: bool = False,
+) -> str:
+    """The script of a job.
+
+    Args:
+        options: of sbatch; ``None`` for a script that runs here.
+        root, folder: of the recipe, and of the job from there.
+        setup: shell text of the user's, before the commands.
+        tasks: commands of each task; several are an array.
+        note: the command that notes how a task has ended.
+        throttle: tasks of an array that run at a time.
+        runs_trials: whether commands run pytest, which keeps the index itself, and exits with 1 where trials fail.
+    """
+    is_array = len(tasks) > 1
+    lines = ["#!/bin/bash"]
+    if options is not None:
+        own = [f"--job-name={name}", f"--output={folder}/output-{'%a' if is_array else '0'}.txt"]
+        if is_array:
+            own.append(f"--array=0-{len(tasks) - 1}{f'%{throttle}' if throttle is not None else ''}")
+        lines += [f"#SBATCH {option}" for option in (*options, *own)]
+    lines += [
+        "",
+        f"cd -- {shlex.quote(str(root))} || exit 1",
+        f"job={folder}",
+        f"task={'$SLURM_ARRAY_TASK_ID' if is_array else '0'}",
+        "# A job that was forgotten, or is known to have ended, does nothing when it begins after all.",
+        'if [ ! -e "$job/job.json" ] || [ -e "$job/over-$task" ]; then exit 0; fi',
+    ]
+    if options is not None:
+        lines += [
+            f'if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {MAXIMUM_RESTARTS} ]; then',
+            '    echo "restarted $SLURM_RESTART_COUNT times: not started again" >&2',
+            "    exit 3",
+            "fi",
+        ]
+    lines += ["", *(f"export {name}={shlex.quote(value)}" for name, value in variables.items())]
+    lines.append(f'export {JOB_VARIABLE}="$PWD/$job" {TASK_VARIABLE}="$task"')
+    if setup:
+        lines += ["", setup, "# shellcheck disable=SC2181"]
+        lines.append('if [ "$?" -ne 0 ]; then echo "the setup has failed" >&2; exit 1; fi')
+    lines.append("")
+    if not runs_trials:
+        lines.append(_END.format(note=shlex.join(note)))
+    target, accepted = ("$child", 1) if runs_trials else ("-$child", 0)
+    lines += [_RUN.format(target=target, accepted=accepted), "case $task in"]
+    for number, commands in enumerate(tasks):
+        runs = [f"    run {index} {shlex.quote(command)}" for index, command in enumerate(commands)]
+        lines += [f"{number})", *runs, "    ;;"]
+    return "\n".join([*lines, "esac", 'exit "$failed"']) + "\n"
+
+
+#: Seconds before its time limit at which a job is asked to end; less for short ones. SLURM may be a minute early.
+_NOTICE = 120
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
+
+
+def _sbatch_options(action: Action, cluster: Cluster, partition: Partition | None, units: int) -> Iterator[str]:
+    """The options of a job over so many units, in an order in which those of the user win."""
+    own = action.table.submit_options.get(cluster.name, SubmitOptions())
+    resources, memory = action.table.resources, action.table.resources.memory
+    gpus, processes = resources.gpus_per_process, resources.total_processes(units)
+    if partition is not None:
+        yield f"--partition={quoted(partition.name)}"
+    if action.is_matrix:
+        tasks = math.ceil(processes / action.least_nodes)
+        yield f"--nodes={action.least_nodes}"
+        yield f"--ntasks-per-node={tasks}"
+        if gpus is not None:
+            yield f"--gpus-per-node={gpus * tasks}"
+    else:
+        yield f"--ntasks={processes}"
+        total, per_node = resources.total_cpus(units), partition and partition.cpus_per_node
+        if gpus is not None:
+            yield f"--gpus-per-task={gpus}"
+            total, per_node = gpus * processes, partition and partition.gpus_per_node
+        if per_node:
+            yield f"--nodes={math.ceil(total / per_node)}"
+    if resources.threads_per_process is not None:
+        yield f"--cpus-per-task={resources.threads_per_process}"
+    if memory is not None and memory.per_gpu_mb is not None:
+        if gpus is None:
+            raise RecipeError(
+                f"action {action.name!r}: resources.memory.per_gpu_mb without resources.gpus_per_process; "
+                "expected per_cpu_mb"
+            )
+        yield f"--mem-per-gpu={memory.per_gpu_mb}M"
+    elif memory is not None:
+        yield f"--mem-per-cpu={memory.per_cpu_mb}M"
+    elif partition is not None and gpus is not None and partition.memory_per_gpu is not None:
+        yield f"--mem-per-gpu={partition.memory_per_gpu}"
+    elif partition is not None and gpus is None and partition.memory_per_cpu is not None:
+        yield f"--mem-per-cpu={partition.memory_per_cpu}"
+    limit = resources.total_walltime(units)
+    yield f"--time={max(1, math.ceil(limit / timedelta(minutes=1)))}"
+    yield f"--signal=B:TERM@{min(_NOTICE, max(10, int(limit.total_seconds() / 10)))}"
+    yield "--requeue"
+    yield "--open-mode=append"
+    yield from cluster.submit_options
+    if own.account is not None:
+        yield f"--account={quoted(own.account + ((partition and partition.account_suffix) or ''))}"
+    for option in own.custom:
+        if not option.isprintable():
+            raise RecipeError(f"action {action.name!r}: submit option {option!r} is not one line of printable text")
+        yield option
+
+
+def quoted(text: str) -> str:
+    """A word of a line that sbatch reads; raises ``RecipeError`` where it cannot be written in one line."""
+    if _PLAIN.fullmatch(text):
+        return text
+    if not text.isprintable():
+        raise RecipeError(f"{text!r} is not one line of printable text, and cannot be given to sbatch")
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
