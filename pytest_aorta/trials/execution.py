@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
-
-Value = TypeVar("Value")
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ElasticOptions:
 
     def to_plain(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(vars(self))
 
     def given(self) -> dict[str, Any]:
         """The fields that are not at their defaults."""
@@ -69,13 +69,11 @@ def parse_elastic(key: str, text: str) -> Any:
     """The value of one option, or ``ValueError`` with what would be valid."""
     if key not in _OPTIONS:
         raise ValueError(f"KEY=VALUE with a KEY of {', '.join(_OPTIONS)}")
-    pattern, convert, expected = _OPTIONS[key]
-    if not re.fullmatch(pattern, text.strip()):
-        raise ValueError(f"{key}= {expected}")
-    try:
-        return convert(text.strip())
-    except (ValueError, OverflowError):
-        raise ValueError(f"{key}= {expected}") from None
+    pattern, convert, fits, expected = _OPTIONS[key]
+    with contextlib.suppress(ValueError, OverflowError):
+        if re.fullmatch(pattern, text.strip()) and fits(value := convert(text.strip())):
+            return value
+    raise ValueError(f"{key}= {expected}")
 
 
 def elastic_option(text: str) -> tuple[str, str]:
@@ -95,52 +93,47 @@ def elastic_options(values: Mapping[str, Any]) -> ElasticOptions:
     return ElasticOptions(**{key: parse_elastic(key, texts[key]) for key, it in values.items() if it is not None})
 
 
-def _seconds(text: str) -> float:
-    return _within(float(text), 0 < float(text) < float("inf"))
-
-
 def _nnodes(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
-    return _within((int(least), int(most or least)), 0 < int(least) <= int(most or least))
+    return int(least), int(most or least)
 
 
-def _endpoint(text: str) -> str:
-    return _within(text, int(text.rpartition(":")[2]) <= _LAST_PORT)
-
-
-def _port(text: str) -> int:
-    return _within(int(text), 0 < int(text) <= _LAST_PORT)
-
-
-def _within(value: Value, fits: bool) -> Value:
-    if not fits:
-        raise ValueError
-    return value
-
-
-_LAST_PORT = 65535
-_WHOLE, _WORD, _ADDRESS, _ANY = r"\d{1,9}", r"\S+", r"[^\s/]+", r".*"
+_WHOLE, _ADDRESS = r"\d{1,9}", r"[^\s/]+"
 #: ``Std`` of torch: 0 none, 1 stdout, 2 stderr, 3 both; for all local ranks, or for each.
 _STREAMS = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"
 _STREAMS_EXPECTED = "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."
 
-#: What each option looks like, how it is read, and what is expected.
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "max_restarts": (_WHOLE, int, "a whole number, 0 for none"),
-    "monitor_interval": (_ANY, _seconds, "a number of seconds above 0"),
-    "nnodes": (rf"{_WHOLE}(:{_WHOLE})?", _nnodes, "a number of nodes, or MIN:MAX"),
-    "node_rank": (_WHOLE, int, "a whole number, 0 for the node that reports"),
-    "rdzv_backend": (r"[a-z0-9_-]+", str, "the name of a rendezvous backend, such as c10d"),
-    "rdzv_endpoint": (r"\S+:\d{1,5}", _endpoint, "HOST:PORT, with a port up to 65535"),
-    "rdzv_id": (_WORD, str, "a name without spaces"),
-    "start_method": ("fork|spawn|forkserver", str, "fork, spawn or forkserver"),
-    "redirects": (_STREAMS, str, _STREAMS_EXPECTED),
-    "tee": (_STREAMS, str, _STREAMS_EXPECTED),
-    "exit_barrier_timeout": (_ANY, _seconds, "a number of seconds above 0"),
-    "role": (r"[A-Za-z0-9_.-]+", str, "a name of letters, digits, dots, dashes and underscores"),
-    "master_addr": (_ADDRESS, str, "a host name or an address"),
-    "master_port": (_WHOLE, _port, "a port from 1 to 65535"),
-    "local_addr": (_ADDRESS, str, "a host name or an address of this node"),
+
+def _any(value: object) -> bool:
+    return True
+
+
+def _above_0(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+#: What each option looks like, how it is read, what its value has to be, and the same in words.
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any], Callable[[Any], bool], str]] = {
+    "max_restarts": (_WHOLE, int, _any, "a whole number, 0 for none"),
+    "monitor_interval": (r".*", float, _above_0, "a number of seconds above 0"),
+    "nnodes": (rf"{_WHOLE}(:{_WHOLE})?", _nnodes, lambda it: 0 < it[0] <= it[1], "a number of nodes, or MIN:MAX"),
+    "node_rank": (_WHOLE, int, _any, "a whole number, 0 for the node that reports"),
+    "rdzv_backend": (r"[a-z0-9_-]+", str, _any, "the name of a rendezvous backend, such as c10d"),
+    "rdzv_endpoint": (
+        r"\S+:\d{1,5}",
+        str,
+        lambda it: int(it.rpartition(":")[2]) < 2**16,
+        "HOST:PORT, with a port up to 65535",
+    ),
+    "rdzv_id": (r"\S+", str, _any, "a name without spaces"),
+    "start_method": ("fork|spawn|forkserver", str, _any, "fork, spawn or forkserver"),
+    "redirects": (_STREAMS, str, _any, _STREAMS_EXPECTED),
+    "tee": (_STREAMS, str, _any, _STREAMS_EXPECTED),
+    "exit_barrier_timeout": (r".*", float, _above_0, "a number of seconds above 0"),
+    "role": (r"[A-Za-z0-9_.-]+", str, _any, "a name of letters, digits, dots, dashes and underscores"),
+    "master_addr": (_ADDRESS, str, _any, "a host name or an address"),
+    "master_port": (_WHOLE, int, lambda it: 0 < it < 2**16, "a port from 1 to 65535"),
+    "local_addr": (_ADDRESS, str, _any, "a host name or an address of this node"),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
@@ -147,7 +147,8 @@ def _without_secrets(name: str, value: str) -> str:
 
 def fingerprint(parts: Parts) -> str:
     """Digest of all parts that are known before the trial starts."""
-    known = {name: value for name, value in parts.items() if name != IMPORTED_LATER}
+    known = dict(parts)
+    known.pop(IMPORTED_LATER, None)
     return hashlib.sha256(canonical_json(known).encode()).hexdigest()
 
 
@@ -156,10 +157,10 @@ def recorded_parts(parts: Parts, imported_later: Mapping[str, str]) -> Parts:
 
     ``imported_later``: digests of the source files that were imported after the preparation of the cell.
     """
-    recorded = {name: value for name, value in parts.items() if name not in _ELSEWHERE}
-    if imported_later:
-        recorded[IMPORTED_LATER] = imported_later
-    return cast(Parts, plain(recorded))  # names and paths that are no UTF-8 cannot be written
+    recorded: Parts = plain(parts)  # names and paths that are no UTF-8 cannot be written
+    for name in _ELSEWHERE:
+        recorded.pop(name, None)
+    return {**recorded, IMPORTED_LATER: plain(imported_later)} if imported_later else recorded
 
 
 def parts_of(record: TrialResult) -> Parts:

@@ -47,27 +47,19 @@ class Observation:
 
     Attributes:
         phase: the phase that the trial is in, or was in when it ended.
-        phases_sec: duration of each ended phase in seconds.
         env: snapshot of the trial's environment, ``None`` before it was received.
         imported_later: digests of the source files that were imported after the cell was prepared.
-        result: what ``run()`` returned.
-        failures: failures that the trial reported, by phase.
         preloaded: modules that were imported for this trial in advance.
         imported: modules that it has imported itself, and its zygote could have imported in advance.
         imports_over: whether these are all.
         not_preloaded: what else it has imported, or would have, and why that must not be imported in advance.
-        ranks: records of the ranks of a distributed trial.
-        states: of the worker group.
         attempts: those that were followed by another one.
-        launcher_variables: variables that the launcher has set for its ranks.
         rank_failure: the root cause among the ranks.
         rank_cleanup: the first failure in the cleanup of a rank.
-        progress: the last step that was reported.
         returncode: of the trial's process, negative for a signal; ``None`` while unknown.
         finished: whether the trial's process reported the end of all phases.
         finished_at: when, in seconds of ``time.time()``.
         timed_out: whether the host ended it because of its deadline or stall limit.
-        timeout: the deadline in seconds.
         stalled: the stall limit in seconds, if that is why it was ended.
         location: where it was then, as text.
         hung_rank: the rank that others waited for then, or the only one that hung.
@@ -151,21 +143,15 @@ class Observation:
             self.states.append(event["group"])
         elif kind == "attempt":
             self.attempts.append(event["attempt"])
-            self._begin_again()
+            self.phase, self.result, self.progress, self.finished = "setup", None, None, False
+            self.phases_sec = {name: sec for name, sec in self.phases_sec.items() if name in _BEFORE_SETUP}
+            self.failures = {}
         elif kind == "ranks":
             self.ranks, self.rank_failure, self.rank_cleanup = event["ranks"], event["failure"], event["cleanup"]
         elif kind == "failed":  # a fresh interpreter could not import the workload
             self.lost = exit_failure(event.get("phase", "import"), None, event["error"])
         elif kind == "lived":
             self.finished, self.finished_at = True, event.get("at") or 0.0
-
-    def _begin_again(self) -> None:
-        self.phase = "setup"
-        self.phases_sec = {name: sec for name, sec in self.phases_sec.items() if name in _BEFORE_SETUP}
-        self.result = None
-        self.failures = {}
-        self.progress = None
-        self.finished = False
 
 
 def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
@@ -435,32 +421,24 @@ def recorded_result(seen: Observation) -> ResultRecord:
     result = seen.result or ResultRecord(passed=False)
     if seen.rank_failure is None:
         return result
-    failed = _failed_ranks(seen.ranks, seen.rank_failure)
-    listed = [_cause(failure) for failure in failed[:_LISTED] if not _has_listed(result.failure_details, failure)]
+    cause = seen.rank_failure
+    failed = []
+    for rank in seen.ranks:
+        if rank.failure is not None and not rank.collateral and rank.failure.phase != "cleanup":
+            failed.append(rank.failure)
+    if cause.confidence != "unknown" or not failed:
+        failed = [cause, *(failure for failure in failed if failure.rank != cause.rank)]
+    listed: list[dict[str, Any]] = []
+    for failure in failed[:_LISTED]:
+        ranks = [detail.get("rank") for detail in result.failure_details]
+        if failure.kind != "result" or failure.rank not in ranks:
+            told = {key: value for key in _CAUSE if (value := getattr(failure, key)) is not None}
+            message = failure.message.removeprefix(f"rank {failure.rank}: ")[:_MESSAGE]
+            listed.append({**told, "message": message})
     if len(failed) > _LISTED:
         listed.append({"note": f"{len(failed) - _LISTED} more ranks failed; see ranks"})
     count = max(result.failure_count or 0, len(failed))
     return replace(result, passed=False, failure_count=count, failure_details=[*result.failure_details, *listed])
-
-
-def _failed_ranks(ranks: list[RankRecord], cause: Failure) -> list[Failure]:
-    failures = [
-        rank.failure
-        for rank in ranks
-        if rank.failure is not None and not rank.collateral and rank.failure.phase != "cleanup"
-    ]
-    if cause.confidence == "unknown" and failures:
-        return failures
-    return [cause, *(failure for failure in failures if failure.rank != cause.rank)]
-
-
-def _cause(failure: Failure) -> dict[str, Any]:
-    cause = {key: value for key in _CAUSE if (value := getattr(failure, key)) is not None}
-    return {**cause, "message": failure.message.removeprefix(f"rank {failure.rank}: ")[:_MESSAGE]}
-
-
-def _has_listed(details: list[dict[str, Any]], failure: Failure) -> bool:
-    return failure.kind == "result" and any(detail.get("rank") == failure.rank for detail in details)
 
 
 def warnings_of(seen: Observation) -> list[str]:
@@ -507,9 +485,12 @@ def doubts(result: ResultRecord) -> list[str]:
     configured, executed = result.configured_iterations or 0, result.executed_iterations
     if configured > 0 and (result.total_iterations if executed is None else executed) == 0:
         found.append(f"0 of {configured} iterations")
-    not_finite = [f"{name} is {value}" for name, value in _not_finite(result.metrics)]
-    found += not_finite[:_DOUBTED]
-    found += [f"{len(not_finite)} metrics are not finite"] if not_finite[_DOUBTED:] else []
-    detected = [name for name in result.output.get("detected", ()) if name != "nan" or not not_finite]
-    found += [f"its output says {name} (--aorta-fail-on=@{name} fails such trials)" for name in detected]
+    not_finite = list(_not_finite(result.metrics))
+    for name, value in not_finite[:_DOUBTED]:
+        found.append(f"{name} is {value}")
+    if len(not_finite) > _DOUBTED:
+        found.append(f"{len(not_finite)} metrics are not finite")
+    for name in result.output.get("detected", ()):
+        if name != "nan" or not not_finite:
+            found.append(f"its output says {name} (--aorta-fail-on=@{name} fails such trials)")
     return [f"passed=True, but {text}" for text in found]

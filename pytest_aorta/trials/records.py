@@ -177,6 +177,8 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Progress:
+    """``step`` of ``total`` steps are done."""
+
     step: int
     total: int | None = None
 

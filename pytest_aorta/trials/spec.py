@@ -95,8 +95,9 @@ class TrialSpec:
     @property
     def environment_data(self) -> dict[str, Any]:
         """The environment as JSON values, for workloads that look at it; of its variables, the names."""
-        names = ("name", "docker", "venv", "rocm", "source_package")
-        return {name: getattr(self.environment, name) for name in names} | {"env": sorted(self.environment.env)}
+        of = self.environment
+        place = {"docker": of.docker, "venv": of.venv, "rocm": of.rocm}
+        return {"name": of.name, **place, "source_package": of.source_package, "env": sorted(of.env)}
 
     @property
     def cell(self) -> str:
