@@ -340,6 +340,7 @@ def zygote_spec(
         fresh=fresh_seed is not None,
         load="pytest_aorta.launch.child.trial_main:load",
         behind=behind,
+        rehearse=None if fresh_seed is not None else "pytest_aorta.launch.child.workload_main:rehearse",
     )
 
 

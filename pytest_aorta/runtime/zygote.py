@@ -113,6 +113,7 @@ class ZygoteSpec:
         fresh: prepare in every child instead.
         load: called with ``argument`` before ``prepare``, to import what is not ours; ``StartLimits`` limit its time.
         behind: about the prefix, where ``command`` has one.
+        rehearse: called in each child before it knows its task; then one child is always forked ahead.
     """
 
     command: tuple[str, ...]
@@ -125,6 +126,7 @@ class ZygoteSpec:
     fresh: bool = False
     load: str | None = None
     behind: PrefixFacts = field(default_factory=PrefixFacts)
+    rehearse: str | None = None
 
     @property
     def has_prefix(self) -> bool:
@@ -529,7 +531,7 @@ class Zygote:
         if spec.has_prefix:
             environ = {**spec.behind.restored, process_tree.VARIABLE: self.tag}
             self.control.send({"environ": environ, "cwd": spec.cwd})
-        names = ("prepare", "argument", "run", "sys_path", "fresh", "load")
+        names = ("prepare", "argument", "run", "sys_path", "fresh", "load", "rehearse")
         order = {name: getattr(spec, name) for name in names}
         try:
             owner = os.pidfd_open(os.getpid())

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_aorta._version import __version__
 from pytest_aorta.common.import_target import import_target
@@ -140,6 +140,8 @@ class ForkServer:
         self.run = run
         self.owners = [] if owner is None else [owner]
         self.tasks: dict[int, RunningTask] = {}
+        #: A child that was forked ahead, and where it waits for the channel of its task.
+        self.standby: tuple[int, Channel] | None = None
         #: Processes that are being killed, with the moment of their first SIGKILL.
         self.killed: dict[int, float] = {}
         #: Processes that outlived SIGKILL; they are not waited for any more.
@@ -196,29 +198,50 @@ class ForkServer:
     # The beginning of a task
 
     def fork_task(self) -> None:
+        """Give a task to the child that stands by; without one, one is forked, before the descriptors are here."""
+        error = ""
+        if self.standby is None:
+            try:
+                self.standby = self.stand_by()
+            except OSError as failed:
+                error = str(failed)
         channel_fd, fate_fd = self.control.receive_fd(), self.control.receive_fd()
         if channel_fd is None or fate_fd is None:
             return  # the parent is gone, as the loop will notice
-        channel, fate = Channel.from_fd(channel_fd), Channel.from_fd(fate_fd)
-        zygote = os.getpid()
-        try:
-            pid = self.fork()
-        except OSError as error:
-            _report(fate, {"type": "unforked", "error": str(error)})
-            channel.close()
-            fate.close()
-            return
-        if pid == 0:
-            try:
-                self.leave_behind()
+        fate = Channel.from_fd(fate_fd)
+        with contextlib.closing(Channel.from_fd(channel_fd)):
+            if self.standby is None:
+                _report(fate, {"type": "unforked", "error": error})
                 fate.close()
-                process_tree.become_subreaper()
-                task_main(channel, zygote, self.order, self.run)
-            finally:
-                os._exit(70)  # only reached when task_main itself is broken
-        channel.close()
+                return
+            (pid, there), self.standby = self.standby, None
+            with contextlib.suppress(OSError), contextlib.closing(there):  # it was killed, as its end will say
+                there.send_fd(channel_fd)
         self.tasks[pid] = RunningTask(pid, fate)
         _report(fate, {"type": "forked", "pid": pid})
+        if self.order["rehearse"] is not None:
+            with contextlib.suppress(OSError):
+                self.standby = self.stand_by()
+
+    def stand_by(self) -> tuple[int, Channel]:
+        """A child that waits for a task: its pid, and where it takes the channel of the task."""
+        there, its = Channel.pair()
+        zygote = os.getpid()
+        with contextlib.closing(its):
+            try:
+                pid = self.fork()
+            except OSError:
+                there.close()
+                raise
+            if pid == 0:
+                try:
+                    self.leave_behind()
+                    there.close()
+                    process_tree.become_subreaper()
+                    task_main(its, zygote, self.order, self.run)
+                finally:
+                    os._exit(70)  # only reached when task_main itself is broken
+        return pid, there
 
     def fork(self) -> int:
         """``os.fork`` of a process whose output is flushed, so that the child does not write it once more."""
@@ -238,6 +261,8 @@ class ForkServer:
             os.close(owner)
         for task in self.tasks.values():
             task.fate.close()
+        if self.standby is not None:
+            self.standby[1].close()
 
     # The end of a task
 
@@ -286,6 +311,9 @@ class ForkServer:
             if pid == 0:
                 return
             self.stuck.discard(pid)
+            if self.standby is not None and self.standby[0] == pid:
+                self.standby[1].close()
+                self.standby = None
             task = self.tasks.get(pid)
             if task is not None:
                 task.end = os.waitstatus_to_exitcode(status), usage
@@ -331,6 +359,8 @@ class ForkServer:
     def orphans(self) -> set[int]:
         own = {task.pid for task in self.tasks.values() if task.end is None}
         own |= {task.dumping for task in self.tasks.values() if task.dumping is not None}
+        if self.standby is not None:
+            own.add(self.standby[0])
         return set(process_tree.children_of_self()) - own - self.stuck
 
     def report_end(self, task: RunningTask, alive: Iterable[int]) -> None:
@@ -356,10 +386,16 @@ def _report(fate: Channel, report: Message) -> None:
 # The child
 
 
-def task_main(channel: Channel, zygote: int, order: Message, run: Callable[..., Any] | None) -> None:
+def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., Any] | None) -> None:
     process_tree.die_with_parent(zygote)
     os.setsid()
     _reseed()
+    if order["rehearse"] is not None:
+        with contextlib.suppress(Exception):
+            import_target(order["rehearse"])()
+    fd = waiting.receive_fd()
+    waiting.close()
+    channel = Channel.from_fd(_killed() if fd is None else fd)
     task = _take(channel)
     try:
         if task["cores"] is not None:
@@ -375,12 +411,7 @@ def task_main(channel: Channel, zygote: int, order: Message, run: Callable[..., 
 
 
 def _take(channel: Channel) -> Message:
-    task = channel.receive()
-    if task is None:
-        # Not os._exit, which coverage replaces: it would write a file, and the zygote, which ends as well, would kill
-        # this process while it does.
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
+    task = channel.receive() or _killed()
     # Open as long as this process lives, and not in what it executes.
     if None in [channel.receive_fd() for _ in range(task["descriptors"])]:
         os._exit(0)
@@ -391,6 +422,13 @@ def _take(channel: Channel) -> Message:
         channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
         leave(0)
     return task
+
+
+def _killed() -> NoReturn:
+    # Not os._exit, which coverage replaces: it would write a file, and the zygote, which ends as well, would kill this
+    # process while it does.
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
 
 
 def _prepare(channel: Channel, order: Message) -> Callable[..., Any]:

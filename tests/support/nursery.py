@@ -80,6 +80,7 @@ class Nursery:
             "run": f"{name}:{run}",
             "sys_path": (str(self.path),),
             "cwd": str(self.path),
+            "rehearse": f"{name}:rehearse" if "def rehearse" in source else None,
             **fields,
         }
         return ZygoteSpec(**given)

@@ -148,6 +148,12 @@ def import_learned(argument: PrepareArgument) -> None:
         _static = refreshed(_static)
 
 
+def rehearse() -> None:
+    """Do what every trial does, so that its process, which is forked ahead, has its own copies of the pages for it."""
+    collect_env(_static, ()).to_dict()
+    collect_end().to_dict()
+
+
 def use_seed(seed: int) -> None:
     """Seed the generators of this process, unless it has imported the workload with this very seed."""
     if _seeds is not None and _seeds.seed != seed:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from concurrent_stage import begin, concurrent, end_of, let_go
+from concurrent_stage import SOURCE, begin, concurrent, end_of, let_go
 from support.nursery import Nursery, message_of
 from support.nursery import pool as pool
 from support.nursery import threads as threads
-from support.processes import is_gone, wait_until_gone
+from support.processes import is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygote import Zygote, ZygoteError
 
@@ -262,3 +262,30 @@ def test_a_zygote_that_is_closed_takes_all_with_it(nursery: Nursery, zygote: Zyg
     assert all(map(is_gone, orphans))
     with pytest.raises(ZygoteError, match="was closed"):
         end_of(task)
+
+
+# One that stands by.
+
+
+def test_of_a_zygote_that_rehearses_one_child_stands_by_and_knows_no_task(nursery: Nursery) -> None:
+    source = SOURCE + "\n    def rehearse():\n        open('rehearsed', 'a').write('x')\n"
+    zygote = nursery.start(source)
+    zygote.wait_ready()
+    below = psutil.Process(zygote.info["pid"]).children
+
+    task, _ = begin(zygote)
+    (standby,) = {each.pid for each in below()} - {task.pid}
+    wait_until(lambda: (nursery.path / "rehearsed").read_text() == "xx")
+    let_go(task)
+    second, _ = begin(zygote)
+
+    assert second.pid == standby
+    let_go(second)
+    (standby,) = (each.pid for each in below())
+    os.kill(standby, signal.SIGKILL)
+    third, _ = begin(zygote)
+    assert third.pid != standby
+    let_go(third)
+    left = [each.pid for each in below()]
+    zygote.close()
+    assert all(map(is_gone, left))

@@ -214,6 +214,7 @@ CHANGED: dict[str, Any] = {
     "fresh": True,
     "load": "other:load",
     "behind": PrefixFacts({"A": "1"}),
+    "rehearse": "other:rehearse",
 }
 
 
