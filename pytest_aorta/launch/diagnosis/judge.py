@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
 
 from pytest_aorta.launch.diagnosis.collectives import find_mismatch, positions
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence, rank_names
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit, TrialEvidence, rank_names
 from pytest_aorta.launch.diagnosis.traces import relation_in, relation_to_a_peer
 from pytest_aorta.trials.outcome import (
     Observation,
@@ -98,8 +98,7 @@ def ranks_event(found: Judgement) -> Event:
 
 def is_about_a_missing_rank(trial: TrialEvidence) -> bool:
     """Whether no rank has a failure of its own yet, and some have lost a peer, or have given up to wait for it."""
-    found = _Case(trial).found.items()
-    weights = [own.weight for number, own in found if own.weight != UNHEARD]
+    weights = {own.weight for own in _Case(trial).found.values()} - {UNHEARD}
     return min(weights, default=None) in (GAVE_UP, PEER_LOST)
 
 
@@ -146,14 +145,26 @@ class _Wait:
 class _Case:
     def __init__(self, trial: TrialEvidence) -> None:
         self.trial = trial
-        self.ranks = {rank.rank: rank for rank in sorted(trial.ranks, key=lambda rank: rank.rank)}
-        failed = [rank.exit.at or 0.0 for rank in trial.ranks if rank.exit is not None and rank.exit.exitcode]
+        self.ranks = {rank.rank: rank for rank in sorted(trial.ranks, key=attrgetter("rank"))}
+        failed, limits = [], [] if trial.overdue is None else [trial.overdue]
+        for rank in trial.ranks:
+            if rank.exit is not None and rank.exit.exitcode:
+                failed.append(rank.exit.at or 0.0)
+            if rank.overdue is not None:
+                limits.append(rank.overdue)
         self.first_failure = min(failed, default=None)
-        own = {number: self._own_failure(rank) for number, rank in self.ranks.items()}
-        self.found = {number: failure for number, failure in own.items() if failure is not None}
+        #: When the first limit passed. Where each rank has a limit of its own, the first of these counts for all: the
+        #: signals that follow wake ranks, and end them, and so change what the others do.
+        self.limit = min(limits, default=None)
+        #: What each rank has reported before that limit.
+        self.seen: dict[int, Observation] = {}
+        self.found: dict[int, _OwnFailure] = {}
+        for number, rank in self.ranks.items():
+            own = self._own_failure(rank)
+            if own is not None:
+                self.found[number] = own
         #: The rank that the results say it was.
-        self.named: int | None = None
-        self._weigh_results()
+        self.named = self._weigh_results()
         self.wait: _Wait | None = None
         #: The rank whose failure is shown; those that it cannot be told from; and the rank, if it is the cause.
         self.first: int | None = None
@@ -161,16 +172,18 @@ class _Case:
         self.root: int | None = None
 
     def judgement(self) -> Judgement:
-        found = self.found
+        found, wait = self.found, None
         best = min((own.weight for own in found.values()), default=None)
         if best in (GAVE_UP, PEER_LOST) or any(own.hung for own in found.values()):
-            self.wait = self._explain_wait()
-            for number in (self.wait.waiting | self.wait.unseen) & found.keys():
+            self.wait = wait = self._explain_wait()
+            for number in (wait.waiting | wait.unseen) & found.keys():
                 found[number] = replace(found[number], weight=ENDED_UNSEEN)
-        wait = self.wait
+        order = sorted((own.weight, own.at, number) for number, own in found.items())
+        causes = [number for _, _, number in order if found[number].failure.phase != "cleanup"]
+        if causes and (not found[causes[0]].follows or found[order[0][2]].follows):
+            self.first = causes[0]
         blamed = None if wait is None else wait.blamed
-        self.first = self._likeliest()
-        if blamed is not None and blamed in found and found[blamed].failure.phase != "cleanup":
+        if blamed in causes:
             self.first = blamed
         if self.named is not None and self.first is not None:
             if found[self.first].weight == found[self.named].weight == RETURNED:
@@ -178,17 +191,33 @@ class _Case:
             else:
                 self.named = None
         if self.first is not None:
-            self.tied = self._tied(self.first)
-            self.root = self.first if self._is_known(self.first) else None
+            own = found[self.first]
+            if own.weight == UNHEARD or self.first == self.named:  # all of them, or said to be the one
+                self.tied = [self.first]
+            elif own.weight >= GAVE_UP or own.hung:
+                self.tied = sorted(number for weight, _, number in order if weight == own.weight)
+            else:  # as likely to be the one that the others follow from
+                alike = (number for number in causes if found[number].weight == own.weight)
+                self.tied = sorted(number for number in alike if number == self.first or _is_equal(own, found[number]))
+            if blamed == self.first or (own.weight < GAVE_UP and not own.hung and len(self.tied) == 1):
+                self.root = self.first
         if wait is not None and blamed is not None and wait.waited is not None:
             self.first = self.root = blamed
-        failure = self._failure()
-        agent = agent_failure(self.trial)
-        of_agent = agent is not None and self._counts_more(agent)
+        failure, agent = self._failure(), agent_failure(self.trial)
+        cause = None if self.first is None else found.get(self.first)
+        # An exit code of the agent follows from whatever has happened to a rank.
+        of_agent = agent is not None and (
+            agent.kind == "signal"
+            or (not found if agent.kind == "exit_code" else cause is None or cause.weight > RETURNED)
+        )
         if of_agent:
             self.root, failure = None, agent
-        records = [self._record(rank) for rank in self.ranks.values()]
-        cleanup = None if of_agent else _cleanup(records)
+        records, cleanup = [self._record(rank) for rank in self.ranks.values()], None
+        for record in records:
+            own_failure = record.failure
+            if own_failure is not None and own_failure.phase == "cleanup" and not record.collateral and not of_agent:
+                cleanup = replace(own_failure, message=f"rank {record.rank}: {own_failure.message}")
+                break
         if wait is None or wait.waited is not None:
             return Judgement(records, failure, cleanup)
         location = "; ".join(filter(None, (wait.text, self.trial.network)))
@@ -196,23 +225,22 @@ class _Case:
 
     # What one rank shows.
 
-    def _limit_of(self, rank: RankEvidence) -> float | None:
-        """When a limit passed for the rank, unless its exit was seen before.
-
-        Where each rank has a limit of its own, the first of these counts for all: the signals that follow wake ranks,
-        and end them, and so change what the others do.
-        """
-        limits = [self.trial.overdue, *(each.overdue for each in self.trial.ranks)]
-        overdue = min((limit for limit in limits if limit is not None), default=None)
-        ended = None if rank.exit is None else rank.exit.at
-        return None if overdue is not None and ended is not None and ended <= overdue else overdue
-
     def _own_failure(self, rank: RankEvidence) -> _OwnFailure | None:
+        trial, end, limit = self.trial, rank.exit, self.limit
+        if end is not None and limit is not None and end.at is not None and end.at <= limit:
+            limit = None  # its exit was seen before
+        self.seen[rank.rank] = seen = rank.seen(limit)
         if not rank.is_heard_of:
             return _OwnFailure(Failure("run", "rank", "never heard of"), UNHEARD)
-        trial, end, limit = self.trial, rank.exit, self._limit_of(rank)
-        seen = rank.seen(limit)
+        # By its agent.
+        was_ended = False
+        if end is not None and end.stopped is not None:
+            was_ended = end.stopped and end.exitcode in (-signal.SIGTERM, -signal.SIGKILL, 0, 1, 128 + signal.SIGTERM)
+        elif end is not None:
+            late = self.first_failure is not None and (end.at or 0.0) - self.first_failure > _AT_ONCE
+            was_ended = end.exitcode == -signal.SIGTERM or (end.exitcode == -signal.SIGKILL and late)
         reported = next((seen.failures[phase] for phase in _IN_ORDER if phase in seen.failures), None)
+        where = f"{place(seen.phase)}{after_step(seen)}"
         if reported is not None:
             at = reported.at or 0.0
             late = trial.stopped_at is not None and at > trial.stopped_at
@@ -221,91 +249,75 @@ class _Case:
             return _OwnFailure(reported, ENDED if late else _weight_of(reported, rank.complaint), at)
         if seen.finished:
             # A rank that is done waits for the others, until its agent or a limit ends it.
-            waited = end is not None and (limit is not None or self._was_ended(end))
-            if end is not None and end.exitcode and not waited:
-                return self._exited(seen, rank)
-            if rank.rank != 0 and seen.result is not None and not seen.result.passed:  # rank 0's is the trial's
-                return _OwnFailure(unpassed_failure(seen.result), RETURNED)
-            return None
-        if limit is not None:
+            if end is None or not end.exitcode or limit is not None or was_ended:
+                if rank.rank != 0 and seen.result is not None and not seen.result.passed:  # rank 0's is the trial's
+                    return _OwnFailure(unpassed_failure(seen.result), RETURNED)
+                return None
+        elif limit is not None:
             seen.stalled = trial.stalled
             return _OwnFailure(timeout_failure(seen), FATAL)
-        return self._unfinished(seen, rank)
-
-    def _weigh_results(self) -> None:
-        """Which result was the first not to pass: after an exchange between ranks, all of them are.
-
-        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it;
-        or the results name the one rank whose own values were wrong first.
-        """
-        of_others = [number for number, own in self.found.items() if own.weight == RETURNED]
-        zero = self.ranks[0].seen(self._limit_of(self.ranks[0])).result if 0 in self.ranks else None
-        if of_others and 0 not in self.found and zero is not None and not zero.passed:
-            self.found[0] = _OwnFailure(unpassed_failure(zero), RETURNED)
-            of_others.append(0)
-        results = {number: self.ranks[number].seen().result for number in of_others}
-        first = {number: result.first_failure_iteration for number, result in results.items() if result is not None}
-        for number, iteration in first.items():
-            if iteration is not None and None not in first.values():
-                self.found[number] = replace(self.found[number], at=float(iteration))
-        if len(of_others) > 1:
-            self.named = self._named([each for it in results.values() if it is not None for each in it.failure_details])
-
-    def _named(self, details: list[dict[str, Any]]) -> int | None:
-        """The one rank that the first iteration with a rank has; workloads may have anything else in them."""
-        ranks: dict[int, set[int]] = {}
-        for rank, iteration in ((each.get("rank"), each.get("iteration")) for each in details):
-            if isinstance(rank, int):
-                ranks.setdefault(iteration if isinstance(iteration, int) else 0, set()).add(rank)
-        first = ranks[min(ranks)] if ranks else set()
-        rank = next(iter(first)) if len(first) == 1 else None
-        return rank if rank in self.found and self.found[rank].weight == RETURNED else None
-
-    def _unfinished(self, seen: Observation, rank: RankEvidence) -> _OwnFailure:
-        where = f"{place(seen.phase)}{after_step(seen)}"
-        if rank.running:
+        elif rank.running:
             message = f"still in {where} when the ranks of node 0 had ended"
             weight = UNHEARD if self.first_failure is None else ENDED_UNSEEN
             return _OwnFailure(Failure(seen.phase, "rank", message), weight)
-        if rank.exit is not None:
-            return self._exited(seen, rank)
-        agent = self.trial.agent
-        if self.trial.launcher == "external":
-            message = f"nothing is known of its end; it was in {where}"
-            return _OwnFailure(Failure(seen.phase, "rank", message), UNHEARD)
-        lost_agent = self.trial.launcher == "script" or _is_lost(agent)
-        if not lost_agent and self.first_failure is None:
-            return self._exited(seen, rank)
-        message = f"ended in {where}, before it was done, because another rank had failed"
-        if agent is not None and lost_agent:
-            message = f"{agent.name} ended before this rank did"
-        return _OwnFailure(Failure(seen.phase, "signal", message), ENDED_UNSEEN)
-
-    def _exited(self, seen: Observation, rank: RankEvidence) -> _OwnFailure:
-        end = rank.exit or RankExit(0)
-        name, where = signal_name(-end.exitcode), f"in {place(seen.phase)}{after_step(seen)}"
-        weight = FATAL
-        message = f"ended itself with exit code {end.exitcode} {where}, before it was done"
+        elif end is None:
+            agent = trial.agent
+            if trial.launcher == "external":
+                message = f"nothing is known of its end; it was in {where}"
+                return _OwnFailure(Failure(seen.phase, "rank", message), UNHEARD)
+            lost_agent = trial.launcher == "script"
+            if agent is not None:
+                lost = agent.error is not None if agent.returncode is None else agent.returncode < 0
+                lost_agent = lost_agent or lost
+            if lost_agent or self.first_failure is not None:
+                message = f"ended in {where}, before it was done, because another rank had failed"
+                if agent is not None and lost_agent:
+                    message = f"{agent.name} ended before this rank did"
+                return _OwnFailure(Failure(seen.phase, "signal", message), ENDED_UNSEEN)
+        end = end or RankExit(0)
+        name = signal_name(-end.exitcode)
+        message = f"ended itself with exit code {end.exitcode} in {where}, before it was done"
         if end.exitcode < 0:
-            message = f"ended by {name} {where}"
-        if end.exitcode == -signal.SIGABRT:
-            weight = _weight_of_abort(rank.complaint)
-        if rank.exit is not None and self._was_ended(end):
+            message = f"ended by {name} in {where}"
+        failure = exit_failure(seen.phase, end.exitcode, {"message": message})
+        weight = _weight_of(failure, rank.complaint) if end.exitcode < 0 else FATAL
+        if was_ended:
             weight = ENDED
-            if end.exitcode < 0 and self.trial.launcher == "script":
+            if end.exitcode < 0 and trial.launcher == "script":
                 message = f"ended by {name}, which its launcher sent because of another rank"
         elif end.exitcode == -signal.SIGTERM and end.stopped is not None:
             message += ", which its agent had not sent"
         elif rank.complaint is not None and weight in (GAVE_UP, PEER_LOST):
             message += f": {rank.complaint}"
-        return _OwnFailure(exit_failure(seen.phase, end.exitcode, {"message": message}), weight, end.at or 0.0)
+        return _OwnFailure(replace(failure, message=message), weight, end.at or 0.0)
 
-    def _was_ended(self, end: RankExit) -> bool:
-        """By its agent."""
-        if end.stopped is not None:
-            return end.stopped and end.exitcode in (-signal.SIGTERM, -signal.SIGKILL, 0, 1, 128 + signal.SIGTERM)
-        late = self.first_failure is not None and (end.at or 0.0) - self.first_failure > _AT_ONCE
-        return end.exitcode == -signal.SIGTERM or (end.exitcode == -signal.SIGKILL and late)
+    def _weigh_results(self) -> int | None:
+        """Which result was the first not to pass: after an exchange between ranks, all of them are.
+
+        That of rank 0 is the trial's, and so counts only beside others. The iteration tells the first, if all have it;
+        or the results name the one rank whose own values were wrong first, which is returned: the one rank that the
+        first iteration with a rank has. Workloads may have anything else in their details.
+        """
+        others = [number for number, own in self.found.items() if own.weight == RETURNED]
+        zero = self.seen[0].result if 0 in self.seen else None
+        if others and 0 not in self.found and zero is not None and not zero.passed:
+            self.found[0] = _OwnFailure(unpassed_failure(zero), RETURNED)
+            others.append(0)
+        first: dict[int, int | None] = {}
+        named: dict[int, set[int]] = {}
+        for number in others:
+            if (result := self.seen[number].result) is None:
+                continue
+            first[number] = result.first_failure_iteration
+            for each in result.failure_details:
+                rank, iteration = each.get("rank"), each.get("iteration")
+                if isinstance(rank, int):
+                    named.setdefault(iteration if isinstance(iteration, int) else 0, set()).add(rank)
+        for number, at in first.items():
+            if at is not None and None not in first.values():
+                self.found[number] = replace(self.found[number], at=float(at))
+        ranks = named[min(named)] if named else set()
+        return min(ranks) if len(others) > 1 and len(ranks) == 1 and ranks <= {*others} else None
 
     # The rank that others waited for.
 
@@ -320,14 +332,32 @@ class _Case:
         """
         ranks, found = self.ranks, self.found
         hung = {number for number, own in found.items() if own.hung}
-        gave_up = [number for number, own in found.items() if own.weight in (GAVE_UP, PEER_LOST) and not hung]
-        waited = min(gave_up, key=lambda number: (found[number].weight, found[number].at, number), default=None)
+        gave_up = {number for number, own in found.items() if own.weight in (GAVE_UP, PEER_LOST)}
+        order = sorted((found[number].weight, found[number].at, number) for number in gave_up)
+        waited = order[0][2] if order and not hung else None
         lost = waited is not None and found[waited].weight == PEER_LOST
         # A script, and a rank of an outer launcher, is asked for its stack only when its deadline has passed. One that
         # was ended when another gave up may have waited as well, and is not missing. One that ran has not been lost.
         asked = waited is None or self.trial.launcher in ("elastic", "torchrun")
-        unseen = set() if lost else {number for number in found if self._is_unseen(number, asked=asked)}
-        waiting = {number for number in ranks.keys() - unseen if self._waits(number, by_stack=bool(hung))}
+        own_limits = [rank.overdue for rank in ranks.values() if rank.overdue is not None]
+        unseen: set[int] = set()  # ended, or went on, before they could be asked where they were
+        for number, own in found.items() if not lost else ():
+            rank = ranks[number]
+            if own.hung and own_limits:
+                # It ended, or reported, between the first limit and its own.
+                ends = (event.get("at") or 0.0 for event in rank.events or () if event["type"] == "end")
+                if rank.overdue is None or any(min(own_limits) < at <= rank.overdue for at in ends):
+                    unseen.add(number)
+            if own.follows and not asked and rank.location is None and rank.collective is None:
+                unseen.add(number)
+        waiting: set[int] = set()
+        for number in ranks.keys() - unseen:
+            location = ranks[number].location
+            in_collective = location is not None and location.collective is not None
+            if (in_collective and (not hung or number in hung or number not in found)) or (
+                not hung and number in gave_up
+            ):
+                waiting.add(number)
         entered = {number: rank.collectives for number, rank in ranks.items() if rank.collectives}
         mismatch = find_mismatch(entered, self.trial.world_size or len(ranks))
         behind, level = positions(entered)
@@ -357,38 +387,16 @@ class _Case:
         elif len(hung - unseen) == 1:
             blamed, grounds = hung - unseen, "only it had not ended"
 
-        texts = {number: self._where(number, unseen=number in unseen) for number in ranks}
         named = sorted(late or (done if len(done) == 1 else ()))
         parts = [] if mismatch is None else [mismatch.text]
-        parts += [f"rank {number} is missing: {texts[number]}" for number in named]
-        parts += [f"rank {number}: {text}" for number, text in texts.items() if number not in named]
+        parts += [f"rank {number} is missing: {self._where(number, unseen)}" for number in named]
+        parts += [f"rank {number}: {self._where(number, unseen)}" for number in ranks if number not in named]
         only = next(iter(blamed)) if len(blamed) == 1 else None
         return _Wait("; ".join(parts), only, present, waited, unseen, confidence, grounds, several)
 
-    def _waits(self, number: int, *, by_stack: bool) -> bool:
+    def _where(self, number: int, unseen: set[int]) -> str:
         rank, own = self.ranks[number], self.found.get(number)
-        in_collective = rank.location is not None and rank.location.collective is not None
-        if in_collective and (own is None or not by_stack or own.hung):
-            return True
-        return not by_stack and own is not None and own.weight in (GAVE_UP, PEER_LOST)
-
-    def _is_unseen(self, number: int, *, asked: bool) -> bool:
-        """Whether it was ended, or went on, before it could be asked where it was.
-
-        Where each rank has a limit of its own, one went on that ended, or reported, between the first limit and its
-        own.
-        """
-        rank, own = self.ranks[number], self.found[number]
-        first = min((each.overdue for each in self.ranks.values() if each.overdue is not None), default=None)
-        if own.hung and first is not None:
-            ends = [event.get("at") for event in rank.events or () if event["type"] == "end"]
-            if rank.overdue is None or any(at is not None and first < at <= rank.overdue for at in ends):
-                return True
-        return own.follows and not asked and rank.location is None and rank.collective is None
-
-    def _where(self, number: int, *, unseen: bool) -> str:
-        rank, own = self.ranks[number], self.found.get(number)
-        if unseen:
+        if number in unseen:
             return "where it was is not known"
         if own is None and (rank.location is None or rank.location.collective is None):
             text = "exited 0" if rank.exit is not None and rank.exit.exitcode == 0 else "it was done"
@@ -406,78 +414,23 @@ class _Case:
 
     # The verdict.
 
-    def _likeliest(self) -> int | None:
-        found = self.found
-        order = sorted(found, key=lambda number: (found[number].weight, found[number].at, number))
-        causes = [number for number in order if found[number].failure.phase != "cleanup"]
-        if not causes or (found[causes[0]].follows and not found[order[0]].follows):
-            return None
-        return causes[0]
-
-    def _tied(self, first: int) -> list[int]:
-        """The ranks whose failures are as likely as that of the ``first`` to be the one that the others follow from."""
-        own = self.found[first]
-        if own.weight == UNHEARD or first == self.named:  # all of them, or said to be the one
-            return [first]
-        if own.weight >= GAVE_UP or own.hung:
-            return sorted(number for number, each in self.found.items() if each.weight == own.weight)
-        return sorted(
-            number
-            for number, each in self.found.items()
-            if number == first
-            or (each.weight == own.weight and each.failure.phase != "cleanup" and _is_equal(own, each))
-        )
-
-    def _is_known(self, first: int) -> bool:
-        """Whether the failure that is shown is one that the others follow from."""
-        own = self.found[first]
-        if self.wait is not None and self.wait.blamed == first:
-            return True
-        return own.weight < GAVE_UP and not own.hung and len(self.tied) == 1
-
     def _failure(self) -> Failure | None:
-        first, wait = self.first, self.wait
+        first, wait, found = self.first, self.wait, self.found
         if first is None:
             return None
-        if wait is not None and wait.blamed == first:
-            if wait.waited is None:
-                return replace(self._failure_of(first), confidence=wait.confidence, evidence=wait.grounds)
+        rank = self.ranks[first]
+        blamed = wait if wait is not None and wait.blamed == first else None
+        if blamed is not None and blamed.waited is not None:
             # Of a rank for which others have waited until they gave up: the failure of the first that did.
             return replace(
-                self.found[wait.waited].failure,
+                found[blamed.waited].failure,
                 rank=first,
-                message=wait.text,
-                stacks=self.ranks[first].stacks,
-                confidence=wait.confidence,
-                evidence=wait.grounds,
+                message=blamed.text,
+                stacks=rank.stacks,
+                confidence=blamed.confidence,
+                evidence=blamed.grounds,
             )
-        confidence, evidence = self._grounds(first)
-        return replace(self._failure_of(first), rank=self.root, confidence=confidence, evidence=evidence)
-
-    def _grounds(self, first: int) -> tuple[Confidence, str]:
-        own, found = self.found[first], self.found
-        if own.weight == UNHEARD:
-            return "likely", "nothing is known of its end"
-        if first == self.named:
-            return "likely", "the failure_details of the results name it first"
-        if self.root is None and own.weight < GAVE_UP and not own.hung:
-            alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
-            return "unknown", f"{rank_names(self.tied)} failed {'alike' if alike else f'within {_APART:g} s'}"
-        if self.root is None:
-            several = "" if self.wait is None else self.wait.several
-            return "unknown", several or "no rank shows a failure that the others could follow from"
-        others = {number: each for number, each in found.items() if number != first}
-        ended = [number for number, each in others.items() if each.follows]
-        followed = [number for number, each in others.items() if each.weight in (GAVE_UP, PEER_LOST)]
-        rest = others.keys() - {*ended, *followed}
-        said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
-        said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
-        said += [f"{rank_names(rest)} failed later, or in a way that is likelier to follow"] if rest else []
-        alone = own.weight != ABORTED and (bool(followed) or not ended)
-        return "certain" if alone and not rest else "likely", "; ".join(said) or "no other rank failed"
-
-    def _failure_of(self, first: int) -> Failure:
-        own, rank = self.found[first], self.ranks[first]
+        own = found[first]
         message = own.failure.message
         lost = [number for number, each in self.ranks.items() if not each.is_heard_of]
         if own.weight == UNHEARD and first in lost:
@@ -488,30 +441,49 @@ class _Case:
         if rank.running and rank.location is not None:
             message += f"; {rank.location.text}"
         message = f"{rank_names(self.tied if self.root is None else [first])}: {message}"
-        if self.root is None and self.wait is not None and self.wait.waited is not None and self.wait.several:
-            message = f"{self.wait.several}; {message}"
-        return replace(own.failure, rank=first, message=message)
+        several = "" if wait is None else wait.several
+        if self.root is None and wait is not None and wait.waited is not None and several:
+            message = f"{several}; {message}"
 
-    def _counts_more(self, agent: Failure) -> bool:
-        if agent.kind == "signal":
-            return True
-        if agent.kind == "exit_code":  # which follows from whatever has happened to a rank
-            return not self.found
-        cause = None if self.first is None else self.found.get(self.first)
-        return cause is None or cause.weight > RETURNED
+        confidence: Confidence = "likely"
+        if blamed is not None:
+            confidence, grounds = blamed.confidence, blamed.grounds
+        elif own.weight == UNHEARD:
+            grounds = "nothing is known of its end"
+        elif first == self.named:
+            grounds = "the failure_details of the results name it first"
+        elif self.root is None and own.weight < GAVE_UP and not own.hung:
+            alike = all(_words(found[number].failure) == _words(own.failure) for number in self.tied)
+            confidence = "unknown"
+            grounds = f"{rank_names(self.tied)} failed {'alike' if alike else f'within {_APART:g} s'}"
+        elif self.root is None:
+            confidence, grounds = "unknown", several or "no rank shows a failure that the others could follow from"
+        else:
+            followed: list[int] = []
+            ended: list[int] = []
+            rest: list[int] = []
+            for number in found.keys() - {first}:
+                each = found[number]
+                kind = ended if each.follows else followed if each.weight in (GAVE_UP, PEER_LOST) else rest
+                kind.append(number)
+            said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
+            said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
+            said += [f"{rank_names(rest)} failed later, or in a way that is likelier to follow"] if rest else []
+            if own.weight != ABORTED and (followed or not ended) and not rest:
+                confidence = "certain"
+            grounds = "; ".join(said) or "no other rank failed"
+        return replace(own.failure, rank=self.root, message=message, confidence=confidence, evidence=grounds)
 
     def _record(self, rank: RankEvidence) -> RankRecord:
-        own, blame = self.found.get(rank.rank), self._blame(rank.rank)
+        own, blame, seen = self.found.get(rank.rank), self._blame(rank.rank), self.seen[rank.rank]
         failure = None if own is None else replace(own.failure, rank=rank.rank)
-        if own is not None and failure is not None and rank.location is not None and (own.hung or blame == "cause"):
-            failure = replace(failure, message=f"{failure.message}; {rank.location.text}")
-        seen = rank.seen()
-        code = None if rank.exit is None else rank.exit.exitcode
-        ended_unseen = any(each.weight == ENDED_UNSEEN for each in self.found.values())
         hung = own is not None and own.hung
-        if code is None and rank.is_heard_of and not hung and not ended_unseen and self.first_failure is None:
-            code = 0
-        result = rank.seen(self._limit_of(rank)).result
+        if failure is not None and rank.location is not None and (hung or blame == "cause"):
+            failure = replace(failure, message=f"{failure.message}; {rank.location.text}")
+        code = None if rank.exit is None else rank.exit.exitcode
+        if code is None and rank.is_heard_of and not hung and self.first_failure is None:
+            ended_unseen = any(each.weight == ENDED_UNSEEN for each in self.found.values())
+            code = None if ended_unseen else 0
         return RankRecord(
             rank=rank.rank,
             local_rank=rank.local_rank,
@@ -519,12 +491,12 @@ class _Case:
             pid=rank.pid,
             exit_code=code if code is not None and code >= 0 else None,
             signal=signal_name(-code) if code is not None and code < 0 else None,
-            passed=None if result is None else result.passed,
+            passed=None if seen.result is None else seen.result.passed,
             failure=failure,
             blame=blame,
             collateral=blame == "collateral",
             error_file=rank.error_file,
-            result=result,
+            result=seen.result,
             stdout=rank.stdout,
             stderr=rank.stderr,
             stacks=rank.stacks,
@@ -545,32 +517,27 @@ class _Case:
             asked = wait.waited is not None and own.weight in (GAVE_UP, PEER_LOST)
             if own.hung or asked or number in wait.unseen:
                 return "unknown"
-        if self.first is None and own.weight < GAVE_UP and number == self._first_in_cleanup():
-            return "cause"
+        if self.first is None and own.weight < GAVE_UP and own.failure.phase == "cleanup":
+            lower = (other for other in self.found if other < number)  # the first in its cleanup
+            if not any(self.found[it].failure.phase == "cleanup" and not self.found[it].follows for it in lower):
+                return "cause"
         if own.follows:
             return "collateral"
         lighter = self.first is None or self.found.get(self.first, own).weight < own.weight or wait is not None
         return "collateral" if own.weight >= GAVE_UP and lighter else "unknown"
 
-    def _first_in_cleanup(self) -> int | None:
-        those = [number for number, own in self.found.items() if own.failure.phase == "cleanup" and not own.follows]
-        return min(those, default=None)
-
 
 def _weight_of(failure: Failure, complaint: str | None) -> int:
-    if failure.kind == "signal":
-        return _weight_of_abort(complaint) if failure.signal == "SIGABRT" else FATAL
     if failure.kind == "result":
         return RETURNED
-    return _FOLLOWING.get(relation_to_a_peer(failure), RAISED)
-
-
-def _weight_of_abort(complaint: str | None) -> int:
-    # It follows from other faults (an uncaught C++ exception) more often than it causes them.
-    return _FOLLOWING.get(None if complaint is None else relation_in(complaint), ABORTED)
-
-
-_FOLLOWING: dict[str | None, int] = {"gave up": GAVE_UP, "peer lost": PEER_LOST}
+    if failure.kind != "signal":
+        relation, otherwise = relation_to_a_peer(failure), RAISED
+    elif failure.signal == "SIGABRT":
+        # It follows from other faults (an uncaught C++ exception) more often than it causes them.
+        relation, otherwise = None if complaint is None else relation_in(complaint), ABORTED
+    else:
+        return FATAL
+    return {"gave up": GAVE_UP, "peer lost": PEER_LOST}.get(relation or "", otherwise)
 
 
 def _is_equal(first: _OwnFailure, other: _OwnFailure) -> bool:
@@ -585,46 +552,29 @@ def _words(failure: Failure) -> tuple[str | None, ...]:
     return failure.kind, failure.type, failure.signal, f"{failure.exit_code} {words}"
 
 
-def _is_lost(agent: AgentEnd | None) -> bool:
-    if agent is None:
-        return False
-    return agent.error is not None if agent.returncode is None else agent.returncode < 0
-
-
-def _cleanup(records: list[RankRecord]) -> Failure | None:
-    for record in records:
-        failure = record.failure
-        if failure is not None and failure.phase == "cleanup" and not record.collateral:
-            return replace(failure, message=f"rank {record.rank}: {failure.message}")
-    return None
-
-
 def agent_failure(trial: TrialEvidence) -> Failure | None:
     """Why the agent ended, unless it ended as it should; in its own words, with the option that mends it.
 
     One that was ended, and one in a process of its own, failed in the phase that the first rank was in.
     """
     agent = trial.agent
-    if agent is None:
+    if agent is None or (agent.error is None and not agent.returncode):
         return None
-    phase = _phase_of(trial)
-    if agent.returncode is not None and agent.returncode < 0:
-        name = signal_name(-agent.returncode)
+    phase: Phase = "setup"
+    for rank in sorted(trial.ranks, key=attrgetter("rank")):
+        if begun := [event["phase"] for event in rank.events or () if event["type"] == "begin"]:
+            phase = begun[-1]
+            break
+        if rank.events is not None and trial.launcher == "script":
+            phase = "run"
+    code = agent.returncode or 0
+    if code < 0:
+        name = signal_name(-code)
         return Failure(phase, "signal", f"{agent.name} was ended by {name} in {place(phase)}", signal=name)
     if agent.error is not None:
         text = f"{agent.error.get('type', '')}: {agent.error['message']}"
         hint = next((f"; {hint}" for pattern, hint in _HINTS.items() if re.search(pattern, text)), "")
         message = f"{agent.name} failed: {agent.error['message']}{hint}"
         return Failure("launch", "exception", message, agent.error.get("type"), agent.error.get("traceback"))
-    if agent.returncode:
-        message = f"{agent.name} ended with exit code {agent.returncode}; see stderr"
-        return Failure(phase, "exit_code", message, exit_code=agent.returncode)
-    return None
-
-
-def _phase_of(trial: TrialEvidence) -> Phase:
-    logs = [rank.events for rank in sorted(trial.ranks, key=lambda rank: rank.rank) if rank.events is not None]
-    for events in logs:
-        if begun := [event["phase"] for event in events if event["type"] == "begin"]:
-            return begun[-1]
-    return "run" if trial.launcher == "script" and logs else "setup"
+    message = f"{agent.name} ended with exit code {code}; see stderr"
+    return Failure(phase, "exit_code", message, exit_code=code)
