@@ -59,9 +59,6 @@ _LAUNCHER = re.compile(
     r"(?<![^\s/'\"])(torchrun|accelerate|deepspeed|mpirun|mpiexec|srun)(?=\s)|-m\s+(torch\.distributed\.\w+|accelerate\.\S+)"
 )
 
-#: Characters of the first line of a script.
-_LONGEST_LINE = 256
-
 #: The first line of a script that a shell reads.
 _SHELL_LINE = re.compile(r"#!.*\b(ba|da|k|z)?sh\b")
 
@@ -137,18 +134,24 @@ def placeholders_in(words: Sequence[str]) -> set[str]:
     return {name for word in words for name in _PLACEHOLDER.findall(word)}
 
 
+def _head(path: str | None, size: int = 300) -> bytes | None:
+    """The beginning of a file; ``None`` where it cannot be read."""
+    try:
+        with open(path or "", "rb") as file:
+            return file.read(size)
+    except OSError:
+        return None
+
+
 def script_of(words: Sequence[str]) -> str | None:
     """The file of the program itself, as the command names it; ``None`` where that is not a file with source text."""
-    return next((word for word in words if word.lower().endswith(_SCRIPTS) and os.path.isfile(word)), _own_file(words))
-
-
-def _own_file(words: Sequence[str]) -> str | None:
-    module = module_of(words)
-    if module is not None:
+    scripts = [word for word in words if word.lower().endswith(_SCRIPTS)]
+    if (module := module_of(words)) is not None:
         path = Path(*module.split("."))
-        found = (path.with_suffix(".py"), path / "__main__.py")
-        return next((str(file) for file in found if file.is_file()), None)
-    return words[0] if os.sep in words[0] and _is_text(words[0]) else None
+        scripts += [str(path.with_suffix(".py")), str(path / "__main__.py")]
+    elif os.sep in words[0] and _head(words[0], 2) == b"#!":
+        scripts.append(words[0])
+    return next(filter(os.path.isfile, scripts), None)
 
 
 def module_of(words: Sequence[str]) -> str | None:
@@ -159,14 +162,6 @@ def module_of(words: Sequence[str]) -> str | None:
         if option == "-c":
             return None
     return None
-
-
-def _is_text(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(2) == b"#!"
-    except OSError:
-        return False
 
 
 def files_in(words: Sequence[str]) -> list[str]:
@@ -192,11 +187,8 @@ def files_in(words: Sequence[str]) -> list[str]:
 def _shell_script(file: str) -> str:
     if file.lower().endswith((*_NO_SHELL_SCRIPTS, *_CONFIGURATIONS)):
         return ""
-    with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as opened:
-        text = opened.read(_LONGEST_SCRIPT)
-        if "\0" not in text and (text[:2] != "#!" or _SHELL_LINE.match(text)):
-            return text
-    return ""
+    text = (_head(file, _LONGEST_SCRIPT) or b"").decode("utf-8", "replace")
+    return text if "\0" not in text and (text[:2] != "#!" or _SHELL_LINE.match(text)) else ""
 
 
 def label_of(words: Sequence[str]) -> str:
@@ -218,29 +210,17 @@ def distinct_names(commands: Sequence[Sequence[str]]) -> list[str]:
     for words, label in zip(commands, labels, strict=True):
         alike = [each for each, other in zip(commands, labels, strict=True) if other == label]
         common = set.intersection(*map(set, alike))
-        own = [word for word in _with_options(words, common) if word] if len(alike) > 1 else []
-        names.append("-".join(["command", label, *([text] if (text := _safe("-".join(own), 40)) else [])]))
-    runs = {
-        name: {tuple(words) for words, other in zip(commands, names, strict=True) if other == name} for name in names
-    }
-    return [
-        name if len(runs[name]) == 1 else f"{name}-{_digest(words)}"
-        for name, words in zip(names, commands, strict=True)
-    ]
-
-
-def _with_options(words: Sequence[str], common: set[str]) -> list[str]:
-    found = []
-    for before, word in zip(("", *words), words, strict=False):
-        if word not in common:
-            found += (
-                [before.lstrip("-"), word.lstrip("-")] if before in common and before[:1] == "-" else [word.lstrip("-")]
-            )
-    return found
-
-
-def _digest(words: Sequence[str]) -> str:
-    return hashlib.sha256(shlex.join(words).encode(errors="surrogatepass")).hexdigest()[:6]
+        own: list[str] = []
+        for before, word in zip(("", *words), words, strict=False):
+            if word not in common and len(alike) > 1:
+                own += [before.lstrip("-")] if before in common and before[:1] == "-" else []
+                own += [word.lstrip("-")]
+        names.append("-".join(filter(None, ["command", label, _safe("-".join(filter(None, own)), 40)])))
+    runs: dict[str, set[tuple[str, ...]]] = {}
+    for name, words in zip(names, commands, strict=True):
+        runs.setdefault(name, set()).add(tuple(words))
+    digests = [hashlib.sha256(shlex.join(words).encode(errors="surrogatepass")).hexdigest()[:6] for words in commands]
+    return [name if len(runs[name]) == 1 else f"{name}-{digest}" for name, digest in zip(names, digests, strict=True)]
 
 
 def _safe(text: str, limit: int) -> str:
@@ -317,11 +297,10 @@ def _alike(path: str) -> str:
 def runnable(words: Sequence[str], path: str) -> list[str]:
     """The words with which a program is started: a script that does not begin with ``#!`` runs in ``sh``."""
     program = shutil.which(words[0], path=path)
-    with contextlib.suppress(OSError, TypeError), open(program, "rb") as file:  # type: ignore[arg-type]
-        head = file.read(80)
-        if head[:2] != b"#!" and not set(head) & {0, 0x7F}:
-            return ["/bin/sh", program, *words[1:]]  # type: ignore[list-item]
-    return list(words)
+    head = _head(program, 80)
+    if program is None or head is None or head[:2] == b"#!" or set(head) & {0, 0x7F}:
+        return list(words)
+    return ["/bin/sh", program, *words[1:]]
 
 
 def launcher_in(command: str) -> str | None:
@@ -331,10 +310,8 @@ def launcher_in(command: str) -> str | None:
 
 def tells_what_it_reads(words: Sequence[str]) -> bool:
     """Whether a program is Python, or a script of Python."""
-    program = shutil.which(words[0])
-    with contextlib.suppress(OSError, TypeError), open(program, "rb") as file:  # type: ignore[arg-type]
-        return is_python(words[0]) or re.match(rb"#!.*\b(python|pypy)", file.readline(_LONGEST_LINE)) is not None
-    return False
+    head = _head(shutil.which(words[0]))
+    return head is not None and (is_python(words[0]) or re.match(rb"#!.*\b(python|pypy)", head) is not None)
 
 
 def _python_script(words: Sequence[str]) -> str | None:
@@ -395,43 +372,24 @@ def python_line(words: Sequence[str], path: str) -> PythonLine | None:
     if program is None:
         return None
     if not is_python(program):
-        interpreter = _interpreter_of(program)
-        if interpreter is None:
+        first = (_head(program) or b"").partition(b"\n")[0]
+        interpreter = os.fsdecode(first[2:]).split() if first[:2] == b"#!" else []
+        if len(interpreter) != 1 or not is_python(interpreter[0]):
             return None
-        words, program = [interpreter, program, *words[1:]], interpreter
-    if not _is_this_interpreter(program):
+        words, program = [*interpreter, program, *words[1:]], interpreter[0]
+    same_folder = os.path.dirname(os.path.abspath(program)) == os.path.dirname(sys.executable)
+    if not same_folder or os.path.realpath(program) != os.path.realpath(sys.executable):
         return None
     rest = list(words[1:])
     unbuffered = rest[:1] == ["-u"]
     rest = rest[1:] if unbuffered else rest
     is_module = rest[:1] == ["-m"]
     rest = rest[1:] if is_module else rest
-    if not rest or rest[0].startswith("-") or not (is_module or _is_source(rest[0])):
+    if not rest or rest[0].startswith("-"):
+        return None
+    if not is_module and ((head := _head(rest[0], 2**12)) is None or b"\0" in head):
         return None
     return PythonLine(program, tuple(words), rest[0], is_module, tuple(rest[1:]), unbuffered)
-
-
-def _interpreter_of(program: str) -> str | None:
-    try:
-        with open(program, "rb") as file:
-            first = file.readline(300)
-    except OSError:
-        return None
-    words = os.fsdecode(first[2:]).split() if first[:2] == b"#!" else []
-    return words[0] if len(words) == 1 and is_python(words[0]) else None
-
-
-def _is_this_interpreter(program: str) -> bool:
-    same_folder = os.path.dirname(os.path.abspath(program)) == os.path.dirname(sys.executable)
-    return same_folder and os.path.realpath(program) == os.path.realpath(sys.executable)
-
-
-def _is_source(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return b"\0" not in file.read(2**12)
-    except OSError:
-        return False
 
 
 def line_of(command: str, path: str) -> PythonLine | None:
