@@ -15,8 +15,7 @@ import importlib.machinery
 import random
 import secrets
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -50,84 +49,52 @@ def command_seed(seed: int) -> int:
     return derived_seed(seed, "command") >> (SEED_BITS - 31)
 
 
-@dataclass(frozen=True)
-class Generator:
-    """A generator of a module: how to seed it, and whether its state comes from a seed.
-
-    ``descends(module, seed)`` is true when the state is what ``seed`` gives, whatever has been drawn since.
-    ``get_state`` and ``set_state`` are names of functions of the module.
-    """
-
-    module: str
-    seed: Callable[[Any, int], None]
-    descends: Callable[[Any, int], bool]
-    get_state: str
-    set_state: str
-
-
-def _seed_random(module: Any, seed: int) -> None:
-    module.seed(seed)
-
-
-def _random_descends(module: Any, seed: int) -> bool:
-    current = module.getstate()[1]
-    copy = random.Random(seed)
-    return _reaches(copy, current[:-1])
-
-
-def _seed_numpy(module: Any, seed: int) -> None:
-    module.seed(_words(seed))
-
-
-def _numpy_descends(module: Any, seed: int) -> bool:
-    copy = module.RandomState(_words(seed))
-    # The two libraries share the generator, and ``random`` advances whole blocks quickly.
-    twin = random.Random()
-    twin.setstate((3, (*map(int, copy.get_state()[1]), 624), None))
-    return _reaches(twin, tuple(map(int, module.get_state()[1])))
-
-
-def _words(seed: int) -> list[int]:
-    return [seed & 0xFFFFFFFF, seed >> 32]
-
-
-def _reaches(generator: random.Random, words: tuple[int, ...]) -> bool:
-    for _ in range(_BLOCKS):
-        if generator.getstate()[1][:-1] == words:
-            return True
-        generator.getrandbits(32 * 624)
-    return False
-
-
-def _seed_torch(module: Any, seed: int) -> None:
-    if module.version.cuda or module.version.hip:
-        module.manual_seed(seed)  # devices, too: when they are initialised, and not before
-    else:
-        module.default_generator.manual_seed(seed)
-
-
-def _torch_descends(module: Any, seed: int) -> bool:
-    return bool(module.initial_seed() == seed)
-
-
+#: Modules with a generator, and their functions that give and set its state.
 GENERATORS = {
-    it.module: it
-    for it in (
-        Generator("random", _seed_random, _random_descends, "getstate", "setstate"),
-        Generator("numpy.random", _seed_numpy, _numpy_descends, "get_state", "set_state"),
-        Generator("torch", _seed_torch, _torch_descends, "get_rng_state", "set_rng_state"),
-    )
+    "random": ("getstate", "setstate"),
+    "numpy.random": ("get_state", "set_state"),
+    "torch": ("get_rng_state", "set_rng_state"),
 }
 
 
 def generator_state(name: str) -> list[Any]:
     """The state of the generator of a module that is loaded, as plain values that can be compared."""
-    state = getattr(sys.modules[name], GENERATORS[name].get_state)()
+    state = getattr(sys.modules[name], GENERATORS[name][0])()
     parts = state if isinstance(state, tuple) else (state,)
     return [part.tolist() if hasattr(part, "tolist") else part for part in parts]
 
 
-class ProcessSeeds:
+def _give(name: str, seed: int) -> None:
+    module: Any = sys.modules[name]
+    if name == "random":
+        module.seed(seed)
+    elif name == "numpy.random":
+        module.seed([seed & 0xFFFFFFFF, seed >> 32])
+    elif module.version.cuda or module.version.hip:
+        module.manual_seed(seed)  # devices, too: when they are initialised, and not before
+    else:
+        module.default_generator.manual_seed(seed)
+
+
+def _descends(name: str, seed: int) -> bool:
+    """Whether the state of a generator is what ``seed`` gives, whatever has been drawn since."""
+    module: Any = sys.modules[name]
+    if name == "torch":
+        return bool(module.initial_seed() == seed)
+    if name == "random":
+        copy, words = random.Random(seed), module.getstate()[1][:-1]
+    else:  # NumPy has the same generator, and ``random`` advances whole blocks quickly
+        copy, words = random.Random(), tuple(map(int, module.get_state()[1]))
+        given = module.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state()[1]
+        copy.setstate((3, (*map(int, given), 624), None))
+    for _ in range(_BLOCKS):
+        if copy.getstate()[1][:-1] == words:
+            return True
+        copy.getrandbits(32 * 624)
+    return False
+
+
+class ProcessSeeds(importlib.abc.MetaPathFinder):
     """The seeds of this process's generators; one instance per process and per fork.
 
     Attributes:
@@ -139,43 +106,45 @@ class ProcessSeeds:
         self.seed = seed
         self.given: dict[str, int] = {}
         self.kept: dict[str, Any] = {}
-        self._finder = _AfterImport(set(GENERATORS) - set(sys.modules), self._give)
-
-    def seed_loaded(self) -> None:
-        """Seed the generators of modules that are imported already."""
-        for name in GENERATORS:
-            if name in sys.modules:
-                self._give(name, sys.modules[name])
+        self._waited_for: set[str] = set()
 
     def start(self) -> None:
         """Seed what is imported already, and the rest right after its import."""
-        self.seed_loaded()
-        sys.meta_path.insert(0, self._finder)
+        for name in GENERATORS:
+            if name in sys.modules:
+                self._seed(name)
+            else:
+                self._waited_for.add(name)
+        sys.meta_path.insert(0, self)
+
+    def _seed(self, name: str) -> None:
+        self.given[name] = derived_seed(self.seed, name)
+        _give(name, self.given[name])
 
     def restart(self, seed: int) -> None:
         """In a fork: other seeds, except for the generators that were seeded otherwise before it (``note_kept``)."""
         self.seed = seed
-        for name in self.given.keys() - self.kept.keys():
-            self._give(name, sys.modules[name])
-        for name, state in self.kept.items():  # a fork gives ``random`` a new seed
-            getattr(sys.modules[name], GENERATORS[name].set_state)(state)
+        for name in self.given:
+            if name not in self.kept:
+                self._seed(name)
+            else:  # a fork gives ``random`` a new seed
+                getattr(sys.modules[name], GENERATORS[name][1])(self.kept[name])
 
     def note_kept(self) -> None:
         """Remember which generators have been seeded otherwise so far: once, before many forks."""
         for name, seed in self.given.items():
-            generator, module = GENERATORS[name], sys.modules[name]
-            if not generator.descends(module, seed):
-                self.kept[name] = getattr(module, generator.get_state)()
+            if not _descends(name, seed):
+                self.kept[name] = getattr(sys.modules[name], GENERATORS[name][0])()
 
     def is_fresh(self, name: str) -> bool:
         """Whether the generator of a module has the state that it was given, or has been given none."""
         if name not in self.given:
             return True
-        generator, module, state = GENERATORS[name], sys.modules[name], generator_state(name)
-        exact = getattr(module, generator.get_state)()
-        generator.seed(module, self.given[name])
+        get_state, set_state = (getattr(sys.modules[name], function) for function in GENERATORS[name])
+        state, exact = generator_state(name), get_state()
+        _give(name, self.given[name])
         fresh = generator_state(name) == state
-        getattr(module, generator.set_state)(exact)
+        set_state(exact)
         return fresh
 
     def record(self) -> Seeds:
@@ -183,37 +152,22 @@ class ProcessSeeds:
         generators = {name: derived_seed(self.seed, name) for name in GENERATORS if name not in self.kept}
         return Seeds(self.seed, generators, sorted(self.kept))
 
-    def _give(self, name: str, module: ModuleType) -> None:
-        seed = derived_seed(self.seed, name)
-        GENERATORS[name].seed(module, seed)
-        self.given[name] = seed
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    def __init__(self, names: set[str], then: Callable[[str, ModuleType], None]) -> None:
-        self._names = names
-        self._then = then
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the other finders, with a loader that reports the end of the import."""
-        if fullname not in self._names:
+        """The spec of the other finders, with a loader that has the module's generator seeded after its import."""
+        if fullname not in self._waited_for:
             return None
-        self._names.discard(fullname)
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    self._report_end(fullname, spec.loader)
-                return spec
-        return None
+        self._waited_for.discard(fullname)
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
 
-    def _report_end(self, name: str, loader: Any) -> None:
-        execute = loader.exec_module
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._seed(fullname)
 
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._then(name, module)
-
-        loader.exec_module = exec_module
+            loader.exec_module = exec_module
+        return spec
