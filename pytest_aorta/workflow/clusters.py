@@ -31,9 +31,15 @@ def _one_line(text: str) -> str:
     return text
 
 
-def _size(text: str) -> str:
-    if _SIZE.fullmatch(text) is None:
+def _megabytes(size: str) -> float:
+    found = _SIZE.fullmatch(size)
+    if found is None:
         raise ValueError("expected a size such as 1970M or 5G")
+    return int(found[1]) * _MB[found[2]]
+
+
+def _size(text: str) -> str:
+    _megabytes(text)
     return text
 
 
@@ -41,18 +47,11 @@ Line = Annotated[str, AfterValidator(_one_line)]
 Size = Annotated[str, AfterValidator(_size)]
 
 
-def _megabytes(size: str) -> float:
-    found = _SIZE.fullmatch(size)
-    assert found is not None
-    return int(found[1]) * _MB[found[2]]
-
-
 class Identify(OneOf):
     by_environment: tuple[str, str] | None = None
     always: bool | None = None
 
     def matches(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this is the cluster."""
         if self.by_environment is None:
             return bool(self.always)
         name, value = self.by_environment
@@ -60,8 +59,6 @@ class Identify(OneOf):
 
 
 class Partition(Table):
-    """A partition: which jobs it takes, and what it needs to be said of them."""
-
     name: Line
     maximum_cpus_per_job: NonNegativeWhole | None = None
     require_cpus_multiple_of: PositiveWhole | None = None
@@ -78,7 +75,6 @@ class Partition(Table):
     account_suffix: Line | None = None
 
     def reasons_against(self, resources: Resources, directories: int) -> Iterator[str]:
-        """Why it does not take a job over so many directories."""
         cpus, gpus = resources.total_cpus(directories), resources.total_gpus(directories)
         if self.maximum_cpus_per_job is not None and cpus > self.maximum_cpus_per_job:
             yield f"at most {self.maximum_cpus_per_job} CPUs"
@@ -159,7 +155,6 @@ class Launcher(Table):
     gpus_per_process: Line | None = None
 
     def words(self, resources: Resources, directories: int) -> str:
-        """With the numbers of a job over so many directories."""
         numbers = (
             (self.processes, resources.total_processes(directories)),
             (self.threads_per_process, resources.threads_per_process),
@@ -170,11 +165,7 @@ class Launcher(Table):
 
 
 def launcher_prefix(action: Action, directories: int, launchers: Mapping[str, Launcher]) -> str:
-    """The launchers of an action, in their order, with the numbers of a job over so many directories.
-
-    Raises:
-        RecipeError: one is unknown, or not exactly one starts the processes where there are several.
-    """
+    """The launchers of an action, in their order, with the numbers of a job over so many directories."""
     names, resources = action.table.launchers, action.table.resources
     unknown = [name for name in names if name not in launchers]
     if unknown:
@@ -205,7 +196,7 @@ class Configuration:
 
     @cached_property
     def clusters(self) -> tuple[Cluster, ...]:
-        """In the order in which they are tried; raises ``RecipeError`` where a file is not valid."""
+        """In the order in which they are tried."""
         found: list[Cluster] = []
         for file, text in self._texts("clusters.toml"):
             found += parse_tables(ClustersTable, text, file).cluster
@@ -213,11 +204,7 @@ class Configuration:
 
     @cached_property
     def launchers(self) -> Mapping[str, Mapping[str, Launcher]]:
-        """Launcher to cluster to what it says there.
-
-        Raises:
-            RecipeError: a file cannot be read, is not valid, or has a launcher without ``default``.
-        """
+        """Launcher to cluster to what it says there."""
         found: dict[str, dict[str, Launcher]] = {}
         for file, text in reversed(self._texts("launchers.toml")):
             for name, by_cluster in parse_tables(dict[str, dict[str, Launcher]], text, file).items():
@@ -228,11 +215,7 @@ class Configuration:
         return found
 
     def cluster(self, name: str | None, environ: Mapping[str, str] = os.environ) -> Cluster:
-        """The cluster of this name; without one, the first that this host is recognised as.
-
-        Raises:
-            RecipeError: there is none.
-        """
+        """The cluster of this name; without one, the first that this host is recognised as."""
         if name is None:
             return next(cluster for cluster in self.clusters if cluster.identify.matches(environ))  # at least ``none``
         for cluster in self.clusters:
@@ -242,7 +225,6 @@ class Configuration:
         raise RecipeError(f"no cluster is called {name!r}; there are {known}. clusters.toml says more of them")
 
     def launchers_on(self, cluster: str) -> dict[str, Launcher]:
-        """What each launcher says on a cluster."""
         return {name: by_cluster.get(cluster, by_cluster[_DEFAULT]) for name, by_cluster in self.launchers.items()}
 
     def _texts(self, name: str) -> list[tuple[Path, str]]:

@@ -21,11 +21,7 @@ ValueOf = Callable[[str], Json]
 
 
 def included(group: Group, directories: Sequence[str], value_of: ValueOf) -> list[str]:
-    """The directories that any of the selectors selects; all where there are none.
-
-    Raises:
-        RequestError: an element that a condition names is missing, or cannot be compared.
-    """
+    """The directories that any of the selectors selects; all where there are none."""
     if not group.include:
         return list(directories)
     return [name for name in directories if any(one.selects(value_of(name), name) for one in group.include)]
@@ -37,12 +33,7 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf, *, of_t
     ``of_trials``: the directories are trials, ``CELL/INDEX``. They are sorted by rounds instead of names, and each
     group gets as many trials of each cell as any other, unless there are keys to sort by: a group runs on a node of its
     own, and a cell that ran on one node alone could not be told from that node.
-
-    Raises:
-        RequestError: an element to sort by is missing, or has no order.
     """
-    if not directories:
-        return []
     names = sorted(directories, key=_round) if of_trials else sorted(directories)
     keys: dict[str, list[Json]] = {}
     if group.sort_by:
@@ -50,12 +41,12 @@ def grouped(group: Group, directories: Sequence[str], value_of: ValueOf, *, of_t
         names = sorted_by(keys)
     if group.reverse_sort:
         names.reverse()
-    parts = [names]
-    if keys and group.split_by_sort_key:
-        parts = [list(part) for _, part in groupby(names, key=lambda name: _hashable(keys[name]))]
-    size = group.maximum_size or len(names)
+    size = group.maximum_size or max(1, len(names))
     if of_trials and not keys:
         return _mixed(names, size)
+    parts = [names]
+    if group.split_by_sort_key:
+        parts = [list(part) for _, part in groupby(names, key=lambda name: _hashable(keys.get(name, [])))]
     return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
 
 
@@ -73,7 +64,7 @@ def _mixed(units: Sequence[str], size: int) -> list[list[str]]:
     for unit in units:
         cells.setdefault(unit.rpartition("/")[0], []).append(unit)
     count = math.ceil(len(units) / size)
-    if max(map(len, cells.values())) < count:
+    if max(map(len, cells.values()), default=0) < count:
         return [[*units[start : start + size]] for start in range(0, len(units), size)]
     dealt = [*chain.from_iterable(cells.values())]
     place = {unit: number for number, unit in enumerate(units)}
@@ -100,11 +91,7 @@ def _hashable(key: Json) -> object:
 
 
 def check_whole(action: Action, eligible: Sequence[Sequence[str]], units: Sequence[str], value_of: ValueOf) -> None:
-    """With ``submit_whole``, each eligible group has to be one of those that all included units form.
-
-    Raises:
-        RecipeError: one is not.
-    """
+    """With ``submit_whole``, each eligible group has to be one of those that all included units form."""
     group = action.table.group
     if not group.submit_whole:
         return
@@ -135,11 +122,7 @@ class CommandUnit:
 
 
 def command_units(recipe: Recipe, action: Action, units: Sequence[str], value_of: ValueOf) -> Iterator[CommandUnit]:
-    """The runs of one command, in the order of their groups.
-
-    Raises:
-        RecipeError: a value is missing or cannot be compared, or an action of the same name has a unit as well.
-    """
+    """The runs of one command, in the order of their groups."""
     try:
         names = included(action.table.group, units, value_of)
         groups = grouped(action.table.group, names, value_of)

@@ -51,7 +51,6 @@ class Request(BaseModel):
 
     @property
     def key(self) -> str:
-        """Stands for it in completions."""
         text = json.dumps([self.digest, self.sources], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -99,7 +98,6 @@ class Known(BaseModel):
             self.decided[action] = Decision(asked=decision.asked, cells=cells)
 
     def text(self) -> str:
-        """As it is written."""
         return json.dumps(self, default=lambda model: {name: each for name, each in model if each or name == "version"})
 
 
@@ -125,7 +123,7 @@ class Journal:
         key: str = "",
         output: str = "",
     ) -> None:
-        """Append what has become of a unit, ``None`` for nothing; raises ``OSError``.
+        """Append what has become of a unit, ``None`` for nothing.
 
         ``key``: of a command that is completed, see ``Project.key_of``; ``output``: the end of that of one that failed.
         """
@@ -139,7 +137,6 @@ class Journal:
         self._requests.add(key)
 
     def append(self, new: Known) -> None:
-        """Append a line; raises ``OSError``."""
         if self._fd is None:
             self._fd = _open_new(self._folder)
         text = ("\n" if self._is_torn else "").encode() + new.text().encode() + b"\n"
@@ -188,13 +185,8 @@ def _has_ended(journal: Path) -> bool:
 class Workspace:
     """What is known of the workspace of a recipe.
 
-    Args:
-        recipe: of the project.
-        fresh: whether values are those on disk, and nothing is kept; else an edited value file is seen by a scan only.
-
-    Attributes:
-        known: see ``Known``.
-        damaged: files of the index that could not be read, with the reason; what they had said is missing.
+    ``fresh``: whether values are those on disk, and nothing is kept; else an edited value file is seen by a scan only.
+    ``damaged``: files of the index that could not be read, with the reason; what they had said is missing.
     """
 
     def __init__(self, recipe: Recipe, *, fresh: bool = False) -> None:
@@ -231,7 +223,6 @@ class Workspace:
 
     @property
     def is_growing(self) -> bool:
-        """Whether processes complete units now."""
         return not all(map(_has_ended, self._journals()))
 
     def _load(self) -> None:
@@ -330,7 +321,6 @@ class Workspace:
         return changed, removed
 
     def clean(self, *, completed: bool, directories: bool) -> None:
-        """Forget what is completed, or the directories and their values."""
         with locked(self._index):
             self._fold()
             forgotten: dict[str, Any] = {"values": {}} if directories else {}
@@ -345,11 +335,7 @@ class Workspace:
 
     @property
     def names(self) -> list[str]:
-        """The directories, sorted: all folders but the results of workloads and the index.
-
-        Raises:
-            RequestError: the workspace cannot be read.
-        """
+        """The directories, sorted: all folders but the results of workloads and the index."""
         if self._names is None:
             without = {action.name for action in self._recipe.actions if action.is_matrix} | {self._index.name}
             folder = self._recipe.directories
@@ -363,7 +349,6 @@ class Workspace:
         return self._names
 
     def value_of(self, name: str) -> Any:
-        """The content of a directory's value file; raises ``RequestError`` where it cannot be read."""
         if self._recipe.workspace.value_file is None:
             return None
         if name not in self.known.values:
@@ -372,11 +357,7 @@ class Workspace:
         return self.known.values[name][2]
 
     def refresh_values(self, seen: Callable[[], object] = lambda: None, only: Collection[str] | None = None) -> None:
-        """Read the value files, or ``only`` some, that have changed; ``seen`` is called for each directory.
-
-        Raises:
-            RequestError: one cannot be read.
-        """
+        """Read the value files, or ``only`` some, that have changed; ``seen`` is called for each directory."""
         if self._recipe.workspace.value_file is None:
             return
         earlier, self._is_new = self.known.values, True

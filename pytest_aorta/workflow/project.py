@@ -122,7 +122,6 @@ class Project:
     """A recipe, and what is known of its workspace.
 
     Args:
-        recipe: of the project.
         registry_files: with names that are not built in.
         fresh: whether directories and values are those on disk now, and nothing is kept: for a run.
 
@@ -205,7 +204,7 @@ class Project:
         return found
 
     def units(self, action: Action) -> Sequence[str]:
-        """All units of an action, also those that it does not include."""
+        """Also those that it does not include."""
         matrix = self._matrix_of(action)
         if matrix is None:
             return self.directories
@@ -326,14 +325,8 @@ class Project:
         return found
 
     def states(self, action: Action, only: Collection[str] | None = None) -> dict[str, State]:
-        """The state of each unit that an action includes; ``only``: units that count, with all that lie in them.
-
-        Raises:
-            RequestError: a value that a condition of the action needs is missing.
-        """
-        progress = self.progress[action.name]
-        if only is not None:
-            progress = {unit: each for unit, each in progress.items() if is_within(unit, only)}
+        """The state of each unit that an action includes; ``only``: units that count, with all that lie in them."""
+        progress = {unit: each for unit, each in self.progress[action.name].items() if is_within(unit, only)}
         states = states_of(progress, self._blocked(action))
         return {unit: states[unit] for unit in included(action.table.group, [*states], self.value_of(action))}
 
@@ -431,12 +424,7 @@ class Project:
         }
 
     def settle(self, job: Job, task: int, state: TaskState) -> None:
-        """Note what a task of a job has left behind when it has ended.
-
-        Raises:
-            RequestError: the recipe cannot be planned now.
-            OSError: a record cannot be written.
-        """
+        """Note what a task of a job has left behind when it has ended."""
         action = next(iter(self.recipe.by_name.get(job.action, ())), None)
         if action is None:
             return
@@ -453,18 +441,16 @@ class Project:
         takes_them_all, is_ended_one_noted = takes_all(action.table.command or ""), False
         for number, unit in enumerate(own.units):
             status, key = statuses.get(0 if takes_them_all else number), own.keys[number] if own.keys else ""
-            if not status and self.has_products(action, unit) and (status == 0 or self._are_new(action, unit, job)):
+            products = [self.folder(action, unit) / name for name in action.table.products]
+            is_complete = not status and all(path.exists() for path in products)
+            # Else they may be those of the stale command that the job was to run again.
+            if is_complete and (status == 0 or all(path.stat().st_mtime >= job.created for path in products)):
                 journal.add(action.name, unit, "completed", key=key)
             elif status is not None:
                 journal.add(action.name, unit, "failed")
             elif ended_by_its_limits and (takes_them_all or not is_ended_one_noted):
                 is_ended_one_noted = True
                 journal.add(action.name, unit, "failed")
-
-    def _are_new(self, action: Action, unit: str, job: Job) -> bool:
-        """Whether the products are those of a job, and not those of the stale command that it was to run again."""
-        folder = self.folder(action, unit)
-        return all((folder / name).stat().st_mtime >= job.created for name in action.table.products)
 
     def missing_products(self, action: Action, unit: str) -> list[str]:
         """The products of a command that are not there."""
@@ -503,22 +489,16 @@ class Scan:
     """A search on disk for what is completed: trial files and products.
 
     ``accepts``: products of stale commands count as those of the commands as they are now.
-
-    Attributes:
-        found: completions.
-        unreadable: trial files that could not be read, with the reason.
     """
 
     def __init__(
         self, project: Project, actions: Sequence[Action], only: Collection[str] | None = None, *, accepts: bool = False
     ) -> None:
-        self._project = project
-        self._accepts = accepts
+        self._project, self._only, self._accepts = project, only, accepts
         # Actions of one name have the same products.
         self._actions = {action.name: action for action in reversed(actions)}
-        self._only = only
         self.found = Known()
-        self.unreadable: list[str] = []
+        self.unreadable: list[str] = []  # trial files, with the reason
 
     @property
     def expected(self) -> int:
@@ -545,7 +525,7 @@ class Scan:
     def is_gone(self, name: str, unit: str) -> bool:
         """Whether a unit was looked for, and is not there; of a failed command, its directory."""
         action = self._actions.get(name)
-        if action is None or not self._is_wanted(unit):
+        if action is None or not is_within(unit, self._only):
             return False
         if not action.is_matrix:
             known = self._project.workspace.known.completed[name][unit]
@@ -561,10 +541,7 @@ class Scan:
         return not ((results / folder / file).exists() or (results / file).exists())
 
     def _units(self, action: Action) -> Sequence[str]:
-        return [unit for unit in self._project.units(action) if self._is_wanted(unit)]
-
-    def _is_wanted(self, unit: str) -> bool:
-        return is_within(unit, self._only)
+        return [unit for unit in self._project.units(action) if is_within(unit, self._only)]
 
     def _trials(self, action: Action, seen: Callable[[], object]) -> Iterator[tuple[str, Any, Request]]:
         from pytest_aorta.triage.reading import Results
@@ -575,18 +552,14 @@ class Scan:
         results = Results(folder, ())
         for trial in results:
             found = trial_completion(trial.record)
-            if found is not None and self._is_wanted(found[0]):
+            if found is not None and is_within(found[0], self._only):
                 yield found
             seen()
         self.unreadable += [f"{folder / each.file}: {each.reason}" for each in results.unreadable]
 
 
 def planned_items(project: Project) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Name and keys (see ``command_keys``) of each item that pytest will have, trials cell by cell.
-
-    Raises:
-        RequestError: a value that a condition or a sort key needs is missing.
-    """
+    """Name and keys (see ``command_keys``) of each item that pytest will have, trials cell by cell."""
     recipe = project.recipe
     for action in recipe.in_order():
         units = project.units(action)

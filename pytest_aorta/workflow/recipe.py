@@ -20,7 +20,16 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from pytest_aorta.common.conditions import Json, Operator, check_pointer, element, is_met
 from pytest_aorta.common.texts import identifier
@@ -251,7 +260,7 @@ def _hours(hours: float) -> str:
 
 
 class Resources(Table):
-    """What a job of an action asks for; keys that are left out are not asked for, or have Row's defaults."""
+    """What a job over so many directories asks for; keys that are left out have Row's defaults."""
 
     processes: Processes | None = None
     threads_per_process: PositiveWhole | None = None
@@ -260,28 +269,23 @@ class Resources(Table):
     walltime: Walltime | None = None
 
     def with_memory(self, factor: float) -> Resources:
-        """With so many times the memory, where any is asked for."""
         if self.memory is None or factor == 1:
             return self
         more = {name: math.ceil(value * factor) for name, value in self.memory if value is not None}
         return self.model_copy(update={"memory": Memory(**more)})
 
     def total_processes(self, directories: int) -> int:
-        """Processes of a job over so many directories; 1 by default."""
         if self.processes is None:
             return 1
         return self.processes.per_submission or (self.processes.per_directory or 0) * directories
 
     def total_cpus(self, directories: int) -> int:
-        """Cores of a job over so many directories."""
         return self.total_processes(directories) * (self.threads_per_process or 1)
 
     def total_gpus(self, directories: int) -> int:
-        """GPUs of a job over so many directories."""
         return self.total_processes(directories) * (self.gpus_per_process or 0)
 
     def total_walltime(self, directories: int) -> timedelta:
-        """Time limit of a job over so many directories; an hour for each by default."""
         if self.walltime is None:
             return _HOUR * directories
         return self.walltime.per_submission or (self.walltime.per_directory or _HOUR) * directories
@@ -474,7 +478,7 @@ class Recipe:
 
     @property
     def root(self) -> Path:
-        """The folder of the recipe, in which commands run."""
+        """In which commands run."""
         return self.file.parent
 
     @property
@@ -483,7 +487,6 @@ class Recipe:
         return self.root / self.workspace.path
 
     def names_in(self, registry: Registry) -> Registry:
-        """A registry with those of the recipe as well."""
         return registry.adding(self.names, f"the recipe {self.file}") if self.names else registry
 
     @property
@@ -493,7 +496,6 @@ class Recipe:
 
     @cached_property
     def by_name(self) -> Mapping[str, tuple[Action, ...]]:
-        """Name to the actions that share it, in the order of the file."""
         found: dict[str, tuple[Action, ...]] = {}
         for action in self.actions:
             found[action.name] = (*found.get(action.name, ()), action)
@@ -520,16 +522,11 @@ class Recipe:
         return None
 
     def error(self, action: Action, message: str) -> RecipeError:
-        """An error in an action."""
         return RecipeError(message, self.file, action.line)
 
 
 def read_recipe(file: Path) -> Recipe:
-    """A recipe file, checked.
-
-    Raises:
-        RecipeError: it cannot be read, is not valid, or its actions do not fit together.
-    """
+    """A recipe file, checked; raises ``RecipeError``."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -567,18 +564,21 @@ def parse_recipe(text: str, file: Path) -> Recipe:
         if (own.command is None) == (own.workload is None):
             have = "neither" if own.command is None else "both"
             raise error(f"action {own.name!r} has {have} of command and workload; it needs one of them")
-        nodes = None
+        nodes: tuple[str, ...] | None = None
         if own.each == "node":
             for key in ("until_decided", "stop_after", "cell_trials", "distributed"):
                 if key in own.model_fields_set:
                     raise error(f"action {name!r} has each = 'node', for which {key} cannot act", key)
-            nodes = _swept_nodes(file, name)
+            nodes = ()
+            with contextlib.suppress(OSError):
+                nodes = tuple(nodes_file(file, name).read_text(encoding="utf-8").split())
             own = own.model_copy(update={"trials": own.trials * max(1, len(nodes)), "each": "directory"})
         elif own.nodes:
             raise error(f"action {own.name!r} has nodes; it needs each = 'node'", "nodes")
         useless = sorted(own.model_fields_set & _USELESS[own.command is not None, own.is_matrix])
         if useless and (nodes is None or useless != ["each"]):
-            kind = "a workload" if own.workload else f"trials of a command ({_trial_keys(own)})"
+            keys = [name for name in ActionTable.model_fields if name in own.model_fields_set & _OF_TRIALS]
+            kind = "a workload" if own.workload else f"trials of a command ({', '.join(keys)})"
             raise error(f"action {own.name!r} has {kind}, for which {', '.join(useless)} cannot act", useless[0])
         if own.command is not None:
             try:
@@ -618,18 +618,6 @@ _USELESS: Mapping[tuple[bool, bool], set[str]] = {
 def nodes_file(recipe: Path, action: str) -> Path:
     """Where the nodes of a sweep are kept, one a line, in the order in which they were first seen."""
     return recipe.parent / ".aorta" / f"nodes-{identifier(action)}.txt"
-
-
-def _swept_nodes(recipe: Path, action: str) -> tuple[str, ...]:
-    """The nodes that a sweep has been submitted to."""
-    try:
-        return tuple(nodes_file(recipe, action).read_text(encoding="utf-8").split())
-    except OSError:
-        return ()
-
-
-def _trial_keys(table: ActionTable) -> str:
-    return ", ".join(name for name in ActionTable.model_fields if name in table.model_fields_set & _OF_TRIALS)
 
 
 def _check_trial_command(command: str) -> None:
@@ -677,8 +665,6 @@ def _read_toml(text: str, file: Path) -> dict[str, Any]:
 
 
 def _validated(table: Any, content: Mapping[str, Any], lines: Mapping[Location, int], file: Path) -> Any:
-    from pydantic import TypeAdapter
-
     try:
         return TypeAdapter(table).validate_python(content)
     except ValidationError as error:

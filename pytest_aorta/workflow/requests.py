@@ -50,12 +50,20 @@ Requests = Mapping[str, Mapping[str, CellRequest]]
 
 
 def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
-    """What an action with a workload asks for; what it leaves open is as in ``base``.
-
-    Raises:
-        RecipeError: an option of the agent is not valid.
-    """
+    """What an action with a workload asks for; what it leaves open is as in ``base``."""
     table = action.table
+    # The mitigation sets, each with every combination of the values of the axes.
+    sets = tuple(mitigation_set(names) for names in table.mitigations)
+    for key, values in table.axes.items():
+        if key != "extra_env":
+            added: list[tuple[str, ...]] = [(f"{OPTION}{key}={option_text(each)}",) for each in values]
+        elif all(isinstance(each, Mapping) for each in values):
+            added = [tuple(f"{name}={value}" for name, value in each.items()) for each in values]
+        else:
+            raise recipe.error(
+                action, f"action {action.name!r}: axes.extra_env: expected an array of tables of variables"
+            )
+        sets = with_axis(sets, added)
     try:
         elastic = elastic_options(table.distributed.elastic)
     except ValueError as error:
@@ -70,7 +78,7 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
         trials=table.trials,
         cell_trials=table.cell_trials,
         environments=table.environments,
-        mitigations=_sets(action, recipe),
+        mitigations=sets,
         extra_env=table.extra_env,
         steps=table.steps,
         config=table.config,
@@ -87,22 +95,6 @@ def selection_of(action: Action, recipe: Recipe, base: Selection) -> Selection:
         ),
         limits=replace(base.limits, timeout=table.timeout, stall_timeout=table.stall_timeout),
     )
-
-
-def _sets(action: Action, recipe: Recipe) -> tuple[tuple[str, ...], ...]:
-    """The mitigation sets, each with every combination of the values of the axes."""
-    found = tuple(mitigation_set(names) for names in action.table.mitigations)
-    for key, values in action.table.axes.items():
-        if key != "extra_env":
-            added: list[tuple[str, ...]] = [(f"{OPTION}{key}={option_text(each)}",) for each in values]
-        elif all(isinstance(each, Mapping) for each in values):
-            added = [tuple(f"{name}={value}" for name, value in each.items()) for each in values]
-        else:
-            raise recipe.error(
-                action, f"action {action.name!r}: axes.extra_env: expected an array of tables of variables"
-            )
-        found = with_axis(found, added)
-    return found
 
 
 def cell_requests(recipe: Recipe, registry: Registry) -> dict[str, dict[str, CellRequest]]:
@@ -168,10 +160,10 @@ def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | No
     cell, trial, status = (record.get(name) for name in ("cell", "trial_index", "exit_status"))
     if not isinstance(cell, str) or type(trial) is not int or not 0 <= trial < _MOST_TRIALS or status not in _STATUSES:
         return None
-    return f"{cell}/{trial}", status, Request(digest=recorded_digest(record) or "", sources=recorded_sources(record))
+    return f"{cell}/{trial}", status, Request(digest=recorded_digest(record) or "", sources=_recorded_sources(record))
 
 
-def recorded_sources(record: Mapping[str, Any]) -> dict[str, str]:
+def _recorded_sources(record: Mapping[str, Any]) -> dict[str, str]:
     """Digests of the source files that a record names, by absolute path.
 
     A record has those of the workload's own package relative to its folder. Files that cannot be found, as those in a

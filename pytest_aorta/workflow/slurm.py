@@ -34,19 +34,13 @@ _TASK = re.compile(r"(\d+)(?:_(\d+))?")
 
 
 class TaskState(BaseModel):
-    """What a scheduler says of a job, or of a task of an array.
-
-    Attributes:
-        state: ``PENDING``, ``RUNNING``, ``TIMEOUT``, ... as SLURM has them.
-        reason: why it waits, or has ended so.
-        over: whether it has ended and will not be started again.
-    """
+    """What a scheduler says of a job, or of a task of an array."""
 
     model_config = ConfigDict(frozen=True)
 
-    state: str
-    reason: str = ""
-    over: bool = False
+    state: str  # PENDING, RUNNING, TIMEOUT, ... as SLURM has them
+    reason: str = ""  # why it waits, or has ended so
+    over: bool = False  # it will not be started again
 
     def __str__(self) -> str:
         return f"{self.state} ({self.reason})" if self.reason else self.state
@@ -62,8 +56,6 @@ class LostAnswer(SchedulerError):
 
 def sbatch(script: Path, folder: Path, has_account: bool) -> str:
     """Submit a script from a folder; the number of the job. ``has_account``: whether the script says who pays.
-
-    The process is out of reach of Ctrl-C. It is ended when an exception ends the wait.
 
     Raises:
         SchedulerError: the scheduler has refused it.
@@ -91,20 +83,23 @@ def states(numbers: Sequence[str]) -> dict[str, TaskState]:
     """The states of jobs, by ``NUMBER`` or ``NUMBER_TASK``.
 
     The queue knows those that have ended a short while ago as well; what it has forgotten, the accounting is asked.
-
-    Raises:
-        SchedulerError: the scheduler does not answer.
+    Raises ``SchedulerError`` where the scheduler does not answer.
     """
     if not numbers:
         return {}
     found = squeue(numbers)
     known = {identity.partition("_")[0] for identity in found}
-    missing = [number for number in numbers if number not in known]
-    return {**_sacct(missing), **found} if missing else found
+    if missing := [number for number in numbers if number not in known]:
+        for line in _accounted(f"--jobs={','.join(missing)}", "--format=JobID,State,ExitCode"):
+            fields = line.split("|")
+            if len(fields) == 3 and fields[1].strip():
+                state = fields[1].split()[0].rstrip("+")
+                reason = f"exit code {fields[2]}" if fields[2] not in ("", "0:0") else ""
+                found[fields[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
+    return found
 
 
 def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
-    """What the queue says of jobs, see ``states``."""
     # With a single number that it does not know, squeue fails; with two, it leaves out what it does not know.
     asked = [*numbers, "1"] if len(numbers) == 1 else numbers
     command = ["squeue", f"--jobs={','.join(asked)}", "--states=all", "--array", "--noheader", "--format=%i|%T|%r"]
@@ -114,17 +109,6 @@ def squeue(numbers: Sequence[str]) -> dict[str, TaskState]:
         if len(fields) == 3 and _TASK.fullmatch(fields[0]):
             reason = "" if fields[2] in ("None", fields[1].title()) else fields[2]
             found[fields[0]] = TaskState(state=fields[1], reason=reason, over=fields[1] in ENDED)
-    return found
-
-
-def _sacct(numbers: Sequence[str]) -> dict[str, TaskState]:
-    found = {}
-    for line in _accounted(f"--jobs={','.join(numbers)}", "--format=JobID,State,ExitCode"):
-        fields = line.split("|")
-        if len(fields) == 3 and fields[1].strip():
-            state = fields[1].split()[0].rstrip("+")
-            reason = f"exit code {fields[2]}" if fields[2] not in ("", "0:0") else ""
-            found[fields[0]] = TaskState(state=state, reason=reason, over=state in ENDED)
     return found
 
 
@@ -151,11 +135,7 @@ _NO_JOBS = ("down", "drain", "drng", "fail", "maint", "unk", "reboot", "power")
 
 
 def nodes(partition: str | None, names: Sequence[str]) -> dict[str, str]:
-    """Nodes with their states: these, or those of a partition, by default of SLURM's own default.
-
-    Raises:
-        SchedulerError: the scheduler does not answer, or does not know them.
-    """
+    """Nodes with their states: these, or those of a partition, by default of SLURM's own default."""
     chosen = [f"--partition={partition}"] if partition else []
     chosen += [f"--nodes={','.join(names)}"] if names else []
     lines = [line.split("|") for line in _output(["sinfo", "-h", "-N", *chosen, "--format=%N|%T|%P"]).splitlines()]
@@ -168,12 +148,11 @@ def takes_jobs(state: str) -> bool:
 
 
 def scancel(numbers: Sequence[str]) -> None:
-    """End jobs, or tasks of arrays; raises ``SchedulerError`` where the scheduler refuses."""
     _output(["scancel", *numbers])
 
 
 def _output(command: Sequence[str]) -> str:
-    done = _answer(command, None, None)
+    done = _answer(command)
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         raise SchedulerError(said if said.startswith(command[0]) else f"{command[0]}: {said}")
@@ -181,8 +160,9 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _answer(
-    command: Sequence[str], folder: Path | None, environ: Mapping[str, str] | None
+    command: Sequence[str], folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """Of a process that Ctrl-C does not reach; it is ended when an exception ends the wait."""
     lost: Callable[[str], SchedulerError] = LostAnswer if command[0] == "sbatch" else SchedulerError
     try:
         return subprocess.run(
@@ -195,7 +175,7 @@ def _answer(
             errors="replace",
             timeout=_PATIENCE,
             start_new_session=True,
-            preexec_fn=_ignore_interrupts,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
         )
     except FileNotFoundError:
         raise SchedulerError(f"{command[0]} is not on the PATH of this host") from None
@@ -203,7 +183,3 @@ def _answer(
         raise lost(f"{command[0]} has not answered for {_PATIENCE:g} s") from None
     except OSError as error:
         raise SchedulerError(f"{command[0]} cannot be started: {error}") from None
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
