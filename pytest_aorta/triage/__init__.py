@@ -1,7 +1,7 @@
 """What a run has shown: from the records of its trials to the table of verdicts.
 
 Pure functions over records; nothing here imports pytest, starts a process or needs torch. In the order of imports:
-``signatures``, ``facts`` of a trial, ``rates`` and ``sequential`` for statistics, ``speed``, ``cells``, ``checks``,
+``signatures``, ``facts`` of a trial, ``rates`` and ``sequential`` for statistics, ``cells``, ``speed``, ``where``,
 ``verdicts``, ``columns`` with all that is said of a cell, and the formats: ``matrix``, ``report``, ``compare``, the
 terminal's table.
 """
@@ -20,9 +20,7 @@ from pytest_aorta.settings import duration, number_of
 class Margin:
     """How much a failure rate may differ from that of the baseline and still be the same.
 
-    Attributes:
-        share: of the baseline's rate; infinite for no such limit.
-        points: difference of the two rates.
+    ``share`` is one of the baseline's rate, infinite for no such limit; ``points`` is a difference of the two rates.
     """
 
     share: float = 0.5
@@ -57,12 +55,12 @@ class Stop:
 
     Attributes:
         decided: whether the trials of a cell end with its verdict.
-        failures: after how many failures the trials of a cell end; ``None`` for no such number.
+        failures: after how many failures the trials of a cell end.
         first_fix: whether all trials end with the first fix.
         equivalence: whether a cell goes on that is no cure, until it is known to be equal or worse.
         speed: whether a cell that does not fail is decided when its step times are.
         confirm: whether fresh trials have to confirm a fix first.
-        seconds: after which no trial begins; ``None`` for no limit.
+        seconds: after which no trial begins.
     """
 
     decided: bool = False
@@ -91,13 +89,19 @@ def stop(value: str) -> Stop:
     goals = GOALS.intersection(words)
     counts = [word for word in words if word.startswith("failures=")]
     times = [word for word in words if word not in (*goals, *counts, "confirm=0")]
-    if len(counts) > 1 or not all(re.fullmatch(r"failures=0*[1-9]\d*", word, re.ASCII) for word in counts):
-        raise ValueError(_STOP)
-    if len(times) > 1 or len(set(words)) < len(words) or ("confirm=0" in words and not goals):
-        raise ValueError(_STOP)
-    seconds = duration(times[0]) if times else None
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ValueError(_STOP)
+    seconds = duration(times[0]) if len(times) == 1 else None
+    if (
+        len(counts) > 1
+        or len(times) > 1
+        or len(set(words)) < len(words)
+        or not all(re.fullmatch(r"failures=0*[1-9]\d*", word, re.ASCII) for word in counts)
+        or ("confirm=0" in words and not goals)
+        or (seconds is not None and not 0 < seconds < math.inf)
+    ):
+        raise ValueError(
+            "decided, first-fix, equivalence, speed, failures=3, a duration such as 8h, 1h30m, 90s, or several: "
+            "decided,8h; confirm=0 beside the first four"
+        )
     return Stop(
         decided=bool(goals),
         failures=int(counts[0].removeprefix("failures=")) if counts else None,
@@ -107,12 +111,6 @@ def stop(value: str) -> Stop:
         confirm="confirm=0" not in words,
         seconds=seconds,
     )
-
-
-_STOP = (
-    "decided, first-fix, equivalence, speed, failures=3, a duration such as 8h, 1h30m, 90s, or several: decided,8h; "
-    "confirm=0 beside the first four"
-)
 
 
 #: What is no effect, unless a user says so: half of the baseline's failure rate, and at most 0.1.

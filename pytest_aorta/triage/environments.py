@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from pytest_aorta.probe.environment_facts import (
@@ -43,9 +44,7 @@ class Environments:
     """What a set of trials ran in.
 
     Most sections of a record are equal to those of other trials: they are counted as texts, and looked at once.
-
-    Args:
-        installed: gives the list of distributions with a digest, where there is one.
+    ``installed`` gives the list of distributions with a digest, where there is one.
     """
 
     def __init__(self, installed: Installed = lambda digest: None) -> None:
@@ -55,19 +54,46 @@ class Environments:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count a trial, by the content of its file. What it has not recorded counts for nothing."""
-        env = _mapping(record.get("env"))
-        reasons = [*_list(env.get("partial_reasons")), *_list(_mapping(env.get("end")).get("partial_reasons"))]
+        env, parts = _mapping(record.get("env")), _mapping(record.get("fingerprint_parts"))
+        place, request, beside, imposed = (
+            _mapping(record.get(name)) for name in ("execution_env", "request", "side_by_side", "imposed")
+        )
+        reasons: list[Any] = []
+        for each in (env, _mapping(env.get("end"))):
+            found = each.get("partial_reasons")
+            reasons += found if isinstance(found, list) else []
         for name, content in sections(env):
-            secrets = _digests_of_secrets(content, record) if name == "env_vars" else {}
-            # Of a trial that did not get as far as its process, no variable is known.
-            complete = is_complete(name, reasons) and (name != "env_vars" or bool(env.get("process")))
-            self._count(name, {**content, **secrets}, complete)
+            complete = is_complete(name, reasons)
+            if name == "env_vars":
+                digests = {**_mapping(parts.get("variables")), **_mapping(parts.get("overlay"))}
+                secrets = {name: digests.get(name) for name, value in content.items() if value == REDACTED}
+                known = {name: digest for name, digest in secrets.items() if str(digest).startswith(DIGEST)}
+                content = {**content, **known}
+                # Of a trial that did not get as far as its process, no variable is known.
+                complete = complete and bool(env.get("process"))
+            self._count(name, content, complete)
             if name == _PACKAGES and isinstance(digest := content.get("digest"), str):
                 self._count(_DIGEST, {"digest": digest}, False)
                 if versions := self._installed(digest):
                     self._count(_INSTALLED, {"versions": versions}, True)
-        for name, facts, complete in _of_record(record):
-            self._count(name, facts, complete)
+        if parts and record.get("request_fingerprint", "") is not None:  # else its workload was not looked at
+            self._count(FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True)
+            # What a trial that failed may not have done.
+            self._count(IMPORTED_LATER, _mapping(parts.get(IMPORTED_LATER)), False)
+        if "config" in record:
+            self._count(_OPTIONS, _mapping(record["config"]), True)
+        at_a_time = [beside.get(name) for name in ("slots", "workers", "hosts")]
+        numbers = [number for number in at_a_time if isinstance(number, int)]
+        run = {
+            "digest of the image": place.get("digest"),
+            "entered with": place.get("entered_with"),
+            "isolation": request.get("isolation"),
+            "launcher": request.get("launcher"),
+            "ranks": parts.get("nproc"),
+            "threads imposed by the run": imposed.get("threads"),
+            "trials at a time": prod(numbers) if len(numbers) == len(at_a_time) else None,
+        }
+        self._count(_RUN, run, bool(request))
 
     def update(self, others: Environments) -> None:
         """Count the trials of others, too."""
@@ -75,20 +101,22 @@ class Environments:
             self._contents.setdefault(section, Counter()).update(contents)
 
     def facts(self) -> dict[Fact, Counts]:
-        """All facts with their values."""
-        return {fact: self.values(fact) for section in self._contents for fact in self._facts(section)}
+        """All facts with their values; trials that would have recorded one, and did not, have ``None``."""
+        found: dict[Fact, Counts] = {}
+        for section, contents in self._contents.items():
+            read = [(*_facts_of_text(section, text), trials) for text, trials in contents.items()]
+            for fact in {fact for facts, _, _ in read for fact in facts}:
+                counts = found[fact] = Counter()
+                for facts, complete, trials in read:
+                    if fact in facts or complete:
+                        counts[facts.get(fact)] += trials
+        return found
 
-    def values(self, fact: Fact) -> Counts:
-        """The values of a fact; trials that would have recorded it, and did not, have ``None``."""
-        counts: Counts = Counter()
-        for text, trials in self._contents.get(fact.section, Counter()).items():
-            facts, complete = _facts_of_text(fact.section, text)
-            if fact in facts or complete:
-                counts[facts.get(fact)] += trials
-        return counts
-
-    def _facts(self, section: str) -> set[Fact]:
-        return {fact for text in self._contents[section] for fact in _facts_of_text(section, text)[0]}
+    def has_no(self, fact: Fact) -> Counts:
+        """How many trials would have recorded a fact that none has."""
+        contents = self._contents.get(fact.section, Counter()).items()
+        complete = sum(trials for text, trials in contents if _facts_of_text(fact.section, text)[1])
+        return Counter({None: complete} if complete else {})
 
     def _count(self, section: str, content: Mapping[str, Any], complete: bool) -> None:
         self._contents.setdefault(section, Counter())[json.dumps([content, complete], sort_keys=True)] += 1
@@ -97,63 +125,19 @@ class Environments:
 @lru_cache(maxsize=10_000)
 def _facts_of_text(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
     content, complete = json.loads(text)
-    return _facts_in(section, content), complete
-
-
-def _facts_in(section: str, content: Mapping[str, Any]) -> Mapping[Fact, Value]:
     if section in (FILES, IMPORTED_LATER):
         digests = {name: digest for name, digest in content.items() if digest is not None}
-        return {Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in digests.items()}
+        return {Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in digests.items()}, complete
     if section == _OPTIONS:
-        return {Fact(_AFTER + 1, f"option {name}", section): _text(value) for name, value in content.items()}
+        named = {Fact(_AFTER + 1, f"option {name}", section): value for name, value in content.items()}
+        return {fact: _text(value) for fact, value in named.items()}, complete
     if section == _RUN:
-        return {Fact(_AFTER + 2, name, section): _text(v) for name, v in content.items() if v is not None}
+        known = {Fact(_AFTER + 2, name, section): value for name, value in content.items() if value is not None}
+        return {fact: _text(value) for fact, value in known.items()}, complete
     if section == _DIGEST:
-        return {PACKAGES._replace(section=_DIGEST): content["digest"]}
-    if section == _INSTALLED:
-        found = facts_of_section(_PACKAGES, content)
-        return {fact._replace(section=_INSTALLED): value for fact, value in found.items()}
-    return facts_of_section(section, content)
-
-
-def _of_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    parts = _mapping(record.get("fingerprint_parts"))
-    if parts and record.get("request_fingerprint", "") is not None:  # else its workload was not looked at
-        yield FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True
-        yield IMPORTED_LATER, _mapping(parts.get(IMPORTED_LATER)), False  # what a trial that failed may not have done
-    if "config" in record:
-        yield _OPTIONS, _mapping(record["config"]), True
-    place, request = _mapping(record.get("execution_env")), _mapping(record.get("request"))
-    beside, imposed = _mapping(record.get("side_by_side")), _mapping(record.get("imposed"))
-    run = {
-        "digest of the image": place.get("digest"),
-        "entered with": place.get("entered_with"),
-        "isolation": request.get("isolation"),
-        "launcher": request.get("launcher"),
-        "ranks": parts.get("nproc"),
-        "threads imposed by the run": imposed.get("threads"),
-        "trials at a time": _product(beside.get(name) for name in ("slots", "workers", "hosts")),
-    }
-    yield _RUN, run, bool(request)
-
-
-def _digests_of_secrets(variables: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
-    parts = _mapping(record.get("fingerprint_parts"))
-    known = {**_mapping(parts.get("variables")), **_mapping(parts.get("overlay"))}
-    return {
-        name: known[name]
-        for name, value in variables.items()
-        if value == REDACTED and str(known.get(name, "")).startswith(DIGEST)
-    }
-
-
-def _product(numbers: Iterable[Any]) -> int | None:
-    product = 1
-    for number in numbers:
-        if not isinstance(number, int):
-            return None
-        product *= number
-    return product
+        return {PACKAGES._replace(section=_DIGEST): content["digest"]}, complete
+    facts = facts_of_section(_PACKAGES if section == _INSTALLED else section, content)
+    return {fact._replace(section=section): value for fact, value in facts.items()}, complete
 
 
 def _text(value: Any) -> str:
@@ -162,10 +146,6 @@ def _text(value: Any) -> str:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 @dataclass(frozen=True)
@@ -206,12 +186,14 @@ def differences(a: Environments, b: Environments) -> list[Difference]:
     either side is left out, and so is what another difference explains: with torch, its commit changes too.
     """
     found = []
-    known = a.facts().keys() | b.facts().keys()
+    before, after = a.facts(), b.facts()
+    known = before.keys() | after.keys()
     for fact in sorted(known):
         of_record = fact._replace(section=_PACKAGES) if fact.section in (_INSTALLED, _DIGEST) else fact
         if fact.section == _INSTALLED and of_record in known:
             continue
-        one, two = a.values(fact), b.values(fact)
+        one = before[fact] if fact in before else a.has_no(fact)
+        two = after[fact] if fact in after else b.has_no(fact)
         if one and two and one.keys() != two.keys():
             found.append(Difference(of_record, _by_frequency(one), _by_frequency(two)))
     if any(each.fact.section == _PACKAGES and each.fact != PACKAGES for each in found):

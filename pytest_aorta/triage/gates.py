@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pytest_aorta.triage.rates import Interval
-from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, check_baseline, is_named
 
 #: What a gate can look at, in the order of messages.
@@ -35,11 +34,6 @@ _GATE = re.compile(
 )
 
 _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)(%?)")
-
-_FORM = (
-    f"VALUE, VALUE(CELL) or upper(VALUE), one of {' '.join(_COMPARE)}, and a number or verdict, as in "
-    "failure_rate<=0.02 or verdict(omp_1)==fixes"
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,6 @@ class GateResult:
 
     @property
     def holds(self) -> bool:
-        """Whether it does, for every cell that it is about."""
         return not self.problems
 
 
@@ -84,28 +77,29 @@ def parse_gate(text: str) -> Gate:
     """
     found = _GATE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(_FORM)
-    bound, value, cell, comparison, operand = found.groups()
+        raise ValueError(
+            f"VALUE, VALUE(CELL) or upper(VALUE), one of {' '.join(_COMPARE)}, and a number or verdict, as in "
+            "failure_rate<=0.02 or verdict(omp_1)==fixes"
+        )
+    bound, value, cell, comparison, given = found.groups()
     if value not in VALUES:
         raise ValueError(f"one of {', '.join(VALUES)}, not {value!r}")
     if bound and value not in _WITH_INTERVAL:
         raise ValueError(f"one of {', '.join(_WITH_INTERVAL)} in {bound}(), which have an interval, not {value!r}")
-    return Gate(" ".join(text.split()), value, bound, cell, comparison, _operand(value, comparison, operand))
-
-
-def _operand(value: str, comparison: str, text: str) -> float | str:
+    operand: float | str
     if value == "verdict":
         kinds: tuple[str, ...] = get_args(VerdictKind)
         if comparison not in ("==", "!="):
             raise ValueError(f"== or != after verdict, not {comparison!r}")
-        kind = " ".join(re.sub(r"^(['\"])(.*)\1$", r"\2", text).replace("_", " ").split())
-        if kind not in kinds:
-            raise ValueError(f"one of {', '.join(kinds)} after verdict{comparison}, not {text!r}")
-        return kind
-    number = _NUMBER.fullmatch(text)
-    if number is None:
-        raise ValueError(f"a number such as 0.02 or 2% after {comparison}, not {text!r}")
-    return float(number[1]) / 100 if number[2] else float(number[1])
+        operand = " ".join(re.sub(r"^(['\"])(.*)\1$", r"\2", given).replace("_", " ").split())
+        if operand not in kinds:
+            raise ValueError(f"one of {', '.join(kinds)} after verdict{comparison}, not {given!r}")
+    else:
+        number = _NUMBER.fullmatch(given)
+        if number is None:
+            raise ValueError(f"a number such as 0.02 or 2% after {comparison}, not {given!r}")
+        operand = float(number[1]) / 100 if number[2] else float(number[1])
+    return Gate(" ".join(text.split()), value, bound, cell, comparison, operand)
 
 
 def check_gates(
@@ -131,30 +125,35 @@ def judge(gates: Iterable[Gate], table: Table) -> list[GateResult]:
     return [GateResult(gate, tuple(_problems(gate, table))) for gate in gates]
 
 
-def _problems(gate: Gate, table: Table) -> Iterable[str]:
-    rows = [row for row in table.rows if _is_about(gate, row, table)]
-    if not rows:
+def _problems(gate: Gate, table: Table) -> Iterator[str]:
+    rows = [row for row in table.rows if row.cell.total]
+    if gate.cell is not None:
+        about = [row for row in rows if is_named(gate.cell, row.cell.key.cell, row.cell.mitigations)]
+    else:
+        groups = [row.cell.key.group() for row in rows]
+        about = [
+            row
+            for row in rows
+            if gate.value == "infrastructure"
+            or row.verdict.kind != "baseline"
+            or groups.count(row.cell.key.group()) == 1
+        ]
+    if not about:
         yield f"no trial of {gate.cell!r} has run" if gate.cell else "no trial has run"
-    for row in rows:
+    for row in about:
         found, counts = _found(gate, row, table), f"{row.cell.failures} of {row.cell.counted} failed"
         where = f"{row.cell.key.cell} of {row.cell.key.workload}"
         name = f"{gate.bound}({gate.value})" if gate.bound else gate.value
         if found is None:
-            yield f"{where} has no {name}: {row.verdict.reason or _why_none(gate, row)}"
+            why = "no trial has step times" if row.cell.steps is None else "the baseline has no step times"
+            if gate.value in ("failure_rate", "failures"):
+                why = f"none of its {row.cell.total} trials says anything about the workload"
+            elif gate.value == "speed_ratio" and row.speed is None:
+                why = "it is compared with no other cell"
+            yield f"{where} has no {name}: {row.verdict.reason or why}"
         elif not _COMPARE[gate.comparison](found, gate.operand):
             value = row.verdict.text if isinstance(found, str) else f"{found:.4g}"
             yield f"{where} has {name} {value}; {counts}"
-
-
-def _is_about(gate: Gate, row: Row, table: Table) -> bool:
-    if not row.cell.total:
-        return False
-    if gate.cell is not None:
-        return is_named(gate.cell, row.cell.key.cell, row.cell.mitigations)
-    if gate.value == "infrastructure" or row.verdict.kind != "baseline":
-        return True
-    group = [row.cell.key.group() == other.cell.key.group() and other.cell.total > 0 for other in table.rows]
-    return sum(group) == 1
 
 
 def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
@@ -165,27 +164,19 @@ def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
         return cell.lost
     if gate.value == "step_ms":
         return None if cell.steps is None else cell.steps.median_ms
+    interval = cell.rate_interval
     if gate.value == "speed_ratio":
         if speed is None or gate.bound is None:
             return None if speed is None else speed.ratio
         interval = speed.interval or Interval(0.0, math.inf)
-        return interval.high if gate.bound == "upper" else interval.low
-    if not cell.counted or cell.rate is None:
+    elif not cell.counted:
         return None
-    if gate.value == "failures":
-        return cell.failures
-    if gate.bound is None:
-        return cell.rate
-    if not table.settings.sequential:
-        return cell.rate_interval.high if gate.bound == "upper" else cell.rate_interval.low
-    if gate.bound == "upper":
-        return rate_upper_bound_sequential(cell.failures, cell.counted)
-    return 1 - rate_upper_bound_sequential(cell.counted - cell.failures, cell.counted)
+    elif gate.value == "failures" or gate.bound is None:
+        return cell.failures if gate.value == "failures" else cell.rate
+    elif table.settings.sequential:
+        from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 
-
-def _why_none(gate: Gate, row: Row) -> str:
-    if gate.value in ("failure_rate", "failures"):
-        return f"none of its {row.cell.total} trials says anything about the workload"
-    if gate.value == "speed_ratio" and row.speed is None:
-        return "it is compared with no other cell"
-    return "no trial has step times" if row.cell.steps is None else "the baseline has no step times"
+        if gate.bound == "upper":
+            return rate_upper_bound_sequential(cell.failures, cell.counted)
+        return 1 - rate_upper_bound_sequential(cell.counted - cell.failures, cell.counted)
+    return interval.high if gate.bound == "upper" else interval.low

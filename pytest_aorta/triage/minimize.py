@@ -138,9 +138,7 @@ class Search:
 
     def __init__(self, variables: Sequence[str], most: int, most_in_all: int, at_once: int = 1) -> None:
         self.found = Minimized(tuple(variables))
-        self._most = most
-        self._most_in_all = most_in_all
-        self._at_once = at_once
+        self._most, self._most_in_all, self._at_once = most, most_in_all, at_once
         self._started = 0
         self._next_index: dict[tuple[str, ...] | None, int] = {}
         #: Of all trials of the baseline that count, whether they have failed.
@@ -178,79 +176,51 @@ class Search:
         base: list[TrialFacts] = []
         own: list[TrialFacts] = []
         while True:
-            self._judge(tried, acting, base, own, test)
-            if tried.answer != "undecided" or self._is_over(base, own):
+            ours, theirs = ([facts.is_failure for facts in side if facts.is_counted] for side in (own, base))
+            tried.trials, tried.failures = len(ours), sum(ours)
+            tried.base_trials, tried.base_failures = len(theirs), sum(theirs)
+            test.pairs += list(zip(theirs, ours, strict=False))[len(test.pairs) :]
+            tried.answer = "did not run" if _never_ran(own) else self._answer(tried, acting, test)
+            is_over = self._started >= self._most_in_all or _never_ran(base)
+            if len(own) >= self._most:
+                is_over |= len(ours) <= len(theirs) or len(base) >= 2 * self._most
+            if tried.answer != "undecided" or is_over:
                 return tried
-            wanted = self._next(variables, len(own) < self._most)
+            wanted: list[Wanted] = []
+            while not wanted or len(wanted) < self._at_once:
+                for each in (None, variables) if len(own) < self._most else (None,):
+                    index = self._next_index.get(each, 0)
+                    self._next_index[each] = index + 1
+                    wanted.append(Wanted(each, index))
+            self._started += len(wanted)
             for one, facts in zip(wanted, (yield wanted), strict=True):
                 (base if one.variables is None else own).append(facts)
                 if one.variables is None and facts.is_counted:
                     self._baseline.append(facts.is_failure)
 
-    def _next(self, variables: tuple[str, ...], with_part: bool) -> list[Wanted]:
-        wanted: list[Wanted] = []
-        while not wanted or len(wanted) < self._at_once:
-            for each in (None, variables) if with_part else (None,):
-                index = self._next_index.get(each, 0)
-                self._next_index[each] = index + 1
-                wanted.append(Wanted(each, index))
-        self._started += len(wanted)
-        return wanted
-
-    def _is_over(self, base: list[TrialFacts], own: list[TrialFacts]) -> bool:
-        if self._started >= self._most_in_all or _never_ran(base):
-            return True
-        unpaired = sum(facts.is_counted for facts in own) > sum(facts.is_counted for facts in base)
-        return len(own) >= self._most and (not unpaired or len(base) >= 2 * self._most)
-
-    def _judge(
-        self,
-        tried: Tried,
-        acting: Sequence[Tried],
-        base: Sequence[TrialFacts],
-        own: Sequence[TrialFacts],
-        test: SequentialTest,
-    ) -> None:
-        ours, theirs = ([facts.is_failure for facts in side if facts.is_counted] for side in (own, base))
-        tried.trials, tried.failures, tried.base_trials, tried.base_failures = (
-            len(ours),
-            sum(ours),
-            len(theirs),
-            sum(theirs),
-        )
-        test.pairs += list(zip(theirs, ours, strict=False))[len(test.pairs) :]
+    def _answer(self, tried: Tried, acting: Sequence[Tried], test: SequentialTest) -> Answer:
         found = test.comparison()
         tried.p = found.p
         is_lower = tried.failures * tried.base_trials < tried.base_failures * tried.trials
-        if _never_ran(own):
-            tried.answer = "did not run"
-        elif not acting:
-            if found.p <= tried.level and is_lower:
-                tried.answer = "acts"
-            elif found.ratio.low >= 0.5:
-                tried.answer = "fails"
-        else:
-            evidence = self._like_what_acts(tried, acting)
-            if found.p <= tried.level and is_lower and evidence > 0:
-                tried.answer = "acts"
-            elif evidence <= log(tried.level):
-                tried.answer = "fails"
-            elif self._is_gone():
-                tried.answer = "gone"
-
-    def _like_what_acts(self, tried: Tried, acting: Sequence[Tried]) -> float:
-        """How much more likely the trials are with the rate of what acts than with the baseline's, as a logarithm."""
+        is_shown = found.p <= tried.level and is_lower
+        if not acting:
+            return "acts" if is_shown else "fails" if found.ratio.low >= 0.5 else "undecided"
+        # How much more likely the trials are with the rate of what acts than with the baseline's, as a logarithm.
         rate = (sum(self._baseline) + 0.5) / (len(self._baseline) + 1)
         failures, trials = sum(each.failures for each in acting), sum(each.trials for each in acting)
         passes, base_passes = tried.trials - tried.failures, tried.base_trials - tried.base_failures
-        return _log_chance(tried.failures, passes, failures + 0.5, trials - failures + 0.5) - _log_chance(
+        evidence = _log_chance(tried.failures, passes, failures + 0.5, trials - failures + 0.5) - _log_chance(
             tried.failures, passes, tried.base_failures + _EARLIER * rate, base_passes + _EARLIER * (1 - rate)
         )
-
-    def _is_gone(self) -> bool:
+        if is_shown and evidence > 0:
+            return "acts"
+        if evidence <= log(tried.level):
+            return "fails"
+        # Whether the fault has gone: the baseline has not failed for long.
         last = next((number for number, failed in enumerate(reversed(self._baseline)) if failed), 0)
         failures, passes = sum(self._baseline), len(self._baseline) - last - sum(self._baseline)
-        return last > 0 and _log_chance(0, last, failures + 0.5, passes + 0.5) < log(_GONE)
+        is_gone = last > 0 and _log_chance(0, last, failures + 0.5, passes + 0.5) < log(_GONE)
+        return "gone" if is_gone else "undecided"
 
 
 def _log_chance(failures: int, passes: int, a: float, b: float) -> float:
@@ -269,7 +239,21 @@ def _never_ran(trials: Sequence[TrialFacts]) -> bool:
 def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
     """Whether the search for the smallest part of the set ``name`` has succeeded, and what it found, in a sentence."""
     if found.left is None:
-        return False, f"nothing to minimize: {_why_nothing(found, name)}"
+        whole = found.tried[0]
+        without = f"{whole.base_failures} of {whole.base_trials}"
+        if whole.answer == "did not run":
+            why = f"no trial of {name} came to its main work"
+        elif not whole.base_trials:
+            why = "no trial of the baseline came to its main work"
+        elif not whole.base_failures:
+            why = f"no trial of the baseline failed, of {whole.base_trials}"
+        elif whole.answer == "fails":
+            failed = f"{whole.failures} of {whole.trials} trials failed, {without} without it"
+            why = f"{name} does not fix it, nor makes it much rarer: {failed}"
+        else:
+            failed = f"{without} trials of the baseline failed, and {whole.failures} of {whole.trials} with it"
+            why = f"not shown that {name} acts; {failed}: more trials may show it (--aorta-trials, --max-trials)"
+        return False, f"nothing to minimize: {why}"
     left = " ".join(found.left)
     if found.is_gone:
         return False, f"the fault went away: the baseline fails no more. So far, of {name}, {left} is enough"
@@ -280,25 +264,6 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
         return False, f"of {name}, {left} is enough; not decided whether {unsure} can go (--aorta-trials)"
     needed = "is needed" if len(found.left) == 1 else "are needed, together"
     return True, f"of {counted(len(found.variables), 'variable')} of {name}, {left} {needed}"
-
-
-def _why_nothing(found: Minimized, name: str) -> str:
-    whole = found.tried[0]
-    if whole.answer == "did not run":
-        return f"no trial of {name} came to its main work"
-    if not whole.base_trials:
-        return "no trial of the baseline came to its main work"
-    if not whole.base_failures:
-        return f"no trial of the baseline failed, of {whole.base_trials}"
-    if whole.answer == "fails":
-        return (
-            f"{name} does not fix it, nor makes it much rarer: {whole.failures} of {whole.trials} trials failed, "
-            f"{whole.base_failures} of {whole.base_trials} without it"
-        )
-    return (
-        f"not shown that {name} acts; {whole.base_failures} of {whole.base_trials} trials of the baseline failed, and "
-        f"{whole.failures} of {whole.trials} with it: more trials may show it (--aorta-trials, --max-trials)"
-    )
 
 
 def report(found: Minimized, name: str) -> Iterator[str]:

@@ -18,10 +18,9 @@ Counts = tuple[int, int]
 
 @dataclass(frozen=True)
 class ObserverEffect:
-    """Of a cell: its trials with collectors beside those without.
+    """Of a cell: its trials with collectors beside those ``alone``, without.
 
     Attributes:
-        observed, alone: failures and counted trials with collectors, and without.
         p: of "collectors do not change the rate", two-sided, corrected for the number of cells (Holm).
         speed: of the trials with collectors, against those without.
         of_failed: those with collectors are replays of trials that have failed without: that more of them fail than of
@@ -44,7 +43,6 @@ class ObserverEffect:
 
     @property
     def changes_rate(self) -> bool:
-        """Whether that is shown."""
         return self.p < LEVEL
 
     @property
@@ -58,7 +56,6 @@ class ObserverEffect:
         )
 
     def lines(self) -> list[str]:
-        """What the terminal says."""
         (failed, trials), (alone, alone_trials) = self.observed, self.alone
         speed = f"; {self.speed.of} {self.speed.change}" if self.speed.change else ""
         shown = "they change the rate" if self.changes_rate else "no change of the rate is shown"
@@ -91,10 +88,6 @@ class ObserverEffect:
         }
 
 
-def _way(facts: TrialFacts) -> str:
-    return facts.signature.text if facts.signature is not None else facts.outcome
-
-
 #: A trial that has failed, and its replay with collectors.
 Replayed = tuple[TrialFacts, TrialFacts]
 
@@ -109,16 +102,17 @@ def replay_effects(
     """
     found = []
     for trials in cells:
-        pairs = [pair for pair in replayed.get(trials.key, ()) if pair[1].is_counted]
         if trials.key not in replayed:
             continue
+        again = [again for _, again in replayed[trials.key]]
+        pairs = [pair for pair in replayed[trials.key] if pair[1].is_counted]
         failed = [pair for pair in pairs if pair[1].is_failure]
+        others = [again for first, again in failed if again.signature != first.signature]
         alone = trials.statistics.failures, trials.statistics.counted
         observed = len(failed), len(pairs)
         fewer = observed[0] * alone[1] < alone[0] * observed[1]
         sides = (measured(again for _, again in pairs), measured(first for first, _ in pairs))
         (speed,) = compare_speeds([sides], speed_margin, sequential=False, family=1)
-        again = [again for _, again in replayed[trials.key]]
         effect = ObserverEffect(
             trials.key,
             observed,
@@ -126,8 +120,8 @@ def replay_effects(
             difference_p(*observed, *alone) if fewer else 1.0,
             speed,
             of_failed=True,
-            replays=len(replayed[trials.key]),
-            other_ways=Counter(_way(again) for first, again in failed if again.signature != first.signature),
+            replays=len(again),
+            other_ways=Counter(each.outcome if each.signature is None else each.signature.text for each in others),
             collected=Counter(text for each in again for text in each.collected),
             not_collected=Counter(text for each in again for text in set(each.not_collected)),
         )

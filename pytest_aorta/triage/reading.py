@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,9 @@ class Results:
         if not os.path.exists(path):  # as Path.exists(), but that raises for names that cannot be
             raise RequestError(f"{path}: there is no such file or folder; expected a results directory")
         self.path = path
-        self.folder = _results_directory(path)
+        folder = path if path.is_dir() else path.parent
+        places = [folder, *folder.absolute().parents[:_DEEPEST]]
+        self.folder = next((place for place in places if any(place.glob("packages-*.json"))), folder)
         self._rules = rules
         self.unreadable: list[Unreadable] = []
         self.replays = 0
@@ -109,8 +111,14 @@ class Results:
                     record = self._from_aorta(record, path)
                 problem = _problem(record)
                 facts = facts_of(record, file, self.rules) if problem is None else None
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                facts, problem = None, _words(error)
+            except OSError as error:
+                facts, problem = None, error.strerror or str(error)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                facts, problem = None, f"not valid JSON: {error}"
+            except RecursionError:
+                facts, problem = None, "nested too deeply"
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                facts, problem = None, f"not the record of a trial: {type(error).__name__}: {error}"
             if facts is None:
                 self.unreadable.append(Unreadable(file, problem or ""))
             elif record.get("replay_of") and not self._asks_for_replays:
@@ -149,7 +157,7 @@ class Results:
             with os.scandir(folder) as entries:
                 found = list(entries)
         except OSError as error:
-            self.unreadable.append(Unreadable(os.path.relpath(folder, self.folder), _words(error)))
+            self.unreadable.append(Unreadable(os.path.relpath(folder, self.folder), error.strerror or str(error)))
             return
         numbers: list[tuple[int, str]] = []
         folders: list[str] = []
@@ -204,33 +212,24 @@ def read_triage(path: Path, settings: TriageSettings | None = None) -> tuple[Tri
 
 def triage_in_order(facts: Iterable[TrialFacts], settings: TriageSettings | None = None) -> Triage:
     """A triage of trials in any order, with its cells in the order of their plans, and those of tests behind them."""
-    by_workload: dict[str, list[TrialFacts]] = {}
-    of_tests: list[TrialFacts] = []
-    for each in sorted(facts, key=lambda each: (each.started_at, each.file)):
-        (of_tests if each.key.test else by_workload.setdefault(each.key.workload, [])).append(each)
-    planned = chain.from_iterable(sorted(trials, key=_place_in_plan) for trials in by_workload.values())
-    ordered = [*planned, *of_tests]
+    in_time = sorted(facts, key=lambda each: (each.started_at, each.file))
+    workloads = {each.key.workload: number for number, each in reversed([*enumerate(in_time)]) if not each.key.test}
+
+    def place_in_plan(facts: TrialFacts) -> tuple[float, ...]:
+        found = _TRIAL_ID.search(facts.trial_id)
+        numbers = (int(found[1]), int(found[2])) if found else (0, 0)
+        return (inf,) if facts.key.test else (workloads[facts.key.workload], *numbers)
+
     triage = Triage(settings)
-    for each in ordered:
+    for each in sorted(in_time, key=place_in_plan):
         triage.declare(each.key, each.environment, each.mitigations)
-    for each in sorted(ordered, key=lambda each: (each.index, each.file)):
+    for each in sorted(in_time, key=lambda each: (each.index, each.file)):
         triage.add(each)
     return triage
 
 
-def _place_in_plan(facts: TrialFacts) -> tuple[int, int]:
-    found = _TRIAL_ID.search(facts.trial_id)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def _results_directory(path: Path) -> Path:
-    folder = path if path.is_dir() else path.parent
-    places = [folder, *folder.absolute().parents[:_DEEPEST]]
-    return next((place for place in places if any(place.glob("packages-*.json"))), folder)
-
-
 def _problem(record: Any) -> str | None:
-    """Why the content of a file is no record that this version reads, in words."""
+    """Why the content of a file is no record that this version reads."""
     if not isinstance(record, dict) or "schema_version" not in record:
         return "it is not the record of a trial"
     if record["schema_version"] != _SCHEMA_VERSION:
@@ -252,13 +251,3 @@ def _problem(record: Any) -> str | None:
     if record["exit_status"] not in _STATUSES:
         return f"exit_status is {record['exit_status']!r}; expected one of {', '.join(_STATUSES)}"
     return None
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
-        return f"not valid JSON: {error}"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return f"not the record of a trial: {type(error).__name__}: {error}"

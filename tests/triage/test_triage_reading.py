@@ -24,7 +24,8 @@ from pathlib import Path
 def pytest_unconfigure(config):
     reports = config.pluginmanager.get_plugin("aorta_reports")
     if reports is not None:  # in a worker of xdist there is none
-        Path("table.pickle").write_bytes(pickle.dumps(reports.writer.triage.table()))
+        (writer,) = reports._writers.values()
+        Path("table.pickle").write_bytes(pickle.dumps(writer.triage.table()))
 """
 
 FLAKY = """
