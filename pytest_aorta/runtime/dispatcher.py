@@ -329,15 +329,6 @@ class GraphRun:
         self.closed = False
         self.ended = threading.Event()
 
-    def take_slot(self) -> None:
-        """A slot of the ring for a new task; raises ``RingFull``."""
-        if self.unsettled >= self.ring_size:
-            raise RingFull(
-                f"the ring is full: {self.unsettled} tasks of this run have not ended; submit fewer at a time, or raise"
-                " ring_size or ring_timeout of the worker"
-            )
-        self.unsettled += 1
-
 
 #: Runs that are open at a time: one whose tasks are dispatched, and the next one, which is being built.
 DEPTH = 2
@@ -512,7 +503,12 @@ class Dispatcher:
             RuntimeError: the run is closed or cancelled.
         """
         self._check_accepts(run)
-        run.take_slot()
+        if run.unsettled >= run.ring_size:
+            raise RingFull(
+                f"the ring is full: {run.unsettled} tasks of this run have not ended; submit fewer at a time, or raise"
+                " ring_size or ring_timeout of the worker"
+            )
+        run.unsettled += 1
         node = self.graph.add(task, run, accesses, after, label)
         run.nodes[node] = None
         if run.hazards is not None:
@@ -556,7 +552,7 @@ class Dispatcher:
         with self.turn():
             failure = TaskFailure("Cancelled", why)
             if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
-                self._stop(node.payload, Completion(Outcome.CANCELLED, None, failure), why)
+                self._stop(node.payload.running, Completion(Outcome.CANCELLED, None, failure), why)
 
     def _cancel_unstarted(self, node: Node, outcome: Outcome, failure: TaskFailure) -> bool:
         if node.state not in UNSTARTED:
@@ -656,11 +652,10 @@ class Dispatcher:
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
         with self._turn:
-            self._end(dispatch, completion)
+            if not dispatch.over:
+                self._end(dispatch, completion)
 
     def _end(self, dispatch: Dispatch, completion: Completion) -> None:
-        if dispatch.over:
-            return
         dispatch.over = True
         dispatch.endpoint.busy -= 1
         if dispatch.deadline is not None:
@@ -690,23 +685,20 @@ class Dispatcher:
     def _stop_peers(self, task: GraphTask) -> None:
         with self.turn():
             why = f"a member of its group failed {self.grace:g} s ago"
-            self._stop(task, Completion(Outcome.CANCELLED, None, TaskFailure("Cancelled", why)), why)
+            self._stop(task.running, Completion(Outcome.CANCELLED, None, TaskFailure("Cancelled", why)), why)
 
     def _overdue(self, dispatch: Dispatch) -> None:
         with self.turn():
             why = f"not finished within {dispatch.node.payload.timeout:g} s"
             failure = TaskFailure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
-            self._stop_one(dispatch, Completion(Outcome.TIMEOUT, None, failure), why)
-
-    def _stop(self, task: GraphTask, completion: Completion, why: str) -> None:
-        for dispatch in task.running:
-            self._stop_one(dispatch, completion, why)
+            self._stop([dispatch], Completion(Outcome.TIMEOUT, None, failure), why)
 
     @staticmethod
-    def _stop_one(dispatch: Dispatch, completion: Completion, why: str) -> None:
-        if not dispatch.over and dispatch.stopping is None:
-            dispatch.stopping = completion
-            try:
-                dispatch.endpoint.stop(dispatch, why)
-            except Exception:
-                traceback.print_exc()  # an error of this package, which must not end the turn
+    def _stop(running: Iterable[Dispatch], completion: Completion, why: str) -> None:
+        for dispatch in running:
+            if not dispatch.over and dispatch.stopping is None:
+                dispatch.stopping = completion
+                try:
+                    dispatch.endpoint.stop(dispatch, why)
+                except Exception:
+                    traceback.print_exc()  # an error of this package, which must not end the turn

@@ -143,8 +143,12 @@ class ProcessEndpoint:
 
     # Starting
 
-    def spawn(self) -> None:
-        """Start the process; ``wait_ready`` waits for it. Raises ``StartupError``."""
+    def spawn(self, give_up: float) -> None:
+        """Start the process, and block until it takes tasks, at most until that moment of ``time.monotonic()``.
+
+        Raises:
+            StartupError: it failed, died, or took too long.
+        """
         self._check_open()
         version, known = self._callables.version, tuple(self._callables.definitions)
         link = self._launch(self)
@@ -157,14 +161,6 @@ class ProcessEndpoint:
             raise StartupError(f"{self.name}: {error}") from error
         if self._state is ProcessState.CLOSED:  # meanwhile
             link.close(0.0)
-            self._check_open()
-
-    def wait_ready(self, give_up: float) -> None:
-        """Block until it takes tasks, at most until that moment of ``time.monotonic()``.
-
-        Raises:
-            StartupError: it failed, died, or took too long.
-        """
         with self._lock:
             while self._refused is None:
                 self._check_open()
@@ -292,10 +288,13 @@ class ProcessEndpoint:
 
     def _start_again(self) -> None:
         for attempt in range(min(STARTS, self._max_deaths or STARTS)):
-            self._back_off(self._deaths + attempt - 1)
+            deaths = self._deaths + attempt - 1
+            until = time.monotonic() + (min(MOST_BACK_OFF, BACK_OFF * 2.0 ** (deaths - 1)) if deaths > 0 else 0.0)
+            with self._lock:
+                while self._state is ProcessState.STARTING and (left := until - time.monotonic()) > 0:
+                    self._lock.wait(left)
             try:
-                self.spawn()
-                self.wait_ready(time.monotonic() + RESTART)
+                self.spawn(time.monotonic() + RESTART)
                 return
             except Exception as error:
                 reason = TaskFailure(type(error).__name__, f"out of service: {error}")
@@ -311,12 +310,6 @@ class ProcessEndpoint:
         with self._dispatcher.turn():
             self.gone = self.gone or reason
             self._enter(ProcessState.GONE)
-
-    def _back_off(self, deaths: int) -> None:
-        until = time.monotonic() + (min(MOST_BACK_OFF, BACK_OFF * 2.0 ** (deaths - 1)) if deaths > 0 else 0.0)
-        with self._lock:
-            while self._state is ProcessState.STARTING and (left := until - time.monotonic()) > 0:
-                self._lock.wait(left)
 
     # Memory and the end
 

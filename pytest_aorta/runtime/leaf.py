@@ -269,8 +269,11 @@ class WorkerTask:
         returned: list[Any] = []
         try:
             orch_fn = self._worker.callables.definitions[digest].load()
-            self._worker.submit_below(
-                lambda orch, args, config: returned.append(orch_fn(orch, args, config)), args, self._opened
+            self._worker.build(
+                lambda orch, args, config: returned.append(orch_fn(orch, args, config)),
+                args,
+                args.config,
+                opened=self._opened,
             ).wait()
             content = [(number, to_bytes(args.tensors[number])) for number in written if self._returns_written]
             self._report(Outcome.SUCCESS, dump_result(returned[0]), None, content)

@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.tensors import Heap, Slab
 
 
-def _taken_lock() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
 class TaskRef:
     """A task that was submitted."""
 
@@ -79,8 +73,10 @@ class TaskRef:
             self._dispatcher.loop.poll_until(lambda: task.has_settled)
         if not task.has_settled:
             with self._dispatcher.lock:
-                settled = None if task.has_settled else task.settled or _taken_lock()
-                task.settled = settled
+                if not task.has_settled and task.settled is None:
+                    task.settled = threading.Lock()
+                    task.settled.acquire()
+                settled = task.settled
             # A lock rather than an event: an interrupt within ``threading`` would leave that broken, and it takes long.
             while settled is not None and not task.has_settled:
                 left = PIECE if give_up is None else max(0.0, min(PIECE, give_up - time.monotonic()))
@@ -402,11 +398,14 @@ class Orchestrator:
             RuntimeError: its ring stays full for ten seconds.
             ValueError: it is larger than a ring (``heap_ring_size``).
         """
+        import torch
+
         self._check_open()
         sizes = listed("shape", shape, "a list of whole numbers")
         for size in sizes:
             whole_number("a size of the shape", size)
-        _check_dtype(dtype)
+        if dtype is not None:
+            expect("dtype", dtype, torch.dtype, "a torch.dtype or None")
         tensor, slab = self._heap.allocate(tuple(sizes), dtype, len(self._scopes) - 1)
         self._scopes[-1].append(self._keep(tensor, slab))
         return tensor
@@ -444,7 +443,12 @@ class Orchestrator:
         self._check_open()
         producers = self._producers(after) if after != () else []
         if task.args is not None or task.group or task.config is not None:
-            _check_arguments(task)
+            for member in task.members:
+                if not isinstance(member.args, TaskArgs | None):
+                    raise TypeError(
+                        f"the arguments of a task must be TaskArgs or None, not {given(member.args)}; build them with"
+                        " TaskArgs().add(tensor).add_scalar(1)"
+                    )
             producers += self._producers(_pack(task) if packed is None else packed)
         if task.args is None and not task.group:  # what there are most of
             return TaskRef(self._dispatcher, self._add(task, [], producers))
@@ -512,19 +516,3 @@ class Orchestrator:
     def _check_open(self) -> None:
         if not self._scopes:
             raise RuntimeError("the run is closed: its graph is built while orch_fn runs, not later")
-
-
-def _check_arguments(task: GraphTask) -> None:
-    for member in task.members:
-        if not isinstance(member.args, TaskArgs | None):
-            raise TypeError(
-                f"the arguments of a task must be TaskArgs or None, not {given(member.args)}; build them with"
-                " TaskArgs().add(tensor).add_scalar(1)"
-            )
-
-
-def _check_dtype(dtype: object) -> None:
-    import torch
-
-    if dtype is not None:
-        expect("dtype", dtype, torch.dtype, "a torch.dtype or None")

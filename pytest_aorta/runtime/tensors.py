@@ -154,34 +154,13 @@ def descriptor_of(storage: torch.UntypedStorage) -> tuple[int, int]:
 _numbers = itertools.count()
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    return _number(tensor.untyped_storage())
-
-
-def _number(storage: torch.UntypedStorage) -> int:
+def storage_id(storage: torch.UntypedStorage) -> int:
     # torch keeps the Python object of a storage for as long as its memory lives.
     found: int | None = vars(storage).get("_aorta_number")
     if found is None:
         found = vars(storage).setdefault("_aorta_number", next(_numbers))
         _mappings.add(storage)
     return found
-
-
-def map_buffer(fd: int, size: int) -> Any:
-    """``map_storage`` as an object of which ``part_of_storage`` makes storages; ``memory`` is the whole one."""
-    memory = map_storage(fd, size)
-    buffer: Any = (ctypes.c_char * size).from_address(memory.data_ptr())
-    buffer.memory = memory
-    return buffer
-
-
-def part_of_storage(buffer: Any, start: int, nbytes: int, slab: Slab) -> torch.UntypedStorage:
-    """A storage of its own over a part of a buffer: it lives as long as any tensor, view or array of these bytes."""
-    import torch
-
-    part = torch.frombuffer(buffer, dtype=torch.uint8, count=max(1, nbytes), offset=start).untyped_storage()
-    vars(part)["_aorta_part"] = buffer.memory, start, slab
-    return part
 
 
 def slab_of(tensor: torch.Tensor) -> Slab | None:
@@ -246,7 +225,7 @@ def footprint_of(tensor: torch.Tensor) -> Footprint:
     itemsize = tensor.element_size()
     strides: Sequence[int] = tensor.stride()
     return Footprint(
-        backing=("storage", storage_id(tensor)),
+        backing=("storage", storage_id(tensor.untyped_storage())),
         offset=int(tensor.storage_offset()) * itemsize,
         shape=tuple(tensor.shape),
         strides=tuple(stride * itemsize for stride in strides),
@@ -356,7 +335,7 @@ class SharedViews:
         if "_aorta_part" in vars(storage):
             storage, start, _ = vars(storage)["_aorta_part"]
             offset += start // tensor.element_size()
-        number = _number(storage)
+        number = storage_id(storage)
         fd, size = descriptor_of(storage)
         if number not in self._known:
             try:
@@ -399,20 +378,15 @@ class MappedStorages:
             return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
         number, fd, size = where
         if number not in self._storages:
-            self._storages[number] = self._map(fd, size)
+            try:
+                own = os.open(f"/proc/{self._owner}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    self._storages[number] = map_storage(own, size)
+                finally:
+                    os.close(own)
+            except Exception as error:
+                raise TensorUnavailable(f"memory of {size} bytes could not be mapped: {error}") from error
         return from_storage(self._storages[number], offset, shape, strides, dtype)
-
-    def _map(self, fd: int, size: int) -> torch.UntypedStorage:
-        try:
-            own = os.open(f"/proc/{self._owner}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise TensorUnavailable(f"memory of {size} bytes could not be mapped: {error}") from error
-        try:
-            return map_storage(own, size)
-        except Exception as error:
-            raise TensorUnavailable(f"memory of {size} bytes could not be mapped: {error}") from error
-        finally:
-            os.close(own)
 
     def unmap(self, numbers: Sequence[int]) -> None:
         """Unmap storages; the memory stays for as long as a task has a view of it."""
@@ -521,7 +495,11 @@ class Heap:
         nbytes = math.prod(shape) * dtype.itemsize
         slab = self._take(min(depth, RINGS - 1), nbytes, self._patience)
         try:
-            storage = part_of_storage(self._buffer(slab.ring), slab.offset, nbytes, slab)
+            # A storage of its own, which lives as long as any tensor, view or array of these bytes.
+            buffer = self._buffer(slab.ring)
+            part = torch.frombuffer(buffer, dtype=torch.uint8, count=max(1, nbytes), offset=slab.offset)
+            storage = part.untyped_storage()
+            vars(storage)["_aorta_part"] = buffer.memory, slab.offset, slab
             # The callback comes when the last tensor is gone, in the middle of anything.
             weakref.finalize(storage, self._rings[slab.ring].dropping.append, slab).atexit = False
             return from_storage(storage, 0, shape, contiguous_strides(shape), dtype), slab
@@ -564,7 +542,10 @@ class Heap:
                 fd = os.memfd_create(f"aorta-ring-{ring}")
                 try:
                     os.ftruncate(fd, self._size)
-                    self._buffers[ring] = map_buffer(fd, self._size)
+                    memory = map_storage(fd, self._size)
+                    buffer: Any = (ctypes.c_char * self._size).from_address(memory.data_ptr())
+                    buffer.memory = memory
+                    self._buffers[ring] = buffer
                 finally:
                     os.close(fd)
             return self._buffers[ring]

@@ -40,7 +40,6 @@ from pytest_aorta.runtime.zygote import Seed, ZygoteError, ZygoteSpec
 from pytest_aorta.runtime.zygote_pool import ZygotePool
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.arguments import SlotArgs
     from pytest_aorta.runtime.callables import Callables, WorkerSpec
     from pytest_aorta.runtime.dispatcher import Dispatcher
     from pytest_aorta.runtime.resources.leases import Lease
@@ -113,14 +112,31 @@ class Worker:
         for name, number in (("max_deaths", max_deaths), ("allowed_failures", allowed_failures)):
             if number is not None:
                 whole_number(name, number, 1)
-        _check_arguments(level, device_ids, num_sub_workers, heap_ring_size, startup_timeout_s, grace, prepare)
+        expect("level", level, int, "3 (a host) or more")
+        if level < 3:
+            raise ValueError(f"level must be 3 (a host) or more, not {level!r}; slots (level 2) belong to a host")
+        seconds("startup_timeout_s", startup_timeout_s)
+        seconds("grace", grace, zero=True)
+        devices = listed("device_ids", device_ids, "a list of numbers from 0")
+        if level != 3 and devices:
+            raise ValueError(f"device_ids belong to a host (level 3), not to level {level}")
+        for device in devices:
+            expect("device_ids", device, int, "numbers from 0")
+            if device < 0:
+                raise ValueError(f"device_ids must be numbers from 0, not {device!r}")
+        if len(set(devices)) != len(devices):
+            raise ValueError(f"a device is named twice: {devices}")
+        for name, value in (("num_sub_workers", num_sub_workers), ("heap_ring_size", heap_ring_size)):
+            whole_number(name, value)
+        if prepare is not None and not isinstance(prepare, str):
+            check_function("prepare", prepare, "without arguments")
         self.callables = Callables(uuid.uuid4().hex)
         #: Workers below, with the host of each: an execnet specification, or ``None`` for this one.
         self.children: list[tuple[Worker, str | None]] = []
         self._arguments = WorkerSpec(
             level=level,
             callables=self.callables,
-            device_ids=tuple(device_ids),
+            device_ids=tuple(devices),
             num_sub_workers=num_sub_workers,
             heap_ring_size=heap_ring_size,
             ring_size=ring_size,
@@ -205,7 +221,11 @@ class Worker:
             ValueError: after ``init``: there is no process that could run it.
         """
         definition = define(target)
-        eligible = None if workers is None else _worker_ids(workers)
+        eligible = None
+        if workers is not None:
+            eligible = frozenset(listed("workers", workers, "a list of the ids of workers"))
+            for worker in eligible:
+                whole_number("the id of a worker", worker)
         with self._lifecycle:
             if self._state in (WorkerState.CLOSED, WorkerState.FAILED):
                 raise RuntimeError(f"register with a worker that is {self._state.name}")
@@ -362,22 +382,18 @@ class Worker:
             raise RuntimeError(f"this worker is used by process {self._process}, of which this one is a fork")
         if self._building_thread == threading.get_ident():
             raise RuntimeError("submit within the graph of another run: submit tasks through orch")
-        return self._submit(orch_fn, args, config, fail_fast)
+        return self.build(orch_fn, args, config, fail_fast=fail_fast)
 
-    def submit_below(
-        self, orch_fn: Callable[..., Any], args: SlotArgs, opened: Callable[[RunHandle], None]
-    ) -> RunHandle:
-        """``submit`` for a task of the worker above. ``opened`` is called with the run before ``orch_fn``."""
-        return self._submit(orch_fn, args, args.config, False, opened)
-
-    def _submit(
+    def build(
         self,
         orch_fn: Callable[..., Any],
         args: Any,
         config: Any,
-        fail_fast: bool,
-        opened: Callable[[RunHandle], None] | None = None,
+        *,
+        fail_fast: bool = False,
+        opened: Callable[[RunHandle], object] = lambda handle: None,
     ) -> RunHandle:
+        """``submit``, also for a task of the worker above; ``opened`` is called with the run before ``orch_fn``."""
         spec = self._arguments
         with SIGINT_HELD:
             run = self._dispatcher.open_run(
@@ -391,8 +407,7 @@ class Worker:
             orchestrator = Orchestrator(self._dispatcher, run, self._heap, self.callables, spec.ring_timeout)
             handle = RunHandle(self._dispatcher, run)
             try:
-                if opened is not None:
-                    opened(handle)
+                opened(handle)
                 with self._building:
                     self._building_thread = threading.get_ident()
                     try:
@@ -408,51 +423,11 @@ class Worker:
                 self._dispatcher.close_run(run)
             return handle
 
-    @property
-    def grace(self) -> float:
-        return self._arguments.grace
-
     def run(
         self, orch_fn: Callable[..., Any], args: Any = None, config: Any = None, *, fail_fast: bool = False
     ) -> None:
         """``submit``, and wait: raises ``TaskError`` when a task has failed."""
         self.submit(orch_fn, args, config, fail_fast=fail_fast).wait()
-
-
-def _worker_ids(workers: Iterable[int]) -> frozenset[int]:
-    found = listed("workers", workers, "a list of the ids of workers")
-    for worker in found:
-        whole_number("the id of a worker", worker)
-    return frozenset(found)
-
-
-def _check_arguments(
-    level: int,
-    device_ids: Sequence[int],
-    subs: int,
-    ring: int,
-    timeout: float,
-    grace: float,
-    prepare: Callable[[], object] | None,
-) -> None:
-    expect("level", level, int, "3 (a host) or more")
-    if level < 3:
-        raise ValueError(f"level must be 3 (a host) or more, not {level!r}; slots (level 2) belong to a host")
-    seconds("startup_timeout_s", timeout)
-    seconds("grace", grace, zero=True)
-    numbers = listed("device_ids", device_ids, "a list of numbers from 0")
-    if level != 3 and numbers:
-        raise ValueError(f"device_ids belong to a host (level 3), not to level {level}")
-    for number in numbers:
-        expect("device_ids", number, int, "numbers from 0")
-        if number < 0:
-            raise ValueError(f"device_ids must be numbers from 0, not {number!r}")
-    if len(set(numbers)) != len(numbers):
-        raise ValueError(f"a device is named twice: {numbers}")
-    for name, value in (("num_sub_workers", subs), ("heap_ring_size", ring)):
-        whole_number(name, value)
-    if prepare is not None and not isinstance(prepare, str):
-        check_function("prepare", prepare, "without arguments")
 
 
 #: Variables by which libraries learn how many threads to compute with. One that the user has set stays.
@@ -503,7 +478,7 @@ class ChildProcesses:
             return
         # The first failure counts, even if others still start or hang: they end with the rest.
         self._starting = ThreadPoolExecutor(len(self._endpoints), "aorta-start")
-        started = {self._starting.submit(_bring_up, endpoint, give_up): endpoint for endpoint in self._endpoints}
+        started = {self._starting.submit(endpoint.spawn, give_up): endpoint for endpoint in self._endpoints}
         self._starting.shutdown(wait=False)
         for piece in pieces(max(0.0, give_up - time.monotonic()) + 1):
             done, late = wait(started, piece, FIRST_EXCEPTION)
@@ -543,10 +518,6 @@ class ChildProcesses:
             raise StartupError(f"device_ids {devices_text(devices)}: {error}") from error
         return {**inherited, **dict(zip(self._lease.devices, self._lease.descriptors, strict=True))}
 
-    def _add(self, endpoint: ProcessEndpoint) -> None:
-        self._endpoints.append(endpoint)
-        self._dispatcher.placement.add(endpoint)
-
     def _add_slot(
         self,
         kind: TaskKind,
@@ -563,8 +534,7 @@ class ChildProcesses:
             payload = {"role": "slot", "variables": dict(variables)}
             return self._fork(endpoint, payload, what, threads=threads, cores=cores, held=held)
 
-        deaths = self._describe().max_deaths
-        self._add(ProcessEndpoint(self._dispatcher, kind, index, name, launch, self._callables, max_deaths=deaths))
+        self._add(kind, index, name, launch)
 
     def _add_child(self, index: int, level: int, host: str | None) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
@@ -579,19 +549,17 @@ class ChildProcesses:
             return HostLink(endpoint, host, child)
 
         name = f"child_worker {index} level={level}"
+        self._add(TaskKind.NEXT_LEVEL, index, name, launch, respawn=host is None, cancels=True)
+
+    def _add(
+        self, kind: TaskKind, index: int, name: str, launch: Callable[[ProcessEndpoint], Link], **how: bool
+    ) -> None:
         deaths = self._describe().max_deaths
         endpoint = ProcessEndpoint(
-            self._dispatcher,
-            TaskKind.NEXT_LEVEL,
-            index,
-            name,
-            launch,
-            self._callables,
-            respawn=host is None,
-            cancels=True,
-            max_deaths=deaths,
+            self._dispatcher, kind, index, name, launch, self._callables, max_deaths=deaths, **how
         )
-        self._add(endpoint)
+        self._endpoints.append(endpoint)
+        self._dispatcher.placement.add(endpoint)
 
     def _fork(
         self,
@@ -649,11 +617,6 @@ class ChildProcesses:
 def expects_tensors() -> bool:
     """Whether zygotes import torch: a second once, instead of in every process."""
     return "torch" in sys.modules
-
-
-def _bring_up(endpoint: ProcessEndpoint, give_up: float) -> None:
-    endpoint.spawn()
-    endpoint.wait_ready(give_up)
 
 
 def _thread_variables(cores: tuple[int, ...] | None) -> dict[str, str]:

@@ -38,7 +38,7 @@ def test_share_fd_cpu_gives_the_file_that_a_storage_keeps_open() -> None:
 def test_the_object_of_a_storage_lives_as_long_as_its_memory() -> None:
     """Else tasks on views of one tensor would not wait for each other, and mapped memory would be let go too early."""
     tensor, other = torch.zeros(4), torch.zeros(4)
-    first = storage_id(tensor[:2])
+    first = storage_id(tensor[:2].untyped_storage())
     gone: list[object] = []
     reference = weakref.ref(tensor.untyped_storage(), gone.append)
     share(tensor)
@@ -46,7 +46,7 @@ def test_the_object_of_a_storage_lives_as_long_as_its_memory() -> None:
     del tensor
     gc.collect()
 
-    assert storage_id(view[1:]) == first != storage_id(other)
+    assert storage_id(view[1:].untyped_storage()) == first != storage_id(other.untyped_storage())
     assert gone == []
     del view
     assert gone == [reference]
