@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.common.conditions import selected
-from pytest_aorta.plan import Plan, PlanError, planned, trial_value, unit_of
-from pytest_aorta.plugin import decisions_of_controller, is_of_recipe, is_worker
+from pytest_aorta.plan import Plan, PlanError, planned
+from pytest_aorta.plugin import decisions_of_controller
 from pytest_aorta.plugin.options import is_typed
 from pytest_aorta.plugin.run import Run, run_of
-from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, UnimportedModule, WorkloadModules, items_of, place_of
+from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, WorkloadModules, items_of, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
 from pytest_aorta.workflow.shards import shards_of
+from pytest_aorta.workspace.paths import REPLAY
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import Json
     from pytest_aorta.plan import Selection
-    from pytest_aorta.plugin.recipe_items import CommandItem
     from pytest_aorta.registry import Registry
     from pytest_aorta.trials.spec import TrialSpec
 
@@ -49,9 +47,14 @@ def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], roo
         paths = decided["paths"]
         run.chosen = None if decided["chosen"] is None else set(decided["chosen"])
     elif config.args_source is pytest.Config.ArgsSource.ARGS:
-        paths, run.chosen = split_arguments(config, trials, root)
+        paths, run.chosen = _split_arguments(config, trials, root)
         if paths and not is_typed(config):
-            run.chosen = run.chosen | _below(config, trials, paths, root) or None
+            given = [(config.invocation_params.dir / path).resolve() for path in paths]
+            folders = {path for path in given if path.is_dir()}
+            targets = {trial.workload.target for trial in trials.values()}
+            places = {target: place_of(config, root, target).resolve().parents for target in targets}
+            below = {name for name, it in trials.items() if not folders.isdisjoint(places[it.workload.target])}
+            run.chosen = run.chosen | below or None
     elif not is_typed(config):
         paths = config.args
     unknown = (run.chosen or set()) - set(trials)
@@ -63,19 +66,7 @@ def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], roo
     config.args = paths
 
 
-def _below(config: pytest.Config, trials: Mapping[str, TrialSpec], paths: list[str], root: str) -> set[str]:
-    folders = [path for path in ((config.invocation_params.dir / path).resolve() for path in paths) if path.is_dir()]
-    places: dict[str, Path] = {}
-    for trial in trials.values():
-        target = trial.workload.target
-        if target not in places:
-            places[target] = place_of(config, root, target).resolve()
-    return {name for name, trial in trials.items() if {*folders} & {*places[trial.workload.target].parents}}
-
-
-def split_arguments(
-    config: pytest.Config, trials: Mapping[str, TrialSpec], root: str = ROOT
-) -> tuple[list[str], set[str]]:
+def _split_arguments(config: pytest.Config, trials: Mapping[str, TrialSpec], root: str) -> tuple[list[str], set[str]]:
     """Command line arguments that are paths, and names of ``trials`` among them.
 
     A trial may be named by ``NAME``, as ``::NAME``, by its node id ``root::NAME``, by that as pytest prints it in a
@@ -85,28 +76,34 @@ def split_arguments(
     by_workload: dict[str, list[str]] = {}
     for name in trials:
         by_workload.setdefault(name.partition("[")[0], []).append(name)
-
-    def leads_to_trials(prefix: str, siblings: list[str]) -> bool:
-        path = os.path.realpath(config.invocation_params.dir / prefix)
-        places = [config.rootpath / root]
-        places += [place_of(config, root, trials[name].workload.target) for name in siblings[:1]]
-        return path in map(os.path.realpath, places)
-
     paths, chosen = [], set()
     for argument in config.args:
         prefix, separator, name = argument.rpartition("::")
         siblings = by_workload.get(name.partition("[")[0], [])
         if Path(argument).exists():
-            paths.append(argument)
-        elif (
-            (not separator and siblings and name.endswith("]"))
-            or (separator and prefix in (root, ""))
-            or (separator and leads_to_trials(prefix, siblings))
-        ):
+            is_trial = False
+        elif not separator:
+            is_trial = bool(siblings) and name.endswith("]")
+        else:
+            places = [config.rootpath / root]
+            places += [place_of(config, root, trials[sibling].workload.target) for sibling in siblings[:1]]
+            path = os.path.realpath(config.invocation_params.dir / prefix)
+            is_trial = prefix in (root, "") or path in map(os.path.realpath, places)
+        if is_trial:
             chosen.update(siblings if name in by_workload else [name])
         else:
             paths.append(argument)
     return paths, chosen
+
+
+def select_trials(config: pytest.Config, run: Run) -> None:
+    """Resolve the plan of ``--aorta-workload``; without paths on the command line, only its trials are collected."""
+    if run.selection.minimize:
+        from pytest_aorta.plugin.minimize import name_of, wholes_of
+
+        choose(config, run, {name_of(spec): spec for spec in wholes_of(run.plan, run.selection)})
+    else:
+        choose(config, run, {spec.item_name: spec for spec in run.plan.trials})
 
 
 class SelectedTrials(pytest.Collector):
@@ -125,68 +122,6 @@ class SelectedTrials(pytest.Collector):
             names = ", ".join(item.name for item in found[:5])
             raise self.CollectError(f"no trial has the given name; there are {names}, ...")
         return items
-
-
-def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:
-    run = run_of(collector.config)
-    if (count := collector.config.getoption("count", 1)) != 1 and collector.config.pluginmanager.has_plugin("repeat"):
-        raise collector.CollectError(
-            f"--count {count} of pytest-repeat repeats test functions, and trials are none; "
-            f"for {count} trials of every cell: --aorta-trials {count}"
-        )
-    if not run.selection.minimize:
-        return [*items_of(run, plan, module_of)]
-    from pytest_aorta.plugin.minimize import minimize_items
-
-    try:
-        return list(minimize_items(plan, run, module_of))
-    except PlanError as error:
-        raise collector.CollectError(str(error)) from None
-
-
-def select_trials(config: pytest.Config, run: Run) -> None:
-    """Resolve the plan of ``--aorta-workload``; without paths on the command line, only its trials are collected."""
-    if run.selection.minimize:
-        from pytest_aorta.plugin.minimize import name_of, wholes_of
-
-        choose(config, run, {name_of(spec): spec for spec in wholes_of(run.plan, run.selection)})
-        return
-    choose(config, run, {spec.item_name: spec for spec in run.plan.trials})
-
-
-def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> pytest.Collector:
-    """The collector of what options ask for, in the directory that pytest was started in, so its conftest applies."""
-    name = ROOT
-    if run.selection.replays:
-        from pytest_aorta.workspace.paths import REPLAY
-
-        name = REPLAY
-    collector: SelectedTrials = SelectedTrials.from_parent(directory_of(session, collected), name=name, nodeid=name)
-    return collector
-
-
-def directory_of(session: pytest.Session, collected: list[Any]) -> pytest.Collector:
-    """The collector of the current directory: one that has been collected already, or a new chain down to it.
-
-    Fixtures of a conftest belong to the collector object of its directory (pytest 9.2), and become visible when that
-    is collected; so an existing one must be found, and a new one be collected.
-    """
-    here, top = session.config.invocation_params.dir, session.config.rootpath
-    below = [path for path in [here, *here.parents] if path == top or top in path.parents] or [top]
-    known = {node.path: node for found in collected for node in found.listchain() if isinstance(node, pytest.Directory)}
-    final = {node for node in collected if isinstance(node, pytest.Directory)}
-    parent: Any = session
-    for path in reversed(below):
-        node = known.get(path)
-        if node is None:
-            node = parent.ihook.pytest_collect_directory(path=path, parent=parent)
-            if node is None:
-                return parent  # type: ignore[no-any-return]  # an ignored directory
-            node.ihook.pytest_make_collect_report(collector=node)
-        parent = node
-        if node in final:
-            continue  # will be collected before our collector is
-    return parent  # type: ignore[no-any-return]
 
 
 class WorkloadFile(UnimportedModule):
@@ -212,94 +147,66 @@ def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
     return planned(entries, selection, registry)
 
 
-#: Whether there were items, and all of them are those of other shards.
-ALL_ELSEWHERE = pytest.StashKey[bool]()
+def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:
+    config, run = collector.config, run_of(collector.config)
+    if (count := config.getoption("count", 1)) != 1 and config.pluginmanager.has_plugin("repeat"):
+        raise collector.CollectError(
+            f"--count {count} of pytest-repeat repeats test functions, and trials are none; "
+            f"for {count} trials of every cell: --aorta-trials {count}"
+        )
+    if not run.selection.minimize:
+        return [*items_of(run, plan, module_of)]
+    from pytest_aorta.plugin.minimize import minimize_items
 
-#: What was refused, in a worker of xdist: the whole run ends as for a wrong option.
-REFUSED = pytest.StashKey[str]()
+    try:
+        return list(minimize_items(plan, run, module_of))
+    except PlanError as error:
+        raise collector.CollectError(str(error)) from None
+
+
+def selected_trials(session: pytest.Session, collected: list[Any], run: Run) -> pytest.Collector:
+    """The collector of what options ask for, in the directory that pytest was started in, so its conftest applies.
+
+    Fixtures of a conftest belong to the collector object of its directory (pytest 9.2), and become visible when that
+    is collected; so one that has been collected already must be found, and a new chain down to it be collected.
+    """
+    here, top = session.config.invocation_params.dir, session.config.rootpath
+    below = [path for path in [here, *here.parents] if path == top or top in path.parents] or [top]
+    known = {node.path: node for found in collected for node in found.listchain() if isinstance(node, pytest.Directory)}
+    parent: Any = session
+    for path in reversed(below):
+        node = known.get(path)
+        if node is None:
+            node = parent.ihook.pytest_collect_directory(path=path, parent=parent)
+            if node is None:
+                break  # an ignored directory
+            node.ihook.pytest_make_collect_report(collector=node)
+        parent = node
+    name = REPLAY if run.selection.replays else ROOT
+    collector: SelectedTrials = SelectedTrials.from_parent(parent, name=name, nodeid=name)
+    return collector
 
 
 def select_items(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
     """Deselect what other shards run, then what does not meet the conditions of ``--aorta-where``."""
     kept = list(items)
     if run.selection.shard is not None:
-        kept = shard_of(kept, *run.selection.shard)
-        config.stash[ALL_ELSEWHERE] = bool(items) and not kept
+        number, count = run.selection.shard
+        keys: list[list[Hashable]] = [getattr(item, "shard_keys", list)() for item in kept]
+        shards = shards_of([item.name for item in kept], keys, count)
+        kept = [item for item, shard in zip(kept, shards, strict=True) if shard == number - 1]
+        run.all_elsewhere = bool(items) and not kept
     if run.selection.where:
         # Against all: whether an element exists does not depend on the shard.
-        fitting = {id(item) for item, _ in selected(_valued(items), _value, run.selection.where, "--aorta-where")}
+        valued: list[tuple[pytest.Item, Callable[[], Json]]] = []
+        for item in items:
+            if (call := getattr(item, "callspec", None)) is not None and "aorta_trial" in call.params:
+                valued.append((item, call.params["aorta_trial"].value))
+            else:
+                valued += [(item, value) for value in getattr(item, "condition_values", list)()]
+        fitting = {id(item) for item, _ in selected(valued, lambda it: it[1](), run.selection.where, "--aorta-where")}
         kept = [item for item in kept if id(item) in fitting]
     if len(kept) < len(items):
         left = {id(item) for item in kept}
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
         items[:] = kept
-
-
-def hear(node: Any) -> None:
-    said = getattr(node, "workeroutput", {})
-    stash = node.config.stash
-    if said.get("aorta_all_elsewhere"):
-        stash[ALL_ELSEWHERE] = True
-    if "aorta_refused" in said:
-        stash[REFUSED] = said["aorta_refused"]
-
-
-def set_exit_status(session: pytest.Session) -> None:
-    """End well where there is nothing to run because other shards have all of it; and not where a worker refused."""
-    config = session.config
-    if REFUSED in config.stash:
-        session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        sys.stderr.write(f"ERROR: {config.stash[REFUSED]}\n")
-    elif not config.stash.get(ALL_ELSEWHERE, False):
-        return
-    elif is_worker(config):
-        config.workeroutput["aorta_all_elsewhere"] = True  # type: ignore[attr-defined]
-    elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        session.exitstatus = pytest.ExitCode.OK
-
-
-def shard_of(items: Sequence[pytest.Item], number: int, count: int) -> list[pytest.Item]:
-    shards = shards_of([item.name for item in items], [_keys(item) for item in items], count)
-    return [item for item, shard in zip(items, shards, strict=True) if shard == number - 1]
-
-
-def _keys(item: pytest.Item) -> list[Hashable]:
-    if not is_of_recipe(item.nodeid):
-        return []
-    from pytest_aorta.plugin.recipe_items import CommandItem, RecipeTrialItem
-    from pytest_aorta.workflow.project import command_keys
-
-    if isinstance(item, RecipeTrialItem):
-        return [(item.path, item.action.name, unit_of(item.spec))]
-    if not isinstance(item, CommandItem):
-        return []
-    return [(item.path, *key) for key in command_keys(item.unit.action, item.run.recipe, item.unit.units)]
-
-
-#: An item, and what gives the value of it, or of one of several directories.
-_Valued = tuple[pytest.Item, "Callable[[], Json]"]
-
-
-def _value(valued: _Valued) -> Json:
-    return valued[1]()
-
-
-def _valued(items: Sequence[pytest.Item]) -> list[_Valued]:
-    found: list[_Valued] = []
-    for item in items:
-        if isinstance(item, TrialItem):
-            found.append((item, partial(trial_value, item.spec)))
-        elif _is_command(item):
-            value_of = item.run.project.value_of(item.unit.action)
-            found += [(item, partial(value_of, unit)) for unit in item.unit.units]
-        elif (call := getattr(item, "callspec", None)) is not None and "aorta_trial" in call.params:
-            found.append((item, call.params["aorta_trial"].value))
-    return found
-
-
-def _is_command(item: pytest.Item) -> TypeGuard[CommandItem]:
-    if not is_of_recipe(item.nodeid):
-        return False
-    from pytest_aorta.plugin.recipe_items import CommandItem
-
-    return isinstance(item, CommandItem)

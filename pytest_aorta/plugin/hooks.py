@@ -190,7 +190,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
         has_trials = not manager.has_plugin(ONE_TEST) and any("aorta" in node.keywords for node in report.result)
     if not has_trials or not report.passed:
         return report
-    from pytest_aorta.plugin.tests_as_trials import with_trials
+    from pytest_aorta.plugin.ordinary_tests import with_trials
 
     register_hooks(collector.config, late=True)
     return with_trials(collector, report)

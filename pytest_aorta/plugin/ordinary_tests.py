@@ -1,4 +1,5 @@
-"""Trials inside ordinary tests: the fixture ``aorta_run``, and ``@pytest.mark.aorta`` with ``aorta_trial``."""
+"""Trials of ordinary tests: the fixture ``aorta_run``, ``@pytest.mark.aorta`` with ``aorta_trial``, and existing tests
+as trials: each selected test in every cell, each time in a pytest of its own."""
 
 from __future__ import annotations
 
@@ -7,24 +8,30 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 import pytest_aorta.settings as valid
 from pytest_aorta.common.texts import identifier, printable
-from pytest_aorta.plan import check_axes, check_variables, trials_of, turns_of_round
-from pytest_aorta.plugin import MARKER
-from pytest_aorta.plugin.compat import add_reason, add_section
+from pytest_aorta.plan import Plan, check_axes, check_variables, planned, trials_of, turns_of_round
+from pytest_aorta.plugin import MARKER, is_of_recipe
+from pytest_aorta.plugin.compat import GeneratedFunction, add_reason, add_section, option_actions
 from pytest_aorta.plugin.failures import failure_text, short_reason
+from pytest_aorta.plugin.one_test import NOT_INSIDE
+from pytest_aorta.plugin.options import read_option
 from pytest_aorta.plugin.run import (
     PAYLOAD,
+    TEST_TARGET,
     ReportPayload,
+    current_run,
     deadline_of,
     reason_of,
     run_of,
     warn,
 )
+from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.facts import CellKey
@@ -123,7 +130,9 @@ class RunTrial:
         watched = () if self.cell is None else self.cell.watched
         watched = tuple(sorted({*spec.watched, *watched}))
         spec = replace(spec, trial_index=index, watched=watched, order="", collect=selection.collectors_of(index))
-        return self.carry_out(spec, options_text(steps, config, extra_env or {}), extra_env or {})[0]
+        given = [] if steps is None else [f"steps={steps}"]
+        given += [*(f"{key}={value}" for key, value in config.items()), *(extra_env or {})]
+        return self.carry_out(spec, shortened(", ".join(given)), extra_env or {})[0]
 
     def __repr__(self) -> str:
         return "aorta_run"  # in assertions: what pytest shows of aorta_run(...)
@@ -143,12 +152,8 @@ class RunTrial:
     ) -> tuple[TrialResult, TrialPaths]:
         """Run one trial, wait for its end, and have its record reported; the record, and the trial's paths.
 
-        Args:
-            spec: what to run.
-            options: as the test has given them, for the table.
-            extra_env: variables that the test has given.
-            timeout: deadline in seconds that comes before all others.
-            anew: whether to run it although ``--aorta-resume`` has a result.
+        ``options``: as the test has given them, for the table. ``extra_env``: that the test has given. ``timeout``
+        comes before all other deadlines; ``anew``: run it although ``--aorta-resume`` has a result.
         """
         __tracebackhide__ = True  # pytest would show the variables
         run = self.run
@@ -158,8 +163,12 @@ class RunTrial:
             run.runner.check(spec, deadline)
         except RequestError as error:
             raise error.with_traceback(None) from None  # that of the engine shows nothing that is wrong
-        paths = self._next_paths(spec)
-        digest = _digest_of(spec, extra_env)
+        first = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, 0)
+        number = next(self._counts.setdefault(str(first.folder.parent), itertools.count()))
+        paths = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, number)
+        paths = paths.repeated(self.occurrence.number)
+        same = [spec.workload.target, to_plain(dict(spec.overrides)), spec.steps, dict(extra_env), repr(spec.execution)]
+        digest = hashlib.sha256(canonical_json(same).encode()).hexdigest()[:16]
         key = CellKey(spec.workload.name, spec.cell, printable(self.test), printable(options), digest)
         if anew:
             spec = replace(spec, overlay={**spec.overlay, **self._extra_env})
@@ -183,12 +192,6 @@ class RunTrial:
         warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths
 
-    def _next_paths(self, spec: TrialSpec) -> TrialPaths:
-        first = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, 0)
-        number = next(self._counts.setdefault(str(first.folder.parent), itertools.count()))
-        paths = paths_in_test(self.item.nodeid, spec.workload.name, spec.cell, number)
-        return paths.repeated(self.occurrence.number)
-
 
 def _started_by(key: CellKey, record: TrialResult) -> TrialResult:
     from pytest_aorta.trials.result import StartedBy  # pydantic, which a record needs anyway
@@ -196,20 +199,9 @@ def _started_by(key: CellKey, record: TrialResult) -> TrialResult:
     return record.model_copy(update={"test": StartedBy(node_id=key.test, options=key.options, digest=key.digest)})
 
 
-def options_text(steps: int | None, config: Mapping[str, Any], extra_env: Mapping[str, str]) -> str:
-    found = [] if steps is None else [f"steps={steps}"]
-    found += [f"{key}={value}" for key, value in config.items()]
-    return shortened(", ".join([*found, *extra_env]))
-
-
 def shortened(text: str) -> str:
     text = " ".join(printable(text).split())
     return text if len(text) <= _COLUMN else f"{text[: _COLUMN - 3]}..."
-
-
-def _digest_of(spec: TrialSpec, extra_env: Mapping[str, str]) -> str:
-    parts = [spec.workload.target, to_plain(dict(spec.overrides)), spec.steps, dict(extra_env), repr(spec.execution)]
-    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:16]
 
 
 def in_a_process(execution: Execution) -> Execution:
@@ -264,7 +256,9 @@ class MarkedTrial:
         self.mitigations = cell.mitigations
         self._run = run
         run.cell = cell
-        run.test = _without(run.item.nodeid, cell.label)
+        test, bracket, parameters = run.item.nodeid.partition("[")
+        others = f"-{parameters.removesuffix(']')}-".replace(f"-{cell.label}-", "-", 1).strip("-") if bracket else ""
+        run.test = f"{test}[{others}]" if others else test
 
     def __call__(
         self,
@@ -289,12 +283,6 @@ class MarkedTrial:
 
     def __repr__(self) -> str:
         return "aorta_trial"
-
-
-def _without(node_id: str, label: str) -> str:
-    test, bracket, parameters = node_id.partition("[")
-    others = f"-{parameters.removesuffix(']')}-".replace(f"-{label}-", "-", 1).strip("-") if bracket else ""
-    return f"{test}[{others}]" if others else test
 
 
 def _several(read: valid.Reader, expected: str) -> valid.Reader:
@@ -351,26 +339,21 @@ def marked_selection(node: pytest.Item, run: Run) -> tuple[Selection, bool]:
     """
     chosen, asks = run.selection, False
     for marker in reversed(list(node.iter_markers("aorta"))):  # the closest one last
-        given = _read_marker(marker)
+        unknown = sorted(set(marker.kwargs) - set(_KEYWORDS))
+        if unknown or marker.args:
+            what = ", ".join(unknown) or "positional arguments"
+            raise RequestError(f"{MARKER} takes the keywords {', '.join(_KEYWORDS)}, not {what}")
+        given = {}
+        for keyword, value in marker.kwargs.items():
+            try:
+                given[keyword] = _KEYWORDS[keyword](value)
+            except ValueError as error:
+                raise RequestError(f"{MARKER} has {keyword}={valid.shown(value)}; expected {error}") from None
         given.pop("timeout", None)
         asks |= bool(given)
         chosen = replace(chosen, **given)
         _check_names(run, given.get("environments", ()), given.get("mitigations", ()), "trials=", f"{MARKER}: ")
     return chosen, asks
-
-
-def _read_marker(marker: pytest.Mark) -> dict[str, Any]:
-    unknown = sorted(set(marker.kwargs) - set(_KEYWORDS))
-    if unknown or marker.args:
-        what = ", ".join(unknown) or "positional arguments"
-        raise RequestError(f"{MARKER} takes the keywords {', '.join(_KEYWORDS)}, not {what}")
-    given = {}
-    for keyword, value in marker.kwargs.items():
-        try:
-            given[keyword] = _KEYWORDS[keyword](value)
-        except ValueError as error:
-            raise RequestError(f"{MARKER} has {keyword}={valid.shown(value)}; expected {error}") from None
-    return given
 
 
 def _check_names(
@@ -409,3 +392,137 @@ def add_failed_trials(report: pytest.TestReport, item: pytest.Item) -> None:
     if len(failed) > _SHOWN:
         files = "\n".join(str(results / trial.path) for trial in failed[_SHOWN:])
         add_section(report.longrepr, f"{len(failed) - _SHOWN} more failed trials", printable(files))
+
+
+# Existing tests as trials
+
+#: Fixtures of a test that starts its trials itself.
+_OWN_FIXTURES = frozenset({"aorta_run", "aorta_trial", "aorta_torchrun"})
+
+#: Markers that count in the process of a trial, and not for its item.
+_INSIDE = frozenset({"skip", "skipif", "xfail", "flaky", "timeout", "usefixtures", "repeat"})
+
+#: Options that change how pytest prints, and those whose values are given apart.
+_NOT_HANDED_ON = frozenset(
+    {
+        *NOT_INSIDE,
+        *("verbose", "quiet", "reportchars", "showlocals", "tbstyle", "color", "code_highlight", "fulltrace"),
+        *("durations_min", "no_header", "no_summary", "force_short_summary", "disable_warnings", "rootdir"),
+        *("inifilename", "cov_source", "cov_report", "no_cov", "reruns", "reruns_delay"),
+    }
+)
+
+
+def with_trials(collector: pytest.Collector, report: pytest.CollectReport) -> pytest.CollectReport:
+    """What a collector has found, with trials in the place of tests that are to have some."""
+    known = current_run(collector.config)
+    takes_tests = known is not None and known.takes_tests
+    if not takes_tests and not any("aorta" in node.keywords for node in report.result):
+        return report  # and no run is made, which a test that starts trials may not be allowed
+    run = run_of(collector.config)
+    try:
+        report.result = [each for node in report.result for each in _in_place_of(node, run)]
+    except RequestError as error:
+        return pytest.CollectReport(collector.nodeid, "failed", f"{collector.nodeid}: {error}", [])
+    return report
+
+
+def _in_place_of(node: pytest.Item | pytest.Collector, run: Run) -> Sequence[pytest.Item | pytest.Collector]:
+    if not isinstance(node, pytest.Item) or isinstance(node, TrialItem) or is_of_recipe(node.nodeid):
+        return [node]
+    if not _OWN_FIXTURES.isdisjoint(getattr(node, "fixturenames", ())):
+        return [node]
+    selection, asks = marked_selection(node, run)
+    if not asks and not run.takes_tests:
+        return [node]
+    why, option = "", node.config.option
+    if option.usepdb or option.trace:
+        why = "a debugger (--pdb, --trace) is of no use in the process of a trial"
+    elif getattr(option, "aorta_isolation", None) == "none":
+        why = "--aorta-isolation none leaves a trial no process of its own"
+    elif node.get_closest_marker("xdist_group") is not None:
+        why = "its xdist_group has tests that run in one process"
+    if why:
+        warn(node, [f"{node.nodeid} runs once, and not as trials: {why}"])
+        return [node]
+    for name in itertools.chain.from_iterable(selection.mitigations):
+        if run.registry.mitigation(name).options:
+            raise RequestError(f"{name}: a test has no options; config.NAME is for workloads")
+    if read_option(node.config, "isolation") is None:
+        selection = replace(selection, execution=replace(selection.execution, isolation="spawn"))
+    config, names = node.config, node.nodeid.partition("::")[2]
+    given = {
+        "test": f"{node.path}::{names}" if names else str(node.path),
+        "nodeid": node.nodeid,
+        "rootdir": str(config.rootpath),
+        "inifile": None if config.inipath is None else str(config.inipath),
+        "arguments": _arguments(config),
+    }
+    plan = planned([WorkloadEntry(node.nodeid, TEST_TARGET, "pytest", given)], selection, run.registry)
+    return list(_items(node, plan, run))
+
+
+def _arguments(config: pytest.Config) -> list[str]:
+    """What the command line says of how tests are found and run; not which, and nothing of trials."""
+    actions = option_actions(config)
+    given = iter(getattr(config, "workerinput", {}).get("aorta_arguments", map(str, config.invocation_params.args)))
+    kept = []
+    for text in given:
+        flags = [text.partition("=")[0]] if text.startswith("--") else [f"-{char}" for char in text[1:]]
+        for place, flag in enumerate(flags if text.startswith("-") else ()):
+            action = actions.get(flag)
+            if action is None:
+                break
+            words = [flag]
+            has_value = action.nargs != 0
+            if has_value:
+                rest = text[len(flag) + 1 :] if text.startswith("--") else text[place + 2 :]
+                inside = "=" in text if text.startswith("--") else bool(rest)
+                words.append(rest if inside else next(given, ""))
+            is_ours = action.dest.startswith("aorta_") or words[-1].startswith("aorta_")
+            if action.dest not in _NOT_HANDED_ON and not is_ours:
+                kept += words
+            if has_value:
+                break
+    return [*kept, *(["--no-cov"] if "--no-cov" in actions else [])]
+
+
+def _items(test: pytest.Item, plan: Plan, run: Run) -> Iterator[TestTrialItem]:
+    name, bracket, parameters = test.name.partition("[")
+    others = f"{parameters.removesuffix(']')}-" if bracket else ""
+    assert isinstance(test.parent, pytest.Collector)
+    item: TestTrialItem | None = None
+    for spec in plan.trials:
+        label = f"{name}[{others}{spec.cell}-{spec.trial_index}]"
+        item = item_of(TestTrialItem, test.parent, label, run, spec, plan.paths, item)
+        item.test = test
+        item.own_markers += [mark for mark in test.own_markers if mark.name not in _INSIDE]
+        item.keywords.update((mark.name, mark) for mark in item.own_markers)
+        run.tests.append(spec)
+        yield item
+
+
+class TestTrialItem(TrialItem):
+    """A trial that is one run of a test."""
+
+    __test__ = False
+    #: In whose place it stands.
+    test: pytest.Item
+
+    @classmethod
+    def of(
+        cls, parent: pytest.Collector, name: str, function: Callable[..., None], sibling: GeneratedFunction | None
+    ) -> Any:
+        """Its fixtures are set up inside, and those that all tests use are not outside as well."""
+        if sibling is None:
+            return cls.with_fixture(parent, name, function, "aorta_extra_env")
+        return super().of(parent, name, function, sibling)
+
+    def iter_markers_with_node(self, name: str | None = None) -> Iterator[tuple[Any, pytest.Mark]]:
+        """Without those that count inside."""
+        return ((node, mark) for node, mark in super().iter_markers_with_node(name) if mark.name not in _INSIDE)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """As of the test."""
+        path, line, _ = self.test.reportinfo()
+        return Path(path), line or 0, self.nodeid.partition("::")[2].replace("::", ".")

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,10 +30,12 @@ from pytest_aorta.runtime.process_tree import Family, end_all
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.groups import CommandUnit, action_variables, check_whole, command_units
+from pytest_aorta.workflow.project import command_keys
 from pytest_aorta.workflow.recipe import Action, shell_commands
 from pytest_aorta.workflow.requests import recorded_digest, request_digest
 
 if TYPE_CHECKING:
+    from pytest_aorta.common.conditions import Json
     from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workflow.project import Progress
@@ -171,6 +173,14 @@ class CommandItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self.unit.action.line - 1, self.name
 
+    def shard_keys(self) -> list[Hashable]:
+        return [(self.path, *key) for key in command_keys(self.unit.action, self.run.recipe, self.unit.units)]
+
+    def condition_values(self) -> list[Callable[[], Json]]:
+        """For ``--aorta-where``."""
+        value_of = self.run.project.value_of(self.unit.action)
+        return [partial(value_of, unit) for unit in self.unit.units]
+
 
 class _Guard:
     """Kills the command that runs when this process is killed.
@@ -298,6 +308,9 @@ class RecipeTrialItem(TrialItem):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self.action.line - 1, self.name
+
+    def shard_keys(self) -> list[Hashable]:
+        return [(self.path, self.action.name, unit_of(self.spec))]
 
     def _wait(self, phase: str) -> None:
         try:

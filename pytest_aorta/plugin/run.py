@@ -313,6 +313,10 @@ class Run:
         #: How often items have begun, by their identity; and those that are equal, which have equal node ids.
         self._begun: Counter[int] = Counter()
         self._equal: dict[str, list[int]] = {}
+        #: Whether there were items, and all of them are those of other shards; and what was refused, in a worker of
+        #: xdist: the whole run ends as for a wrong option.
+        self.all_elsewhere = False
+        self.refused: str | None = None
         #: Fixtures and hooks that keep trials from being prefetched, with an item that has each.
         self.held_by: dict[str, str] = {}
         #: Trials that are over, and that no report has brought to the writer yet.

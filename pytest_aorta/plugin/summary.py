@@ -21,93 +21,13 @@ from pytest_aorta.workspace.paths import HISTORY, repeat_of
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_aorta.plan import Selection
     from pytest_aorta.plugin.run import FinishedTrial, Run
     from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.triage.verdicts import Table
-    from pytest_aorta.trials.execution import Resources
 
 
-#: Differences shown; the trial file has all.
+#: Differences shown, the trial file has all; and names of commands.
 _MOST = 12
-
-
-def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
-    then = result["replay_of"]
-    file = Path(then["file"])
-    shown = file.relative_to(start) if file.is_relative_to(start) else file
-    before, now = then["exit_status"], result["exit_status"]
-    ended = f"{now}, as it was" if before == now else f"{now}, was {before}"
-    yield f"replay of {shown} ({then['started_at'][:19]}): {ended}"
-    differences = then["differences"]
-    if not differences:
-        yield "  the same request, seeds and surroundings, as far as the records say"
-    for line in differences[:_MOST]:
-        yield f"  differs now: {line}"
-    if len(differences) > _MOST:
-        yield f"  and {len(differences) - _MOST} more: see replay_of in the trial file"
-
-
-class SideBySide:
-    """What was imposed on trials that run beside others, and whether the cores suffice for them."""
-
-    def __init__(self) -> None:
-        self._trials = 0
-        #: On how many trials each was imposed.
-        self._imposed: Counter[str] = Counter()
-        #: Of the trial with most threads for a core: that, what runs it, how many at a time; ranks, threads, cores.
-        self._crowd: tuple[float, str, int, int, int, int] | None = None
-
-    def add(self, result: Mapping[str, Any], resources: Resources) -> None:
-        self._trials += 1
-        beside = result.get("side_by_side")
-        if beside is None:
-            return
-        what = counted(beside["workers"], "xdist worker") if beside["workers"] > 1 else counted(beside["slots"], "slot")
-        self._imposed.update(_impositions(result["imposed"], what, resources))
-        ranks, threads, cores = len(result["ranks"]) or 1, _threads(result), beside["cores"]
-        if threads and cores:
-            crowd = (ranks * threads / cores, what, beside["slots"] * beside["workers"], ranks, threads, cores)
-            self._crowd = crowd if self._crowd is None else max(crowd, self._crowd)
-
-    def lines(self, *, one_at_a_time: bool) -> Iterator[str]:
-        """``one_at_a_time``: trials did not run side by side after all."""
-        for text, trials in self._imposed.items():
-            yield text if trials == self._trials else f"{text}; so for {trials} of {self._trials} trials"
-        if self._crowd is None or one_at_a_time:
-            return
-        _, what, at_a_time, ranks, threads, cores = self._crowd
-        together = min(at_a_time, self._trials)
-        if together > 1 and together * ranks * threads > cores:
-            processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
-            yield (
-                f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many times "
-                "longer than alone (--aorta-slots=own-cores divides the cores)"
-            )
-
-
-def _impositions(imposed: Mapping[str, Any], what: str, resources: Resources) -> list[str]:
-    found = []
-    shares = [counted(len(imposed["cpus"]), "CPU")] if imposed["cpus"] is not None else []
-    if imposed["threads"] is not None:
-        shares.append(counted(imposed["threads"], "thread"))
-    if shares:
-        found.append(f"{what}: {' and '.join(shares)} per trial (own-cores)")
-    if imposed["devices"] is not None:
-        from pytest_aorta.runtime.resources.devices import devices_text
-
-        number = counted(len(imposed["devices"]), "device") if imposed["devices"] else "no device"
-        found.append(f"{number} per trial (--aorta-devices {devices_text(resources.devices or ())})")
-    return found
-
-
-def _threads(result: Mapping[str, Any]) -> int | None:
-    env = result["env"]
-    end = ((env.get("end") or {}).get("torch") or {}).get("threads")
-    start = (env.get("process") or {}).get("torch_threads")
-    threads = (end or start or {}).get("intraop")
-    return threads if isinstance(threads, int) else None
-
 
 #: Columns of a terminal that is narrower, or none, as pytest has it.
 _NARROWEST = 80
@@ -137,7 +57,6 @@ class Summary:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._cells: dict[CellKey, CellSummary] = {}
-        self._beside = SideBySide()
         #: Earlier records that were removed from the history.
         self.pruned = 0
         #: How many trials had a result already.
@@ -147,6 +66,10 @@ class Summary:
         self._repeats: Counter[str] = Counter()
         #: Why other earlier results were not kept, and how many.
         self._not_kept: Counter[str] = Counter()
+        #: Of trials that run beside others, on how many each thing was imposed.
+        self._imposed: Counter[str] = Counter()
+        #: Of the trial with most threads for a core: that, what runs it, how many at a time; ranks, threads, cores.
+        self._crowd: tuple[float, str, int, int, int, int] | None = None
 
     def add(self, trial: FinishedTrial, key: CellKey) -> None:
         result = trial.result
@@ -157,9 +80,9 @@ class Summary:
         if result.get("replay_of"):
             self._replays += replay_lines(result, self._run.config.invocation_params.dir)
         if trial.not_kept:
-            self._not_kept[_listed(trial.not_kept)] += 1
-        if not trial.resumed:
-            self._beside.add(result, self._run.selection.resources)
+            more = len(trial.not_kept) - _MOST_REASONS
+            others = [counted(more, "other change")] if more > 0 else []
+            self._not_kept["; ".join([*trial.not_kept[:_MOST_REASONS], *others])] += 1
         cell = self._cells.setdefault(key, CellSummary())
         cell.trials += 1
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
@@ -171,78 +94,128 @@ class Summary:
         cell.warnings.update(set(result.get("warnings", ())))
         if beside := result.get("side_by_side"):
             cell.at_a_time[beside["slots"] * beside["workers"] * beside["hosts"]] += 1
+            if not trial.resumed:
+                self._add_beside(result, beside)
+
+    def _add_beside(self, result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
+        imposed, env = result["imposed"], result["env"]
+        what = counted(beside["workers"], "xdist worker") if beside["workers"] > 1 else counted(beside["slots"], "slot")
+        shares = [counted(len(imposed["cpus"]), "CPU")] if imposed["cpus"] is not None else []
+        if imposed["threads"] is not None:
+            shares.append(counted(imposed["threads"], "thread"))
+        if shares:
+            self._imposed[f"{what}: {' and '.join(shares)} per trial (own-cores)"] += 1
+        if imposed["devices"] is not None:
+            from pytest_aorta.runtime.resources.devices import devices_text
+
+            number = counted(len(imposed["devices"]), "device") if imposed["devices"] else "no device"
+            given = devices_text(self._run.selection.resources.devices or ())
+            self._imposed[f"{number} per trial (--aorta-devices {given})"] += 1
+        end = ((env.get("end") or {}).get("torch") or {}).get("threads")
+        threads = (end or (env.get("process") or {}).get("torch_threads") or {}).get("intraop")
+        ranks, cores = len(result["ranks"]) or 1, beside["cores"]
+        if isinstance(threads, int) and threads and cores:
+            crowd = (ranks * threads / cores, what, beside["slots"] * beside["workers"], ranks, threads, cores)
+            self._crowd = crowd if self._crowd is None else max(crowd, self._crowd)
 
     def print(self, terminal: pytest.TerminalReporter, table: Table, errors: Iterable[str]) -> None:
         """Print the cells with their verdicts, what went wrong in writing, and where the results are."""
         if not self._cells:
             return
-        terminal.write_sep("=", "trials" if self._run.action is None else f"trials of {self._run.action}")
+        run = self._run
+        terminal.write_sep("=", "trials" if run.action is None else f"trials of {run.action}")
         for pieces in table_lines(table, max(_NARROWEST, shutil.get_terminal_size().columns)):
             for piece in pieces:
                 terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
             terminal.write_line("")
+        for text, colour in (*self._of_table(table), *self._of_cells(), *self._of_all()):
+            terminal.write_line(text, **{colour: True} if colour else {})
+        for error in errors:
+            terminal.write_line(f"not written: {error}", red=True)
+        earlier = run.results / HISTORY / run.runner.store.stamp
+        if earlier.is_dir():
+            terminal.write_line(f"earlier results: {_shown(run, earlier)}")
+        terminal.write_line(f"results: {_shown(run)}")
+
+    def _of_table(self, table: Table) -> Iterator[tuple[str, str]]:
         from pytest_aorta.triage.starts import where_it_starts
 
         for line in where_it_starts(table):
-            terminal.write_line(printable(line))
+            yield printable(line), ""
         for line in table.warnings:
-            terminal.write_line(printable(f"warning: {line}"), yellow=True)
-        for line in self._warnings():
-            terminal.write_line(line, yellow=True)
-        for line in self._replays:
-            terminal.write_line(line)
-        for key, found in self._cells.items():
-            name = " ".join(filter(None, (key.test, key.workload, key.cell, key.options)))
-            if found.restarted:
-                what = f"{counted(found.restarted, 'trial')} of {name}"
-                terminal.write_line(f"{what} ok only after a restart of the ranks")
-            if len(found.at_a_time) > 1:
-                counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(found.at_a_time.items()))
-                terminal.write_line(f"trials of {name} ran with different numbers of slots: {counts}", yellow=True)
-            if found.elsewhere:
-                what = f"{counted(found.elsewhere, 'trial')} of {name} did not run in that environment"
-                terminal.write_line(f"{what}: {found.found_there}", yellow=True)
-        if self._repeats:
-            what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
-            text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"
-            terminal.write_line(f"{text} (for more trials: --aorta-trials)")
-        if self._run.selection.resume:
-            total = sum(cell.trials for cell in self._cells.values())
-            is_asked_for = self._run.action is None  # a recipe resumes without being asked
-            if self._resumed or is_asked_for:
-                option = " (--aorta-resume)" if is_asked_for else ""
-                terminal.write_line(f"{self._resumed} of {counted(total, 'trial')} had a result already{option}")
-            for why, number in self._not_kept.items():
-                terminal.write_line(f"{counted(number, 'earlier result')} not kept: {why}")
-        for line in self._beside.lines(one_at_a_time=bool(self._run.held_by)):
-            terminal.write_line(line)
-        if self._run.held_by:
-            code = ", ".join(self._run.held_by)
-            terminal.write_line(f"one after the other, because of what runs before each trial: {code}")
-        if self.pruned:
-            kept = counted(self._run.selection.history, "run")
-            gone = counted(self.pruned, "earlier record")
-            terminal.write_line(f"history: {gone} removed, {kept} of each workload kept (aorta_history)")
-        for error in errors:
-            terminal.write_line(f"not written: {error}", red=True)
-        earlier = self._run.results / HISTORY / self._run.runner.store.stamp
-        if earlier.is_dir():
-            terminal.write_line(f"earlier results: {_shown(self._run, earlier)}")
-        terminal.write_line(f"results: {_shown(self._run)}")
-
-    def _warnings(self) -> list[str]:
+            yield printable(f"warning: {line}"), "yellow"
         lines = [
             printable(f"warning: {key.workload} {key.cell}: {text} ({counted(number, 'trial')})")
             for key, found in self._cells.items()
             for text, number in sorted(found.warnings.items())
         ]
-        more = len(lines) - _WARNINGS
-        return lines if more <= 0 else [*lines[:_WARNINGS], f"{counted(more, 'more warning')} in the trial files"]
+        if (more := len(lines) - _WARNINGS) > 0:
+            lines[_WARNINGS:] = [f"{counted(more, 'more warning')} in the trial files"]
+        for line in lines:
+            yield line, "yellow"
+
+    def _of_cells(self) -> Iterator[tuple[str, str]]:
+        for line in self._replays:
+            yield line, ""
+        for key, found in self._cells.items():
+            name = " ".join(filter(None, (key.test, key.workload, key.cell, key.options)))
+            if found.restarted:
+                yield f"{counted(found.restarted, 'trial')} of {name} ok only after a restart of the ranks", ""
+            if len(found.at_a_time) > 1:
+                counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(found.at_a_time.items()))
+                yield f"trials of {name} ran with different numbers of slots: {counts}", "yellow"
+            if found.elsewhere:
+                what = f"{counted(found.elsewhere, 'trial')} of {name} did not run in that environment"
+                yield f"{what}: {found.found_there}", "yellow"
+
+    def _of_all(self) -> Iterator[tuple[str, str]]:
+        run, total = self._run, sum(cell.trials for cell in self._cells.values())
+        if self._repeats:
+            what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
+            text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"
+            yield f"{text} (for more trials: --aorta-trials)", ""
+        if run.selection.resume:
+            is_asked_for = run.action is None  # a recipe resumes without being asked
+            if self._resumed or is_asked_for:
+                option = " (--aorta-resume)" if is_asked_for else ""
+                yield f"{self._resumed} of {counted(total, 'trial')} had a result already{option}", ""
+            for why, number in self._not_kept.items():
+                yield f"{counted(number, 'earlier result')} not kept: {why}", ""
+        new = total - self._resumed
+        for text, trials in self._imposed.items():
+            yield text if trials == new else f"{text}; so for {trials} of {new} trials", ""
+        if self._crowd is not None and not run.held_by:
+            _, what, at_a_time, ranks, threads, cores = self._crowd
+            together = min(at_a_time, new)
+            if together > 1 and together * ranks * threads > cores:
+                processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
+                yield (
+                    f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many "
+                    "times longer than alone (--aorta-slots=own-cores divides the cores)",
+                    "",
+                )
+        if run.held_by:
+            yield f"one after the other, because of what runs before each trial: {', '.join(run.held_by)}", ""
+        if self.pruned:
+            kept = counted(run.selection.history, "run")
+            gone = counted(self.pruned, "earlier record")
+            yield f"history: {gone} removed, {kept} of each workload kept (aorta_history)", ""
 
 
-def _listed(reasons: list[str]) -> str:
-    more = len(reasons) - _MOST_REASONS
-    return "; ".join([*reasons[:_MOST_REASONS], *([f"{counted(more, 'other change')}"] if more > 0 else [])])
+def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
+    then = result["replay_of"]
+    file = Path(then["file"])
+    shown = file.relative_to(start) if file.is_relative_to(start) else file
+    before, now = then["exit_status"], result["exit_status"]
+    ended = f"{now}, as it was" if before == now else f"{now}, was {before}"
+    yield f"replay of {shown} ({then['started_at'][:19]}): {ended}"
+    differences = then["differences"]
+    if not differences:
+        yield "  the same request, seeds and surroundings, as far as the records say"
+    for line in differences[:_MOST]:
+        yield f"  differs now: {line}"
+    if len(differences) > _MOST:
+        yield f"  and {len(differences) - _MOST} more: see replay_of in the trial file"
 
 
 def understood(result: Mapping[str, Any]) -> str:
@@ -264,71 +237,66 @@ def understood(result: Mapping[str, Any]) -> str:
     return printable(f"aorta: {result['workload']}: {'; '.join(parts)}")
 
 
-def header(run: Run) -> str:
+def header(run: Run) -> list[str]:
+    """The plan in a line, how commands are started, what so many trials can show, and what part of all is run."""
+    lines = [] if run.chosen is None else [_plan_line(run), *_command_lines(run), *_forecast(run)]
+    if run.selection.shard is not None:
+        number, count = run.selection.shard
+        lines.append(f"shard {number} of {count}")
+    return [f"aorta: {line}" for line in lines]
+
+
+def _plan_line(run: Run) -> str:
     if run.replays:
-        return f"aorta: {counted(len(run.replays), 'replay')}, results in {_shown(run)}"
-    cells = sum(len(labels) for labels in run.plan.cells.values())
-    size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
-    return f"aorta: plan {run.plan.digest}, {size}{_resources(run.selection.resources)}, results in {_shown(run)}"
-
-
-def command_lines(run: Run) -> list[str]:
-    """How commands are started; a trial may find out that its process cannot be forked."""
-    path = os.environ.get("PATH", os.defpath)
-    forked: list[str] = []
-    typed: list[str] = []
-    for spec in {spec.workload.name: spec for spec in run.plan.trials}.values():
-        if spec.workload.target != COMMAND_TARGET:
-            continue
-        execution = spec.execution
-        may_fork = execution.isolation == "fork" and execution.launcher != AS_TYPED
-        line = line_of(spec.overrides["command"], path) if may_fork else None
-        ranks = ", with its ranks" if line is not None and line.is_agent else ""
-        (typed if line is None else forked).append(f"{spec.workload.name}{ranks}")
-    lines = [f"in a fork of a prepared interpreter: {', '.join(first_names(forked, _MOST))}"] if forked else []
-    return [
-        f"aorta: {line}" for line in [*lines, *([f"as typed: {', '.join(first_names(typed, _MOST))}"] if typed else [])]
-    ]
-
-
-def forecast(run: Run) -> list[str]:
-    """What the planned trials can show, where their number is set before."""
-    cells = max((len(labels) for labels in run.plan.cells.values()), default=0)
-    if cells < 2 or run.replays or run.selection.triage.sequential:
-        return []
-    trials = run.selection.trials
-    rate = smallest_fault(trials, cells - 1)
-    if rate is None:
-        return [f"aorta: {counted(trials, 'trial')} of each cell can show no cure"]
-    return [f"aorta: {counted(trials, 'trial')} of each cell: 90% power to show a cure of a fault of {rate:.0%}"]
-
-
-def shard_line(selection: Selection) -> list[str]:
-    """What part of all is run."""
-    if selection.shard is None:
-        return []
-    number, count = selection.shard
-    return [f"aorta: shard {number} of {count}"]
-
-
-def _shown(run: Run, path: Path | None = None) -> Path:
-    start, path = run.config.invocation_params.dir, path or run.results
-    return path.relative_to(start) if path.is_relative_to(start) else path
-
-
-def _resources(resources: Resources) -> str:
-    found = [f"{resources.slots} slots"] if resources.slots > 1 else []
+        return f"{counted(len(run.replays), 'replay')}, results in {_shown(run)}"
+    resources, found = run.selection.resources, []
     if resources.hosts:
         from pytest_aorta.runtime.hosts import without_values
 
         hosts = ", ".join(map(without_values, resources.hosts))
-        found = [f"{counted(resources.slots, 'slot')} on each of {hosts}"]
+        found.append(f"{counted(resources.slots, 'slot')} on each of {hosts}")
+    elif resources.slots > 1:
+        found.append(f"{resources.slots} slots")
     if resources.devices:
         from pytest_aorta.runtime.resources.devices import are_named_only, devices_text, find_devices
 
         names = not resources.hosts and are_named_only(find_devices())
         found.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
-    return "".join(f", {text}" for text in found)
+    cells = sum(len(labels) for labels in run.plan.cells.values())
+    size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
+    return ", ".join([f"plan {run.plan.digest}", size, *found, f"results in {_shown(run)}"])
+
+
+def _command_lines(run: Run) -> list[str]:
+    """How commands are started; a trial may find out that its process cannot be forked."""
+    path = os.environ.get("PATH", os.defpath)
+    found: dict[str, list[str]] = {"in a fork of a prepared interpreter": [], "as typed": []}
+    forked, typed = found.values()
+    for spec in {spec.workload.name: spec for spec in run.plan.trials}.values():
+        if spec.workload.target != COMMAND_TARGET:
+            continue
+        may_fork = spec.execution.isolation == "fork" and spec.execution.launcher != AS_TYPED
+        line = line_of(spec.overrides["command"], path) if may_fork else None
+        ranks = ", with its ranks" if line is not None and line.is_agent else ""
+        (typed if line is None else forked).append(f"{spec.workload.name}{ranks}")
+    return [f"{how}: {', '.join(first_names(names, _MOST))}" for how, names in found.items() if names]
+
+
+def _forecast(run: Run) -> list[str]:
+    """What the planned trials can show, where their number is set before."""
+    cells = max((len(labels) for labels in run.plan.cells.values()), default=0)
+    if cells < 2 or run.replays or run.selection.triage.sequential:
+        return []
+    trials = counted(run.selection.trials, "trial")
+    rate = smallest_fault(run.selection.trials, cells - 1)
+    if rate is None:
+        return [f"{trials} of each cell can show no cure"]
+    return [f"{trials} of each cell: 90% power to show a cure of a fault of {rate:.0%}"]
+
+
+def _shown(run: Run, path: Path | None = None) -> Path:
+    start, path = run.config.invocation_params.dir, path or run.results
+    return path.relative_to(start) if path.is_relative_to(start) else path
 
 
 def duration_text(seconds: float) -> str:

@@ -90,10 +90,9 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
     run = current_run(config)
     if run is None or config.get_verbosity() < 0:
         return None
-    from pytest_aorta.plugin.summary import command_lines, forecast, header, shard_line
+    from pytest_aorta.plugin.summary import header
 
-    lines = [] if run.chosen is None else [header(run), *command_lines(run), *forecast(run)]
-    return [*lines, *shard_line(run.selection)]
+    return header(run)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -237,18 +236,22 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A shard that has nothing to do, because others have it all, is no error; what a worker has refused is one."""
     run = current_run(session.config)
-    if run is not None and (run.selection.shard is not None or run.selection.where):
-        from pytest_aorta.plugin.collection import set_exit_status
-
-        set_exit_status(session)
+    if run is not None and run.refused is not None:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        sys.stderr.write(f"ERROR: {run.refused}\n")
+    elif run is not None and run.all_elsewhere:
+        if is_worker(session.config):
+            session.config.workeroutput["aorta_all_elsewhere"] = True  # type: ignore[attr-defined]
+        elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            session.exitstatus = pytest.ExitCode.OK
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    if getattr(node, "workeroutput", None):
-        from pytest_aorta.plugin.collection import hear
-
-        hear(node)
+    said, run = getattr(node, "workeroutput", None) or {}, current_run(node.config)
+    if run is not None:
+        run.all_elsewhere |= "aorta_all_elsewhere" in said
+        run.refused = said.get("aorta_refused", run.refused)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

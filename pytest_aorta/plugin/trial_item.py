@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from pluggy import HookRelay
 
 from pytest_aorta.common.import_target import target_file
 from pytest_aorta.common.texts import describe_exception, printable
-from pytest_aorta.plan import Plan, PlanError, check_variables
+from pytest_aorta.plan import Plan, PlanError, check_variables, trial_value
 from pytest_aorta.plugin import is_worker
 from pytest_aorta.plugin.compat import GeneratedFunction, fixture_definitions
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, add_details, failure_of
@@ -42,6 +42,7 @@ from pytest_aorta.trials.outcome import CANNOT_JUDGE
 from pytest_aorta.trials.spec import TrialSpec
 
 if TYPE_CHECKING:
+    from pytest_aorta.common.conditions import Json
     from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.workspace.paths import TrialPaths
@@ -300,6 +301,10 @@ class TrialItem(GeneratedFunction):
 
     def _failure(self, record: TrialResult) -> TrialFailed:
         return failure_of(record, self.trial_run.results, self.paths, self)
+
+    def condition_values(self) -> list[Callable[[], Json]]:
+        """For ``--aorta-where``."""
+        return [partial(trial_value, self.spec)]
 
     def visible_traceback(self, traceback: Any) -> Any:
         """Without isolation, a traceback begins with the workload and not with the callers of it."""

@@ -67,7 +67,11 @@ def table_lines(table: Table, width: int) -> list[Line]:
     for without, has_long_verdicts in ((unwanted, True), ({*unwanted, "speed"}, True), ({"speed"}, False)):
         columns = [each for each in COLUMNS if "terminal" in each.formats and each.key not in {*without, *unwanted}]
         columns = [column for column in columns if column.says_something(shown)]
-        texts = {row.cell.key: _texts(row, columns, has_long_verdicts) for row in shown}
+        short = set() if has_long_verdicts else {"verdict"}
+        texts = {
+            row.cell.key: [row.verdict.kind if it.key in short else it.short_text_of(row) for it in columns]
+            for row in shown
+        }
         titles = [column.title.lower() for column in columns]
         widths = [max(map(terminal_width, each)) for each in zip(titles, *texts.values(), strict=True)]
         room = width - sum(len(_GAP) + each for each in widths)
@@ -99,13 +103,6 @@ def table_lines(table: Table, width: int) -> list[Line]:
     if any(row.comparison and row.comparison.method == "sequential" for row in rows):
         lines.append((Piece("p and verdicts allow for a number of trials that was not fixed before", "light"),))
     return lines
-
-
-def _texts(row: Row, columns: Sequence[Column[Row]], has_long_verdicts: bool) -> list[str]:
-    return [
-        row.verdict.kind if column.key == "verdict" and not has_long_verdicts else column.short_text_of(row)
-        for column in columns
-    ]
 
 
 def shortened(text: str, width: int) -> str:
