@@ -225,17 +225,15 @@ def environ(
     devices: Mapping[str, str],
 ) -> dict[str, str]:
     """The complete environment of a trial. Later ones win: ``threads``, ``base``, ``devices``, venv, ``overlay``."""
-    variables = {**threads, **_passed_on(base), **devices}
+    variables = {**threads, **base, **devices}
+    for name in _NOT_INHERITED:
+        variables.pop(name, None)
     if environment.venv is not None:
         venv = Path(environment.venv).expanduser().absolute()
         variables["VIRTUAL_ENV"] = str(venv)
         variables["PATH"] = os.pathsep.join([str(venv / "bin"), variables.get("PATH", os.defpath)])
         variables.pop("PYTHONHOME", None)
     return {**variables, **overlay}
-
-
-def _passed_on(base: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in base.items() if name not in _NOT_INHERITED}
 
 
 def container_command(
@@ -321,7 +319,8 @@ def zygote_spec(
     imposed = {**threads, **devices, **spec.overlay}
     if environment.enter:
         words, behind = container_command(spec, inherited, imposed)
-        variables = _passed_on(inherited.variables)  # for the engine itself
+        # Those of the engine itself.
+        variables = {name: value for name, value in inherited.variables.items() if name not in _NOT_INHERITED}
         sys_path = _sources(inherited.sys_path)
     else:
         words = command(environment)
@@ -354,10 +353,15 @@ class TrialOrder:
     timeout: float | None = None
 
     @functools.cached_property
+    def zygote(self) -> ZygoteSpec:
+        """What it is forked from where nothing is imposed; raises ``EnvironmentUnusable``."""
+        return zygote_spec(self.spec, self.inherited)
+
+    @functools.cached_property
     def key(self) -> str:
         """Cells of one key are prepared once. How they are launched, and how long they may be imported, counts."""
         try:
-            key = zygote_spec(self.spec, self.inherited).key()
+            key = self.zygote.key
         except EnvironmentUnusable as error:
             key = str(error)  # and the preparation fails with it, on its host
         limit = self.spec.limits.timeout if self.timeout is None else self.timeout

@@ -132,12 +132,9 @@ class ZygoteSpec:
     def has_prefix(self) -> bool:
         return len(self.command) > 1
 
+    @cached_property
     def key(self) -> str:
         """Digest of all fields."""
-        return self._key
-
-    @cached_property
-    def _key(self) -> str:
         fields = {**vars(self), "environ": dict(self.environ), "behind": asdict(self.behind)}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -181,9 +178,6 @@ class ZygoteTimeout(ZygoteError):
 
 class ZygoteUnwanted(ZygoteError):
     """Its start was ended because it was not waited for any more; this says nothing about what it was to prepare."""
-
-
-class TaskEnded(Exception): ...
 
 
 def exit_text(code: int) -> str:
@@ -265,27 +259,11 @@ class Task:
             TimeoutError: the deadline has passed first.
             ZygoteError: the zygote died, and with it the child; all that the child had sent has been read.
         """
-        try:
-            message = self._follow(deadline)
-        except TaskEnded:
-            return None
-        if message is None:
-            raise TimeoutError
-        return message
-
-    def _sources(self) -> list[Channel]:
-        sources = [] if self._channel is None else [self._channel]
-        return sources if self._over() else [*sources, self._fate]
-
-    def _over(self) -> bool:
-        return self.ended is not None or self._lost is not None
-
-    def _follow(self, deadline: float | None) -> Message | None:
         while True:
             # After its end, read what is there, and do not wait for a descendant that still holds the channel.
-            over = self._over()
+            over = self.ended is not None or self._lost is not None
+            sources = [channel for channel in (self._channel, None if over else self._fate) if channel is not None]
             limit = 0.0 if over else deadline
-            sources = self._sources()
             ready = wait(sources, None if limit is None else max(0.0, limit - time.monotonic())) if sources else []
             if self._channel is not None and self._channel in ready:
                 try:
@@ -300,9 +278,9 @@ class Task:
             elif self._lost is not None:
                 raise self._lost
             elif over:
-                raise TaskEnded
-            elif not ready:
                 return None
+            elif not ready:
+                raise TimeoutError
             else:
                 self._take_report()
 
@@ -317,20 +295,19 @@ class Task:
         else:
             del report["type"]
             self.ended = TaskEnd(**report)
-        if self._over():
+        if self.ended is not None or self._lost is not None:
             self._fate.close()
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Send to the child, whose ``channel`` receives it; raises ``OSError`` when it no longer listens."""
-        self.open_channel().send(message, descriptors)
+        self._open_channel().send(message, descriptors)
 
     def send_fd(self, fd: int) -> None:
         """Hand the child a descriptor."""
-        self.open_channel().send_fd(fd)
+        self._open_channel().send_fd(fd)
 
-    def open_channel(self) -> Channel:
-        channel = self._channel
-        if channel is None:
+    def _open_channel(self) -> Channel:
+        if (channel := self._channel) is None:
             raise BrokenPipeError("the task's process no longer listens")
         return channel
 
@@ -694,9 +671,6 @@ class Zygote:
             "cores": None if cores is None else list(cores),
             "descriptors": len(descriptors),
         }
-        return self._start(task, descriptors)
-
-    def _start(self, task: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Task:
         channel, theirs = Channel.pair()
         fate, its = Channel.pair()
         try:
@@ -714,7 +688,7 @@ class Zygote:
             channel.close()
             fate.close()  # which ends the child, if there is one
             raise
-        return Task(self, channel, fate, gives_stacks=task["stacks"] is not None)
+        return Task(self, channel, fate, gives_stacks=stacks is not None)
 
     # The end
 

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pytest_aorta._version import __version__
 from pytest_aorta.common.import_target import import_target
@@ -29,6 +29,8 @@ from pytest_aorta.runtime.channel import Channel, Message, wait
 
 if TYPE_CHECKING:
     from resource import struct_rusage
+
+T = TypeVar("T")
 
 #: Seconds after the first SIGKILL after which survivors (uninterruptible sleep) are given up.
 LIMIT = 5.0
@@ -138,7 +140,7 @@ class ForkServer:
         self.control = control
         self.order = order
         self.run = run
-        self.owners = [] if owner is None else [owner]
+        self.owners = set() if owner is None else {owner}
         self.tasks: dict[int, RunningTask] = {}
         #: A child that was forked ahead, and where it waits for the channel of its task.
         self.standby: tuple[int, Channel] | None = None
@@ -171,8 +173,10 @@ class ForkServer:
         """Wait for something to happen and handle it; whether the channel is still open."""
         tasks = list(self.tasks.values())
         fates = [task.fate for task in tasks if not task.deaf]
-        ready = wait([self.control, self.wake_read, *self.owners, *fates], self.timeout())
-        if any(owner in ready for owner in self.owners):
+        due = min([task.kill_at for task in tasks], default=math.inf)
+        limit = LOOK if self.killed else None if due == math.inf else max(0.0, due - time.monotonic())
+        ready = wait([self.control, self.wake_read, *self.owners, *fates], limit)
+        if not self.owners.isdisjoint(ready):
             return False
         if self.wake_read in ready:
             with contextlib.suppress(BlockingIOError):
@@ -187,13 +191,6 @@ class ForkServer:
                 return False
             self.fork_task()
         return True
-
-    def timeout(self) -> float | None:
-        """Seconds after which there is something to do without an event."""
-        if self.killed:
-            return LOOK
-        moment = min((task.kill_at for task in self.tasks.values()), default=math.inf)
-        return None if moment == math.inf else max(0.0, moment - time.monotonic())
 
     # The beginning of a task
 
@@ -335,7 +332,11 @@ class ForkServer:
         now = time.monotonic()
         tasks = list(self.tasks.values())
         ended = [task for task in tasks if task.end is not None]
-        orphans = self.orphans() if ended else set()
+        orphans: set[int] = set()
+        if ended:
+            own = {task.dumping for task in tasks} | {task.pid for task in tasks if task.end is None}
+            standby = set() if self.standby is None else {self.standby[0]}
+            orphans = set(process_tree.children_of_self()) - own - standby - self.stuck
         loose = orphans.difference(*(task.asked for task in tasks if now < task.kill_at))
         left = process_tree.tree(loose)
         due = process_tree.tree(task.pid for task in tasks if task.end is None and now >= task.kill_at)
@@ -355,13 +356,6 @@ class ForkServer:
             task.swept.update((pid, process_tree.describe(pid)) for pid in new)
             if outlived.issuperset(its):
                 self.report_end(task, outlived.intersection(its))
-
-    def orphans(self) -> set[int]:
-        own = {task.pid for task in self.tasks.values() if task.end is None}
-        own |= {task.dumping for task in self.tasks.values() if task.dumping is not None}
-        if self.standby is not None:
-            own.add(self.standby[0])
-        return set(process_tree.children_of_self()) - own - self.stuck
 
     def report_end(self, task: RunningTask, alive: Iterable[int]) -> None:
         returncode, usage = task.end or (None, None)
@@ -389,19 +383,47 @@ def _report(fate: Channel, report: Message) -> None:
 def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., Any] | None) -> None:
     process_tree.die_with_parent(zygote)
     os.setsid()
-    _reseed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     if order["rehearse"] is not None:
         with contextlib.suppress(Exception):
             import_target(order["rehearse"])()
-    fd = waiting.receive_fd()
+    channel = Channel.from_fd(_given(waiting.receive_fd()))
     waiting.close()
-    channel = Channel.from_fd(_killed() if fd is None else fd)
-    task = _take(channel)
+    task = _given(channel.receive())
+    # Open as long as this process lives, and not in what it executes.
+    if None in [channel.receive_fd() for _ in range(task["descriptors"])]:
+        os._exit(0)
+    try:
+        for path, fd, flags in (
+            (os.devnull, 0, os.O_RDONLY),
+            (task["stdout"], 1, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+            (task["stderr"], 2, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        ):
+            if path is not None:  # the descriptor, so that native code is caught as well
+                opened = os.open(path, flags, 0o644)
+                os.dup2(opened, fd)
+                os.close(opened)
+        for stream in (sys.stdout, sys.stderr):
+            # A crash must not take printed lines with it.
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        arm(task["stacks"])
+    except OSError as error:  # a folder that has vanished, a full disk
+        channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
+        leave(0)
     try:
         if task["cores"] is not None:
             os.sched_setaffinity(0, task["cores"])
         if run is None:
-            run = _prepare(channel, order)
+            try:
+                info = prepare(order, channel.send)
+                run = import_target(order["run"])
+            except BaseException as error:
+                channel.send({"type": "failed", "error": describe_exception(error)})
+                leave(0)
+            channel.send({"type": "prepared", "info": info})
         run(task["payload"], channel)
     except BaseException:
         traceback.print_exc()  # into the task's own log
@@ -410,49 +432,13 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
     leave(0)
 
 
-def _take(channel: Channel) -> Message:
-    task = channel.receive() or _killed()
-    # Open as long as this process lives, and not in what it executes.
-    if None in [channel.receive_fd() for _ in range(task["descriptors"])]:
-        os._exit(0)
-    try:
-        redirect(task["stdout"], task["stderr"])
-        arm(task["stacks"])
-    except OSError as error:  # a folder that has vanished, a full disk
-        channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
-        leave(0)
-    return task
-
-
-def _killed() -> NoReturn:
-    # Not os._exit, which coverage replaces: it would write a file, and the zygote, which ends as well, would kill this
-    # process while it does.
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
-
-
-def _prepare(channel: Channel, order: Message) -> Callable[..., Any]:
-    try:
-        info = prepare(order, channel.send)
-        run: Callable[..., Any] = import_target(order["run"])
-    except BaseException as error:
-        channel.send({"type": "failed", "error": describe_exception(error)})
-        leave(0)
-    channel.send({"type": "prepared", "info": info})
-    return run
-
-
-def redirect(stdout: str | None, stderr: str | None) -> None:
-    """Point the descriptors 0, 1 and 2 elsewhere, so that native code is caught as well; ``None`` leaves one alone."""
-    for path, target in ((os.devnull, 0), (stdout, 1), (stderr, 2)):
-        if path is not None:
-            flags = os.O_RDONLY if target == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            fd = os.open(path, flags, 0o644)
-            os.dup2(fd, target)
-            os.close(fd)
-    for stream in (sys.stdout, sys.stderr):
-        # A crash must not take printed lines with it.
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+def _given(value: T | None) -> T:
+    if value is None:
+        # Not os._exit, which coverage replaces: it would write a file, and the zygote, which ends as well, would kill
+        # this process while it does.
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+    return value
 
 
 def arm(stacks: str | None) -> None:
@@ -463,16 +449,9 @@ def arm(stacks: str | None) -> None:
         faulthandler.register(process_tree.STACK_SIGNAL, file=fd, all_threads=True)
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """Flush and end at once; the interpreter's shutdown belongs to the zygote, not to its forks."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)
-
-
-def _reseed() -> None:
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()

@@ -69,7 +69,7 @@ class ZygotePool:
             ZygoteUnwanted: it was not wanted any more.
             ZygoteError: it cannot be started or prepared (then all who wait for it get the error).
         """
-        key = spec.key()
+        key = spec.key
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
@@ -140,7 +140,7 @@ class ZygotePool:
     def release(self, zygote: Zygote) -> None:
         """Give up one use; a zygote without uses may be closed to make room."""
         with self._lock:
-            entry = self._entries.get(zygote.spec.key())
+            entry = self._entries.get(zygote.spec.key)
             if entry is not None and entry.zygote is zygote:
                 entry.users -= 1
 

@@ -21,7 +21,7 @@ from pytest_aorta.launch.diagnosis.traces import STACKS, ImportHang, crash_text
 from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
 from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
-from pytest_aorta.launch.host.cell_zygotes import CellZygotes, start_limits
+from pytest_aorta.launch.host.cell_zygotes import CellZygote, CellZygotes, start_limits
 from pytest_aorta.launch.host.directories import Manifest, copy_folder, remove_unchanged
 from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear_place, make_place, share_place
 from pytest_aorta.launch.host.trial_files import (
@@ -184,6 +184,7 @@ class ProcessTrial:
         self._start = time.monotonic()
         self._cell: PreparedCell | None = None
         self._files: TrialFiles | None = None
+        self._source: CellZygote | None = None
         self._server: Zygote | None = None
         self._task: Task | None = None
         self._had_process = False
@@ -209,7 +210,8 @@ class ProcessTrial:
         self._folder.mkdir(parents=True, exist_ok=True)
         order = self._order
         try:
-            self._cell = cell = self._zygotes.prepare(order, self._allocation, self._is_wanted)
+            self._source = self._zygotes.of(order, self._allocation)
+            self._cell = cell = self._source.prepare(order, self._allocation, self._is_wanted)
             self._note(cell.info.config_warnings)
             self._place = place = self._make_place(cell)
             collecting.make_folders(self._folder, self._collectors)
@@ -224,10 +226,14 @@ class ProcessTrial:
                 see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
     def _submit(self, cell: PreparedCell) -> None:
-        order = collecting.prepared(self._order, self._collectors) if self._collectors else self._order
-        self._server = self._zygotes.acquire(order, self._allocation, self._seed, self._is_wanted)
-        self._task = self._server.start_task(
-            self._payload(cell, self._server),
+        order = self._order
+        if self._collectors:
+            order = collecting.prepared(order, self._collectors)
+            self._source = self._zygotes.of(order, self._allocation)
+        assert self._source is not None
+        self._server = server = self._source.acquire(order, self._allocation, self._seed, self._is_wanted)
+        self._task = server.start_task(
+            self._payload(cell, self._source.watches(order, server)),
             stdout=self._folder / "stdout.log",
             stderr=self._folder / "stderr.log",
             stacks=self._folder / STACKS,
@@ -237,14 +243,15 @@ class ProcessTrial:
         self._had_process = True
         if self._interrupted.is_set():  # meanwhile
             self._kill_interrupted()
-        if self._server.spec.fresh:
+        if server.spec.fresh:
             self.seen.phase = "import"
             self._limit_import(start_limits(self._order).total)
             return
-        imported = self._zygotes.take_import(self._server)
-        if imported is not None:
-            self.seen.phases_sec["import"], ended_at = imported
-        self._start_clock(waited=imported is not None and ended_at > self._start)
+        with self._zygotes.lock:
+            sec, server.load_sec = server.load_sec, None  # of the first trial only
+        if sec is not None:
+            self.seen.phases_sec["import"] = sec
+        self._start_clock(waited=sec is not None and server.loaded_at > self._start)
 
     def _is_wanted(self) -> bool:
         return not self._interrupted.is_set()
@@ -271,7 +278,7 @@ class ProcessTrial:
                 raise EnvironmentUnusable(f"--aorta-cwd copy: {inherited.cwd} cannot be copied: {error}") from None
         return place
 
-    def _payload(self, cell: PreparedCell, server: Zygote) -> TrialPayload:
+    def _payload(self, cell: PreparedCell, watches: bool) -> TrialPayload:
         spec, place = self.spec, self._place
         assert place is not None
         return {
@@ -299,7 +306,7 @@ class ProcessTrial:
             "rank_seed": None if spec.origin is None else spec.origin.rank_seed,
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
             # A launcher gives its ranks variables that their imports could see.
-            "watch_imports": cell.plan.mode == "single" and self._zygotes.watches(spec, server),
+            "watch_imports": cell.plan.mode == "single" and watches,
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
@@ -373,10 +380,9 @@ class ProcessTrial:
                 self._interrupted.wait(BEHIND)
             if self.seen.lost is not None and self._cell is not None and self._cell.plan.mode != "single":
                 self._forget_rank_0()
-            if self._server is not None:
-                server, self._server = self._server, None
-                self._zygotes.learn_imports(server, self.seen, forked=self._is_forked())
-                self._zygotes.release(server)
+            if self._server is not None and self._source is not None:
+                self._source.release(self._server, self.seen, forked=self._is_forked())
+                self._server = None
             self._record = self._build()
         return self._record
 

@@ -90,7 +90,7 @@ class TrialHost:
         prepare_events()  # before a trial runs: an event that waits for it would be late
         try:
             with self.allocator.allocate(job, slot, 1) as allocation:
-                cell = self.zygotes.prepare(order, allocation, lambda: not job.cancelled)
+                cell = self.zygotes.of(order, allocation).prepare(order, allocation, lambda: not job.cancelled)
         except ZygoteError as error:
             if -(error.returncode or 0) in process_tree.TERMINATIONS:
                 _wait_for_cancel(job)

@@ -38,7 +38,7 @@ def test_threads_that_need_the_same_zygote_wait_for_one_start(
 
 
 def _users(pool: ZygotePool, spec: ZygoteSpec) -> int:
-    entry = pool._entries.get(spec.key())
+    entry = pool._entries.get(spec.key)
     return 0 if entry is None else entry.users
 
 

@@ -222,7 +222,7 @@ def test_specifications_have_one_key_only_if_all_their_fields_are_equal() -> Non
     spec = ZygoteSpec(("python",), {"A": "1", "B": "2"}, "m:prepare", {"a": 1}, "m:run", ("/a",), "/")
 
     assert set(CHANGED) == {field.name for field in fields(ZygoteSpec)}
-    keys = {spec.key(), *(replace(spec, **{name: value}).key() for name, value in CHANGED.items())}
+    keys = {spec.key, *(replace(spec, **{name: value}).key for name, value in CHANGED.items())}
     assert len(keys) == 1 + len(CHANGED)
-    assert replace(spec, environ={"B": "2", "A": "1"}).key() == spec.key()
-    assert re.fullmatch("[0-9a-f]{64}", spec.key())
+    assert replace(spec, environ={"B": "2", "A": "1"}).key == spec.key
+    assert re.fullmatch("[0-9a-f]{64}", spec.key)
