@@ -17,7 +17,7 @@ from pydantic import BeforeValidator
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from pytest_aorta.trials.workload import WorkloadResult
+from pytest_aorta.trials.workload import Workload, WorkloadResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,28 +121,45 @@ class Failures:
         self._count(other.count, other.first_iteration)
         self.details.extend(other.details)
 
-    def result(
-        self, configured: int, step_times_ms: list[float], elapsed_sec: float, metrics: dict[str, Any]
-    ) -> WorkloadResult:
-        """The result of a run of which one step time was taken per iteration; it passes without a failure."""
-        return WorkloadResult(
-            passed=self.count == 0,
-            failure_count=self.count,
-            first_failure_iteration=self.first_iteration,
-            failure_details=self.details,
-            total_iterations=len(step_times_ms),
-            step_times_ms=step_times_ms,
-            elapsed_sec=elapsed_sec,
-            metrics=metrics,
-            main_work_started=True,
-            executed_iterations=len(step_times_ms),
-            configured_iterations=configured,
-        )
-
     def _count(self, count: int, iteration: int | None) -> None:
         self.count += count
         if iteration is not None and (self.first_iteration is None or iteration < self.first_iteration):
             self.first_iteration = iteration
+
+
+class Run:
+    """The steps of a run of a workload: their times, and its failures."""
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        self.failures = Failures()
+        self.step_times: list[float] = []
+        self._workload, self._device = workload, device
+        self._started = time.perf_counter()
+
+    def steps(self) -> Iterator[tuple[int, Stopwatch]]:
+        """The number of each step, and the watch that takes its time."""
+        configured = self._workload.config.steps
+        for step in range(configured):
+            watch = Stopwatch(self._device)
+            yield step, watch
+            self.step_times.append(watch.milliseconds)
+            self._workload.progress(step + 1, configured)
+
+    def result(self, **metrics: Any) -> WorkloadResult:
+        """It passes without a failure."""
+        return WorkloadResult(
+            passed=self.failures.count == 0,
+            failure_count=self.failures.count,
+            first_failure_iteration=self.failures.first_iteration,
+            failure_details=self.failures.details,
+            total_iterations=len(self.step_times),
+            step_times_ms=self.step_times,
+            elapsed_sec=time.perf_counter() - self._started,
+            metrics=metrics,
+            main_work_started=True,
+            executed_iterations=len(self.step_times),
+            configured_iterations=self._workload.config.steps,
+        )
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
@@ -21,6 +20,7 @@ from ._common import (
     DeviceName,
     Failures,
     Ranks,
+    Run,
     Stopwatch,
     choose_device,
     dtype_of,
@@ -79,42 +79,30 @@ class AllReduce(Workload):
 
     def run(self) -> WorkloadResult:
         config, ranks = self.config, self.ranks
-        failures = Failures()
+        run = Run(self, self.device)
         unsupported: dict[tuple[str, DtypeName], str] = {}
-        step_times: list[float] = []
         checks = 0
-        started = time.perf_counter()
         try:
-            for step in range(config.steps):
-                watch = Stopwatch(self.device)
+            for step, watch in run.steps():
                 for size in config.sizes:
-                    checks += self._pass(step, size, watch, failures, unsupported)
-                checks += self._barrier(step, watch, failures)
-                step_times.append(watch.milliseconds)
-                self.progress(step + 1, config.steps)
+                    checks += self._pass(step, size, watch, run.failures, unsupported)
+                checks += self._barrier(step, watch, run.failures)
         except CollectiveError:
             pass  # noted; the ranks are out of step, so that all that follows would be meaningless
         else:
             if checks == config.steps:  # the barriers alone
-                failures.add(config.steps - 1, kind="nothing_checked", rank=ranks.rank)
-        failures = ranks.share(max(len(step_times) - 1, 0), failures)
-        elapsed = time.perf_counter() - started
-        return failures.result(
-            configured=config.steps,
-            step_times_ms=step_times,
-            elapsed_sec=elapsed,
-            metrics={
-                "checks": checks,
-                "collectives": [*COLLECTIVES, "barrier"],
-                "unsupported": [
-                    {"collective": name, "dtype": dtype, "reason": reason}
-                    for (name, dtype), reason in unsupported.items()
-                ],
-                "unsupported_count": len(unsupported),
-                "world_size": ranks.world_size,
-                "backend": ranks.backend,
-                "device": str(self.device),
-            },
+                run.failures.add(config.steps - 1, kind="nothing_checked", rank=ranks.rank)
+        run.failures = ranks.share(max(len(run.step_times) - 1, 0), run.failures)
+        return run.result(
+            checks=checks,
+            collectives=[*COLLECTIVES, "barrier"],
+            unsupported=[
+                {"collective": name, "dtype": dtype, "reason": reason} for (name, dtype), reason in unsupported.items()
+            ],
+            unsupported_count=len(unsupported),
+            world_size=ranks.world_size,
+            backend=ranks.backend,
+            device=str(self.device),
         )
 
     def cleanup(self) -> None:

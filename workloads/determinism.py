@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from torch.nn import functional
 
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import DeviceName, Failures, Stopwatch, choose_device
+from ._common import DeviceName, Run, choose_device
 
 Operation = Callable[[], Tensor]
 
@@ -75,34 +74,24 @@ class Determinism(Workload):
     def run(self) -> WorkloadResult:
         config = self.config
         threads = torch.get_num_threads()
-        failures = Failures()
+        run = Run(self, self.device)
         findings: dict[str, _Finding] = {}
-        step_times: list[float] = []
         compute: _Round | None = None
-        started = time.perf_counter()
-        for step in range(config.steps):
+        for step, watch in run.steps():
             operations = self.operations(torch.Generator().manual_seed(config.seed + step))
-            watch, compute = Stopwatch(self.device), compute or _Round(operations)
+            compute = compute or _Round(operations)
             with watch.running():
                 results: dict[str, list[Tensor]] = compute(operations, config.repeat)
-            step_times.append(watch.milliseconds)
             for name, (first, *others) in results.items():
                 finding = findings.setdefault(name, _Finding())
                 reference = first if self.device.type != "cpu" else self._on_one_thread(operations[name])
                 for detail in finding.compare(reference, first, others):
-                    failures.add(step, operation=name, threads=threads, **detail)
-            self.progress(step + 1, config.steps)
-        elapsed = time.perf_counter() - started
-        return failures.result(
-            configured=config.steps,
-            step_times_ms=step_times,
-            elapsed_sec=elapsed,
-            metrics={
-                "device": str(self.device),
-                "threads": threads,
-                "operations_differing": sum(not finding.bitwise_equal for finding in findings.values()),
-                "operations": {name: vars(finding) for name, finding in findings.items()},
-            },
+                    run.failures.add(step, operation=name, threads=threads, **detail)
+        return run.result(
+            device=str(self.device),
+            threads=threads,
+            operations_differing=sum(not finding.bitwise_equal for finding in findings.values()),
+            operations={name: vars(finding) for name, finding in findings.items()},
         )
 
     def cleanup(self) -> None:

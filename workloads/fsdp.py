@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import math
 import sysconfig
-import time
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
@@ -23,14 +22,7 @@ from torch.nn import functional
 
 from pytest_aorta.trials.workload import LaunchMode, Workload, WorkloadResult
 
-from ._common import (
-    DeviceName,
-    Failures,
-    Stopwatch,
-    choose_device,
-    join_process_group,
-    leave_process_group,
-)
+from ._common import DeviceName, Failures, Run, choose_device, join_process_group, leave_process_group
 
 VOCABULARY = 256
 """The model reads and predicts bytes."""
@@ -102,21 +94,18 @@ class Fsdp(Workload):
 
     def run(self) -> WorkloadResult:
         config, ranks = self.config, self.ranks
-        failures = Failures()
+        run = Run(self, self.device)
+        failures = run.failures
         losses: list[float] = []
         grad_norms: list[float] = []
-        step_times: list[float] = []
         generator = torch.Generator().manual_seed(config.seed)
         mine = slice(ranks.rank * config.batch_size, (ranks.rank + 1) * config.batch_size)
-        started = time.perf_counter()
-        for step in range(config.steps):
+        for step, watch in run.steps():
             sequences = draw_batch(self.corpus, config, ranks.world_size, generator)[mine].to(self.device)
-            watch = Stopwatch(self.device)
             with watch.running():
                 loss = self._loss(sequences)
                 torch.autograd.backward(loss)
                 grad_norm = self._update()
-            step_times.append(watch.milliseconds)
             own_loss = loss.item()
             losses.append(self._mean_over_ranks(loss.detach()))
             grad_norms.append(grad_norm)
@@ -128,29 +117,22 @@ class Fsdp(Workload):
                 failures.add(step, kind="non_finite_mean_loss", mean_loss=losses[-1])
             if not math.isfinite(grad_norm) and ranks.rank == 0:
                 failures.add(step, kind="non_finite_gradient", grad_norm=grad_norm)
-            self.progress(step + 1, config.steps)
         self._check_loss_falls(losses, failures)
         checksum = self._check_weights_agree(failures)
-        failures = ranks.share(config.steps - 1, failures)
-        elapsed = time.perf_counter() - started
+        run.failures = ranks.share(config.steps - 1, failures)
         tokens = config.steps * ranks.world_size * config.batch_size * config.sequence_length
-        return failures.result(
-            configured=config.steps,
-            step_times_ms=step_times,
-            elapsed_sec=elapsed,
-            metrics={
-                "losses": losses,
-                "loss_first": losses[0],
-                "loss_last": losses[-1],
-                "grad_norm_max": float(torch.tensor(grad_norms).max()),  # NaN if one is, unlike max()
-                "weights_checksum": checksum,
-                "tokens_per_sec": tokens / (sum(step_times) / 1e3),
-                "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-                "world_size": ranks.world_size,
-                "backend": ranks.backend,
-                "device": str(self.device),
-                "corpus_sha256": hashlib.sha256(bytes(self.corpus.tolist())).hexdigest(),
-            },
+        return run.result(
+            losses=losses,
+            loss_first=losses[0],
+            loss_last=losses[-1],
+            grad_norm_max=float(torch.tensor(grad_norms).max()),  # NaN if one is, unlike max()
+            weights_checksum=checksum,
+            tokens_per_sec=tokens / (sum(run.step_times) / 1e3),
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            world_size=ranks.world_size,
+            backend=ranks.backend,
+            device=str(self.device),
+            corpus_sha256=hashlib.sha256(bytes(self.corpus.tolist())).hexdigest(),
         )
 
     def cleanup(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,6 +16,7 @@ from ._common import (
     CommaSeparated,
     DeviceName,
     Failures,
+    Run,
     Stopwatch,
     choose_device,
     dtype_of,
@@ -114,35 +114,25 @@ class Gemm(Workload):
 
     def run(self) -> WorkloadResult:
         config = self.config
-        tally = _Tally()
-        step_times: list[float] = []
+        run = Run(self, self.device)
+        tally = _Tally(run.failures)
         # On the CPU whatever the device, so that every device gets the same operands.
         generator = torch.Generator().manual_seed(config.seed)
-        started = time.perf_counter()
-        for step in range(config.steps):
-            watch = Stopwatch(self.device)
+        for step, watch in run.steps():
             for number, shape in enumerate(config.sizes):
                 layout = LAYOUTS[(step + number) % len(LAYOUTS)]
                 for name in config.dtypes:
                     if name not in tally.unsupported:
                         self._case(step, shape, name, layout, generator, watch, tally)
-            step_times.append(watch.milliseconds)
-            self.progress(step + 1, config.steps)
         if not tally.cases:
-            tally.failures.add(config.steps - 1, kind="nothing_checked")
-        elapsed = time.perf_counter() - started
+            run.failures.add(config.steps - 1, kind="nothing_checked")
         cases = list(tally.cases.values())
-        return tally.failures.result(
-            configured=config.steps,
-            step_times_ms=step_times,
-            elapsed_sec=elapsed,
-            metrics={
-                "device": str(self.device),
-                "cases": cases,
-                "worst_bound_used": _largest([case["bound_used"] for case in cases]),
-                "gflops": tally.operations / (sum(step_times) * 1e6) if cases else 0.0,
-                "unsupported": [{"dtype": name, "reason": reason} for name, reason in tally.unsupported.items()],
-            },
+        return run.result(
+            device=str(self.device),
+            cases=cases,
+            worst_bound_used=_largest([case["bound_used"] for case in cases]),
+            gflops=tally.operations / (sum(run.step_times) * 1e6) if cases else 0.0,
+            unsupported=[{"dtype": name, "reason": reason} for name, reason in tally.unsupported.items()],
         )
 
     def _case(
@@ -181,7 +171,7 @@ class Gemm(Workload):
 
 @dataclass
 class _Tally:
-    failures: Failures = field(default_factory=Failures)
+    failures: Failures
     cases: dict[tuple[Shape, DtypeName], dict[str, Any]] = field(default_factory=dict)
     unsupported: dict[DtypeName, str] = field(default_factory=dict)
     operations: int = 0

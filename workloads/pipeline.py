@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -15,7 +14,7 @@ from torch import Tensor
 from pytest_aorta.runtime import SlotArgs, Tag, TaskArgs, Worker
 from pytest_aorta.trials.workload import Workload, WorkloadResult
 
-from ._common import Failures, Stopwatch
+from ._common import Failures, Run, Stopwatch
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime import CallableHandle, Orchestrator
@@ -162,38 +161,28 @@ class Pipeline(Workload):
 
     def run(self) -> WorkloadResult:
         config = self.config
-        failures = Failures()
-        step_times: list[float] = []
+        run = Run(self, torch.device("cpu"))
         errors = torch.zeros(config.steps, dtype=torch.float64)
         generator = torch.Generator().manual_seed(config.seed)
-        started = time.perf_counter()
-        for step in range(config.steps):
-            step_times.append(self._compute(generator))
-            errors[step] = self._check(step, failures)
-            self.progress(step + 1, config.steps)
-        return failures.result(
-            configured=config.steps,
-            step_times_ms=step_times,
-            elapsed_sec=time.perf_counter() - started,
-            metrics={
-                "slots": config.slots,
-                "tasks": count_tasks(config.size, config.block),
-                "max_abs_error": float(errors.max()),  # NaN if one of them is
-                "total": self._total.item(),
-            },
+        for step, watch in run.steps():
+            self._compute(generator, watch)
+            errors[step] = self._check(step, run.failures)
+        return run.result(
+            slots=config.slots,
+            tasks=count_tasks(config.size, config.block),
+            max_abs_error=float(errors.max()),  # NaN if one of them is
+            total=self._total.item(),
         )
 
-    def _compute(self, generator: torch.Generator) -> float:
+    def _compute(self, generator: torch.Generator, watch: Stopwatch) -> None:
         assert self.worker is not None
         for operand in (self._left, self._right):
             operand.copy_(torch.randint(1, LARGEST + 1, operand.shape, generator=generator))
         for output in (self._result, self._total):
             output.fill_(math.nan)
         args = SlotArgs((self._left, self._right, self._result, self._total))
-        watch = Stopwatch(torch.device("cpu"))
         with watch.running():
             self.worker.run(multiply_blocks, args, self._plan)
-        return watch.milliseconds
 
     def _check(self, step: int, failures: Failures) -> float:
         expected = self._left @ self._right
