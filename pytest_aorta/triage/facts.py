@@ -345,7 +345,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         index=index,
         file=file,
         outcome=outcome,
-        signature=None if record["exit_status"] == "ok" else signature_of(record, rules),
+        signature=signature_of(record, rules),
         first_failure_iteration=result.get("first_failure_iteration"),
         steps=steady_steps(step_times) if has_all_steps else None,
         started_at=record.get("started_at") or "",

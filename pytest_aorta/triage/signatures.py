@@ -137,8 +137,13 @@ def words_of(message: str, host: str = "") -> str:
     stay: ``float16``, and so do codes of errors: ``Xid 79``. Names of hosts are numbers, too: that of ``host``, those
     that differ from it in digits, and those at places where libraries write them. At most ``LONGEST`` characters.
     """
-    line = _line(message)
-    before = None
+    lines = [line for line in message.splitlines() if line.strip()]
+    line = lines[0] if lines else ""
+    if any(each.endswith("Traceback (most recent call last):") for each in lines):
+        line = lines[-1]
+    elif last_error := _LAST_ERROR.search(message):
+        line = f"{line}: {last_error[1]}"
+    line, before = shown(line[:_LOOKED_AT]), None
     while before != line:  # a replacement can bring two others side by side
         before = line
         line = _BEFORE.sub("", line)
@@ -146,15 +151,11 @@ def words_of(message: str, host: str = "") -> str:
             line = pattern.sub(by, line)
         if host:
             line = _named_alike(host).sub("#", line)
-        line = _CODES.sub(lambda found: _NUMBER_AT_END.sub(_hidden, found[0]), line)
+        line = _CODES.sub(lambda code: _NUMBER_AT_END.sub(lambda found: found[0].translate(_HIDE), code[0]), line)
         for pattern, by in _REPLACED:
             line = pattern.sub(by, line)
         line = line.translate(_UNHIDE)
     return bounded(line.strip())
-
-
-def _hidden(found: re.Match[str]) -> str:
-    return found[0].translate(_HIDE)
 
 
 @lru_cache(maxsize=64)
@@ -178,19 +179,6 @@ def shown(text: str) -> str:
 def bounded(text: str, longest: int = LONGEST) -> str:
     """The beginning of a text that is too long."""
     return text if len(text) <= longest else text[: longest - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
-
-
-def _line(message: str) -> str:
-    lines = [line for line in message.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    if any(line.endswith("Traceback (most recent call last):") for line in lines):
-        return shown(lines[-1][:_LOOKED_AT])
-    first = lines[0]
-    last_error = _LAST_ERROR.search(message)
-    if last_error is not None:
-        first = f"{first}: {last_error[1]}"
-    return shown(first[:_LOOKED_AT])
 
 
 #: A frame of a traceback, also of one in an exception group; or one of ``faulthandler``, which has no second comma.
@@ -242,59 +230,32 @@ def frames_of(text: str) -> list[Frame]:
     Of exceptions that follow from each other, those of the last; of several threads, those of the one that has crashed.
     """
     crashed = _CRASHED.search(text)
-    if crashed is not None:
-        return _frames(text[crashed.end() :].partition("\n\n")[0])
-    headings = list(_TRACEBACK.finditer(text))
-    return _frames(text[headings[-1].end() :])[::-1] if headings else []
-
-
-def first_traceback(text: str) -> tuple[list[Frame], str] | None:
-    """Of exceptions that follow from each other, the frames (innermost first) and the last line of the first.
-
-    ``None`` where there is one only.
-    """
-    first, *others = _FOLLOWS.split(text)
-    if not others:
-        return None
-    frames = list(_FRAME.finditer(first))
-    raised = (
-        line for line in first[frames[-1].end() if frames else 0 :].splitlines() if line and not line[0].isspace()
-    )
-    return frames_of(first), next(raised, "")
+    headings = [] if crashed else list(_TRACEBACK.finditer(text))
+    text = text[crashed.end() :].partition("\n\n")[0] if crashed else text[headings[-1].end() :] if headings else ""
+    found = [Frame(each["file"], int(each["line"]), each["name"] or "") for each in _FRAME.finditer(text)]
+    return found if crashed else found[::-1]
 
 
 def own_frames(frames: Sequence[Frame], target: str) -> list[Frame]:
     """The frames of the user's code: not of the standard library, of installed packages, or of this one.
 
-    The package that the workload itself is in counts, also if it is installed.
-
-    Args:
-        frames: innermost first.
-        target: of the workload: ``FILE:CLASS`` or ``MODULE:CLASS``; empty for not known.
+    The package that the workload itself is in counts, also if it is installed. ``frames``: innermost first. ``target``:
+    of the workload, ``FILE:CLASS`` or ``MODULE:CLASS``; empty for not known.
     """
     module = target.rpartition(":")[0]
-    package = module.partition(".")[0]
-    own = module if module.endswith(".py") else f"-packages/{package}"
-
-    def is_own(frame: Frame) -> bool:
-        if not _LIBRARY.search(frame.file):
-            return True
-        if own.endswith(".py"):
-            return frame.file == own
-        return bool(package) and (f"{own}/" in frame.file or frame.file.endswith(f"{own}.py"))
-
+    package = f"-packages/{module.partition('.')[0]}"
     found: list[Frame] = []
     for frame in frames:
         if _RUNNER.search(frame.file):
             if found:  # what follows has started the trial
                 break
-        elif is_own(frame):
+        elif module.endswith(".py"):
+            found += [frame] if frame.file == module or not _LIBRARY.search(frame.file) else []
+        elif not _LIBRARY.search(frame.file) or (
+            module and (f"{package}/" in frame.file or frame.file.endswith(f"{package}.py"))
+        ):
             found.append(frame)
     return found
-
-
-def _frames(text: str) -> list[Frame]:
-    return [Frame(found["file"], int(found["line"]), found["name"] or "") for found in _FRAME.finditer(text)]
 
 
 #: Types of exceptions that say less than any message, or the same.
@@ -353,7 +314,6 @@ class Signature:
     Attributes:
         kind: of the failure: exception, signal, exit_code, timeout, stall, result, rank; or that a rule of the user
             has ``named`` it, which then is all that is known.
-        phase: in which it failed.
         type: of the exception, or name of the signal.
         role: ``rank`` where one rank of several has failed, whichever it was; else empty.
         where: innermost frame of the user's code, ``train.py:88 in step``, with the one that has called it where that
@@ -419,48 +379,59 @@ def signature_of(record: Mapping[str, Any], rules: Sequence[tuple[str, str]] = (
 
 
 def _signature_of(record: Mapping[str, Any]) -> Signature:
-    failure = record.get("failure")
+    failure, host = record.get("failure"), record.get("host") or ""
     if not failure:  # a record of AORTA's, which has none
         kind, phase = _KINDS.get(record["exit_status"], ("result", "run"))
-        return Signature(
-            kind, phase, message=_details(record["result"], record.get("host") or "") if kind == "result" else ""
-        )
-    kind, phase = failure["kind"], failure["phase"]
+        return Signature(kind, phase, message=_details(record["result"], host) if kind == "result" else "")
+    kind, phase, code = failure["kind"], failure["phase"], failure.get("exit_code")
     role = "" if failure.get("rank") is None and failure.get("confidence") is None else "rank"
     message = _OF_RANKS.sub("", failure.get("message") or "", count=1) if role else failure.get("message") or ""
     text = failure.get("traceback") or ""
-    host = record.get("host") or ""
     target = ((record.get("request") or {}).get("workload") or {}).get("target") or ""
+    frames = frames_of(text)
     if kind == "signal" and failure.get("signal"):
-        frames = frames_of(text)
         said = next((found[1] for pattern in _ABORTED if (found := pattern.search(text))), "")
-        native = ((found["name"], found["file"]) for found in _NATIVE.finditer(text))
-        called = native_function(native)[0] or _called(frames, target)
-        last_error = _LAST_ERROR.search(text) if said else None
-        words = words_of(said if last_error is None else f"{said}\n{last_error[0]}", host) if said else shown(called)
+        if said:
+            last_error = _LAST_ERROR.search(text)
+            words = words_of(f"{said}\n{last_error[0]}" if last_error else said, host)
+        else:
+            own = own_frames(frames, target)
+            called = frames[0].name if own and frames[0] != own[0] else ""
+            native = ((found["name"], found["file"]) for found in _NATIVE.finditer(text))
+            words = shown(native_function(native)[0] or called)
         where = "" if _ELSEWHERE.search(words) else _place(frames, target)
         return Signature(kind, phase, shown(failure["signal"]), role, where, bounded(words))
     if kind in ("timeout", "stall"):
         where, called = _hung(record, failure)
-        called = called or _native_of_hang(record, failure)
+        # The C function in which the collector ``native`` has found the rank that is blamed, or the only process.
+        native_data = ((record.get("collected") or {}).get("native") or {}).get("data") or {}
+        called = called or shown((native_data.get(f"rank_{failure.get('rank') or 0}") or {}).get("function") or "")
         return Signature(kind, phase, "", "rank" if record.get("ranks") else role, where, called)
     if kind == "exit_code":
-        code, output = failure.get("exit_code"), record["result"].get("output") or {}
         # Of ranks, the lines are of all of them, and say what has followed from the cause as well.
-        said = "" if role else next(iter(output.get("detected") or ()), "")
+        said = "" if role else next(iter((record["result"].get("output") or {}).get("detected") or ()), "")
         words = words_of(message, host) if code is None else f"exit code {code}"
         return Signature(kind, phase, "", role, message=f"{words} ({said})" if said else words)
     if kind == "result" and not failure.get("type"):
         ranks = (rank for rank in record.get("ranks") or () if rank["rank"] == failure.get("rank"))
         result = next((rank["result"] for rank in ranks if rank.get("result")), record["result"])
         return Signature(kind, phase, "", role, message=_details(result, host))
-    where = _place(frames_of(text), target)
     type_name = bounded(shown(failure.get("type") or ""))
-    code = failure.get("exit_code")
     words = message if message == f"sys.exit({code})" else words_of(message, host).removeprefix(f"{type_name}: ")
     if _ELSEWHERE.search(words):
         return Signature(kind, phase, type_name, role, "", words)
-    return Signature(kind, phase, type_name, role, where, words, _cause(text, target, host))
+    # Of exceptions that follow from each other, the first.
+    first, *others = _FOLLOWS.split(text)
+    cause = ""
+    if others:
+        calls = list(_FRAME.finditer(first))
+        after = first[calls[-1].end() if calls else 0 :].splitlines()
+        raised = next((line for line in after if line and not line[0].isspace()), "")
+        name, _, reason = raised.partition(": ")
+        cause = _joined(": ", bounded(shown(name.rpartition(".")[2])), words_of(reason, host))
+        where = _place(frames_of(first), target)
+        cause = f"{cause} ({where})" if where else cause
+    return Signature(kind, phase, type_name, role, _place(frames, target), words, cause)
 
 
 def _joined(separator: str, *words: str) -> str:
@@ -476,22 +447,6 @@ def _place(frames: Sequence[Frame], target: str) -> str:
     return place if caller is None else f"{place}, from {bounded(shown(caller.text), _PLACE)}"
 
 
-def _called(frames: Sequence[Frame], target: str) -> str:
-    own = own_frames(frames, target)
-    return frames[0].name if own and frames[0] != own[0] else ""
-
-
-def _cause(text: str, target: str, host: str) -> str:
-    first = first_traceback(text)
-    if first is None:
-        return ""
-    frames, raised = first
-    where = _place(frames, target)
-    name, _, message = raised.partition(": ")
-    words = _joined(": ", bounded(shown(name.rpartition(".")[2])), words_of(message, host))
-    return f"{words} ({where})" if where else words
-
-
 def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, str]:
     """Where a process hung, and in which function of a library.
 
@@ -503,31 +458,23 @@ def _hung(record: Mapping[str, Any], failure: Mapping[str, Any]) -> tuple[str, s
         for rank in record.get("ranks") or ()
         if (theirs := rank.get("failure") or {}).get("kind") in ("timeout", "stall") and blamed in (None, rank["rank"])
     ]
-    message = hung[0] if hung else failure.get("message") or ""
-    if locks := _LOCKS.search(message[-_END:]):
+    message = (hung[0] if hung else failure.get("message") or "")[-_END:]
+    if locks := _LOCKS.search(message):
         places = [f"{found[2]}:{found[3]} in {found[1]}" for found in _LOCK.finditer(locks[1])]
         return bounded(shown(", ".join(places)), _PLACE), "wait for locks"
-    found = _HUNG.search(message[-_END:])
+    found = _HUNG.search(message)
     if found is None:
         return "", ""
     place = Frame(found["file"], int(found["line"]), found["name"] or "").text
     return bounded(shown(place), _PLACE), bounded(shown(found["called"] or ""))
 
 
-def _native_of_hang(record: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
-    """The C function in which the collector ``native`` has found the rank that is blamed, or the only process."""
-    found = ((record.get("collected") or {}).get("native") or {}).get("data") or {}
-    return shown((found.get(f"rank_{failure.get('rank') or 0}") or {}).get("function") or "")
-
-
 def _details(result: Mapping[str, Any], host: str) -> str:
     for detail in result.get("failure_details") or ():
-        if not isinstance(detail, Mapping):
-            continue
-        words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
-        first = {key: words.pop(key) for key in _WHAT if key in words}
-        texts = [words_of(value, host) for value in first.values()]
-        texts = [*texts, *(words_of(f"{key} {value}", host) for key, value in words.items())][:_WORDS]
-        if texts:
-            return bounded(", ".join(text for text in texts if text))
+        if isinstance(detail, Mapping):
+            words = {key: value for key, value in detail.items() if key not in _NOT_WHAT and isinstance(value, str)}
+            texts = [words_of(words.pop(key), host) for key in _WHAT if key in words]
+            texts += [words_of(f"{key} {value}", host) for key, value in words.items()]
+            if texts:
+                return bounded(", ".join(filter(None, texts[:_WORDS])))
     return "passed=False"
