@@ -26,7 +26,7 @@ from pytest_aorta.triage.environments import differences as differences_of_envir
 from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, elastic_options
 from pytest_aorta.trials.fingerprint import IMPORTED_LATER, differences, parts_of
 from pytest_aorta.trials.loading import file_digest
-from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, RequestedEnvironment, TrialResult
+from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, TrialResult
 from pytest_aorta.trials.spec import Origin, TrialSpec
 from pytest_aorta.workspace.paths import REPLAY, TrialPaths
 
@@ -69,13 +69,17 @@ def _environments(record: TrialResult) -> Environments:
 
 
 def _request_changes(then: TrialResult, now: TrialResult) -> Iterator[str]:
-    yield from _one("host", then.host, now.host)
+    pairs: list[tuple[str, Any, Any, str]] = [("host", then.host, now.host, "none")]
     if then.request is not None and now.request is not None:
-        yield from _one("interpreter", then.request.interpreter, now.request.interpreter)
-        yield from _one("working directory", then.request.cwd, now.request.cwd)
+        pairs.append(("interpreter", then.request.interpreter, now.request.interpreter, "none"))
+        pairs.append(("working directory", then.request.cwd, now.request.cwd, "none"))
         before, after = then.request.ambient, now.request.ambient
-        for name in sorted(before.keys() & after.keys()):
-            yield from _one(name, before[name], after[name], nothing="unset")
+        pairs += [(name, before[name], after[name], "unset") for name in sorted(before.keys() & after.keys())]
+    for what, one, two, nothing in pairs:
+        if one != two:
+            texts = [nothing if value is None else str(value) for value in (one, two)]
+            cut = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts]
+            yield f"{what} {' -> '.join(cut)}"
 
 
 def _seeds(then: TrialResult, now: TrialResult) -> Iterator[str]:
@@ -96,16 +100,6 @@ def _overlay_names(record: TrialResult) -> Mapping[str, Any]:
     return {} if record.request is None else {**record.request.ambient, **record.request.overlay}
 
 
-def _one(what: str, then: Any, now: Any, nothing: str = "none") -> Iterator[str]:
-    if then != now:
-        yield f"{what} {_shown(then, nothing)} -> {_shown(now, nothing)}"
-
-
-def _shown(value: Any, nothing: str) -> str:
-    text = nothing if value is None else str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
 _TRIAL_FILE = re.compile(r"trial_\d+\.json")
 
 
@@ -115,30 +109,20 @@ class ReplayError(ValueError):
 
 @dataclass(frozen=True)
 class Replay:
-    """A trial that is run again.
-
-    Attributes:
-        file: of its record.
-        record: how it went then.
-        spec: as the record has it.
-        number: among several replays of this name, from 1.
-        folder: of their results.
-    """
+    """A trial that is run again, from the record in a file."""
 
     file: Path
     record: TrialResult
     spec: TrialSpec
-    number: int = 1
-    folder: str = REPLAY
+    number: int = 1  # among several replays of this name
+    folder: str = REPLAY  # of their results
 
     @property
     def name(self) -> str:
-        """Of its item."""
         return f"{self.spec.item_name[:-1]}{self._suffix}]"
 
     @property
     def nodeid(self) -> str:
-        """Of its item."""
         return f"{REPLAY}::{self.name}"
 
     @property
@@ -189,7 +173,15 @@ def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tup
     problems = []
     for given in files:
         try:
-            found.update(_records(given))
+            if not given.is_dir():
+                found[given.absolute()] = read_record(given)
+                continue
+            below = [file for file in sorted(given.rglob("trial_*.json")) if _is_trial(file.relative_to(given))]
+            records = {file.absolute(): read_record(file) for file in below}
+            chosen = {file: record for file, record in records.items() if record.replay_of is None}
+            if not chosen:
+                raise ReplayError(f"{given}: there is no trial file in this folder")
+            found.update(chosen)
         except ReplayError as error:
             problems.append(str(error))
     replays: list[Replay] = []
@@ -207,28 +199,13 @@ def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tup
     return replays
 
 
-def _records(given: Path) -> dict[Path, TrialResult]:
-    if not given.is_dir():
-        return {given.absolute(): read_record(given)}
-    files = [file for file in sorted(given.rglob("trial_*.json")) if _is_trial(file.relative_to(given))]
-    records = {file.absolute(): read_record(file) for file in files}
-    chosen = {file: record for file, record in records.items() if record.replay_of is None}
-    if not chosen:
-        raise ReplayError(f"{given}: there is no trial file in this folder")
-    return chosen
-
-
 def _is_trial(relative: Path) -> bool:
     hidden = any(part.startswith(".") for part in relative.parts)
     return _TRIAL_FILE.fullmatch(relative.name) is not None and not hidden
 
 
 def read_record(file: Path) -> TrialResult:
-    """The record in a file, which has a request.
-
-    Raises:
-        ReplayError: it has none, or is no record.
-    """
+    """The record in a file; raises ``ReplayError`` where it is none, or has no request."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -260,6 +237,13 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
     _check_launch(record, hosts, elastic)
     cwd = request.cwd if os.path.isdir(request.cwd) else os.getcwd()
     environment = request.environment
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in environment.model_dump().items()
+    }
+    rank_seed = None
+    if _is_external(record):
+        own = (rank.seeds.seed for rank in record.ranks if rank.rank == own_rank() and rank.seeds is not None)
+        rank_seed = next(own, None)
     if any(REDACTED in word for word in (*environment.launcher, *environment.engine_options)):
         raise ReplayError(
             f"the command of environment {environment.name!r} holds a secret, which is not recorded; run the "
@@ -267,7 +251,7 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
         )
     return TrialSpec(
         workload=WorkloadEntry(request.workload.name, request.workload.target, request.workload.source_package),
-        environment=_environment(environment),
+        environment=Environment(**fields),
         mitigations=tuple(record.mitigations_applied),
         overlay=_overlay(request, variables),
         environment_index=request.environment_index,
@@ -288,14 +272,8 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
         collect=tuple(request.collect),
         resources=replace(request.resources, hosts=hosts),
         watched=tuple(request.ambient),
-        origin=Origin(request.seed, cwd, tuple(request.sys_path), _rank_seed(record)),
+        origin=Origin(request.seed, cwd, tuple(request.sys_path), rank_seed),
     )
-
-
-def _environment(requested: RequestedEnvironment) -> Environment:
-    fields: dict[str, Any] = requested.model_dump()
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return Environment(**fields)
 
 
 def _request(record: TrialResult) -> Request:
@@ -331,12 +309,6 @@ def _check_launch(record: TrialResult, hosts: tuple[str, ...], elastic: ElasticO
 
 def _is_external(record: TrialResult) -> bool:
     return record.elastic is not None and record.elastic.launcher == "external"
-
-
-def _rank_seed(record: TrialResult) -> int | None:
-    if not _is_external(record):
-        return None
-    return next((rank.seeds.seed for rank in record.ranks if rank.rank == own_rank() and rank.seeds is not None), None)
 
 
 def _overlay(request: Request, variables: Mapping[str, str]) -> dict[str, str]:

@@ -15,19 +15,22 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import psutil
 
 from pytest_aorta.common.texts import first_names, one_line, read_tail
+from pytest_aorta.registry import BUILTIN_MITIGATIONS
+from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import RequestError, seconds, shown_command
-
-if TYPE_CHECKING:
-    from pytest_aorta.triage.reading import RecordedTrial
+from pytest_aorta.triage.columns import below, counted
+from pytest_aorta.triage.rates import smallest_fault, upper_bound, wilson
+from pytest_aorta.triage.reading import RecordedTrial, Results
+from pytest_aorta.trials.command_line import checked_command, files_in, launcher_in, program_not_found, words_of
+from pytest_aorta.trials.output import guessed_options, plain_line
 
 #: Runs that are enough: if some have failed, and if none has.
 _ENOUGH, _MOST = 4, 20
@@ -102,26 +105,23 @@ _CANDIDATES_OF = (
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
 def try_(words: tuple[str, ...], yes: bool, looking: str, timeout: str | None) -> None:
     """pytest-aorta try -- python train.py --steps 40. Ctrl-C ends the looking, and keeps what was seen."""
-    from pytest_aorta.trials.command_line import checked_command, program_not_found, words_of
-
     command = words[0] if len(words) == 1 and " " in words[0] else shlex.join(words)
     _checked("the command", checked_command, command)
     if problem := program_not_found(words_of(command), os.environ.get("PATH", os.defpath)):
         raise RequestError(f"the command {shown_command(command)}: {problem}")
     limits = _checked("--time", seconds, looking), _checked("--timeout", seconds, timeout) if timeout else None
     with tempfile.TemporaryDirectory(prefix="aorta-try-") as folder:
-        look = _Look(command, Path(folder), *limits)
-        look.run()
-        found = look.findings()
+        found = _Look(command, Path(folder), *limits)
+        found.run()
         click.echo("\n".join(found.lines()))
-        line = Line(found) if found.trials else None
-    if line is None:
-        raise SystemExit(1)
-    click.echo("\n".join(("", *line.lines())))
+        if not found.trials:
+            raise SystemExit(1)
+        arguments, lines = _measurement(found)
+    click.echo("\n".join(("", *lines)))
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty() and click.confirm("Run it?")):
         return
     sys.stdout.flush()
-    with _ended(subprocess.Popen([sys.executable, "-m", "pytest", *line.words])) as pytest:
+    with _ended(subprocess.Popen([sys.executable, "-m", "pytest", *arguments])) as pytest:
         while pytest.poll() is None:
             with contextlib.suppress(KeyboardInterrupt):  # pytest has got it as well, and says what it has
                 pytest.wait()
@@ -149,32 +149,46 @@ def _checked(name: str, reader: Callable[[str], Any], text: str) -> Any:
 
 
 class _Look:
-    """Runs of a command, by pytest: one as it is, then more of them with what the first one has shown."""
+    """Runs of a command, by pytest: one as it is, then more of them with what the first one has shown.
+
+    Attributes:
+        trials: those that say something about it.
+        lost: those that have not come to their work.
+        options: with which all but the first are run.
+        timeout: that of the user, in seconds.
+    """
 
     def __init__(self, command: str, folder: Path, looking: float, timeout: float | None) -> None:
-        self._command, self._folder, self._timeout = command, folder, timeout
-        self._began, self._looking = time.monotonic(), looking
-        self._trials: list[RecordedTrial] = []
-        self._options: dict[str, str] = {}
+        self.command, self.timeout = command, timeout
+        self.options: dict[str, str] = {}
+        self._folder, self._looking, self._began = folder, looking, time.monotonic()
+        self._ended: list[RecordedTrial] = []
         self._is_over = self._is_idle = False
         self._said = ""
 
+    @property
+    def trials(self) -> list[RecordedTrial]:
+        return [trial for trial in self._ended if trial.facts.is_counted]
+
+    @property
+    def lost(self) -> list[RecordedTrial]:
+        return [trial for trial in self._ended if not trial.facts.is_counted]
+
+    @property
+    def bad(self) -> list[RecordedTrial]:
+        return [trial for trial in self.trials if _is_bad(trial)]
+
     def run(self) -> None:
-        self._pytest("first", {"timeout": f"{self._timeout:g}"} if self._timeout else {}, most=1)
-        self._options = {**self.findings().options_of_trials(), **guessed(self._folder)}
-        if not self._is_over and (self._is_idle or self.findings().trials):
-            self._pytest("more", self._options, most=_MOST)
-            self._options |= {**guessed(self._folder), **self._options}
+        self._pytest("first", {"timeout": f"{self.timeout:g}"} if self.timeout else {}, most=1)
+        self.options = {**self.options_of_trials(), **self._guessed()}
+        if not self._is_over and (self._is_idle or self.trials):
+            self._pytest("more", self.options, most=_MOST)
+            self.options |= {**self._guessed(), **self.options}
         self._show("")
 
-    def findings(self) -> Findings:
-        counted = [trial for trial in self._trials if trial.facts.is_counted]
-        lost = [trial for trial in self._trials if not trial.facts.is_counted]
-        return Findings(self._command, counted, lost, self._options, self._timeout, self._said)
-
     def _pytest(self, name: str, options: Mapping[str, str], most: int) -> None:
-        results, before = self._folder / name, list(self._trials)
-        given = {"command": self._command, "trials": str(most), "mitigations": "none", **options}
+        results, before = self._folder / name, list(self._ended)
+        given = {"command": self.command, "trials": str(most), "mitigations": "none", **options}
         words = [*_words(given), f"--aorta-results-dir={results}", "-p", "no:cacheprovider"]
         log = self._folder / f"{name}.log"
         with log.open("wb") as output:
@@ -187,7 +201,7 @@ class _Look:
             except KeyboardInterrupt:  # which pytest has got as well
                 self._is_over = True
             self._read(results, before)  # before what was running is ended
-        if not self._trials:
+        if not self._ended:
             self._said = read_tail(log, 4000).strip()
             if any(results.glob("*/trial_0/std*.log")):
                 self._said = "The first run has not ended: give it less to do, or more time (--time 10m)."
@@ -195,96 +209,44 @@ class _Look:
     def _watch(
         self, pytest: subprocess.Popen[bytes], results: Path, before: Sequence[RecordedTrial], is_first: bool
     ) -> None:
-        idle = _Idle(pytest.pid, results)
+        process, since, written, used = psutil.Process(pytest.pid), time.monotonic(), 0, 0.0
         while pytest.poll() is None and not self._is_over:
             self._read(results, before)
-            self._is_over = self._has_enough()
-            failed = sum(map(is_bad, self._trials))
-            self._show(
-                f"{time.monotonic() - self._began:.0f}s: {len(self._trials)} ended, {failed} failed (Ctrl-C: enough)"
-            )
-            if is_first and not self._timeout and idle.is_over():
-                self._is_idle = True
-                return
+            now, failed = time.monotonic(), sum(map(_is_bad, self._ended))
+            looking = self._looking if self._ended or self._is_idle else _FIRST * self._looking
+            self._is_over = len(self._ended) >= (_ENOUGH if failed else _MOST) or now - self._began > looking
+            self._show(f"{now - self._began:.0f}s: {len(self._ended)} ended, {failed} failed (Ctrl-C: enough)")
+            if is_first and not self.timeout:  # a trial that neither writes nor computes does nothing any more
+                size = sum(file.stat().st_size for file in results.glob("*/trial_0/std*.log"))
+                computed = 0.0
+                for child in process.children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        times = child.cpu_times()
+                        computed += times.user + times.system
+                if size != written or computed - used > _IDLE * _SILENCE:
+                    since, written, used = now, size, computed
+                if now - since > _SILENCE and any(results.glob("*/trial_0/stdout.log")):
+                    self._is_idle = True
+                    return
             time.sleep(0.1)
 
     def _read(self, results: Path, before: Sequence[RecordedTrial]) -> None:
-        if len(list(results.glob("*/trial_*.json"))) > len(self._trials) - len(before):
-            from pytest_aorta.triage.reading import Results
-
-            self._trials = [*before, *Results(results)]
-
-    def _has_enough(self) -> bool:
-        looking = self._looking if self._trials or self._is_idle else _FIRST * self._looking
-        enough = _ENOUGH if any(map(is_bad, self._trials)) else _MOST
-        return len(self._trials) >= enough or time.monotonic() - self._began > looking
+        if len(list(results.glob("*/trial_*.json"))) > len(self._ended) - len(before):
+            self._ended = [*before, *Results(results)]
 
     def _show(self, text: str) -> None:
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
+    def _guessed(self) -> dict[str, str]:
+        """How the steps of the trials can be read, as an option of pytest."""
+        lines: list[str] = []
+        for log in sorted(self._folder.glob("*/*/trial_*/std*.log")):
+            with log.open(errors="replace") as file:
+                lines += map(plain_line, re.split(r"[\r\n]+", file.read(_LOOKED_AT)))
+        return guessed_options(lines)
 
-class _Idle:
-    """Notices that a trial does nothing any more: neither does it write, nor does it compute."""
-
-    def __init__(self, pid: int, results: Path) -> None:
-        self._pytest, self._results = psutil.Process(pid), results
-        self._since, self._before = time.monotonic(), (0, 0.0)
-
-    def is_over(self) -> bool:
-        now = time.monotonic()
-        written = sum(file.stat().st_size for file in self._results.glob("*/trial_0/std*.log"))
-        used = 0.0
-        for process in self._pytest.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                used += times.user + times.system
-        if written != self._before[0] or used - self._before[1] > _IDLE * _SILENCE:
-            self._since, self._before = now, (written, used)
-        return now - self._since > _SILENCE and any(self._results.glob("*/trial_0/stdout.log"))
-
-
-def guessed(folder: Path) -> dict[str, str]:
-    """How the steps of the trials below a folder can be read, as an option of pytest."""
-    from pytest_aorta.trials.output import guessed_options, plain_line
-
-    lines: list[str] = []
-    for log in sorted(folder.glob("*/*/trial_*/std*.log")):
-        with log.open(errors="replace") as file:
-            lines += map(plain_line, re.split(r"[\r\n]+", file.read(_LOOKED_AT)))
-    return guessed_options(lines)
-
-
-def is_bad(trial: RecordedTrial) -> bool:
-    """Whether it has failed, or has passed in spite of a NaN that it has printed."""
-    return trial.facts.is_failure or "nan" in trial.facts.detected
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the runs of a command have shown.
-
-    Attributes:
-        command: as one text.
-        trials: those that say something about it.
-        lost: those that have not come to their work.
-        options: with which all but the first were run.
-        timeout: that of the user, in seconds.
-        said: what there is to say where no trial has ended.
-    """
-
-    command: str
-    trials: Sequence[RecordedTrial]
-    lost: Sequence[RecordedTrial] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    timeout: float | None = None
-    said: str = ""
-
-    @cached_property
-    def bad(self) -> list[RecordedTrial]:
-        return [trial for trial in self.trials if is_bad(trial)]
-
-    @cached_property
+    @property
     def signs(self) -> set[str]:
         """Of ``_Candidate``."""
         found: set[str] = set()
@@ -297,10 +259,7 @@ class Findings:
 
     @cached_property
     def parts(self) -> set[str]:
-        """Of ``_Candidate``."""
-        from pytest_aorta.runtime.resources.devices import find_devices
-        from pytest_aorta.trials.command_line import files_in, words_of
-
+        """Of ``_Candidate``; asked for when all runs have ended."""
         records = [trial.record for trial in self.trials]
         found = {"ranks"} if self.launcher or any(record.get("ranks") for record in records) else set()
         scripts = [file for file in files_in(words_of(self.command)) if file.endswith(".py")]
@@ -312,28 +271,22 @@ class Findings:
             found.add("native")
         vendor = find_devices().vendor
         used = [_output(record).get("devices") for record in records]
-        if vendor != "none" and (any(used) or None in used):
-            return found | {"gpu", vendor}
-        return found | {"cpu"}
-
-    @property
-    def launcher(self) -> str | None:
-        from pytest_aorta.trials.command_line import launcher_in
-
-        return launcher_in(self.command)
+        return found | ({"gpu", vendor} if vendor != "none" and (any(used) or None in used) else {"cpu"})
 
     @cached_property
+    def launcher(self) -> str | None:
+        return launcher_in(self.command)
+
+    @property
     def seconds(self) -> list[float]:
         """How long the trials took that have ended by themselves."""
         return [each.facts.wall_sec or 0 for each in self.trials if each.facts.outcome != "timeout"]
 
-    @cached_property
+    @property
     def deadline(self) -> float:
         """Of a trial, in seconds."""
-        longest = self.timeout or max(
-            _TIMES_LONGER * max(self.seconds) if self.seconds else _TIMEOUT, _SHORTEST_TIMEOUT
-        )
-        return math.ceil(longest / 5) * 5
+        longest = _TIMES_LONGER * max(self.seconds) if self.seconds else _TIMEOUT
+        return math.ceil((self.timeout or max(longest, _SHORTEST_TIMEOUT)) / 5) * 5
 
     def options_of_trials(self) -> dict[str, str]:
         """Deadline and working directory, as options of pytest."""
@@ -342,7 +295,7 @@ class Findings:
         cwd = {"cwd": "copy"} if self.written and _is_small(Path.cwd()) else {}
         return {"timeout": duration_text(self.deadline), **cwd}
 
-    @cached_property
+    @property
     def written(self) -> list[str]:
         """Files in the working directory that Python processes of the command have written, sorted."""
         return sorted({name for trial in self.trials for name in _output(trial.record).get("written", ())})
@@ -351,26 +304,29 @@ class Findings:
         """What there is to say, with the first sentence first."""
         why = one_line((self.lost[0].record.get("failure") or {}).get("message") or "") if self.lost else ""
         if not self.trials:
-            yield f"It did not run: {why}" if self.lost else self.said
+            yield f"It did not run: {why}" if self.lost else self._said
             return
-        yield self.headline()
+        yield self._headline()
         none = f"none has ended by itself within {self.deadline:g} s (--timeout 1m waits longer)"
         rows = [("runs", f"{_range(self.seconds, 's')} each" if self.seconds else none)]
-        rows += [("starts", self._starts()), ("steps", self._steps()), ("metrics", self._metrics())]
+        rows += [("starts", self._starts()), ("steps", self._steps())]
+        ends: dict[str, list[float]] = {}
+        for trial in self.trials:
+            for name, value in trial.record["result"].get("metrics", {}).items():
+                if isinstance(value, int | float) and name not in ("returncode", "seed"):
+                    ends.setdefault(name, []).append(value)
+        rows.append(("metrics", "; ".join(f"{name} ends at {_range(values)}" for name, values in ends.items())))
         if self.written:
             shared = "a run may find what another has left (see --aorta-cwd)"
             own = "so that no run finds what another has left, each gets a copy of this folder"
             names = ", ".join(first_names(self.written, 4))
-            rows += [("files", f"writes {names}; {own if 'cwd' in self.options else shared}")]
+            rows.append(("files", f"writes {names}; {own if 'cwd' in self.options else shared}"))
         rows += [*self._ways(), *([("lost", f"{len(self.lost)}x {why}")] if self.lost else [])]
         for name, text in rows:
             if text:
                 yield f"  {name:<8} {one_line(text)}"
 
-    def headline(self) -> str:
-        from pytest_aorta.triage.columns import below, counted
-        from pytest_aorta.triage.rates import upper_bound
-
+    def _headline(self) -> str:
         count, bad = len(self.trials), len(self.bad)
         runs = counted(count, "run")
         names = {"hang": "hangs", "crash": "crashes", "nan": "says NaN", "oom": "runs out of memory", "wrong": "fails"}
@@ -404,14 +360,6 @@ class Findings:
         text = f"the last is {_range(counts)}"
         return f"{text}; {_range(medians, 'ms')} each (median of a run)" if medians else text
 
-    def _metrics(self) -> str:
-        ends: dict[str, list[float]] = {}
-        for trial in self.trials:
-            for name, value in trial.record["result"].get("metrics", {}).items():
-                if isinstance(value, int | float) and name not in ("returncode", "seed"):
-                    ends.setdefault(name, []).append(value)
-        return "; ".join(f"{name} ends at {_range(values)}" for name, values in ends.items())
-
     def _ways(self) -> Iterator[tuple[str, str]]:
         ways = Counter(trial.facts.signature.text for trial in self.trials if trial.facts.signature)
         for text, count in ways.most_common(4):
@@ -423,90 +371,75 @@ class Findings:
             yield "output", f"says {name} in {count} of {len(self.trials)} runs, such as {_short(said['first'])!r}"
 
 
-class Line:
-    """The line of pytest that measures a command, with candidates chosen by what was seen."""
+def _is_bad(trial: RecordedTrial) -> bool:
+    """Whether it has failed, or has passed in spite of a NaN that it has printed."""
+    return trial.facts.is_failure or "nan" in trial.facts.detected
 
-    def __init__(self, found: Findings) -> None:
-        from pytest_aorta.plugin.summary import duration_text
 
-        self._found = found
-        fitting = [
-            each
-            for each in _CANDIDATES_OF
-            if found.parts.issuperset(each.parts.split())
-            and (not each.signs or found.signs.intersection(each.signs.split()))
-            and _can_differ(each.name, found.launcher)
-        ]
-        self.candidates = fitting[: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
-        cells = len(self.candidates) + 1
-        hung = len(found.trials) - len(found.seconds)
-        self._each = (sum(found.seconds) + hung * found.deadline) / len(found.trials)
-        self._trials = self._number_of_trials(cells)
-        self._limit = max(_TIME, _ROUNDS * cells * self._each)
-        options = {**found.options, **found.options_of_trials()}
-        if "nan" in found.signs:
-            options["fail-on"] = "@nan"
-        options |= self._slots(self._trials * cells * self._each / _TIME)
-        goal = "first-fix" if found.bad else "speed"
-        options |= {"trials": str(self._trials), "stop": f"{goal},{duration_text(math.ceil(self._limit / 60) * 60)}"}
-        #: What stands behind ``pytest``.
-        self.words = [
-            *_words({"command": found.command, **options, "mitigations": "none"}),
-            *(word for each in self.candidates for word in _words({"mitigations": each.name})),
-        ]
+def _measurement(found: _Look) -> tuple[list[str], list[str]]:
+    """The arguments of the pytest that measures what may fix a command; its line for a shell, and why it is so."""
+    from pytest_aorta.plugin.summary import duration_text
 
-    def _number_of_trials(self, cells: int) -> int:
-        from pytest_aorta.triage.rates import smallest_fault, wilson
-
-        rate = wilson(len(self._found.bad), len(self._found.trials)).low
+    candidates = [
+        each
+        for each in _CANDIDATES_OF
+        if found.parts.issuperset(each.parts.split())
+        and (not each.signs or found.signs.intersection(each.signs.split()))
+        and _can_differ(each.name, found.launcher)
+    ][: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
+    cells, trials = len(candidates) + 1, _FEWEST_TRIALS
+    if found.bad:
+        rate = wilson(len(found.bad), len(found.trials)).low
         enough = (
             number
             for number in range(_FEWEST_TRIALS, _MOST_TRIALS, 5)
             # A sequential test takes about twice the trials of one at the end.
             if (fault := smallest_fault(number // 2, max(1, cells - 1))) is not None and fault <= rate
         )
-        return next(enough, _MOST_TRIALS) if self._found.bad else _FEWEST_TRIALS
+        trials = next(enough, _MOST_TRIALS)
+    hung = len(found.trials) - len(found.seconds)
+    each_takes = (sum(found.seconds) + hung * found.deadline) / len(found.trials)
+    limit = max(_TIME, _ROUNDS * cells * each_takes)
+    options = {**found.options, **found.options_of_trials()}
+    if "nan" in found.signs:
+        options["fail-on"] = "@nan"
+    options |= _slots(found, trials * cells * each_takes / _TIME)
+    goal = "first-fix" if found.bad else "speed"
+    options |= {"trials": str(trials), "stop": f"{goal},{duration_text(math.ceil(limit / 60) * 60)}"}
+    arguments = _words({"command": found.command, **options, "mitigations": "none"})
+    arguments += [word for each in candidates for word in _words({"mitigations": each.name})]
 
-    def _slots(self, times_too_long: float) -> dict[str, str]:
-        """Trials side by side, where one after the other takes too long, and nothing is shared but the host."""
-        from pytest_aorta.runtime.resources.devices import find_devices
+    what = "measures what may fix it" if found.bad else "looks longer, and compares speeds"
+    lines = [f"This line {what}:" if candidates else "This line looks longer:"]
+    words = (word.partition("=") for word in arguments)
+    # pytest takes a word that begins with "@" for a file with arguments.
+    shown = [f"{name}{'=' if value[0] in '@-' else ' '}{_quoted(value)}" for name, _, value in words]
+    lines.append("\n    pytest " + " \\\n        ".join(shown) + "\n")
+    width = max((len(each.name) for each in candidates), default=0)
+    lines += [f"  {each.name:<{width}}  {each.why}" for each in candidates]
+    if not candidates:
+        lines.append("  No mitigation that comes with pytest-aorta fits. Your own: --aorta-mitigations NAME=VALUE")
+    longest = duration_text(math.ceil(min(limit, trials * cells * each_takes) / 60) * 60)
+    end = "the first fix ends it" if found.bad else "a verdict ends it"
+    lines.append(f"  At most {trials} trials of {counted(cells, 'cell')}, {longest}; {end}.")
+    return arguments, lines
 
-        if self._found.launcher or times_too_long < 1 or (self._found.written and "cwd" not in self._found.options):
-            return {}
-        if "gpu" in self._found.parts:
-            gpus = find_devices().visible
-            used = max(len(_output(trial.record).get("devices") or gpus) for trial in self._found.trials)
-            number = len(gpus) // max(1, used)
-            return {"slots": str(number), "devices": ",".join(map(str, gpus))} if used == 1 < number else {}
-        number = min((os.cpu_count() or 1) // _CORES, math.ceil(times_too_long))
-        return {"slots": str(number)} if number > 1 else {}
 
-    def lines(self) -> Iterator[str]:
-        """The line for a shell, why it has these mitigations, and how long it takes."""
-        from pytest_aorta.plugin.summary import duration_text
-        from pytest_aorta.triage.columns import counted
-
-        end = "the first fix ends it" if self._found.bad else "a verdict ends it"
-        what = "measures what may fix it" if self._found.bad else "looks longer, and compares speeds"
-        yield f"This line {what}:" if self.candidates else "This line looks longer:"
-        words = (word.partition("=") for word in self.words)
-        # pytest takes a word that begins with "@" for a file with arguments.
-        shown = [f"{name}{'=' if value[0] in '@-' else ' '}{_quoted(value)}" for name, _, value in words]
-        yield "\n    pytest " + " \\\n        ".join(shown) + "\n"
-        width = max((len(each.name) for each in self.candidates), default=0)
-        for each in self.candidates:
-            yield f"  {each.name:<{width}}  {each.why}"
-        if not self.candidates:
-            yield "  No mitigation that comes with pytest-aorta fits. Your own: --aorta-mitigations NAME=VALUE"
-        cells = len(self.candidates) + 1
-        longest = math.ceil(min(self._limit, self._trials * cells * self._each) / 60) * 60
-        yield f"  At most {self._trials} trials of {counted(cells, 'cell')}, {duration_text(longest)}; {end}."
+def _slots(found: _Look, times_too_long: float) -> dict[str, str]:
+    """Trials side by side, where one after the other takes too long, and nothing is shared but the host."""
+    if found.launcher or times_too_long < 1 or (found.written and "cwd" not in found.options):
+        return {}
+    if "gpu" in found.parts:
+        gpus = find_devices().visible
+        used = max(len(_output(trial.record).get("devices") or gpus) for trial in found.trials)
+        number = len(gpus) // max(1, used)
+        return {"slots": str(number), "devices": ",".join(map(str, gpus))} if used == 1 < number else {}
+    number = min((os.cpu_count() or 1) // _CORES, math.ceil(times_too_long))
+    return {"slots": str(number)} if number > 1 else {}
 
 
 def _can_differ(mitigation: str, launcher: str | None) -> bool:
     """Whether its variables are not what they are without it."""
-    from pytest_aorta.registry import BUILTIN_MITIGATIONS
-
     (env,) = (each.env for each in BUILTIN_MITIGATIONS if each.name == mitigation)
     # torchrun and what is made of it set it themselves.
     ambient = {"OMP_NUM_THREADS": "1"} if launcher in _OF_TORCHRUN else {}
