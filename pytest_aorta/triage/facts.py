@@ -320,6 +320,9 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         number = re.search(r"(\d+)$", PurePosixPath(file).stem)
         index = int(number[1]) if number else 0
     has_all_steps = outcome == "ok" or (outcome == "failed" and failure.get("kind") not in _CRASHES)
+    matched: tuple[tuple[str, bool], ...] = ()
+    if output.get("matched"):
+        matched = tuple((name, lines > 0) for name, lines in output["matched"].items() if name.startswith("metric"))
     seconds = (record.get("phases_sec") or {}).get("run")
     is_timed = outcome == "ok" and output and not step_times
 
@@ -327,14 +330,25 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
     variables = (record.get("env") or {}).get("env_vars") or {}
     devices = (record.get("imposed") or {}).get("devices")
     if devices is None:
-        own = request.get("overlay") or {}
-        named = [variables[name] for name in _DEVICES if name in variables and name not in own]
-        is_list = bool(named) and re.fullmatch(r"\d+(,\d+)*", named[0])
-        devices = [int(device) for device in named[0].split(",")] if is_list else ()
+        devices = ()
+        for name in _DEVICES:
+            if name in variables and name not in (request.get("overlay") or {}):
+                if re.fullmatch(r"\d+(,\d+)*", variables[name]):
+                    devices = [int(device) for device in variables[name].split(",")]
+                break
 
-    rank, ranks = failure.get("rank"), record.get("ranks") or ()
-    failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
-    is_alone = all(each["rank"] == rank and each.get("blame") != "unknown" for each in failed)
+    found, not_found = [], []
+    for name, collector in collected.items():
+        if sentence := collector.get("sentence"):
+            found.append(f"{name}: {sentence}")
+        if problems := collector["problems"]:
+            not_found.append(f"{name}: {problems[0]}")
+
+    culprit, rank, ranks = None, failure.get("rank"), record.get("ranks") or ()
+    if rank is not None and len(ranks) > 1:
+        failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
+        if all(each["rank"] == rank and each.get("blame") != "unknown" for each in failed):
+            culprit = (rank, len(ranks))
     # A total of 0 is the default of workloads that do not count their iterations.
     executed = result.get("executed_iterations")
     return TrialFacts(
@@ -347,7 +361,7 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         outcome=outcome,
         signature=signature_of(record, rules),
         first_failure_iteration=result.get("first_failure_iteration"),
-        steps=steady_steps(step_times) if has_all_steps else None,
+        steps=steady_steps(step_times) if step_times and has_all_steps else None,
         started_at=record.get("started_at") or "",
         wall_sec=record.get("wall_clock_sec"),
         warnings=tuple(record.get("warnings") or ()),
@@ -362,16 +376,14 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
             job=beside.get("job") or variables.get("SLURM_JOB_ID"),
         ),
         run_seed=request.get("run_seed"),
-        culprit=(rank, len(ranks)) if rank is not None and len(ranks) > 1 and is_alone else None,
+        culprit=culprit,
         event=None if outcome in COUNTED else shared_event(record),
         detected=tuple(output.get("detected") or ()),
-        matched=tuple(
-            (name, lines > 0) for name, lines in (output.get("matched") or {}).items() if name.startswith("metric")
-        ),
+        matched=matched,
         run_sec=seconds if is_timed and isinstance(seconds, float) and seconds >= _SHORTEST_RUN else None,
         operators=(collected.get("profile") or {}).get("data", {}).get("operators") or {},
-        collected=tuple(f"{name}: {it['sentence']}" for name, it in collected.items() if it.get("sentence")),
-        not_collected=tuple(f"{name}: {each}" for name, it in collected.items() for each in it["problems"][:1]),
+        collected=tuple(found),
+        not_collected=tuple(not_found),
         observed=bool(request.get("collect")),
     )
 
