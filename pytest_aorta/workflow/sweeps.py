@@ -135,12 +135,7 @@ class Sanitizers(BaseModel):
 
 
 def read_sweep(file: Path) -> Sweep | Probe | Sanitizers:
-    """A sweep recipe, checked.
-
-    Raises:
-        RequestError: there is nothing to read YAML with.
-        RecipeError: it cannot be read, or is not valid; with the line.
-    """
+    """A sweep recipe, checked; raises ``RecipeError`` with the line, or ``RequestError`` where YAML cannot be read."""
     try:
         import yaml
     except ImportError:
@@ -203,11 +198,7 @@ class _Action:
 
 
 def read_as_recipe(file: Path) -> tuple[Recipe, list[str]]:
-    """The recipe that a sweep recipe is, and what of it has no counterpart.
-
-    Raises:
-        RequestError: as ``read_sweep`` and ``converted``.
-    """
+    """The recipe that a sweep recipe is, and what of it has no counterpart."""
     text, notes = converted(read_sweep(file), file)
     return parse_recipe(text, file), notes
 
@@ -227,15 +218,30 @@ def converted(sweep: Sweep | Probe | Sanitizers, file: Path, command: Sequence[s
     if isinstance(sweep, Sanitizers):
         runs = ["aorta", "sweep", "run", "--recipe", os.path.abspath(file)]
         note = "sanitizer_plan: AORTA's own analyzers run it (pip install amd-aorta); here, that is a trial"
-        action = (identifier(file.stem), {"command": shlex.join(runs), "trials": 1}, list[str]())
-        return _text([action], sweep.ticket, [note]), [note]
+        table = {"command": shlex.join(runs), "trials": 1}
+        return _text([(identifier(file.stem), table, [])], sweep.ticket, [note]), [note]
     names = _Names(sweep)
     actions = _actions(sweep, names)
-    notes = [*_notes(sweep), *_comparisons(sweep, actions)]
+    wanted, threshold = sweep.confound.baseline_cell, sweep.confound.threshold
+    named = [cell for cell in sweep.cells if cell.name == wanted or (not wanted and cell.name.startswith("baseline-"))]
+    plain = [cell for cell in sweep.cells if cell.mitigations == ("none",)]
+    baseline = next(iter([*named, *plain]), None)
+    notes = [*sweep.stop_after.notes()] if sweep.stop_after is not None else []
+    if threshold is not None and not 1 < threshold < 2:
+        notes.append(f"confound.threshold {threshold}: speed_margin is a share above 0 and below 1")
+    notes += _collector_options([sweep.collect, *(cell.collect for cell in sweep.cells)])
+    home = next((action for action in actions if baseline in action.cells), None)
+    for action in actions:
+        if home is not None and action is not home and baseline is not None:
+            cells = ", ".join(cell.name for cell in action.cells)
+            notes.append(
+                f"the comparison of {cells} with {baseline.name}, of another action: pytest-aorta compare "
+                f"workspace/{home.cells[0].name} workspace/{action.cells[0].name}"
+            )
     tables = [
         (
             identifier(file.stem) if len(actions) == 1 else action.cells[0].name,
-            _table(sweep, action, names),
+            _table(sweep, action, names, baseline),
             [f"{cell.name}: {names.label(cell)}" for cell in action.cells],
         )
         for action in actions
@@ -325,7 +331,9 @@ def _mitigations(names: Sequence[str], variables: Mapping[str, str]) -> str:
 def _actions(sweep: Sweep, names: _Names) -> list[_Action]:
     found: list[_Action] = []
     for cell in sweep.cells:
-        keys, environment, text = _common(sweep, cell), names.environment(cell), names.mitigations(cell)
+        collect = _collect(sweep.collect if cell.collect is None else cell.collect)
+        keys = {"steps": cell.steps or sweep.steps, "collect": collect}
+        environment, text = names.environment(cell), names.mitigations(cell)
         for action in found:
             same = action.keys == keys and action.environments == [environment]
             if same and text not in action.mitigations:
@@ -399,14 +407,7 @@ class _Names:
         return f"{identifier(self.environment(cell))}-{'+'.join(map(identifier, self.mitigations(cell).split(',')))}"
 
 
-def _common(sweep: Sweep, cell: SweepCell) -> dict[str, Any]:
-    return {
-        "steps": cell.steps or sweep.steps,
-        "collect": _collect(sweep.collect if cell.collect is None else cell.collect),
-    }
-
-
-def _table(sweep: Sweep, action: _Action, names: _Names) -> dict[str, Any]:
+def _table(sweep: Sweep, action: _Action, names: _Names, baseline: SweepCell | None) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "workload": sweep.workload,
         "environments": action.environments,
@@ -427,29 +428,10 @@ def _table(sweep: Sweep, action: _Action, names: _Names) -> dict[str, Any]:
         keys["speed_margin"] = round(sweep.confound.threshold - 1, 6)
     if sweep.trial_isolation in _ISOLATION:
         keys["isolation"] = _ISOLATION[sweep.trial_isolation]
-    baseline = next((cell for cell in action.cells if cell is _baseline(sweep)), None)
-    if baseline is not None and len(action.cells) > 1:
+    if baseline is not None and baseline in action.cells and len(action.cells) > 1:
         several = len(action.environments) > 1
         keys["baseline"] = names.label(baseline) if several else names.mitigations(baseline)
     return keys
-
-
-def _baseline(sweep: Sweep) -> SweepCell | None:
-    wanted = sweep.confound.baseline_cell
-    if wanted is not None:
-        return next(cell for cell in sweep.cells if cell.name == wanted)
-    named = [cell for cell in sweep.cells if cell.name.startswith("baseline-")]
-    plain = [cell for cell in sweep.cells if cell.mitigations == ("none",)]
-    return next(iter([*named, *plain]), None)
-
-
-def _notes(sweep: Sweep) -> Iterator[str]:
-    if sweep.stop_after is not None:
-        yield from sweep.stop_after.notes()
-    threshold = sweep.confound.threshold
-    if threshold is not None and not 1 < threshold < 2:
-        yield f"confound.threshold {threshold}: speed_margin is a share above 0 and below 1"
-    yield from _collector_options([sweep.collect, *(cell.collect for cell in sweep.cells)])
 
 
 def _collect(collect: Collect) -> list[str]:
@@ -461,18 +443,6 @@ def _collector_options(collects: Sequence[Collect | None]) -> Iterator[str]:
         yield "collect: proton: in a command, python -m triton.profiler.proton before the script; or collect profile"
     if any(isinstance(collect, Mapping) and any(collect.values()) for collect in collects):
         yield "collect: options of collectors"
-
-
-def _comparisons(sweep: Sweep, actions: Sequence[_Action]) -> Iterator[str]:
-    baseline = _baseline(sweep)
-    home = next((action for action in actions if baseline is not None and baseline in action.cells), None)
-    for action in actions:
-        if home is not None and action is not home and baseline is not None:
-            cells = ", ".join(cell.name for cell in action.cells)
-            yield (
-                f"the comparison of {cells} with {baseline.name}, of another action: pytest-aorta compare "
-                f"workspace/{home.cells[0].name} workspace/{action.cells[0].name}"
-            )
 
 
 def _key(name: str) -> str:
