@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.probe.guard import plain
@@ -31,9 +31,6 @@ IMPORTED_LATER = "imported_later"
 
 #: Parts that the request alone decides. A record of a trial whose cell was not prepared has no others.
 REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "cwd", "memory", "elastic")
-
-#: Of an environment: its variables are in the overlay, and where it is registered decides nothing.
-_NOT_COMPARED = ("env", "source_package")
 
 #: Of the surroundings, what processes of one trial may have different values of.
 _OF_ONE_PROCESS = ("interpreter", "cpus", "variables")
@@ -98,18 +95,17 @@ def fingerprint_parts(
         for name in _OF_ONE_PROCESS:
             surroundings.pop(name, None)
     else:
-        surroundings["variables"] = {
-            name: value for name, value in surroundings.get("variables", {}).items() if name not in spec.overlay
-        }
+        surroundings["variables"] = dict(surroundings.get("variables", {}))
+        for name in spec.overlay:
+            surroundings["variables"].pop(name, None)
     parts: Parts = {
         "workload": [spec.workload.name, cls if where.endswith(".py") else spec.workload.target],
         "sources": dict(ingredients.sources),
         "data_files": dict(ingredients.data_files),
         "config": dict(ingredients.config),
+        # Its variables are in the overlay, and where it is registered decides nothing.
         "environment": {
-            each.name: value
-            for each in fields(environment)
-            if each.name not in _NOT_COMPARED and (value := getattr(environment, each.name))
+            name: value for name, value in vars(environment).items() if value and name not in ("env", "source_package")
         },
         "mitigations": list(spec.mitigations),
         "overlay": {name: _without_secrets(name, value) for name, value in spec.overlay.items()},

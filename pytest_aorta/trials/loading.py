@@ -14,16 +14,16 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_aorta.common import RequestError
 from pytest_aorta.common.import_target import target_file
 from pytest_aorta.probe.loaded import file_of, imported_since
-from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, TRIAL_DIR
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.workload import to_plain
@@ -174,8 +174,10 @@ _CHUNK = 2**20
 #: Folders of what is installed, known by name and version.
 INSTALLED = ("site-packages", "dist-packages")
 
-#: Beginnings of folders in which torch and Triton keep what they have compiled.
-_COMPILED = ("torchinductor_", ".triton", "torch_extensions", "inductor_cache")
+_INSTALLED = re.compile(rf"/(?:{'|'.join(INSTALLED)})/")
+
+#: Folders in which torch and Triton keep what they have compiled.
+_COMPILED = re.compile(r"/(?:torchinductor_|\.triton|torch_extensions|inductor_cache)")
 
 _STDLIB = f"{os.path.dirname(os.__file__)}{os.sep}"
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
@@ -223,15 +225,16 @@ def _sources_among(names: Iterable[str], root: Path | None, own: str = "") -> di
             continue
         if inside is not None and file.startswith(inside):
             # A virtual environment may lie below a workload's folder; what is installed there is not its source.
-            is_known = any(f"{os.sep}{folder}{os.sep}" in file[len(inside) - 1 :] for folder in INSTALLED)
+            is_known = _INSTALLED.search(file, len(inside) - 1) is not None
         else:
-            is_known = file.startswith((_OWN, _STDLIB)) or any(
-                folder in INSTALLED or folder.startswith(_COMPILED) for folder in file.split(os.sep)
-            )
+            is_known = file.startswith((_OWN, _STDLIB)) or bool(_INSTALLED.search(file) or _COMPILED.search(file))
         if name == own or not is_known:
             found.add(os.path.realpath(file))
-    digests = {file: file_digest(Path(file)) for file in sorted(found)}
-    return {file.removeprefix(inside or ""): digest for file, digest in digests.items() if digest is not None}
+    digests: dict[str, str] = {}
+    for file in sorted(found):
+        if (digest := file_digest(Path(file))) is not None:
+            digests[file.removeprefix(inside or "")] = digest
+    return digests
 
 
 def file_digest(path: Path) -> str | None:
@@ -275,15 +278,16 @@ def data_files(cls: type[Any], config: Any) -> dict[str, str | None]:
     if callable(declared):
         declared = declared(config)
     paths = [declared] if isinstance(declared, str | os.PathLike) else declared
-    if not isinstance(paths, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise TypeError(
-            f"data_files of {cls.__qualname__} is {declared!r}; expected a list of paths, or a class method that "
-            "takes the options and returns one"
-        )
-    folders = [Path(), *filter(None, [source_root(cls)])]
-    return {
-        os.fspath(path): next(filter(None, (file_digest(folder / path) for folder in folders)), None) for path in paths
-    }
+    found: dict[str, str | None] = {}
+    root = source_root(cls) or Path()
+    for path in paths if isinstance(paths, list | tuple) else (None,):
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                f"data_files of {cls.__qualname__} is {declared!r}; expected a list of paths, or a class method that "
+                "takes the options and returns one"
+            )
+        found[os.fspath(path)] = file_digest(Path(path)) or file_digest(root / path)
+    return found
 
 
 # What AORTA's base class declares beyond ours, and the options that its runner adds to a workload's own.
@@ -354,7 +358,9 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
         for entry in entry_points(group=STARTUP_GROUP):
             if entry.name in names:
                 name, declared = f"{STARTUP_GROUP}: {entry.name} = {entry.value}", entry.load()
-    found = {} if declared is None else declared(dict(options))
+    if declared is None:
+        return {}
+    found = declared(dict(options))
     if not isinstance(found, dict) or not all(isinstance(it, str) for pair in found.items() for it in pair):
         raise DeclarationError(f"{name} has to return a dict of texts")
     owned = [each for each in found if LAUNCHER_OWNED.fullmatch(each)]
@@ -367,8 +373,13 @@ def added_options(
     trial_id: str, environment: dict[str, Any], overlay: Iterable[str], collect: list[str], isolation: TrialIsolation
 ) -> dict[str, Any]:
     """What AORTA's runner adds, in the process of a trial; ``overlay`` are the names of its variables."""
-    variables = {name: os.environ[name] for name in overlay if name in os.environ}
-    own = {name: variables[name] for name in environment["env"] if name in variables}
+    variables: dict[str, str] = {}
+    own: dict[str, str] = {}
+    for name in overlay:
+        if name in os.environ:
+            variables[name] = os.environ[name]
+            if name in environment["env"]:
+                own[name] = os.environ[name]
     added: dict[str, Any] = {
         "_aorta_environment": {**environment, "env": own},
         "_aorta_trial_env": variables,
@@ -468,8 +479,8 @@ def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
 
     valid = {field.alias or name: field for name, field in model.model_fields.items()}
     unknown = [key for key in given if key not in valid and key not in model.model_fields]
-    if unknown and model.model_config.get("extra") != "allow":
-        raise _no_option(cls.__name__, unknown, valid)
+    if model.model_config.get("extra") != "allow":
+        _refuse_unknown(cls.__name__, unknown, valid)
     guessed = {key: _guess(value) for key, value in given.items()}
     try:
         try:
@@ -491,10 +502,11 @@ def _validated(cls: type[Any], model: Any, given: dict[str, Any]) -> Config:
     return Config(value, to_plain(plain))
 
 
-def _no_option(cls: str, unknown: Iterable[str], valid: Collection[str]) -> ConfigError:
-    return ConfigError(
-        f"{cls} has no option {', '.join(map(repr, unknown))}; valid: {', '.join(sorted(valid)) or 'none'}"
-    )
+def _refuse_unknown(cls: str, unknown: Sequence[str], valid: Collection[str]) -> None:
+    if unknown:
+        raise ConfigError(
+            f"{cls} has no option {', '.join(map(repr, unknown))}; valid: {', '.join(sorted(valid)) or 'none'}"
+        )
 
 
 def check_names(target: str, given: Collection[str]) -> None:
@@ -503,10 +515,8 @@ def check_names(target: str, given: Collection[str]) -> None:
     Raises:
         ConfigError: as ``resolve_config``.
     """
-    valid = _fields_in_source(target) if given else None
-    unknown = [key for key in given if valid is not None and key not in valid]
-    if valid is not None and unknown:
-        raise _no_option(target.rpartition(":")[2], unknown, valid)
+    if given and (valid := _fields_in_source(target)) is not None:
+        _refuse_unknown(target.rpartition(":")[2], [key for key in given if key not in valid], valid)
 
 
 def _fields_in_source(target: str) -> set[str] | None:

@@ -446,13 +446,13 @@ def warnings_of(seen: Observation) -> list[str]:
 
     And what the output of a command says against itself, whatever has become of it.
     """
-    returned = {rank.rank: rank.result for rank in seen.ranks if rank.result is not None}
+    returned = [rank for rank in seen.ranks if rank.result is not None] if seen.ranks else []
     if not returned or (seen.result is not None and seen.result.output):  # the lines of all ranks
         return [] if seen.result is None else [*seen.result.output.get("warnings", ()), *doubts(seen.result)]
     found: dict[str, list[int]] = {}
-    for rank, result in returned.items():
-        for text in doubts(result):
-            found.setdefault(text, []).append(rank)
+    for rank in returned:
+        for text in doubts(rank.result) if rank.result is not None else ():
+            found.setdefault(text, []).append(rank.rank)
     return [
         f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "") + f": {text}"
         for text, ranks in found.items()

@@ -253,8 +253,10 @@ def read_result(result: object) -> ResultRecord:
     Raises:
         NotAResult: it has no such ``passed``.
     """
-    names = tuple(WorkloadResult.__dataclass_fields__)
-    fields = result if isinstance(result, dict) else {n: getattr(result, n) for n in names if hasattr(result, n)}
+    fields: dict[str, Any] = {}
+    for name in WorkloadResult.__dataclass_fields__:
+        if name in result if isinstance(result, dict) else hasattr(result, name):
+            fields[name] = result[name] if isinstance(result, dict) else getattr(result, name)
     if "passed" not in fields:
         raise NotAResult(f"run() returned {type(result).__name__}, which has no 'passed'; return a WorkloadResult")
     passed = fields["passed"]
@@ -264,12 +266,10 @@ def read_result(result: object) -> ResultRecord:
             raise NotAResult(f"run() returned passed={shown} ({type(passed).__name__}); it has to be True or False")
         passed = bool(passed)
     notes: list[str] = []
-    times = _step_times(fields.get("step_times_ms"), notes)
-    plain = {
-        name: to_plain(fields[name], notes, name)
-        for name in names
-        if fields.get(name) is not None and name not in ("passed", "step_times_ms")
-    }
+    plain: dict[str, Any] = {"passed": passed, "step_times_ms": _step_times(fields.get("step_times_ms"), notes)}
+    for name, value in fields.items():
+        if value is not None and name not in plain:
+            plain[name] = to_plain(value, notes, name)
     for name, (kind, expected) in _EXPECTED.items():
         if name in plain:
             value = plain[name]
@@ -285,15 +285,13 @@ def read_result(result: object) -> ResultRecord:
     if plain.get("elapsed_sec") == 0:  # the default of WorkloadResult, and no time that anything takes
         del plain["elapsed_sec"]
     details = plain.get("failure_details") or []
-    details = details if isinstance(details, list) else [details]
-    details = [detail if isinstance(detail, dict) else {"detail": detail} for detail in details]
+    plain["failure_details"] = []
+    for detail in details if isinstance(details, list) else [details]:
+        plain["failure_details"].append(detail if isinstance(detail, dict) else {"detail": detail})
+    for note in notes:
+        plain["failure_details"].append({"note": note})
     if not isinstance(plain.get("metrics", {}), dict):
         plain["metrics"] = {"value": plain["metrics"]}
-    plain |= {
-        "passed": passed,
-        "step_times_ms": times,
-        "failure_details": details + [{"note": note} for note in notes],
-    }
     if isinstance(result, CommandResult):
         plain["output"] = result.output
     return bounded(ResultRecord(**plain))
