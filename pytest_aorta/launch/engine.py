@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from pytest_aorta.common.bounded_waits import pieces, wait_bounded
 from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.environment import Inherited, TrialOrder
+from pytest_aorta.launch.host.allocation import SlotJob
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.trial_files import node_folder, report_unstarted
-from pytest_aorta.launch.host.trial_host import HostLost, Slot, SlotJob, TrialHost, cell_name
+from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost, cell_name
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
 from pytest_aorta.launch.nodes import endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.launch.record import build_record, logs_in, request_of

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import PIECE
 from pytest_aorta.launch.environment import Inherited, TrialOrder
-from pytest_aorta.launch.host.trial_host import HostLost, Slot, SlotJob, TrialHost, TrialJob
+from pytest_aorta.launch.host.allocation import SlotJob
+from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.hosts import HostConnection, HostError, code_identity, package_files, without_values
@@ -86,12 +87,12 @@ class RemoteHost:
         except LaunchModeError as error:
             raise EngineUnusable(f"host {self.name}: {error}") from error
 
-    def prepare(self, order: TrialOrder, slot: int, job: TrialJob) -> PreparedCell:
+    def prepare(self, order: TrialOrder, slot: int, job: SlotJob) -> PreparedCell:
         """As of ``TrialHost``."""
         cell: PreparedCell = self._ask("prepare", (order, slot), job)
         return cell
 
-    def run(self, order: TrialOrder, slot: int, job: TrialJob) -> TrialResult:
+    def run(self, order: TrialOrder, slot: int, job: SlotJob) -> TrialResult:
         """As of ``TrialHost``; the files of the trial are written into its folder here."""
         record: TrialResult = self._ask("run", (order, slot), job, order.folder)
         return record
@@ -238,15 +239,12 @@ class _RemoteJob(SlotJob):
         """Never: it begins at once."""
 
     def phase_ended(self, phase: str, failed: bool) -> None:
-        """As of ``TrialJob``."""
         self._answer("call", "phase_ended", phase, failed)
 
     def warn(self, text: str) -> None:
-        """As of ``TrialJob``."""
         self._answer("call", "warn", text)
 
     def packages_listed(self, listing: dict[str, Any]) -> None:
-        """As of ``TrialJob``."""
         self._answer("call", "packages_listed", listing)
 
     def _send_files(self, folder: Path) -> None:

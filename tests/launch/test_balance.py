@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.plans import grid
 
 from pytest_aorta.launch.engine import Balance
-from pytest_aorta.launch.host.allocation import Allocator
-from pytest_aorta.launch.host.trial_host import Slot, SlotJob, cell_name
+from pytest_aorta.launch.host.allocation import Allocator, SlotJob
+from pytest_aorta.launch.host.trial_host import Slot, cell_name
 from pytest_aorta.plan import ordered
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 from pytest_aorta.trials.execution import Resources

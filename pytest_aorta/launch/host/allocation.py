@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.runtime.resources.devices import (
@@ -23,19 +24,71 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.fingerprint import ImposedCounts
 from pytest_aorta.trials.result import Imposed, SideBySide
 
+if TYPE_CHECKING:
+    from pytest_aorta.launch.host.trial_host import Slot
+
 #: The first is the one that torch goes by.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Cancellable(Protocol):
-    """Something that may be cancelled while it waits or runs."""
+class SlotJob:
+    """One thread runs it, any may cancel it.
+
+    Attributes:
+        host: which host has to run it, as the number of that host; ``None`` for any.
+        urgent: whether it comes before those that are not.
+        cell: of whose jobs each slot takes equally many; ``None`` for one that keeps its place in the queue.
+        round: index of the trial in its cell.
+        why: why it was cancelled, if it was.
+    """
+
+    host: int | None = None
+    urgent = False
+    cell: tuple[str, str] | None = None
+    round = 0
+
+    def __init__(self) -> None:
+        self._cancelling = threading.Lock()
+        self.why: str | None = None
+        self._callbacks: list[Callable[[str], object]] = []
+
+    def run(self, slot: Slot) -> None:
+        """Do it. Must not raise."""
+
+    def give_up(self, error: Exception | None = None) -> None:
+        """It will not run: it was cancelled before it began, or no host is left, which ``error`` says."""
+
+    def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
+        """A phase of the trial, or the trial during it, has ended."""
+
+    def warn(self, text: str) -> None:
+        """A warning for the user."""
+
+    def packages_listed(self, listing: dict[str, Any]) -> None:
+        """The installed distributions, once for each host and list."""
 
     @property
     def cancelled(self) -> bool:
-        """Whether the trial is not wanted any more."""
+        """Whether it was cancelled."""
+        return self.why is not None
 
     def on_cancel(self, callback: Callable[[str], object]) -> None:
         """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
+        with self._cancelling:
+            self._callbacks.append(callback)
+            why = self.why
+        if why is not None:
+            callback(why)
+
+    def cancel(self, why: str) -> None:
+        """Call what was registered with ``on_cancel``; once."""
+        with self._cancelling:
+            if self.why is not None:
+                return
+            self.why = why
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback(why)
 
 
 @dataclass(frozen=True)
@@ -105,7 +158,7 @@ class Allocator:
             )
 
     @contextlib.contextmanager
-    def allocate(self, job: Cancellable, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
+    def allocate(self, job: SlotJob, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
         """The cores of slot ``slot``, and ``need`` devices if devices are leased; waits until so many are free.
 
         ``need`` is the number of the trial's processes. A ``cell`` comes to all devices equally often, see
@@ -172,7 +225,7 @@ class Allocator:
 
         return [device for part in sorted(range(len(parts)), key=rank) for device in parts[part]]
 
-    def _lease(self, leases: Leases, job: Cancellable, need: int, preferred: Sequence[int]) -> Lease:
+    def _lease(self, leases: Leases, job: SlotJob, need: int, preferred: Sequence[int]) -> Lease:
         def too_few() -> bool:
             return need > len(set(leases.devices) - set(self._quarantined))
 

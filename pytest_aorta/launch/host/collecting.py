@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, Context, Summary, load
+from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, Context, Summary
 from pytest_aorta.launch.environment import TrialOrder, interpreter
 from pytest_aorta.launch.launch_mode import LaunchModeError, is_command
 from pytest_aorta.trials.command_line import words_of
@@ -75,12 +75,6 @@ def prepared(order: TrialOrder, collectors: Mapping[str, Collector]) -> TrialOrd
     execution = replace(spec.execution, isolation="spawn")
     overlay = {**spec.overlay, **variables}
     return replace(order, spec=replace(spec, environment=environment, execution=execution, overlay=overlay))
-
-
-def check(order: TrialOrder) -> None:
-    """Raise ``LaunchModeError`` for collectors that cannot be used for any trial of a cell."""
-    if order.spec.collect:
-        prepared(order, load(order.spec.collect))
 
 
 def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:

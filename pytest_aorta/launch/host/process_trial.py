@@ -10,10 +10,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.collectors.contract import load, variable
 from pytest_aorta.common.texts import utc_now
@@ -39,8 +38,8 @@ from pytest_aorta.runtime.channel import Message
 from pytest_aorta.runtime.zygote import Task, TaskEnd, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
-from pytest_aorta.trials.records import GroupState, parse_event
-from pytest_aorta.trials.result import TrialResult
+from pytest_aorta.trials.records import parse_event
+from pytest_aorta.trials.result import Request, TrialResult
 from pytest_aorta.trials.seeding import random_seed
 
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, as fallocate(2) has them
@@ -120,31 +119,6 @@ def see_start_failure(seen: Observation, error: Exception, target: str, folder: 
 #: Processes that are named when they outlive their trial.
 _NAMED = 10
 
-
-def leftover_notes(ended: TaskEnd, collectors: Collection[str] = ()) -> list[str]:
-    notes = []
-    # A debugger that waited beside a process is ours.
-    swept = [name for name in ended.swept if not ("native" in collectors and name.startswith("gdb "))]
-    for left, one, many in (
-        (swept, "was left running, and ended", "were left running, and ended"),
-        (ended.unkillable, "could not be ended", "could not be ended"),
-    ):
-        notes += [f"{name} {one}" for name in left[:_NAMED]]
-        more = len(left) - _NAMED
-        if more > 0:
-            notes.append(f"{more} more {one if more == 1 else many}")
-    return notes
-
-
-def membership_notes(states: Sequence[GroupState]) -> list[str]:
-    sizes = [(state.attempt, state.world_size) for state in states if state.state == "HEALTHY"]
-    return [
-        f"from attempt {attempt} on, {after} ranks instead of {before}"
-        for (_, before), (attempt, after) in itertools.pairwise(sizes)
-        if before != after
-    ]
-
-
 #: Seconds between two looks at the logs of a running trial.
 _LOOK_INTERVAL = 0.5
 
@@ -182,7 +156,7 @@ class ProcessTrial:
         self._copied: Manifest = {}
         self._started_at = utc_now()
         self._start = time.monotonic()
-        self._cell: PreparedCell | None = None
+        self.cell: PreparedCell | None = None
         self._files: TrialFiles | None = None
         self._source: CellZygote | None = None
         self._server: Zygote | None = None
@@ -198,68 +172,53 @@ class ProcessTrial:
         self._overdue: float | None = None
         self._logs = LogLimit(self._folder, spec.limits.log_limit)
         self._next_look = self._start + _LOOK_INTERVAL
-        self._request = request_of(spec, order.inherited, timeout=order.timeout)
         self._record: TrialResult | None = None
-
-    @property
-    def _given_seed(self) -> int | None:
-        return None if self.spec.workload.target == SCRIPT_TARGET else self._seed
 
     def start(self) -> None:
         """Hand the trial to a zygote. Never raises for what is the trial's own fault."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        order = self._order
+        order, allocation = self._order, self._allocation
         try:
-            self._source = self._zygotes.of(order, self._allocation)
-            self._cell = cell = self._source.prepare(order, self._allocation, self._is_wanted)
+            self._source = source = self._zygotes.of(order, allocation)
+            self.cell = cell = source.prepare(order, allocation, self._is_wanted)
             self._note(cell.info.config_warnings)
             self._place = place = self._make_place(cell)
-            collecting.make_folders(self._folder, self._collectors)
             self._files = TrialFiles(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
             limits = (order.timeout, self.spec.limits.timeout, cell.info.timeout_sec)
             self.seen.timeout = next((float(limit) for limit in limits if limit is not None), None)
-            self._submit(cell)
+            if self._collectors:
+                collecting.make_folders(self._folder, self._collectors)
+                order = collecting.prepared(order, self._collectors)
+                self._source = source = self._zygotes.of(order, allocation)
+            self._server = server = source.acquire(order, allocation, self._seed, self._is_wanted)
+            self._task = server.start_task(
+                self._payload(cell, place, source.watches(order, server)),
+                stdout=self._folder / "stdout.log",
+                stderr=self._folder / "stderr.log",
+                stacks=self._folder / STACKS,
+                cores=allocation.cores,
+                descriptors=allocation.descriptors,
+            )
+            self._had_process = True
+            if self._interrupted.is_set():  # meanwhile
+                self._kill_interrupted()
+            if server.spec.fresh:
+                self.seen.phase = "import"
+                self._limit_import(start_limits(self._order).total)
+                return
+            with self._zygotes.lock:
+                sec, server.load_sec = server.load_sec, None  # of the first trial only
+            if sec is not None:
+                self.seen.phases_sec["import"] = sec
+            self._start_clock(waited=sec is not None and server.loaded_at > self._start)
         except ZygoteUnwanted:
             pass  # it was interrupted
         except (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError) as error:
             if not self._interrupted.is_set():
                 see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
-    def _submit(self, cell: PreparedCell) -> None:
-        order = self._order
-        if self._collectors:
-            order = collecting.prepared(order, self._collectors)
-            self._source = self._zygotes.of(order, self._allocation)
-        assert self._source is not None
-        self._server = server = self._source.acquire(order, self._allocation, self._seed, self._is_wanted)
-        self._task = server.start_task(
-            self._payload(cell, self._source.watches(order, server)),
-            stdout=self._folder / "stdout.log",
-            stderr=self._folder / "stderr.log",
-            stacks=self._folder / STACKS,
-            cores=self._allocation.cores,
-            descriptors=self._allocation.descriptors,
-        )
-        self._had_process = True
-        if self._interrupted.is_set():  # meanwhile
-            self._kill_interrupted()
-        if server.spec.fresh:
-            self.seen.phase = "import"
-            self._limit_import(start_limits(self._order).total)
-            return
-        with self._zygotes.lock:
-            sec, server.load_sec = server.load_sec, None  # of the first trial only
-        if sec is not None:
-            self.seen.phases_sec["import"] = sec
-        self._start_clock(waited=sec is not None and server.loaded_at > self._start)
-
     def _is_wanted(self) -> bool:
         return not self._interrupted.is_set()
-
-    @property
-    def packages(self) -> dict[str, Any] | None:
-        """The distributions that are installed where it runs, once its cell is prepared."""
-        return None if self._cell is None else self._cell.info.packages
 
     def _make_place(self, cell: PreparedCell) -> TrialFolders:
         given = self.spec.trial_index, self._folder, self._temporary, self._order.inherited.variables
@@ -278,9 +237,8 @@ class ProcessTrial:
                 raise EnvironmentUnusable(f"--aorta-cwd copy: {inherited.cwd} cannot be copied: {error}") from None
         return place
 
-    def _payload(self, cell: PreparedCell, watches: bool) -> TrialPayload:
-        spec, place = self.spec, self._place
-        assert place is not None
+    def _payload(self, cell: PreparedCell, place: TrialFolders, watches: bool) -> TrialPayload:
+        spec = self.spec
         return {
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
@@ -312,12 +270,6 @@ class ProcessTrial:
             "source": cell.info.source,
         }
 
-    def _is_forked(self) -> bool:
-        if self._cell is None:
-            return False
-        mode = self._cell.plan.mode
-        return mode != "torchrun" and (mode != "elastic" or self.spec.execution.elastic.start_method == "fork")
-
     def _limit_import(self, seconds: float) -> None:
         self._import_limit = seconds
         self._deadline = time.monotonic() + seconds
@@ -336,12 +288,14 @@ class ProcessTrial:
         elif self.spec.limits.stall_timeout is not None and not self.seen.timed_out and self.seen.lost is None:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
-    def _lose(self, error: ZygoteError) -> None:
-        self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
-
     def interrupt(self, why: str) -> None:
         """End it now."""
-        if not self._has_failed():
+        failure = None
+        if self.cell is not None and not is_multi_node(self.spec.execution.elastic):
+            failure = self.seen.rank_failure
+            if self.cell.plan.mode == "single":
+                failure = self.seen.failures.get("setup") or self.seen.failures.get("run")
+        if failure is None or was_terminated(failure):  # of several nodes, another is perhaps interrupted first
             self.seen.lost = interruption(self.seen.phase, why)
         self._interrupted.set()
         self._deadline = self._stalls_at = None
@@ -352,18 +306,9 @@ class ProcessTrial:
         if task is not None and task.ended is None:
             task.kill(grace=min(self.spec.limits.grace, 1.0))
 
-    def _has_failed(self) -> bool:
-        if self._cell is None or is_multi_node(
-            self.spec.execution.elastic
-        ):  # another node is perhaps interrupted first
-            return False
-        single = self._cell.plan.mode == "single"
-        failure = self.seen.failures.get("setup") or self.seen.failures.get("run") if single else self.seen.rank_failure
-        return failure is not None and not was_terminated(failure)
-
     def wait(self, phase: str) -> None:
         """Block until ``phase`` has ended, or the trial has, or its deadline has passed."""
-        distributed = self._cell is not None and self._cell.plan.mode != "single"
+        distributed = self.cell is not None and self.cell.plan.mode != "single"
         while self._task is not None:
             # What the other ranks did is known only when all of them have ended.
             passed_by = _ORDER.index(self.seen.phase) > _ORDER.index(phase) and not (distributed and phase == "run")
@@ -373,22 +318,24 @@ class ProcessTrial:
     def finish(self) -> TrialResult:
         """Block until the trial's processes are gone, then build its record. Again: the same record."""
         if self._record is None:
+            spec, order = self.spec, self._order
+            # While the trial still ends. A script has no seed; else, it may be that of a process started ahead.
+            seed = None if spec.workload.target == SCRIPT_TARGET else self._seed
+            request = request_of(spec, order.inherited, timeout=order.timeout).model_copy(update={"seed": seed})
             while self._task is not None and self._advance():
                 pass
             failure = conclude(self.seen)[1]
-            if failure is not None and (was_terminated(failure) or is_multi_node(self.spec.execution.elastic)):
+            if failure is not None and (was_terminated(failure) or is_multi_node(spec.execution.elastic)):
                 self._interrupted.wait(BEHIND)
-            if self.seen.lost is not None and self._cell is not None and self._cell.plan.mode != "single":
-                self._forget_rank_0()
+            mode = None if self.cell is None else self.cell.plan.mode
+            if self.seen.lost is not None and mode not in (None, "single") and not self.seen.ranks:
+                self.seen.result = None  # rank 0's alone
             if self._server is not None and self._source is not None:
-                self._source.release(self._server, self.seen, forked=self._is_forked())
+                forks = mode != "torchrun" and (mode != "elastic" or spec.execution.elastic.start_method == "fork")
+                self._source.release(self._server, self.seen, forked=forks)
                 self._server = None
-            self._record = self._build()
+            self._record = self._build(request)
         return self._record
-
-    def _forget_rank_0(self) -> None:
-        if not self.seen.ranks:
-            self.seen.result = None
 
     def _advance(self) -> bool:
         assert self._task is not None
@@ -404,11 +351,12 @@ class ProcessTrial:
                 self._next_look = now + _LOOK_INTERVAL
             return True
         except ZygoteError as error:
-            self._lose(error)
+            self.seen.lost = exit_failure(self.seen.phase, error.returncode, error.error or {"message": str(error)})
             self._task = None
             return False
         if event is None:
-            self._end(self._task)
+            assert self._task.ended is not None
+            self._end(self._task, self._task.ended)
             return False
         self._receive(event)
         return True
@@ -451,12 +399,19 @@ class ProcessTrial:
         self._deadline = None if limit is None else time.monotonic() + limit
         self._note_progress()
 
-    def _end(self, task: Task) -> None:
-        assert task.ended is not None
+    def _end(self, task: Task, ended: TaskEnd) -> None:
         assert self._files is not None
-        self.seen.returncode = task.ended.returncode
-        self.stuck = list(task.ended.unkillable)
-        self._note(leftover_notes(task.ended, self._collectors))
+        self.seen.returncode = ended.returncode
+        self.stuck = list(ended.unkillable)
+        # A debugger that waited beside a process is ours.
+        swept = [name for name in ended.swept if not ("native" in self._collectors and name.startswith("gdb "))]
+        for left, one, many in (
+            (swept, "was left running, and ended", "were left running, and ended"),
+            (ended.unkillable, "could not be ended", "could not be ended"),
+        ):
+            self._note(f"{name} {one}" for name in left[:_NAMED])
+            if (more := len(left) - _NAMED) > 0:
+                self._note([f"{more} more {one if more == 1 else many}"])
         task.close()
         self._task = None
         self._files.read(self._overdue)
@@ -477,9 +432,13 @@ class ProcessTrial:
     def _note(self, texts: Iterable[str]) -> None:
         self.seen.notes += [{"note": text} for text in texts]
 
-    def _build(self) -> TrialResult:
+    def _build(self, request: Request) -> TrialResult:
         wall = time.monotonic() - self._start if self._had_process else None
-        self._note([*self._logs.cut(), *membership_notes(self.seen.states)])
+        self._note(self._logs.cut())
+        sizes = [(state.attempt, state.world_size) for state in self.seen.states if state.state == "HEALTHY"]
+        for (_, before), (attempt, after) in itertools.pairwise(sizes):
+            if before != after:
+                self._note([f"from attempt {attempt} on, {after} ranks instead of {before}"])
         if is_command(self.spec.workload.target) and self._place is not None:
             here = self._order.inherited
             results = None if here.results is None else Path(here.results)
@@ -500,14 +459,13 @@ class ProcessTrial:
         return build_record(
             self.spec,
             self.seen,
-            self._cell,
+            self.cell,
             started_at=self._started_at,
             wall=wall,
             artifacts=artifacts,
             stacks=stacks_to_read(self.seen, artifacts),
             crash=crash_text(stderr_to_read(self.seen, self._folder)) if crashed else None,
-            # The seed may be that of a process that was started ahead.
-            request=self._request.model_copy(update={"seed": self._given_seed}),
+            request=request,
             imposed=self._allocation.imposed(self._order.inherited.variables, self.spec.overlay),
             side_by_side=self._allocation.side_by_side,
             collected=found,
