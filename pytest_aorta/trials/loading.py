@@ -21,9 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.common import RequestError
 from pytest_aorta.common.import_target import target_file
 from pytest_aorta.probe.loaded import file_of, imported_since
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, TRIAL_DIR
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.workload import to_plain
