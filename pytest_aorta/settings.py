@@ -3,9 +3,9 @@
 The option of pytest, its twins in an ini file and in the environment, the fields of ``RunRequest`` and the table in
 ``docs/options.md`` follow from ``SETTINGS``; ``python -m pytest_aorta.settings docs/options.md`` writes the table.
 
-pytest loads this module at every start, so it imports neither pydantic nor other modules of this package. Readers
-that need one are given as ``module:function``, and imported when a value is read. A reader takes a text, as on the command line, or a
-value from Python; it returns the value, or raises ``ValueError`` with what would be valid.
+pytest loads this module at every start, so it imports neither pydantic nor other modules of this package. Readers that
+need one are given as ``module:function``, and imported when a value is read. A reader takes a text, as on the command
+line, or a value from Python; it returns the value, or raises ``ValueError`` with what would be valid.
 """
 
 from __future__ import annotations
