@@ -14,7 +14,8 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
-from pytest_aorta.launch.child.command import CommandProcess, command_result, gives_stacks, last_to_leave
+from pytest_aorta.launch.child.command import CommandProcess, command_result, last_to_leave
+from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
 from pytest_aorta.trials.command_line import (
     CommandNotFound,
     files_in,
@@ -113,7 +114,7 @@ class Command(Workload):
         variables = {**os.environ, **module_path(words, os.environ)}
         if self.config.unbuffered:
             variables.setdefault("PYTHONUNBUFFERED", "1")
-        if gives_stacks():
+        if catches(os.getpid(), STACK_SIGNAL):  # as the process of a trial does
             folder = Path(variables[TRIAL_DIR]).parent
             sockets = f"{variables.get('TMPDIR')}.s"
             given = {"sockets": sockets if os.path.isdir(sockets) else "", "stacks": str(folder / "stacks.log")}

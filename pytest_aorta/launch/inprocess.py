@@ -195,10 +195,10 @@ class InProcessTrial:
             self.seen.seeds = seeds.record()
             options = resolve_config(cls, self.spec.overrides, self.spec.steps).value
             self._lifecycle = Lifecycle(cls, with_added(cls, options, self._added_options()), self.seen.see)
-            self._lifecycle.setup(reraise=True)
+            self._lifecycle.do("setup", reraise=True)
         elif phase == "run" and self._lifecycle is not None and self._cell is not None:
             try:
-                self._lifecycle.run(reraise=True)
+                self._lifecycle.do("run", reraise=True)
             finally:
                 later = imported_later(self._lifecycle.cls, None, self._cell.info.sources)
                 end = collect_end(watch=self._watch).to_dict()
@@ -255,7 +255,7 @@ class InProcessTrial:
         """Clean up, where there is something to clean up; the record."""
         if self._record is None:
             if self._lifecycle is not None and self._lifecycle.workload is not None:
-                self._lifecycle.cleanup()
+                self._lifecycle.do("cleanup")
             self._undo.close()
             self.seen.see({"type": "lived"})
             self.seen.returncode = 0

@@ -33,7 +33,7 @@ class Lifecycle:
         send: Send,
         steps: Path | None = None,
         *,
-        before_setup: Callable[[], object] = lambda: None,
+        before_setup: Callable[[], object] | None = None,
     ) -> None:
         self.cls = cls
         self.config = config
@@ -47,62 +47,50 @@ class Lifecycle:
 
     def run_all(
         self,
-        on_error: Callable[[BaseException], object] = lambda error: None,
-        after_run: Callable[[], object] = lambda: None,
+        on_error: Callable[[BaseException], object] | None = None,
+        after_run: Callable[[], object] | None = None,
     ) -> bool:
         """All phases; ``cleanup()`` runs whenever the workload was constructed. Whether setup and run succeeded.
 
         ``on_error`` receives the exception of one of these two, before the cleanup, which may affect other processes;
         ``after_run`` is called before the cleanup as well, whatever ``run()`` has done.
         """
-        fine = self.setup()
+        fine = self.do("setup")
         if fine:
-            fine = self.run()
-            after_run()
-        if self.error is not None:
+            fine = self.do("run")
+            if after_run is not None:
+                after_run()
+        if self.error is not None and on_error is not None:
             on_error(self.error)
-            self.error = None  # its frames may hold what the cleanup needs
+        self.error = None  # its frames may hold what the cleanup needs
         if self.workload is not None:
-            self.cleanup()
+            self.do("cleanup")
         return fine
 
-    def setup(self, *, reraise: bool = False) -> bool:
-        """Construct the workload and set it up."""
+    def do(self, phase: Phase, *, reraise: bool = False) -> bool:
+        """Construct the workload and set it up; or run it, or clean up, where it can. Whether that succeeded.
 
-        def body() -> None:
-            self.before_setup()
-            self.workload = self.cls(self.config)
-            report_progress_to(self.workload, self.send, self.steps, self.clock)
-            self.workload.setup()
-
-        return self._phase("setup", body, reraise)
-
-    def run(self, *, reraise: bool = False) -> bool:
-        """Run it; the ``end`` event carries the result as plain data."""
-        self.clock.start()
-        return self._phase("run", lambda: self.workload.run(), reraise)
-
-    def cleanup(self) -> bool:
-        """Clean up, where the workload can."""
-
-        def body() -> None:
-            cleanup = getattr(self.workload, "cleanup", None)
-            if cleanup is not None:
-                cleanup()
-
-        return self._phase("cleanup", body)
-
-    def _phase(self, phase: Phase, body: Callable[[], object], reraise: bool = False) -> bool:
+        The ``end`` event of ``run`` carries the result as plain data.
+        """
         self.send({"type": "begin", "phase": phase, "at": time.time()})
         end: Event = {"type": "end", "phase": phase, "sec": 0.0}
         start = time.perf_counter()
         try:
-            result = body()
-            if phase == "run":
+            if phase == "setup":
+                if self.before_setup is not None:
+                    self.before_setup()
+                self.workload = self.cls(self.config)
+                report_progress_to(self.workload, self.send, self.steps, self.clock)
+                self.workload.setup()
+            elif phase == "run":
+                self.clock.start()
+                result = self.workload.run()
                 read = read_result(result)
                 end["result"] = read if read.step_times_ms else replace(read, step_times_ms=self.clock.times_ms())
-            if isinstance(result, CommandResult) and result.failure is not None:
-                end["failure"] = result.failure
+                if isinstance(result, CommandResult) and result.failure is not None:
+                    end["failure"] = result.failure
+            elif (cleanup := getattr(self.workload, "cleanup", None)) is not None:
+                cleanup()
             return True
         except BaseException as error:
             self.error = error

@@ -159,8 +159,10 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
         if fullname not in self._waited_for:
             return None
         self._waited_for.discard(fullname)
-        finders = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
+        spec = None
+        for finder in sys.meta_path:
+            if spec is None and finder is not self:
+                spec = finder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             execute = loader.exec_module

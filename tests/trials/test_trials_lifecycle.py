@@ -108,10 +108,10 @@ def test_the_local_variables_of_a_traceback_are_not_told() -> None:
 def test_for_a_debugger_the_exception_comes_out_after_it_was_told() -> None:
     events: list[Any] = []
     life = Lifecycle(workload(run=raising(RuntimeError("boom"))), None, events.append)
-    life.setup(reraise=True)
+    life.do("setup", reraise=True)
 
     with pytest.raises(RuntimeError, match="boom"):
-        life.run(reraise=True)
+        life.do("run", reraise=True)
 
     assert story(events) == ["setup ok", "run failed"]
 

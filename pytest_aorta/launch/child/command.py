@@ -111,7 +111,10 @@ class CommandProcess:
         at = time.perf_counter()
         if target == 2:
             self.errors = (self.errors + chunk)[-_TAIL:]
-        write(target, chunk)
+        rest = memoryview(chunk)
+        with contextlib.suppress(OSError):  # on a full disk, the command goes on without its log
+            while rest:
+                rest = rest[os.write(target, rest) :]
         for line in lines.feed(chunk):
             take(line, at)
         return chunk
@@ -121,19 +124,6 @@ class CommandProcess:
         self._process.wait()
         for stream in self._streams:
             stream.close()
-
-
-def write(descriptor: int, chunk: bytes) -> None:
-    """Write all of it; where that cannot be, as on a full disk, the command goes on without its log."""
-    rest = memoryview(chunk)
-    with contextlib.suppress(OSError):
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-
-
-def gives_stacks() -> bool:
-    """Whether this process answers the question for its stacks, as that of a trial does."""
-    return catches(os.getpid(), STACK_SIGNAL)
 
 
 @contextlib.contextmanager
@@ -146,7 +136,7 @@ def last_to_leave() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield  # in the process of pytest
         return
-    if gives_stacks():
+    if catches(os.getpid(), STACK_SIGNAL):
         faulthandler.unregister(STACK_SIGNAL)
     terminated = False
 

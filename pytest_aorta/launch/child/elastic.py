@@ -261,8 +261,7 @@ def _run_program(
     folder, sockets = payload["folder"], payload["sockets"]
     interval = 0.02 if output is None else 0.005
     options = replace(DEFAULTS, max_restarts=payload["elastic"]["max_restarts"], monitor_interval=interval)
-    watch = (lambda attempt: None) if output is None else output.look
-    recorder = RankRecorder(payload, "script", options, send, watch=watch)
+    recorder = RankRecorder(payload, "script", options, send, watch=None if output is None else output.look)
     os.environ.update(bootstrap_variables(os.environ, folder=folder, sockets=sockets, sys_path=sys_path))
     # Of an outer torchrun, whose rank's failure this one's are not.
     os.environ.pop("TORCHELASTIC_ERROR_FILE", None)

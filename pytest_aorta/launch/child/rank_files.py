@@ -100,7 +100,8 @@ def _append(path: Path, *entries: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:  # a process that died has perhaps left a torn line
-            file.write("".join(f"\n{to_json(entry)}\n" for entry in entries).encode())
+            for entry in entries:
+                file.write(f"\n{to_json(entry)}\n".encode())
 
 
 def _entries(data: bytes) -> list[Any]:
@@ -197,7 +198,7 @@ def attempt_evidence(
             trial.stopped_at = trial.stopped_at or entry["stopped_at"]
             continue
         trial.world_size, trial.group = entry["world_size"], entry["group"]
-        trial.ranks = [RankEvidence(rank) for rank in range(entry["world_size"])]
+        trial.ranks = list(map(RankEvidence, range(entry["world_size"])))
         for local_rank, rank in entry["ranks"]:
             started = RankEvidence(rank, local_rank, entry["host"], started=True)
             trial.ranks[rank] = complete_rank(started, own, f"rank_{rank}.", folder.parent, source)
@@ -231,16 +232,15 @@ def complete_rank(rank: RankEvidence, folder: Path, prefix: str, base: Path, sou
     Paths of logs become relative to ``base``; ``source`` is the workload's file.
     """
     found = read_rank(rank, folder)
-    stdout, stderr, stacks = (folder / f"{prefix}{stream}.log" for stream in ("stdout", "stderr", "stacks"))
-    if stdout.exists():
-        found.stdout = stdout.relative_to(base).as_posix()
-    if stderr.exists():
-        found.stderr = stderr.relative_to(base).as_posix()
-    if stacks.exists() and stacks.stat().st_size > 0:  # an empty one is cleared away
-        found.stacks, found.location = stacks.relative_to(base).as_posix(), locate(read_dump(stacks), source)
+    for stream in ("stdout", "stderr", "stacks"):
+        path = folder / f"{prefix}{stream}.log"
+        if path.exists() and (stream != "stacks" or path.stat().st_size > 0):  # an empty one is cleared away
+            setattr(found, stream, path.relative_to(base).as_posix())
+    if found.stacks is not None:
+        found.location = locate(read_dump(base / found.stacks), source)
     if found.exit is not None and found.exit.exitcode == -signal.SIGABRT:
-        log = stderr if found.stderr else folder.parent / "stderr.log"
-        found.complaint = complaint_in(read_tail(log, _TAIL), of_all=not found.stderr)
+        log = folder.parent / "stderr.log" if found.stderr is None else base / found.stderr
+        found.complaint = complaint_in(read_tail(log, _TAIL), of_all=found.stderr is None)
     found.error_file = read_error_file(folder / f"{prefix}error.json")
     with contextlib.suppress(OSError, ValueError):
         found.collectives = read_collectives(json.loads(collectives_file(folder, rank.rank).read_text()))
@@ -260,7 +260,7 @@ def keep_evidence(folder: Path, trial: TrialEvidence) -> None:
     partial = path.with_suffix(".partial")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(replace(trial, ranks=ranks).to_json())
+        partial.write_text(to_json(replace(trial, ranks=ranks)))
         partial.rename(path)
 
 

@@ -93,7 +93,7 @@ class RankRecorder(LogsSpecs):
         *,
         relays: bool = True,
         exchange: NodeExchange | None = None,
-        watch: Callable[[int], object] = lambda attempt: None,
+        watch: Callable[[int], object] | None = None,
     ) -> None:
         self._streams = Std.from_str(options.redirects), Std.from_str(options.tee)
         super().__init__(payload["folder"], *self._streams)
@@ -128,6 +128,13 @@ class RankRecorder(LogsSpecs):
         folder = attempt_folder(self.folder, self.attempt)
         folder.mkdir(parents=True, exist_ok=True)
         write_start(folder, self.ranks, int(envs[0]["WORLD_SIZE"]), self.group)
+        # A thread of a library may hold a lock that forked ranks would never get. Threads of Python's own are those of
+        # torch's agent, which keep a rendezvous alive, copy logs, or read a watchdog's pipe: they look up no names.
+        if self._relay is None and (native := native_threads()) > 0:
+            raise RuntimeError(
+                f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
+                "--aorta-elastic start_method=spawn starts them afresh"
+            )
         redirects, tee = to_map(self._streams[0], len(envs)), to_map(self._streams[1], len(envs))
         logs = LogsDest()
         for local_rank, env in envs.items():
@@ -164,7 +171,7 @@ class RankRecorder(LogsSpecs):
 
     def forward(self) -> None:
         """Take in what the ranks have said since."""
-        if self.attempt >= 0:
+        if self.attempt >= 0 and self._watch is not None:
             self._watch(self.attempt)
         if self.attempt < 0 or self._relay is None or self.launcher == "script":
             return
@@ -321,16 +328,6 @@ class FunctionRanks(_Ranks, MultiprocessContext):
 
     def codes(self) -> dict[int, int | None]:
         return {} if self._pc is None else {rank: each.exitcode for rank, each in enumerate(self._pc.processes)}
-
-    def _start(self) -> None:
-        # A thread of a library may hold a lock that forked ranks would never get. Threads of Python's own are those of
-        # torch's agent, which keep a rendezvous alive, copy logs, or read a watchdog's pipe: they look up no names.
-        if self.start_method == "fork" and (native := native_threads()) > 0:
-            raise RuntimeError(
-                f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
-                "--aorta-elastic start_method=spawn starts them afresh"
-            )
-        super()._start()
 
     def release(self) -> None:
         for local_rank, code in self.codes().items():

@@ -19,7 +19,6 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -34,11 +33,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
 from pytest_aorta.launch.nodes import LOOPBACK, endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.execution import ElasticOptions
+from pytest_aorta.trials.records import to_json
 
 #: Seconds that the store of several nodes has to be there.
 _STORE_PATIENCE = 60.0
@@ -71,104 +72,83 @@ def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
     # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if is_multi_node(options):
-        host, port = endpoint(options)
-        local_addr = options.local_addr or _address_towards(host, port)
+        at = endpoint(options)
+        local_addr = options.local_addr or _address_towards(*at)
         store = connect_nodes(options, trial_id, _STORE_PATIENCE)
         store.set(f"here/{node_rank(options)}", socket.gethostname())
         if options.rdzv_backend == "static":
-            return _static(options, run_id, store, local_addr)
-        return _dynamic(options, run_id, store, f"{host}:{port}", local_addr)
-    if options.rdzv_backend == "c10d" or (options.rdzv_backend is None and options.rdzv_endpoint):
-        port = _store_at(options.rdzv_endpoint or f"{LOOPBACK}:0", forks=forks)
-        return _dynamic(options, run_id, connect(port), f"{LOOPBACK}:{port}", options.local_addr or LOOPBACK)
-    return _one_host(options, run_id, forks=forks)
-
-
-def _dynamic(options: ElasticOptions, run_id: str, store: Any, at: str, local_addr: str | None) -> RendezvousHandler:
+            return _FixedNodes(options, run_id, store, local_addr)
+    elif options.rdzv_backend == "c10d" or (options.rdzv_backend is None and options.rdzv_endpoint):
+        asked = options.rdzv_endpoint or f"{LOOPBACK}:0"
+        try:
+            at = LOOPBACK, open_store(int(asked.rpartition(":")[2]), forks=forks)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise OSError(
+                f"port {asked.rpartition(':')[2]} of this host is taken, at which rdzv_endpoint={asked} asks for the "
+                "store; give a free one with --aorta-elastic rdzv_endpoint=HOST:PORT, or leave it out: each trial then "
+                "has one of its own"
+            ) from None
+        store, local_addr = connect(at[1]), options.local_addr or LOOPBACK
+    else:
+        return _OneHost(options, run_id, forks=forks)
     least, most = options.nnodes
-    parameters = RendezvousParameters("c10d", at, run_id, least, most, local_addr, **_DYNAMIC)
+    parameters = RendezvousParameters("c10d", f"{at[0]}:{at[1]}", run_id, least, most, local_addr, **_DYNAMIC)
     return create_handler(store, C10dRendezvousBackend(store, run_id), parameters)
 
 
-class FixedNodes(RendezvousHandler):
-    """Of agents whose number is fixed: none joins later, and none closes the rendezvous for the others.
-
-    ``meet`` takes the number of the attempt. Ranks find ``run_id`` in ``TORCHELASTIC_RUN_ID``.
-    """
-
-    def __init__(self, run_id: str, meet: Callable[[int], RendezvousInfo], *, shares_store: bool) -> None:
-        self._run_id = run_id
-        self._meet = meet
-        self._shares_store = shares_store
-        self._attempt = -1
-
-    @property
-    def use_agent_store(self) -> bool:
-        return self._shares_store
-
-    def get_backend(self) -> str:
-        return "aorta"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        self._attempt += 1
-        return self._meet(self._attempt)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        close_stores()
-        return True
-
-
-def _one_host(options: ElasticOptions, run_id: str, *, forks: bool) -> FixedNodes:
+class _OneHost(StaticTCPRendezvous):
     """A new store on a free port for every attempt, at once.
 
     torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents. With an address or a port for
     rank 0, that rank keeps the store of the ranks, as it does where several nodes meet.
     """
-    host, port = options.master_addr, options.master_port
-    if options.rdzv_backend == "static":
-        host = host or LOOPBACK
-        if options.rdzv_endpoint is not None:
-            host, port = endpoint(options)
-    shares_store = host is None and port is None
 
-    def meet(attempt: int) -> RendezvousInfo:
+    def __init__(self, options: ElasticOptions, run_id: str, *, forks: bool) -> None:
+        host, port = options.master_addr, options.master_port
+        if options.rdzv_backend == "static":
+            host = host or LOOPBACK
+            if options.rdzv_endpoint is not None:
+                host, port = endpoint(options)
+        self._shares_store, self._forks = host is None and port is None, forks
+        super().__init__(host or LOOPBACK, port or 0, 0, 1, run_id, timeout=0)
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._shares_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
         close_stores()
-        own = open_store(forks=forks)
-        at = (LOOPBACK, own) if shares_store else (host or LOOPBACK, port or free_port())
-        return RendezvousInfo(connect(own), 0, 1, RendezvousStoreInfo(*at))
-
-    return FixedNodes(run_id, meet, shares_store=shares_store)
+        own = open_store(forks=self._forks)
+        port = own if self._shares_store else self.master_port or free_port()
+        return RendezvousInfo(connect(own), 0, 1, RendezvousStoreInfo(self.master_addr, port))
 
 
-def _static(options: ElasticOptions, run_id: str, common: Any, local_addr: str | None) -> FixedNodes:
+class _FixedNodes(StaticTCPRendezvous):
     """As many nodes as there are, in the order of their numbers.
 
     torch's own has node 0's agent serve the store, from a thread beside which it forks, and gives the ranks of all
     trials the same one.
     """
-    node, nodes = node_rank(options), options.nnodes[1]
 
-    def meet(attempt: int) -> RendezvousInfo:
-        store = dist.PrefixStore(f"static/{attempt}", common)  # type: ignore[attr-defined]
+    def __init__(self, options: ElasticOptions, run_id: str, common: Any, local_addr: str | None) -> None:
+        super().__init__("", 0, node_rank(options), options.nnodes[1], run_id, timeout=0)
+        self._common, self._local_addr, self._attempt = common, local_addr, 0
+
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        node, nodes = self.rank, self.world_size
+        store = dist.PrefixStore(f"static/{self._attempt}", self._common)  # type: ignore[attr-defined]
+        self._attempt += 1
         if store.add(f"node/{node}", 1) > 1:
             raise RendezvousError(f"two nodes say that they are node_rank={node}: each needs a number of its own")
         while not store.check([f"node/{each}" for each in range(nodes)]):
             time.sleep(_LOOK_INTERVAL)
-        return RendezvousInfo(store, node, nodes, RendezvousStoreInfo.build(node, store, local_addr=local_addr))
-
-    return FixedNodes(run_id, meet, shares_store=False)
+        return RendezvousInfo(store, node, nodes, RendezvousStoreInfo.build(node, store, local_addr=self._local_addr))
 
 
 def connect_nodes(options: ElasticOptions, trial_id: str, patience: float) -> Any:
@@ -186,19 +166,6 @@ def _address_towards(host: str, port: int) -> str | None:
             probe.connect(address)  # sends nothing
             return str(probe.getsockname()[0])
     return None
-
-
-def _store_at(at: str, *, forks: bool) -> int:
-    port = int(at.rpartition(":")[2])
-    try:
-        return open_store(port, forks=forks)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise OSError(
-            f"port {port} of this host is taken, at which rdzv_endpoint={at} asks for the store; give a free one with "
-            "--aorta-elastic rdzv_endpoint=HOST:PORT, or leave it out: each trial then has one of its own"
-        ) from None
 
 
 #: The stores of this process: served by a process of their own, or by a thread.
@@ -256,19 +223,6 @@ def _serve(agent: int, listening: socket.socket) -> None:
         os._exit(1)
 
 
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Discard it, for a call that logs what does not belong into the log of a workload."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
-
-
 def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name-defined]
     """A store that serves on ``listening``, which is the store's from now on.
 
@@ -276,11 +230,16 @@ def serve_store(listening: socket.socket) -> dist.TCPStore:  # type: ignore[name
     """
     host, port = listening.getsockname()[:2]
     served: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening.detach()}
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        with _quiet_stderr():
-            return dist.TCPStore(host, port, **served)  # type: ignore[attr-defined]
+        os.dup2(null, 2)  # what it logs does not belong into the log of a workload
+        return dist.TCPStore(host, port, **served)  # type: ignore[attr-defined]
     except NotImplementedError:
         return dist.TCPStore(host, port, **served, use_libuv=False)  # type: ignore[attr-defined]
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 # Several nodes.
@@ -327,7 +286,7 @@ class NodeExchange:
         """Send node 0 what is known of the ranks of this node."""
         own = replace(trial, ranks=trial.own_ranks(still_running=still_running))
         try:
-            self._store().set(f"{trial.group}/{self._node}", own.to_json())
+            self._store().set(f"{trial.group}/{self._node}", to_json(own))
         except _STORE_ERRORS as error:  # node 0 has gone; the failures that this caused are in the evidence
             print(f"the results of the ranks of this node cannot be sent to node 0: {error}", file=sys.stderr)
 

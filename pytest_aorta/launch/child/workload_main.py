@@ -177,17 +177,15 @@ def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ
         before = set(Path(f"/proc/{base}/environ").read_bytes().split(b"\0"))
     except OSError:
         return {}
-    return recorded_variables(
-        {
-            name: value
-            for name, value in environ.items()
-            if name not in NAMES and os.fsencode(f"{name}={value}") not in before
-        }
-    )
+    found = {}
+    for name, value in environ.items():
+        if name not in NAMES and os.fsencode(f"{name}={value}") not in before:
+            found[name] = value
+    return recorded_variables(found)
 
 
 def run_workload(
-    payload: TrialPayload, send: Send, steps: Path, on_error: Callable[[BaseException], object] = lambda error: None
+    payload: TrialPayload, send: Send, steps: Path, on_error: Callable[[BaseException], object] | None = None
 ) -> bool:
     """Take the environment snapshot, then run all phases; whether setup and run succeeded.
 

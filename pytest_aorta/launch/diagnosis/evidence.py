@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.texts import format_ranges
 from pytest_aorta.trials.outcome import Observation
-from pytest_aorta.trials.records import Event, to_json
+from pytest_aorta.trials.records import Event
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -108,14 +108,6 @@ class RankEvidence:
         """The last one that it has entered."""
         return self.collectives[-1] if self.collectives else None
 
-    @property
-    def pid(self) -> int | None:
-        """Its process: as its parent knows it, else as its snapshot says."""
-        if self.exit is not None and self.exit.pid is not None:
-            return self.exit.pid
-        pid = ((self.seen().env or {}).get("process") or {}).get("pid")
-        return pid if isinstance(pid, int) else None
-
     def seen(self, until: float | None = None) -> Observation:
         """What it has reported up to a time.
 
@@ -176,12 +168,9 @@ class TrialEvidence:
         ranks |= {rank.rank: rank for rank in others if rank.rank not in ranks or not ranks[rank.rank].started}
         return replace(self, ranks=[ranks[number] for number in sorted(ranks)])
 
-    def to_json(self) -> str:
-        return to_json(self)
-
     @classmethod
     def from_json(cls, text: str | bytes) -> TrialEvidence:
-        """What ``to_json`` has written; raises ``ValueError`` for anything else."""
+        """What ``records.to_json`` has written; raises ``ValueError`` for anything else."""
         return _adapter().validate_json(text)
 
 

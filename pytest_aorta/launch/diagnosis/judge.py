@@ -173,8 +173,8 @@ class _Case:
 
     def judgement(self) -> Judgement:
         found, wait = self.found, None
-        best = min((own.weight for own in found.values()), default=None)
-        if best in (GAVE_UP, PEER_LOST) or any(own.hung for own in found.values()):
+        order = sorted((own.weight, own.at, number) for number, own in found.items())
+        if (order and order[0][0] in (GAVE_UP, PEER_LOST)) or any(own.hung for own in found.values()):
             self.wait = wait = self._explain_wait()
             for number in (wait.waiting | wait.unseen) & found.keys():
                 found[number] = replace(found[number], weight=ENDED_UNSEEN)
@@ -480,7 +480,9 @@ class _Case:
         hung = own is not None and own.hung
         if failure is not None and rank.location is not None and (hung or blame == "cause"):
             failure = replace(failure, message=f"{failure.message}; {rank.location.text}")
-        code = None if rank.exit is None else rank.exit.exitcode
+        code, pid = (None, None) if rank.exit is None else (rank.exit.exitcode, rank.exit.pid)
+        if pid is None:  # its parent does not know it
+            pid = ((seen.env or {}).get("process") or {}).get("pid")
         if code is None and rank.is_heard_of and not hung and self.first_failure is None:
             ended_unseen = any(each.weight == ENDED_UNSEEN for each in self.found.values())
             code = None if ended_unseen else 0
@@ -488,7 +490,7 @@ class _Case:
             rank=rank.rank,
             local_rank=rank.local_rank,
             host=rank.host,
-            pid=rank.pid,
+            pid=pid if isinstance(pid, int) else None,
             exit_code=code if code is not None and code >= 0 else None,
             signal=signal_name(-code) if code is not None and code < 0 else None,
             passed=None if seen.result is None else seen.result.passed,

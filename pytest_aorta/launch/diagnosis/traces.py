@@ -76,7 +76,8 @@ def locate(threads: list[list[Frame]], source: str | None = None) -> Location | 
     frames = frames[:until] or frames
     of_workload = (at for at, frame in enumerate(frames) if frame.file == source or not _LIBRARY.search(frame.file))
     own = next(of_workload, 0)
-    collective = next((frame.name for frame in reversed(frames) if _is_collective(frame)), None)
+    of_torch = (frame.name for frame in reversed(frames) if frame.file.endswith(_COLLECTIVES))
+    collective = next((name for name in of_torch if not name.startswith("_") and name not in _WRAPPERS), None)
     if collective is None and (waits := waits_for_locks(threads)) is not None:
         return Location(waits, None)
     inside = [frame.name for frame in frames[:own] if frame.name not in _WRAPPERS]
@@ -126,10 +127,6 @@ def _lock_of(frames: Sequence[Frame]) -> tuple[str, int, str, str] | None:
         if found := _TAKES_LOCK.match(source):
             return frame.file, frame.line, frame.name.replace("<module>", "main"), found[1] or found[2]
     return None
-
-
-def _is_collective(frame: Frame) -> bool:
-    return frame.file.endswith(_COLLECTIVES) and not frame.name.startswith("_") and frame.name not in _WRAPPERS
 
 
 #: Bytes read from the end of a log.
@@ -191,21 +188,18 @@ def infer_exit_reason(code: int, error_file: dict[str, Any] | None, stderr: Path
         if (raised := _printed(stderr, crashed=True)) is not None:
             return replace(raised, signal=name)
         return Failure("run", "signal", f"ended by {name}", signal=name)
-    raised = _recorded(error_file) or (_printed(stderr) if code == _UNCAUGHT else None)
+    message = None if error_file is None else error_file.get("message")
+    if isinstance(message, str):
+        raised = Failure("run", "exception", message)
+    elif isinstance(message, dict):
+        extra = message.get("extraInfo")
+        traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
+        raised = _exception(str(message.get("message", "")), traceback if isinstance(traceback, str) else None)
+    else:
+        raised = _printed(stderr) if code == _UNCAUGHT else None
     if raised is not None:
         return replace(raised, exit_code=code)
     return Failure("run", "exit_code", f"ended itself with exit code {code}", exit_code=code)
-
-
-def _recorded(error_file: dict[str, Any] | None) -> Failure | None:
-    message = None if error_file is None else error_file.get("message")
-    if isinstance(message, str):
-        return Failure("run", "exception", message)
-    if not isinstance(message, dict):
-        return None
-    extra = message.get("extraInfo")
-    traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return _exception(str(message.get("message", "")), traceback if isinstance(traceback, str) else None)
 
 
 def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | None:
@@ -220,23 +214,18 @@ def _printed(stderr: Path | str | None, *, crashed: bool = False) -> Failure | N
     if not starts:
         return None
     for number, line in enumerate(lines[starts[-1] + 1 :], starts[-1] + 1):
-        if not line.startswith(" ") and _RAISED.fullmatch(line):
-            if crashed and not _was_ending(lines[number + 1 :]):
+        if line.startswith(" ") or not _RAISED.fullmatch(line):
+            continue
+        after = lines[number + 1 :]
+        if crashed:
+            stacks = after[next((at for at, each in enumerate(after) if _FATAL.match(each)), len(after)) :]
+            if "  <no Python frame>" not in stacks or any(map(_FRAME.match, stacks)):
                 return None
-            trace = "\n".join(lines[starts[-1] : number + 1])
-            return _exception("\n".join([line, *_last_error(lines[number + 1 :])]), trace)
+        # An error of NCCL is in several lines.
+        last = next((at for at, each in enumerate(after[:_LINES_OF_NCCL]) if each.startswith("Last error:")), None)
+        raised = [line, *([] if last is None else after[: last + 2])]
+        return _exception("\n".join(raised), "\n".join(lines[starts[-1] : number + 1]))
     return None
-
-
-def _last_error(lines: Sequence[str]) -> Sequence[str]:
-    """What belongs to an error of NCCL, which is in several lines."""
-    at = next((at for at, line in enumerate(lines[:_LINES_OF_NCCL]) if line.startswith("Last error:")), None)
-    return () if at is None else lines[: at + 2]
-
-
-def _was_ending(lines: Sequence[str]) -> bool:
-    crash = next((number for number, line in enumerate(lines) if _FATAL.match(line)), None)
-    return crash is not None and "  <no Python frame>" in lines[crash:] and not any(map(_FRAME.match, lines[crash:]))
 
 
 def _exception(text: str, traceback: str | None) -> Failure:
@@ -298,19 +287,17 @@ def relation_to_a_peer(failure: Failure) -> Relation | None:
             lines = [line for line in said.splitlines() if line and not line.startswith(" ")]
             raised = _exception("\n".join(lines), None)
             type_name, text = raised.type, raised.message
-        if type_name in _TYPES_OF_TORCH or "/torch/distributed/" in file or _OF_TORCH.search(text):
-            if _GAVE_UP.search(text):
-                return "gave up"
-            if _PEER_LOST.search(text):
-                return "peer lost"
+        of_torch = type_name in _TYPES_OF_TORCH or "/torch/distributed/" in file
+        if (relation := relation_in(text, of_torch=of_torch)) is not None:
+            return relation
     return None
 
 
-def relation_in(line: str) -> Relation | None:
-    """What a line that a library has written says of another rank."""
-    if _OF_TORCH.search(line) is None:
+def relation_in(text: str, *, of_torch: bool = False) -> Relation | None:
+    """What a text says of another rank, if it is ``of_torch`` or names a part of it."""
+    if not of_torch and _OF_TORCH.search(text) is None:
         return None
-    return "gave up" if _GAVE_UP.search(line) else "peer lost" if _PEER_LOST.search(line) else None
+    return "gave up" if _GAVE_UP.search(text) else "peer lost" if _PEER_LOST.search(text) else None
 
 
 def complaint_in(log: str, *, of_all: bool = False) -> str | None:
@@ -327,23 +314,17 @@ def complaint_in(log: str, *, of_all: bool = False) -> str | None:
 STACKS, _OUTPUT = "stacks.log", "import.log"
 
 
-@dataclass(frozen=True)
-class ImportHang:
-    """An import that took longer than ``limit`` seconds, and was ended."""
-
-    limit: float
-    stacks: str
-    output: str
-
-    def see(self, seen: Observation, target: str, folder: Path | None) -> None:
-        """Note it as what was seen of a trial of ``target``, and write it into the trial's ``folder``."""
-        if folder is not None:
-            with contextlib.suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                for name, text in ((STACKS, self.stacks), (_OUTPUT, self.output)):
-                    if text.strip():
-                        (folder / name).write_text(text)
-        where = target.rpartition(":")[0]
-        location = locate(parse_dump(self.stacks), where if where.endswith(".py") else None)
-        seen.phase, seen.timed_out, seen.timeout = "import", True, self.limit
-        seen.location = None if location is None else location.text
+def see_import_hang(
+    seen: Observation, target: str, folder: Path | None, limit: float, stacks: str, output: str
+) -> None:
+    """Note that the import of ``target`` took longer than ``limit`` seconds, and write its stacks into ``folder``."""
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in ((STACKS, stacks), (_OUTPUT, output)):
+                if text.strip():
+                    (folder / name).write_text(text)
+    where = target.rpartition(":")[0]
+    location = locate(parse_dump(stacks), where if where.endswith(".py") else None)
+    seen.phase, seen.timed_out, seen.timeout = "import", True, limit
+    seen.location = None if location is None else location.text

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pytest_aorta.collectors.contract import load, variable
 from pytest_aorta.common.texts import utc_now
-from pytest_aorta.launch.diagnosis.traces import STACKS, ImportHang, crash_text
+from pytest_aorta.launch.diagnosis.traces import STACKS, crash_text, see_import_hang
 from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
 from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
@@ -109,7 +109,7 @@ START_FAILURES = (ZygoteError, EnvironmentUnusable, ConfigError, LaunchModeError
 def see_start_failure(seen: Observation, error: Exception, target: str, folder: Path | None) -> None:
     """Note why a trial of ``target`` could not start; stacks of an import that hung go into its ``folder``."""
     if isinstance(error, ZygoteTimeout):
-        ImportHang(error.limit, error.stacks, error.output).see(seen, target, folder)
+        see_import_hang(seen, target, folder, error.limit, error.stacks, error.output)
         return
     lost = error if isinstance(error, ZygoteError) else ZygoteError(str(error))
     seen.phase = lost.phase

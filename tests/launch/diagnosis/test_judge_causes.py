@@ -21,7 +21,7 @@ from pytest_aorta.launch.child.rank_files import (
 )
 from pytest_aorta.launch.diagnosis.evidence import RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
-from pytest_aorta.trials.records import Event, RankRecord
+from pytest_aorta.trials.records import Event, RankRecord, to_json
 
 
 def judgement_of(
@@ -38,7 +38,7 @@ def judgement_of(
             log.send(event)
     for rank, code in (codes or {}).items():
         write_exit(attempt_folder(folder, 0), rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
-    return judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None).to_json()))
+    return judge(TrialEvidence.from_json(to_json(attempt_evidence(folder, 0, "elastic", None))))
 
 
 def records_of(*arguments: Any, **keywords: Any) -> list[RankRecord]:

@@ -21,7 +21,7 @@ from pytest_aorta.launch.child.rank_files import (
 )
 from pytest_aorta.launch.diagnosis.evidence import RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
-from pytest_aorta.trials.records import Event
+from pytest_aorta.trials.records import Event, to_json
 
 WAITS = """\
 Current thread 0x1 (most recent call first):
@@ -75,7 +75,7 @@ def judgement(
         collectives_file(attempt, rank).write_text(trace if isinstance(trace, str) else json.dumps(trace))
     for rank, code in (codes or {}).items():
         write_exit(attempt_folder(folder, 0), rank, RankExit(code, at=1000.0, stopped=False))
-    return judge(TrialEvidence.from_json(attempt_evidence(folder, 0, "elastic", None, overdue=overdue).to_json()))
+    return judge(TrialEvidence.from_json(to_json(attempt_evidence(folder, 0, "elastic", None, overdue=overdue))))
 
 
 def test_the_rank_that_others_wait_for_is_missing(tmp_path: Path) -> None:
