@@ -369,7 +369,12 @@ def use_popen_in_agent(popen: Callable[..., Any]) -> None:
     # For the name of each caller, torch would read the source of all functions that are running.
     setattr(dynamic_rendezvous, "inspect", _Callers)  # noqa: B010
     # Before it meets others, an agent would wait for 0 to 0.3 seconds, so that thousands do not come at once.
-    setattr(dynamic_rendezvous, "_delay", lambda sec: None if isinstance(sec, tuple) else _delay(sec))  # noqa: B010
+    setattr(dynamic_rendezvous, "_delay", _delay_only_retries)  # noqa: B010
+
+
+def _delay_only_retries(seconds: float | tuple[float, float]) -> None:
+    if not isinstance(seconds, tuple):
+        _delay(seconds)
 
 
 class _QuickAgent(LocalElasticAgent):
