@@ -242,8 +242,7 @@ class MitigationEffect:
     """Whether the variables of a cell's mitigation set can have done anything.
 
     Attributes:
-        inert: variables that probably did nothing, in alphabetical order.
-        active: the others that the set changes, in the same order.
+        inert: variables that probably did nothing, in alphabetical order; ``active``: the others that the set changes.
         same_as: another cell of the same workload and environment with the same values of all watched variables; the
             baseline, if it is one of them.
         is_second_baseline: whether ``same_as`` is the baseline that the cell is compared with.

@@ -204,12 +204,8 @@ def agreed(trials: Iterable[WatchedVariables]) -> WatchedVariables:
 class CellKey:
     """Which cell a trial belongs to.
 
-    Attributes:
-        workload: its name.
-        cell: environment and mitigation set, as in item names: ``local-tf32_off+xnack``.
-        test: node id of the test that has run the trial; empty for a trial of a plan.
-        options: of the trial, as the test gave them, for the table.
-        digest: of all else that the test has chosen for the trial.
+    ``cell`` is environment and mitigation set, as in item names: ``local-tf32_off+xnack``. Of a trial that a test has
+    run: ``test`` is its node id, ``options`` what it gave, for the table, ``digest`` of all else that it has chosen.
     """
 
     workload: str
@@ -248,12 +244,9 @@ class TrialFacts:
 
     Attributes:
         file: of the record, relative to the results directory.
-        outcome: for statistics.
-        signature: of the failure; ``None`` for a trial that is ok.
         failed_rank: the rank that is the cause of it; ``None`` where there are no ranks, or that is not known.
         run_seed: that of ``--aorta-seed``, with which trials of one index have the same seeds in all cells.
         culprit: the rank that has failed, if all others have only because of it, and how many ranks there are.
-        iterations: that it has made; ``None`` where the workload does not say.
         steps: after the warm-up; ``None`` for a crashed trial, and where nothing was measured per step.
         run_sec: duration of ``run()`` of a command that says no steps and has passed; ``None`` for any other, and where
             it is too short to say more than how fast interpreters start.
@@ -261,7 +254,6 @@ class TrialFacts:
         collected: what collectors have found, and ``not_collected`` the first of what has kept each from it, each as
             ``numerics: ...``.
         observed: whether it ran with collectors.
-        started_at: ISO 8601 in UTC, which sorts as a text.
         event: what has kept this trial from being counted, equal for all trials that it has; ``None`` for a trial that
             is counted, or was lost alone.
         detected: names of the faults that the output of a command says.

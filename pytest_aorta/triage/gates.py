@@ -38,15 +38,10 @@ _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)(%?)")
 
 @dataclass(frozen=True)
 class Gate:
-    """One condition.
+    """One condition: how one of ``VALUES`` has to relate to ``operand``, a number or a kind of verdict.
 
-    Attributes:
-        text: as it was given.
-        value: one of ``VALUES``.
-        bound: ``upper`` or ``lower`` for that end of the value's interval instead of the value itself.
-        cell: label or mitigation set of the cells that it is about; ``None`` for all that are compared with another.
-        comparison: how the value has to relate to ``operand``.
-        operand: a number, or a kind of verdict.
+    ``bound``: ``upper`` or ``lower`` for that end of the value's interval instead of the value itself. ``cell``: label
+    or mitigation set of the cells that it is about; ``None`` for all that are compared with another.
     """
 
     text: str

@@ -171,11 +171,7 @@ def _legend(rows: Sequence[Row], has_verdicts: bool) -> Iterator[str]:
 class EarlierMatrix:
     """What an earlier run has left in matrix.json; a file that is absent, torn, or by another hand, says nothing.
 
-    Attributes:
-        seen: trials of each cell.
-        planned: trials of each cell in the plan of that run, where it had one.
-        settings: of its verdicts; ``None`` where there is no matrix.
-        zooms: sentences about operators that differ, by workload, cell, and the cell that it was compared with, if any.
+    ``zooms``: sentences about operators that differ, by workload, cell, and the cell that it was compared with, if any.
     """
 
     def __init__(self, results: Path) -> None:

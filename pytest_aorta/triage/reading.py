@@ -80,9 +80,7 @@ class Results:
     """The trial files in a results directory, in the folder of a workload or a cell, or one of them alone.
 
     Attributes:
-        path: as it was given.
         folder: the results directory, as far as it can be found out; files are relative to it.
-        unreadable: found by reading so far.
         replays: how many records were passed over, because they are of replays: which trials are replayed is chosen by
             how they ended. Those of a folder of replays that was asked for are read.
     """

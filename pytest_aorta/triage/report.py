@@ -30,7 +30,6 @@ from pytest_aorta.triage.reading import Results, triage_in_order
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.starts import Found, Heat, sentences, with_replays
 from pytest_aorta.triage.verdicts import check_baseline
-from pytest_aorta.triage.where import Factor
 from pytest_aorta.workspace.atomic import write_text
 
 #: Runs of what is not printable, among them controls, lone surrogates and marks that turn the direction of a text.
@@ -65,20 +64,6 @@ _MOST_LOGS = 6
 _MOST_ROWS = 3
 _VERSIONS = (GPUS, "NVIDIA driver", "AMD driver", "ROCm", "torch", "CUDA of torch", "NCCL", "RCCL", "Python", "kernel")
 
-#: What each test of where failures gather asks.
-_ASKED: Mapping[Factor, str] = {
-    "host": "Host",
-    "device": "Device",
-    "slot": "Slot",
-    "job": "Job",
-    "rank": "Rank that is the cause",
-    "order": "Time",
-    "trial before": "Trial before it",
-    "trial before in its cell": "Trial before it in its cell",
-    "trial before at its place": "Trial before it at its place",
-    "step times": "Step times over the run",
-}
-
 
 def check_output(output: Path) -> None:
     """Find out whether a report can be written to ``output``.
@@ -99,11 +84,8 @@ def write_report(
 ) -> None:
     """Write one HTML file that needs nothing else; it is complete, or as it was before.
 
-    Args:
-        results: a results directory.
-        output: the file.
-        settings: of the verdicts; by default those of the last run, which its ``matrix.json`` has.
-        baseline: in place of theirs, which may be a cell that has no trial yet.
+    ``settings`` are by default those of the last run, which its ``matrix.json`` has; ``baseline`` takes the place of
+    theirs, which may be a cell that has no trial yet.
 
     Raises:
         RequestError: there are no trials; the baseline is no cell; the file cannot be written.
@@ -435,7 +417,7 @@ class Report:
             most = sorted(test.shares, key=lambda share: -share.failures)[:_MOST_SHARES]
             found.append(
                 {
-                    "asked": _ASKED[test.factor],
+                    "asked": test.factor.capitalize(),
                     "test": test,
                     "sentence": one_line(test.sentence, 400),
                     "shares": [(one_line(share.name), share) for share in test.shares if share in most],

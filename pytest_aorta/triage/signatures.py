@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
-from pytest_aorta.common.texts import ESCAPES, native_function
+from pytest_aorta.common.texts import ESCAPES, native_function, one_line
 
 #: Characters of a line that are looked at.
 _LOOKED_AT = 2000
@@ -170,10 +170,7 @@ def _named_alike(host: str) -> re.Pattern[str]:
 
 def shown(text: str) -> str:
     """A text on one line, without what a terminal takes for a command."""
-    text = ESCAPES.sub("", text)
-    return " ".join(
-        "".join(char if char.isprintable() or char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in text).split()
-    )
+    return one_line(" ".join(ESCAPES.sub("", text).split()))
 
 
 def bounded(text: str, longest: int = LONGEST) -> str:
@@ -312,10 +309,9 @@ class Signature:
     """What failing trials have in common.
 
     Attributes:
-        kind: of the failure: exception, signal, exit_code, timeout, stall, result, rank; or that a rule of the user
-            has ``named`` it, which then is all that is known.
+        kind: of the failure, as in the record; or that a rule of the user has ``named`` it: then no more is known.
         type: of the exception, or name of the signal.
-        role: ``rank`` where one rank of several has failed, whichever it was; else empty.
+        role: ``rank`` where one rank of several has failed, whichever it was.
         where: innermost frame of the user's code, ``train.py:88 in step``, with the one that has called it where that
             is in another file, ``checks.py:5 in finite, from train.py:88 in step``; empty where there is none.
         message: first line, without numbers, addresses, paths and ids. Of a signal, what the process has said, or the

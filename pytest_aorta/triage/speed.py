@@ -46,12 +46,10 @@ class Speed:
     Attributes:
         kind: ``slower`` and ``faster``: p is below the level, and the interval does not lie within the margin;
             ``similar``: it does.
-        ratio: of the step times to those of the baseline, 1.2 for steps that take 20 % longer; ``None`` for ``n/a``.
+        ratio: of the step times to those of the baseline, 1.2 for steps that take 20 % longer.
         interval: of the ratio, 95 %; ``None`` where so few trials exclude nothing.
-        p: of "as fast as the baseline", two-sided.
-        p_adjusted: corrected for the number of cells (Holm).
+        p: of "as fast as the baseline", two-sided; ``p_adjusted`` is corrected for the number of cells (Holm).
         reason: why a cell is ``undecided``, where its interval does not say it.
-        of: what was measured.
     """
 
     kind: SpeedKind
@@ -100,7 +98,7 @@ def compare_speeds(
 
     Args:
         sides: of each cell its trials and those of its baseline, in the order in which they began.
-        margin: ratios up to ``1 + margin``, and from ``1 / (1 + margin)``, are similar.
+        margin: ratios from ``1 / (1 + margin)`` to ``1 + margin`` are similar.
         sequential: whether the number of trials depends on what was seen of them: the k-th trial of a cell at a place
             is compared with the k-th of the baseline there, and p and interval hold at any time.
         family: cells that share the level.
@@ -234,7 +232,6 @@ class OperatorChange:
     Attributes:
         name: as torch's profiler calls it; `` (device)`` behind it for the time of its kernels.
         ms: per step, its own time without that of the operators it calls; mean over the trials of the cell.
-        base_ms: of the baseline.
         interval: 95 %, of the ratio of both; ``None`` for an operator that only one of them has.
         p_adjusted: of "no difference", corrected for the number of operators and cells (Holm).
     """

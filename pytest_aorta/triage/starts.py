@@ -281,13 +281,10 @@ def compare_sides(a: Mapping[str, Trial], b: Mapping[str, Trial]) -> str:
 
 @dataclass(frozen=True)
 class Spot:
-    """A tensor in a step.
+    """A tensor in a step; ``text`` is empty where it was not seen, ``share`` is how hot it is, from 0 to 1.
 
-    Attributes:
-        text: what is shown of it; empty where it was not seen.
-        share: how hot it is, from 0 to 1.
-        is_bad: not finite, above the threshold, or other than in the trials that agree.
-        is_first: the first of these, in the order of execution.
+    ``is_bad``: not finite, above the threshold, or other than in the trials that agree; ``is_first`` of these, in the
+    order of execution.
     """
 
     text: str = ""
@@ -300,13 +297,8 @@ class Spot:
 class Heat:
     """Tensors of a rank of a trial in the order of execution, each with its last steps, around the first bad one.
 
-    Attributes:
-        trial: whose it is.
-        what: sentence about what is shown.
-        steps: their numbers.
-        lines: name and spots of each tensor, one for each step.
-        before, after: tensors that are left out.
-        is_replay: whether the trial was run again with collectors.
+    ``what`` is a sentence about what is shown; ``lines`` have the name of each tensor and a spot for each step;
+    ``before`` and ``after`` tensors are left out; ``is_replay``: the trial was run again with collectors.
     """
 
     trial: TrialFacts

@@ -7,25 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.settings import RequestError
-from pytest_aorta.triage import DECIDED, Margin, Stop, TriageSettings
+from pytest_aorta.triage import DECIDED, Margin, Stop, TriageSettings, rates
 from pytest_aorta.triage.cells import CellStatistics, CellTrials, MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect
-from pytest_aorta.triage.rates import (
-    MOST_MORE,
-    RATIO_LEVEL,
-    Counts,
-    Interval,
-    arms,
-    difference_of,
-    difference_p,
-    holm,
-    more_trials,
-    paired_p,
-    ratio_of,
-    stratified_p,
-    upper_bound,
-)
+from pytest_aorta.triage.rates import Counts, Interval
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
 from pytest_aorta.triage.where import NO_ASSOCIATIONS, Associations, Node, associations, dependence, nodes_of
@@ -111,9 +97,8 @@ class Verdict:
     """What is concluded about a cell.
 
     Attributes:
-        kind: in a word or two.
         reason: why there is no more to say; empty where the numbers say it.
-        more_trials: of ``undecided``: about how many more trials of the cell would decide; ``None`` for not known.
+        more_trials: of ``undecided``: about how many more trials of the cell would decide.
         removes: of ``fixes`` and ``reduces``: at least this share of the failures is gone, 99 %.
         of: of ``exchanges`` what for what, of ``confounded`` with what.
     """
@@ -201,12 +186,10 @@ def is_named(wanted: str, label: str, mitigations: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Pair:
-    """Counted trials of a cell and of its baseline, which both have some.
+    """Counted trials of a cell and of its ``baseline``, which both have some.
 
     Attributes:
-        baseline: of the cell.
-        counts: of all trials.
-        strata: the same for each place in which both have trials; ``counts`` alone where there is one place.
+        strata: ``counts`` for each place in which both have trials; ``counts`` alone where there is one place.
         watched: what their pairs of trials show at any time; ``None`` where the number of trials was set before.
         same_seeds: of pairs of trials with the same seeds: of how many only the baseline has failed, and only the cell.
         apart: ``host`` or ``device``, where they have no place in common; ``time``, where one ended before the other.
@@ -221,30 +204,26 @@ class Pair:
 
     def comparison(self) -> Comparison:
         """Of this cell alone."""
-        cell, base = arms(self.strata)
+        cell, base = rates.arms(self.strata)
         difference, seen = cell.rate - base.rate, self.watched
         if seen is not None:
             return Comparison(self.baseline, difference, seen.interval, seen.ratio, seen.p, seen.p, "sequential")
         if self.same_seeds is not None:
-            p = paired_p(*self.same_seeds)
+            p = rates.paired_p(*self.same_seeds)
         else:
-            p = difference_p(*self.strata[0]) if len(self.strata) == 1 else stratified_p(self.strata)
-        ratio = ratio_of(*arms(self.strata, RATIO_LEVEL))
-        return Comparison(self.baseline, difference, difference_of(cell, base), ratio, p, p, "fixed")
+            p = rates.difference_p(*self.strata[0]) if len(self.strata) == 1 else rates.stratified_p(self.strata)
+        ratio = rates.ratio_of(*rates.arms(self.strata, rates.RATIO_LEVEL))
+        return Comparison(self.baseline, difference, rates.difference_of(cell, base), ratio, p, p, "fixed")
 
 
 def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) -> list[tuple[Comparison, Verdict]]:
     """Compare cells with their baselines, corrected for their number (Holm).
 
-    Args:
-        pairs: that share the level.
-        margin: how much a failure rate may differ and still be the same.
-        family: cells that share the level, for the guess of how many more trials decide.
-        planned: comparisons that there will be. A cell that has its first trials later must not take back what was
-            concluded before.
+    ``family``: cells that share the level, for the guess of how many more trials decide. ``planned``: comparisons that
+    there will be, as a cell that has its first trials later must not take back what was concluded before.
     """
     found = [pair.comparison() for pair in pairs]
-    adjusted = holm([*(each.p for each in found), *[1.0] * (planned - len(found))])
+    adjusted = rates.holm([*(each.p for each in found), *[1.0] * (planned - len(found))])
     compared = [replace(each, p_adjusted=p) for each, p in zip(found, adjusted, strict=False)]
     return [(each, _verdict(pair, each, margin, family)) for pair, each in zip(pairs, compared, strict=True)]
 
@@ -281,16 +260,18 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
     points = margin.of((base_failures + 0.5) / (base_trials + 1))
     # The guess is for trials of one place.
     several = pair.strata != (pair.counts,)
-    more = None if several else more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
-    if more is not None and more > MOST_MORE:
+    more = (
+        None if several else rates.more_trials(*pair.counts, margin=points, comparisons=family, sequential=sequential)
+    )
+    if more is not None and more > rates.MOST_MORE:
         is_quiet = not failures and not base_failures
-        return Verdict(kind, "" if is_quiet else f"more than {MOST_MORE} more trials would be needed")
+        return Verdict(kind, "" if is_quiet else f"more than {rates.MOST_MORE} more trials would be needed")
     return Verdict(kind, more_trials=more)
 
 
 def _rate_below(trials: int, *, sequential: bool) -> float:
     if not sequential:
-        return upper_bound(0, trials)
+        return rates.upper_bound(0, trials)
     from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 
     return rate_upper_bound_sequential(0, trials)
@@ -306,13 +287,13 @@ def _loss_doubt(cell: CellStatistics, base: CellStatistics, kind: VerdictKind, c
     lost, base_lost = cell.loss_events, base.loss_events
     if not lost and not base_lost:
         return ""
-    doubt = difference_p(lost, cell.counted + lost, base_lost, base.counted + base_lost) < LEVEL
+    doubt = rates.difference_p(lost, cell.counted + lost, base_lost, base.counted + base_lost) < LEVEL
     if kind in _DIFFERENT:
         more = base_lost if kind == "worse" else 0
         less = 0 if kind == "worse" else lost
         worst = (cell.failures + less, cell.counted + less, base.failures + more, base.counted + more)
         lower = worst[0] * worst[3] < worst[2] * worst[1]
-        doubt |= lower == (kind == "worse") or comparisons * difference_p(*worst) >= LEVEL
+        doubt |= lower == (kind == "worse") or comparisons * rates.difference_p(*worst) >= LEVEL
     if not doubt:
         return ""
     if base_lost * (cell.counted + lost) > lost * (base.counted + base_lost):
@@ -333,16 +314,11 @@ class SignatureVerdict:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell and what is concluded about it.
+    """A cell and what is concluded about it; most is ``None`` for a baseline, and where there is nothing to compare.
 
     Attributes:
-        cell: its statistics.
-        verdict: on it.
-        comparison: with its baseline; ``None`` for a baseline, and where there is nothing to compare.
-        speed: of its steps; ``None`` as above.
         operators: what takes another time than in its baseline, where both have a profile.
         by_signature: where cell or baseline have failed in more than one way.
-        effect: whether its mitigation can have acted; ``None`` for a cell that is not compared with another one.
         rate_below: of a cell that has not failed: the failure rate is below this, 95 %.
         planned: trials of the plan; ``None`` where no plan says it.
     """
@@ -537,7 +513,7 @@ class Triage:
                 keys[part] = key
                 parts.add(replace(facts, key=part))
         rows = [row for row in parts.table().rows if row.comparison is not None] if keys else []
-        adjusted = holm([row.comparison.p for row in rows if row.comparison is not None])
+        adjusted = rates.holm([row.comparison.p for row in rows if row.comparison is not None])
         found = []
         for row, p in zip(rows, adjusted, strict=True):
             base = parts._cells[replace(row.cell.key, cell="without")].statistics
@@ -621,7 +597,7 @@ class Triage:
                     counts = (one, reached[0], other, reached[1]) if all(reached) else counts
                 watched = self._test(key, baseline, signature).comparison() if sequential else None
                 if watched is not None and counts[1] < cell.counted:
-                    watched = replace(watched, p=max(watched.p, difference_p(*counts)))
+                    watched = replace(watched, p=max(watched.p, rates.difference_p(*counts)))
                 asked.append((key, signature))
                 pairs.append(Pair(baseline, counts, (counts,), watched))
         found: dict[CellKey, list[SignatureVerdict]] = {}

@@ -87,15 +87,11 @@ class Association:
     """One test of whether failures have to do with something else than the cell.
 
     Attributes:
-        factor: with what.
         value: where they gather: ``GPU 0``, ``node7``, ``rank 5``; empty for times and for the trial before.
-        failures, trials: of that value.
-        all_failures, all_trials: in which the factor is known.
-        p: of this test, corrected for the number of values.
-        p_adjusted: corrected for the number of tests (Holm).
+        failures, trials: of that value; ``all_failures`` of ``all_trials`` in which the factor is known.
+        p: of this test, corrected for the number of values; ``p_adjusted`` for the number of tests as well (Holm).
         shares: failures by value; by thirds of the run; after a failure and after none. Of ranks the trials are all
             failures with one cause, of step times there are none.
-        sentence: what it says.
         independent: of the trial before: about how many independent trials say as much as all; else ``None``.
     """
 
@@ -498,10 +494,8 @@ class Node:
     """A node, and what its trials say beside those of the nodes that it was compared with.
 
     Attributes:
-        name: its host name.
-        trials: that say something of it: all but those that were interrupted.
+        trials: that say something of it: all but those that were interrupted; and of the ``others``.
         bad: of these, those that failed, hung, or came to no result.
-        others_bad, others: the same numbers of the other nodes.
         p_bad: of "as often as on the others", one-sided, corrected.
         ratio: of its step times to those of the others; ``None`` where none were measured on both sides.
         p_slow: of "slower by no more than the margin", one-sided, corrected.

@@ -138,7 +138,7 @@ def test_where_failures_gather_is_a_table_with_a_bar_for_each_place(tmp_path: Pa
     text = words(section)
     assert "Host : 20 of 20 failures on node1: suspect the host, not the variables (node1 ran 20 of 40 trials;" in text
     assert "node1 20 of 20 node2 0 of 20" in text
-    assert "Time : no sign that it matters, p 1 first third" in text
+    assert "Order : no sign that it matters, p 1 first third" in text
     assert section.count("<svg") == section.count('<th scope="row">') > 4
     assert "20 of 20 failures on node1: suspect the host" in words(page.partition("<main>")[0])
 
