@@ -85,10 +85,6 @@ class Held(_Base):
         return {"passed": True}
 
 
-class Second(_Base):
-    """Another one beside ``Tells``."""
-
-
 class Breaks(_Base):
     """Raises, with something in its logs."""
 

@@ -19,7 +19,6 @@ from pytest_aorta.trials.records import GroupState
 
 #: Real torchrun takes seconds for each trial.
 LAUNCHERS = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
-LAUNCHERS_OF_FAILURES = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
 WORKLOAD = """
 import os
@@ -229,7 +228,7 @@ def test_every_rank_has_its_own_result(plain: dict[str, Any]) -> None:
     assert trial["result"]["metrics"]["rank"] == 0
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS_OF_FAILURES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_that_fails_once_is_started_again(play: Play, launcher: str) -> None:
     if launcher == "auto":
         name, played = "FailsOnce", play(*WITH_A_RESTART)
@@ -278,7 +277,7 @@ def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS_OF_FAILURES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_no_rank_outlives_its_agent(play: Play, launcher: str) -> None:
     under_torchrun = ("KillsItsAgent", "--aorta-launcher", launcher, "-o", "aorta_grace=0")
     trial = play(*(WITH_A_RESTART if launcher == "auto" else under_torchrun)).trial("KillsItsAgent")

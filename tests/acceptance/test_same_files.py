@@ -141,16 +141,8 @@ def test_the_files_are_the_same(
 def test_the_files_of_ranks_are_the_same(theatre: Stage) -> None:
     found = {}
     for isolation in ("fork", "spawn"):
-        options = (
-            "--aorta-steps",
-            "4",
-            "--aorta-seed",
-            "1",
-            "--aorta-isolation",
-            isolation,
-            "--aorta-results-dir",
-            f"ranks_{isolation}",
-        )
+        where = ("--aorta-isolation", isolation, "--aorta-results-dir", f"ranks_{isolation}")
+        options = ("--aorta-steps", "4", "--aorta-seed", "1", *where)
         assert theatre.run("--aorta-workload", "fsdp", *options).ret == 0
         found[isolation] = theatre.trial("fsdp/trial_0.json", f"ranks_{isolation}")
     may_differ = MAY_DIFFER + MAY_DIFFER_BETWEEN_ISOLATIONS + MAY_DIFFER_WITH_RANKS

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from support.stage import Stage, counts, make_venv, text
+from support.workloads import SIMPLE
 
 from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
 from pytest_aorta.launch.launch_mode import LaunchModeError
@@ -69,7 +70,10 @@ def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(
 
 
 def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
-    done = stage.run_here(stage.copy(HERE / "vanished_folder_workload.py"))
+    # A process without a working directory: a fact about it that no probe can find out.
+    gone = "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())\n"
+    stage.write(vanished=gone + SIMPLE.replace("Simple", "Vanished"))
+    done = stage.run_here("vanished.py")
     assert (done.ret, counts(done)) == (0, {"passed": 1})
     trial = stage.trial("Vanished/trial_0.json")
     assert trial["exit_status"] == "ok"

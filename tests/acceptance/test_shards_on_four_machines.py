@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.stage import Stage
+from support.workloads import SHAKY
 
 pytestmark = pytest.mark.slow
 
-SOURCE = """
-import os, time
-
-class Shaky:
-    default_config = {"bad": 1}
-    def __init__(self, config): self.bad = int(config["bad"])
-    def setup(self): pass
-    def run(self): return {"passed": not self.bad or "OMP_NUM_THREADS" in os.environ}
-"""
-
 MATRIX = (
     *("--aorta-workload", "shaky", "--aorta-trials", "3", "--aorta-seed", "7"),
-    *("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1"),
+    *("--aorta-mitigations", "none", "--aorta-mitigations", "FIXED=1"),
 )
 
 
 @pytest.fixture(autouse=True)
 def shaky(stage: Stage) -> None:
-    stage.write(work=SOURCE)
+    stage.write(work=SHAKY)
     stage.register(shaky="work:Shaky")
-
-
-def aorta(stage: Stage, *arguments: str | Path) -> str:
-    """What ``pytest-aorta`` says."""
-    result = stage.command(sys.executable, "-m", "pytest_aorta", *arguments)
-    assert result.ret == 0
-    return str(result.stdout)
 
 
 def identity(record: dict[str, Any]) -> list[Any]:
@@ -58,7 +41,8 @@ def test_a_matrix_of_the_command_line(stage: Stage) -> None:
     stage.run_here(*MATRIX, "--aorta-results-dir", "whole")
     for number in range(1, 5):
         stage.run_here(*MATRIX, "--aorta-shard", f"{number}/4", "--aorta-results-dir", f"shard-{number}")
-    aorta(stage, "merge", *(f"shard-{number}" for number in range(1, 5)), "merged")
+    words = ("pytest_aorta", "merge", *(f"shard-{number}" for number in range(1, 5)), "merged")
+    assert stage.command(sys.executable, "-m", *words).ret == 0
     whole, merged = stage.trials("whole"), stage.trials("merged")
     assert {path: identity(record) for path, record in merged.items()} == {
         path: identity(record) for path, record in whole.items()
