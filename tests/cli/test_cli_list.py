@@ -60,29 +60,6 @@ def test_names_of_all_kinds_are_listed_with_what_they_stand_for() -> None:
     assert len(lines) == 1 + 35
 
 
-def test_what_is_broken_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    entry_points = {
-        "aorta.workloads": {"gone": "not_there.at_all:Gone", "good": "good:Good", "below": "good.sub:Good"},
-        "aorta.mitigations": {"explodes": "explodes:SET"},
-        "aorta.environments": {"shapeless": "good"},
-    }
-    modules = {
-        "good": "raise SystemExit('a workload was imported')",
-        "explodes": "raise RuntimeError('\x1b[31mno\\nway')",
-    }
-    install(monkeypatch, tmp_path, "broken-things", entry_points, modules)
-
-    found = listed()
-    assert found["workloads"]["gone"]["problem"] == "there is no module not_there.at_all"
-    assert found["workloads"]["good"]["problem"] is None
-    assert found["workloads"]["below"]["problem"] == "there is no module good.sub"
-    assert "RuntimeError" in found["mitigations"]["explodes"]["problem"]
-    assert "module:attribute" in found["environments"]["shapeless"]["problem"]
-    shown = run("list").output
-    assert "broken: there is no module not_there.at_all" in shown
-    assert "\x1b" not in shown
-
-
 def test_registry_files_are_listed_without_their_secrets(stage: Stage) -> None:
     stage.write_registry(
         mitigations={"quiet": {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hunter2"}},
@@ -130,7 +107,13 @@ HOSTILE = {
 def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     entries = {name: f"hostile_{name}:SET" for name in HOSTILE}
     entry_points = {
-        "aorta.workloads": {"gemm": "mine:Gemm", "dots": "..:Gone", "x": "gone:X", "two\x1b[2Jlines": "mine:X"},
+        "aorta.workloads": {
+            "gemm": "mine:Gemm",
+            "dots": "..:Gone",
+            "x": "gone:X",
+            "below": "hostile_leaves.sub:X",
+            "two\x1b[2Jlines": "mine:X",
+        },
         "aorta.mitigations": {**entries, "a,b": "hostile_prints:SET", "omp_1": "hostile_prints:SET"},
         "aorta.environments": entries,
     }
@@ -150,6 +133,8 @@ def test_what_raises_is_shown_with_what_it_raised(hostile: dict[str, Any]) -> No
         assert "__str__ raised ValueError" in said["unspeakable"]
         assert "OSError: boom" in said["explodes"]
         assert "not int" in said["shapeless"]
+    assert hostile["workloads"]["x"]["problem"] == "there is no module gone"
+    assert hostile["workloads"]["below"]["problem"] == "there is no module hostile_leaves.sub"
     assert hostile["mitigations"]["prints"]["problem"] is None
     assert hostile["mitigations"]["prints"]["variables"] == {"A": "1"}
     assert {entry["source"] for name, entry in hostile["environments"].items() if name in HOSTILE} == {"hostile"}

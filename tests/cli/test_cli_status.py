@@ -1,4 +1,4 @@
-"""``pytest-aorta status`` tells how far each action of a recipe is; after the cases of Row's ``tests/cli.rs``."""
+"""How far each action of a recipe is: ``status``, ``show``, ``--where``; after the cases of Row's ``tests/cli.rs``."""
 
 from __future__ import annotations
 
@@ -53,17 +53,7 @@ def test_rows_of_actions_with_directories(folder: Path) -> None:
         # Groups of 4, 4 and 2 directories, three hours of two GPUs each.
         ["two", "0", "0", "0", "0", "0", "10", "18", "GPU-hours"],
     ]
-    assert command("status", "--all").stdout.splitlines()[-1].split() == [
-        "three",
-        "0",
-        "0",
-        "0",
-        "0",
-        "0",
-        "0",
-        "0",
-        "CPU-hours",
-    ]
+    assert command("status", "--all").stdout.splitlines()[-1].split() == ["three", *"0000000", "CPU-hours"]
 
 
 @pytest.mark.parametrize(
@@ -138,16 +128,8 @@ def test_a_value_that_cannot_be_read_is_named(folder: Path) -> None:
 
 
 def test_submitted_jobs_are_counted_and_shown(folder: Path) -> None:
-    job = Job(
-        name="j",
-        cluster="delta",
-        scheduler="slurm",
-        action="one",
-        recipe=str(folder / "aorta.toml"),
-        tasks=[Task(units=("dir0", "dir1"))],
-        number="71",
-    )
-    job.save()
+    recipe, tasks = str(folder / "aorta.toml"), [Task(units=("dir0", "dir1"))]
+    Job(name="j", cluster="delta", scheduler="slurm", action="one", recipe=recipe, tasks=tasks, number="71").save()
     assert short_status("-a", "one") == {"one": [0, 0, 0, 2, 8, 0]}
     shown = command("show", "directories", "-a", "one", "--submitted").stdout.splitlines()
     assert [line.split() for line in shown[1:]] == [[f"dir{n}", "submitted", "delta/71"] for n in (0, 1)]
@@ -216,18 +198,10 @@ def test_products_of_one_name_in_show_directories(folder: Path) -> None:
     ]
     assert command("show", "directories", "-a", "two", "--eligible", "--short").stdout == "dir0\ndir1\n"
     assert command("show", "directories", "--short").stdout.split() == [f"dir{n}" for n in range(10)]
-    assert (
-        command("show", "directories", "dir4", "--json", "--value", "").stdout
-        == json.dumps(
-            {
-                "directories": [
-                    {"name": "dir4", "action": None, "state": None, "job": None, "values": {"": {"v": 4, "half": 2}}}
-                ]
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    dir4 = {"name": "dir4", "action": None, "state": None, "job": None, "values": {"": {"v": 4, "half": 2}}}
+    assert json.loads(command("show", "directories", "dir4", "--json", "--value", "").stdout) == {
+        "directories": [plain]
+    }
     assert command("show", "directories", "--eligible").stderr.startswith("Error: states are those of an action")
     assert command("show", "directories", "--value", "v").stderr.startswith("Error: --value 'v' is not a JSON pointer")
 
@@ -238,3 +212,53 @@ def test_an_unknown_name_is_named_with_its_action_and_line(tmp_path: Path, monke
     result = command("status")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"Error: {tmp_path}/project/aorta.toml:4: action 'two': unknown workload 'gemn'; ")
+
+
+@pytest.fixture
+def mixed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with directories, and a matrix, as the working directory."""
+    stage.register(tiny="work:Tiny")
+    monkeypatch.syspath_prepend(stage.path)
+    monkeypatch.chdir(project(stage.path, COMMANDS + MATRIX, 10))
+    return stage.path
+
+
+def names(*arguments: str) -> list[str]:
+    """The names that are shown."""
+    result = command("show", *arguments, "--short")
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_counts_of_what_meets_conditions(mixed: Path) -> None:
+    command("status")  # what is remembered is of all
+    # Conditions on directories and on trials: neither has what the other has.
+    assert short_status("--where", "/v<3") == {"one": [0, 0, 0, 0, 3, 0], "two": [0, 0, 0, 0, 0, 3]}
+    assert short_status("--where", "/v<3", "--where", "/half==1", "-a", "one") == {"one": [0, 0, 0, 0, 1, 0]}
+    assert short_status("--where", "/trial==0", "-a", "matrix") == {"matrix": [0, 0, 0, 0, 2, 0]}
+    assert short_status("-a", "one", "dir1", "dir2", "--where", "/v<2") == {"one": [0, 0, 0, 0, 1, 0]}
+    assert short_status()["one"] == [0, 0, 0, 0, 10, 0]
+
+
+def test_names_of_what_meets_conditions(mixed: Path) -> None:
+    assert names("directories", "--where", "/v>=8") == ["dir8", "dir9"]
+    assert names("directories", "-a", "one", "--where", "/half==4") == ["dir8", "dir9"]
+    assert names("trials", "--where", '/mitigations==["none"]', "--where", "/trial>0") == [
+        "local-none/1",
+        "local-none/2",
+    ]
+    assert names("cells", "--where", '/mitigations==["none"]') == ["local-none"]
+    assert names("trials", "local-none", "--where", "/trial==2") == ["local-none/2"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["show", "trials"], ["show", "cells"], ["show", "directories", "-a", "one"], ["show", "directories"]],
+    ids=" ".join,
+)
+def test_what_nothing_could_meet_is_refused(mixed: Path, words: list[str]) -> None:
+    result = command(*words, "--where", "/learning_rate<1")
+    assert result.exit_code == 2
+    assert "--where '/learning_rate<1': no trial or directory has /learning_rate; there are /" in result.stderr
+    result = command(*words, "--where", "lr")
+    assert (result.exit_code, result.stderr[:45]) == (2, "Error: --where: 'lr' is not valid; expected P")

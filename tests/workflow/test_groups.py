@@ -1,4 +1,4 @@
-"""Groups of directories: included, sorted, split."""
+"""Directories and trials: selected by conditions, in groups and waves, and as the commands that run on them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,30 @@ import itertools
 import json
 import math
 import random
+import shlex
+import subprocess
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.common.conditions import Json, compared
+from pytest_aorta.common.conditions import Json, compared, parse_condition, selected
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.groups import check_whole, grouped, included
-from pytest_aorta.workflow.recipe import Action, ActionTable, Group, Selector
+from pytest_aorta.workflow.groups import FIRST_WAVE, action_variables, check_whole, grouped, included, next_wave
+from pytest_aorta.workflow.recipe import (
+    Action,
+    ActionTable,
+    Cost,
+    Group,
+    Resources,
+    Selector,
+    check_command,
+    shell_commands,
+)
 
 VALUES: Mapping[str, Json] = {
     f"dir{i}": {"i": i, "half": i // 2, "name": "even" if i % 2 == 0 else "odd"} for i in range(8)
@@ -186,3 +199,165 @@ def test_trials_that_the_user_sorts_are_in_that_order() -> None:
 
     found = grouped(group, units, values.__getitem__, of_trials=True)
     assert found == [units[:3], units[3:4], units[4:7], units[7:]]
+
+
+@given(st.integers(1, 9), st.integers(1, 200), st.one_of(st.none(), st.integers(1, 100)))
+def test_waves_are_whole_rounds_first_and_double_what_is_over(cells: int, trials: int, size: int | None) -> None:
+    left = [f"local-m{cell}/{index}" for cell in range(cells) for index in range(trials)]
+    over: list[str] = []
+    while left:
+        wave = next_wave(left, size, len(over))
+        assert wave
+        assert len(wave) <= max(len(over), size or len(left), FIRST_WAVE * cells)
+        rest = set(left) - set(wave)
+        assert len(wave) >= len(over) or not rest
+        assert max(int(unit.rpartition("/")[2]) for unit in wave) <= min(
+            (int(unit.rpartition("/")[2]) for unit in rest), default=trials
+        )
+        if not over:
+            assert min(Counter(unit.rpartition("/")[0] for unit in wave).values()) >= min(FIRST_WAVE, trials)
+            assert len(wave) >= (size or 1) or not rest
+        assert size is not None or not rest
+        over, left = [*over, *wave], [unit for unit in left if unit in rest]
+
+
+def test_nothing_is_no_wave_of_trials() -> None:
+    assert next_wave([], 4, 0) == []
+
+
+WORKSPACE = Path("/w s")
+
+
+def test_one_command_per_directory() -> None:
+    lines = shell_commands(
+        "run {directory} --in {workspace_path} --lr {/lr} {/a/b}", ["x"], [{"lr": 0.1, "a": {"b": "t u"}}], WORKSPACE
+    )
+    assert lines == ["run x --in '/w s' --lr 0.1 't u'"]
+
+
+def test_one_command_for_all_directories() -> None:
+    assert shell_commands("run {directories}", ["a", "b c"], [None, None], WORKSPACE) == ["run a 'b c'"]
+
+
+def test_braces_of_the_shell_stay() -> None:
+    command = "for x in {1..3}; do echo ${x} {directory}; done"
+    check_command(command)
+    assert shell_commands(command, ["d"], [None], WORKSPACE) == ["for x in {1..3}; do echo ${x} d; done"]
+
+
+def test_an_element_that_is_missing_names_its_directory() -> None:
+    with pytest.raises(RequestError, match="directory 'd' has no element '/k'"):
+        shell_commands("run {directory} {/k}", ["d"], [{}], WORKSPACE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1), st.text(max_size=8))
+def test_no_name_and_no_value_is_read_by_the_shell(name: str, value: str) -> None:
+    value = value.replace("\0", "").encode("utf-8", "ignore").decode()
+    (line,) = shell_commands("printf '%s\\0' {directory} {/v}", [name], [{"v": value}], WORKSPACE)
+    assert (
+        subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True).stdout == f"{name}\0{value}\0".encode()
+    )
+    assert shlex.split(line)[2:] == [name, value]
+
+
+def test_variables_say_what_a_job_is() -> None:
+    resources = Resources.model_validate(
+        {
+            "processes": {"per_directory": 2},
+            "threads_per_process": 4,
+            "gpus_per_process": 1,
+            "walltime": {"per_directory": "00:01:30"},
+        }
+    )
+    assert action_variables("act", resources, 3, WORKSPACE, "none") == {
+        "ACTION_CLUSTER": "none",
+        "ACTION_NAME": "act",
+        "ACTION_WORKSPACE_PATH": "/w s",
+        "ACTION_PROCESSES": "6",
+        "ACTION_PROCESSES_PER_DIRECTORY": "2",
+        "ACTION_WALLTIME_IN_MINUTES": "5",
+        "ACTION_THREADS_PER_PROCESS": "4",
+        "ACTION_GPUS_PER_PROCESS": "1",
+    }
+    plain = action_variables("act", Resources(), 3, WORKSPACE, "none")
+    assert plain["ACTION_PROCESSES"] == "1"
+    assert plain["ACTION_WALLTIME_IN_MINUTES"] == "180"
+    assert not plain.keys() & {
+        "ACTION_PROCESSES_PER_DIRECTORY",
+        "ACTION_THREADS_PER_PROCESS",
+        "ACTION_GPUS_PER_PROCESS",
+    }
+
+
+def test_costs_count_gpus_instead_of_cores() -> None:
+    walltime = {"per_submission": "02:00:00"}
+    assert Resources.model_validate({"walltime": walltime, "threads_per_process": 8}).cost(5) == Cost(cpu_hours=16)
+    gpus = Resources.model_validate({"walltime": walltime, "gpus_per_process": 2, "processes": {"per_directory": 3}})
+    assert gpus.cost(5) == Cost(gpu_hours=60)
+    assert str(gpus.cost(5) + Cost(cpu_hours=1234.4)) == "1,234 CPU-hours and 60 GPU-hours"
+    assert str(Cost()) == "0 CPU-hours"
+
+
+TRIALS = [
+    {"environment": environment, "mitigations": ["none"], "config": {"lr": lr, "a/b": {"c~d": 1}}, "trial": trial}
+    for environment, lr in (("local", 0.05), ("rocm7", 0.2))
+    for trial in range(2)
+]
+
+
+def chosen(*texts: str, trials: list[Any] = TRIALS) -> list[int]:
+    """The numbers of the trials that meet all conditions."""
+    return selected(range(len(trials)), trials.__getitem__, [parse_condition(text) for text in texts], "--where")
+
+
+@pytest.mark.parametrize(
+    ("texts", "numbers"),
+    [
+        (["/config/lr<0.1"], [0, 1]),
+        (["/config/lr >= 2e-1"], [2, 3]),
+        (["/environment==local"], [0, 1]),
+        (['/environment=="local"'], [0, 1]),
+        (["/environment>local"], [2, 3]),
+        (['/mitigations==["none"]'], [0, 1, 2, 3]),
+        (["/trial<=0", "/config/lr>0.1"], [2]),
+        (["/config/a~1b/c~0d==1", "/trial==1"], [1, 3]),
+        (["/trial>7"], []),
+        (["/trial>7", "/config/lr<1"], []),
+    ],
+    ids=str,
+)
+def test_operators(texts: list[str], numbers: list[int]) -> None:
+    assert chosen(*texts) == numbers
+
+
+@pytest.mark.parametrize(
+    "text", ["", "lr<1", "/config/lr", "/config/lr=1", "/config/lr!=1", "/config/lr<", "/a~2<1", "<1"]
+)
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"such as /config/lr<0.1 or /environment==local, with one of <, <=, ==, >=, >"
+    ):
+        parse_condition(text)
+
+
+def test_an_unknown_pointer_is_one_message_with_those_that_there_are() -> None:
+    with pytest.raises(RequestError) as caught:
+        chosen("/config/rl<0.1")
+    assert str(caught.value) == (
+        "--where '/config/rl<0.1': no trial or directory has /config/rl; there are /environment, /mitigations, "
+        "/config, /config/lr, /config/a~1b, /config/a~1b/c~0d, /trial"
+    )
+
+
+def test_what_cannot_be_compared_is_one_message() -> None:
+    with pytest.raises(RequestError) as caught:
+        chosen("/config/lr<fast")
+    assert str(caught.value) == (
+        "--where '/config/lr<fast': /config/lr is 0.05 there, which cannot be compared with \"fast\""
+    )
+
+
+def test_trials_without_the_element_are_not_selected_where_others_have_it() -> None:
+    trials = [{"config": {}}, {"config": {"lr": 0.01}}, {"config": {"lr": "auto"}}, None]
+    assert chosen("/config/lr<0.1", trials=trials) == [1]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recipes import recipe_of
+from support.specs import SPEC
 
+from pytest_aorta.launch.record import lost_record
+from pytest_aorta.trials.records import Failure
+from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.workflow.known import Request
 from pytest_aorta.workflow.project import (
     Blocked,
@@ -19,11 +25,10 @@ from pytest_aorta.workflow.project import (
     State,
     blocked_for,
     containing,
-    states_of,
     waited_for,
 )
 from pytest_aorta.workflow.recipe import Action, ActionTable
-from pytest_aorta.workflow.requests import CellRequest
+from pytest_aorta.workflow.requests import CellRequest, request_digest, trial_completion
 
 RECIPE = recipe_of(
     """
@@ -121,26 +126,6 @@ def test_a_trial_is_what_its_record_says_unless_something_else_is_asked_for(reco
                 assert state in (["completed"] if record[0] in expected else other)
 
 
-def test_the_first_state_that_holds_counts() -> None:
-    progress: dict[str, Progress] = {
-        "a": "completed",
-        "b": "failed",
-        "c": "without_result",
-        "d": "submitted",
-        "e": "open",
-        "f": "open",
-        "g": "not_needed",
-    }
-    assert states_of(progress, [Blocked(["e"])]) == {
-        "a": "completed",
-        "b": "failed",
-        "c": "eligible",
-        "d": "submitted",
-        "e": "waiting",
-        "f": "eligible",
-    }
-
-
 def test_units_contain_each_other_as_paths_do() -> None:
     assert list(containing("a-b/3")) == ["a-b/3", "a-b", ""]
     assert list(containing("")) == [""]
@@ -203,3 +188,33 @@ def test_what_the_next_submission_runs() -> None:
     assert units == ["a/2", "b/0", "b/1", "b/2"]
     assert others == {"completed": 1, "failed": 1}
     assert found.runnable(action("second")) == ([], {"waiting": 2})
+
+
+LOST: Failure = Failure(phase="launch", kind="signal", message="its xdist worker was killed")
+
+SPECS = {
+    "plain": SPEC,
+    "variables": replace(SPEC, overlay={"OMP_NUM_THREADS": "1", "API_TOKEN": "hunter2"}),
+    "options": replace(SPEC, overrides={"lr": float("nan"), "sizes": (1, 2)}, steps=7),
+    "ranks": replace(SPEC, execution=replace(SPEC.execution, nproc=2, seed=3, launcher="torchrun")),
+}
+
+
+def written(record: TrialResult) -> dict[str, Any]:
+    """A record as it is read from its file."""
+    read: dict[str, Any] = json.loads(json.dumps(record.to_dict(), allow_nan=False))
+    return read
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_it_counts_for_the_cell_as_it_is_planned(name: str) -> None:
+    completion = trial_completion(written(lost_record(SPECS[name], LOST)))
+
+    assert completion is not None
+    assert (completion[1], completion[2].digest) == ("infrastructure_failed", request_digest(SPECS[name]))
+
+
+def test_it_does_not_count_once_something_else_is_asked_for() -> None:
+    completions = [trial_completion(written(lost_record(spec, LOST))) for spec in SPECS.values()]
+
+    assert len({completion[2].digest for completion in completions if completion is not None}) == len(SPECS)

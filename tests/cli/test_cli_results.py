@@ -1,4 +1,4 @@
-"""``pytest-aorta compare`` in text and JSON, and what its exit code says."""
+"""``pytest-aorta compare`` in text and JSON, and what its exit code says; ``pytest-aorta report`` writes one file."""
 
 from __future__ import annotations
 
@@ -167,3 +167,53 @@ def test_a_long_list_of_differences_is_cut(runs: Path) -> None:
     write_cell(Path("b"), "....", mitigations="omp_1", env=env(env_vars=variables))
     assert "  and 12 more (--all)" in run("a", "b").output.splitlines()
     assert "more (--all)" not in run("a", "b", "--all").output
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_cell(Path("results"), "FFF.....")
+    write_cell(Path("results"), "." * 8, mitigations="omp_1", place=1)
+    return tmp_path
+
+
+def report(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["report", *arguments])
+
+
+def test_the_results_of_the_default_folder_become_one_file(results: Path) -> None:
+    result = report("--baseline", "omp_1")
+    assert (result.exit_code, result.output) == (0, "report: report.html\n")
+    text = Path("report.html").read_text()
+    assert text.lower().startswith("<!doctype html>")
+    assert "local-omp_1" in text
+
+
+def test_a_bug_report_is_printed_as_markdown(results: Path) -> None:
+    text = report("--markdown").output
+    assert text.startswith("**")
+    cells = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("|")]
+    assert cells[:3] == ["| Cell", "| ---", "| local-none"]
+    assert len(cells) <= 5
+    assert "- torch: " in text
+    assert not Path("report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere", "-o", "r.html"), "nowhere: there is no such file or folder"),
+        (("results", "-o", "no/where/r.html"), "no/where does not exist"),
+        (("results", "-o", "results"), "results is a folder"),
+        (("results", "-o", "r.html", "--baseline", "none+omp_1"), "--baseline: there is no cell 'none+omp_1'"),
+        (("results", "--markdown", "--baseline", "none+omp_1"), "--baseline: there is no cell 'none+omp_1'"),
+    ],
+)
+def test_a_report_of_bad_input_is_one_clear_message_and_exit_code_2(
+    results: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = report(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert isinstance(result.exception, SystemExit)
+    assert not Path("r.html").exists()

@@ -1,0 +1,100 @@
+"""Waits that a signal always ends, ends of logs, lists of numbers, and the topology of AMD's driver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.common.bounded_waits import PIECE, pieces, wait_bounded
+from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
+from pytest_aorta.common.texts import format_ranges, parse_ranges, read_tail
+
+
+@pytest.mark.parametrize(("timeout", "first"), [(0.0, [0.0]), (-1.0, [0.0]), (0.5, [0.5]), (None, [PIECE, PIECE])])
+def test_no_piece_is_longer_than_a_signal_may_wait(timeout: float | None, first: list[float]) -> None:
+    assert list(islice(pieces(timeout), 2)) == pytest.approx(first, abs=0.01)
+
+
+def test_a_wait_ends_with_what_it_waits_for() -> None:
+    done = threading.Event()
+    assert not wait_bounded(done.wait, 0.0)
+    done.set()
+    assert wait_bounded(done.wait)
+    assert wait_bounded(done.wait, 1e9)
+
+
+def test_a_signal_that_is_handled_too_late_for_the_system_call_ends_the_wait() -> None:
+    # A handler on the main thread cannot be placed between CPython's look at its signals and the system call. A wait
+    # that has begun when the signal comes to another thread is the same: no system call of this one is interrupted.
+    code = """
+import signal, threading
+from pytest_aorta.common.bounded_waits import wait_bounded
+
+def interrupt_here():
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore the signal
+threading.Timer(0.3, interrupt_here).start()
+try:
+    wait_bounded(threading.Event().wait)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "interrupted\n"
+
+
+def test_the_tail_of_a_file_is_text_whatever_it_holds(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_bytes(b"first\nsecond \xff")
+
+    assert read_tail(file, 8) == "second \N{REPLACEMENT CHARACTER}"
+    assert read_tail(file, 1000).startswith("first")
+
+
+def test_a_file_that_cannot_be_read_has_no_tail(tmp_path: Path) -> None:
+    assert read_tail(tmp_path / "log", 8) == ""
+    assert read_tail(tmp_path, 8) == ""
+
+
+def test_nodes_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for name in ("10", "9", "0", "other"):
+        (nodes / name).mkdir(parents=True)
+
+    assert kfd_nodes(tmp_path) == [nodes / "0", nodes / "9", nodes / "10"]
+
+
+def test_properties_are_numbers_by_name(tmp_path: Path) -> None:
+    (tmp_path / "properties").write_text("simd_count 304\n\nunique_id 7\nno_value\n")
+
+    assert kfd_properties(tmp_path) == {"simd_count": 304, "unique_id": 7}
+    with pytest.raises(OSError):
+        kfd_properties(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(("numbers", "text"), [(set(), ""), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])
+def test_successive_numbers_are_written_as_a_range(numbers: set[int], text: str) -> None:
+    assert format_ranges(numbers) == text
+
+
+@given(st.sets(st.integers(0, 10**6), min_size=1))
+def test_what_was_written_reads_back(numbers: set[int]) -> None:
+    assert set(chain(*parse_ranges(format_ranges(numbers)))) == numbers
+
+
+def test_the_order_and_overlaps_of_the_text_are_kept() -> None:
+    assert parse_ranges("4, 1-2 ,2\n") == [range(4, 5), range(1, 3), range(2, 3)]
+
+
+@pytest.mark.parametrize("text", ["", ",", "1,", "a", "-1", "3-1", "0-", "1.0", "0x1", "٣", "1 2", "1" * 100_000])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="neither a number nor a range"):
+        parse_ranges(text)
