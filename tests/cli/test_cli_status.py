@@ -199,9 +199,8 @@ def test_products_of_one_name_in_show_directories(folder: Path) -> None:
     assert command("show", "directories", "-a", "two", "--eligible", "--short").stdout == "dir0\ndir1\n"
     assert command("show", "directories", "--short").stdout.split() == [f"dir{n}" for n in range(10)]
     dir4 = {"name": "dir4", "action": None, "state": None, "job": None, "values": {"": {"v": 4, "half": 2}}}
-    assert json.loads(command("show", "directories", "dir4", "--json", "--value", "").stdout) == {
-        "directories": [plain]
-    }
+    shown = command("show", "directories", "dir4", "--json", "--value", "").stdout
+    assert json.loads(shown) == {"directories": [dir4]}
     assert command("show", "directories", "--eligible").stderr.startswith("Error: states are those of an action")
     assert command("show", "directories", "--value", "v").stderr.startswith("Error: --value 'v' is not a JSON pointer")
 
