@@ -23,7 +23,7 @@ from pytest_aorta.probe.host import image_digest
 from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.hosts import without_values
-from pytest_aorta.trials.execution import FILES, Resources
+from pytest_aorta.trials.execution import FILES
 from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.outcome import Observation, conclude, recorded_result, warnings_of
 from pytest_aorta.trials.records import Failure
@@ -48,13 +48,22 @@ def request_of(
 ) -> Request:
     """The request for a trial, without the values of secrets."""
     workload, environment, execution = spec.workload, spec.environment, spec.execution
+    requested = {name: getattr(environment, name) for name in RequestedEnvironment.model_fields}
+    for name in ("launcher", "engine_options"):
+        line = " ".join(requested[name])
+        redacted = redacted_command_line(line)
+        requested[name] = list(requested[name]) if redacted == line else redacted.split(" ")
+    there, resources = inherited.variables, spec.resources
+    own_path = environment.venv is not None and not environment.enter
     return Request(
         workload=RequestedWorkload(name=workload.name, target=workload.target, source_package=workload.source_package),
-        environment=_requested(environment),
+        environment=RequestedEnvironment(**requested),
         environment_index=spec.environment_index,
         mitigation_index=spec.mitigation_index,
         overlay={printable(name): shown_value(name, value) for name, value in spec.overlay.items()},
-        ambient={printable(name): _ambient(name, inherited) for name in spec.all_watched},
+        ambient={
+            printable(name): shown_value(name, there[name]) if name in there else None for name in spec.all_watched
+        },
         config=to_plain(dict(spec.overrides)),
         steps=spec.steps,
         isolation=execution.isolation,
@@ -64,43 +73,18 @@ def request_of(
         run_seed=execution.seed,
         seed=spec.given_seed if seed is None else seed,
         limits=spec.limits if timeout is None else replace(spec.limits, timeout=timeout),
-        resources=_shown(spec.resources),
+        resources=replace(resources, hosts=tuple(map(without_values, resources.hosts))),
         order=spec.order,
         collect=list(spec.collect),
         interpreter=interpreter(environment),
         cwd=inherited.cwd,
         cwd_of_trial=execution.cwd,
-        sys_path=[] if environment.venv is not None and not environment.enter else _added(inherited.sys_path),
+        sys_path=[] if own_path else list(_added(inherited.sys_path, (sys.prefix, sys.base_prefix))),
     )
 
 
-def _requested(environment: Environment) -> RequestedEnvironment:
-    fields = {name: getattr(environment, name) for name in RequestedEnvironment.model_fields}
-    words = {name: _without_secrets(fields[name]) for name in ("launcher", "engine_options")}
-    return RequestedEnvironment(**{**fields, **words})
-
-
-def _without_secrets(words: tuple[str, ...]) -> list[str]:
-    line = " ".join(words)
-    redacted = redacted_command_line(line)
-    return list(words) if redacted == line else redacted.split(" ")
-
-
-def _ambient(name: str, inherited: Inherited) -> str | None:
-    value = inherited.variables.get(name)
-    return None if value is None else shown_value(name, value)
-
-
-def _shown(resources: Resources) -> Resources:
-    return replace(resources, hosts=tuple(map(without_values, resources.hosts))) if resources.hosts else resources
-
-
-def _added(sys_path: tuple[str, ...]) -> list[str]:
-    return list(_beyond(sys_path, (sys.prefix, sys.base_prefix)))
-
-
 @lru_cache(maxsize=8)
-def _beyond(sys_path: tuple[str, ...], prefixes: tuple[str, ...]) -> tuple[str, ...]:
+def _added(sys_path: tuple[str, ...], prefixes: tuple[str, ...]) -> tuple[str, ...]:
     own = set(map(Path, prefixes))
     return tuple(path for path in sys_path if own.isdisjoint([Path(path), *Path(path).parents]))
 
@@ -252,7 +236,16 @@ def build_record(
         exit_status=status,
         failure=failure,
         warnings=warnings_of(seen),
-        elastic=None if mode == "single" else _elastic(spec, seen, mode),
+        elastic=None
+        if mode == "single"
+        else Elastic(
+            launcher=mode,
+            states=seen.states,
+            restarts=sum(attempt.reason == "failure" for attempt in seen.attempts),
+            attempts=seen.attempts,
+            options=spec.execution.elastic.to_plain(),
+            launcher_variables=seen.launcher_variables,
+        ),
         seeds=None if seen.ranks else seen.seeds,
         preloaded=seen.preloaded,
         not_preloaded=seen.not_preloaded,
@@ -292,17 +285,6 @@ def execution_env(environment: Environment, env: Mapping[str, Any]) -> Execution
 def lost_record(spec: TrialSpec, lost: Failure, artifacts: Mapping[str, str] = MappingProxyType({})) -> TrialResult:
     """The record of a trial that was not started, or whose process gave no record; ``lost`` is its failure."""
     return build_record(spec, Observation(lost=lost), started_at=utc_now(), artifacts=artifacts)
-
-
-def _elastic(spec: TrialSpec, seen: Observation, launcher: str) -> Elastic:
-    return Elastic(
-        launcher=launcher,  # type: ignore[arg-type]
-        states=seen.states,
-        restarts=sum(attempt.reason == "failure" for attempt in seen.attempts),
-        attempts=seen.attempts,
-        options=spec.execution.elastic.to_plain(),
-        launcher_variables=seen.launcher_variables,
-    )
 
 
 def logs_in(folder: Path) -> dict[str, str]:

@@ -19,14 +19,12 @@ def write_json(path: Path, data: Any) -> None:
         ValueError: ``data`` holds a NaN or infinity.
         OSError: the folder cannot be written; nothing is left behind.
     """
-    with staged_json(path, data) as temporary:
+    with staged_text(path, as_json(data)) as temporary:
         os.replace(temporary, path)
 
 
-@contextlib.contextmanager
-def staged_json(path: Path, data: Any) -> Iterator[Path]:
-    with staged_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n") as temporary:
-        yield temporary
+def as_json(data: Any) -> str:
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,7 +39,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def staged_text(path: Path, text: str) -> Iterator[Path]:
-    """As ``staged_json``; lone surrogates are written as question marks."""
+    """A complete file beside ``path``, to be renamed; lone surrogates are written as question marks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

@@ -14,7 +14,7 @@ from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.software import package_list_name, read_package_list
 from pytest_aorta.trials.outcome import is_lost, shared_event
 from pytest_aorta.workspace import history
-from pytest_aorta.workspace.atomic import locked, remove_abandoned, staged_json, write_json
+from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
 from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of
 
 if TYPE_CHECKING:
@@ -152,14 +152,11 @@ class TrialStore:
         with locked(self.results):
             if self.is_writer:
                 history.move_other_cell(self.results, paths, self.stamp)
-            further = self._may_have_further(paths)
+            folder = paths.file.parent
+            if folder not in self._further:
+                self._further[folder] = history.trials_with_further_folders(self.results / folder)
+            further = paths.file.stem in self._further[folder] or paths.file in self.written
             history.retire(self.results, paths, self.stamp, self.number, self.kind, may_have_further=further)
-
-    def _may_have_further(self, paths: TrialPaths) -> bool:
-        folder = paths.file.parent
-        if folder not in self._further:
-            self._further[folder] = history.trials_with_further_folders(self.results / folder)
-        return paths.file.stem in self._further[folder] or paths.file in self.written
 
     def retire_unplanned(self, planned: Collection[TrialPaths]) -> None:
         """After a run of a whole plan: move to the history what the plan no longer holds."""
@@ -221,7 +218,7 @@ class TrialStore:
             if resumed:
                 retitle(paths.file_in(self.results), result["trial_id"])
             else:
-                with staged_json(paths.file_in(self.results), result) as temporary, locked(self.results):
+                with staged_text(paths.file_in(self.results), as_json(result)) as temporary, locked(self.results):
                     target = self._target(paths, result)
                     if target is not None:
                         temporary.rename(target)
@@ -229,19 +226,14 @@ class TrialStore:
                         before = target.parent / identifier(result["cell"]) / target.name
                         if len(paths.file.parts) == _FLAT and before.exists():
                             history.move(self.results, before, target.parent, self.stamp)
-                    if not paths.repeat:
-                        self._retire_repeats(paths)
+                    folder = paths.file.parent
+                    if not paths.repeat and folder not in self._repeats:
+                        self._repeats[folder] = history.repeats(self.results / folder, before=self._begun)
+                    for number in () if paths.repeat else self._repeats[folder].pop(paths.file.stem, ()):
+                        if (repeat := paths.repeated(number)).file not in self.written:
+                            history.retire(self.results, repeat, self.stamp)
         finally:
             self.written.add(paths.file)
-
-    def _retire_repeats(self, paths: TrialPaths) -> None:
-        folder = paths.file.parent
-        if folder not in self._repeats:
-            self._repeats[folder] = history.repeats(self.results / folder, before=self._begun)
-        for number in self._repeats[folder].pop(paths.file.stem, ()):
-            repeat = paths.repeated(number)
-            if repeat.file not in self.written:
-                history.retire(self.results, repeat, self.stamp)
 
     def _target(self, paths: TrialPaths, result: Mapping[str, Any]) -> Path | None:
         file = paths.file_in(self.results)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.records import record
 
-from pytest_aorta.workspace.atomic import staged_json
+from pytest_aorta.workspace.atomic import as_json, staged_text
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
 from pytest_aorta.workspace.trial_store import TrialStore
 
@@ -96,7 +96,7 @@ def test_what_a_killed_writer_has_left_goes_when_a_run_begins_and_what_is_being_
     (folder / "local-none").mkdir(parents=True)
     for name in (".trial_1.json.a_b1.tmp", "local-none/.trial_11.json.x.tmp", ".other.json.x.tmp"):
         (folder / name).touch()
-    with staged_json(PATHS.file_in(tmp_path), record()) as temporary:
+    with staged_text(PATHS.file_in(tmp_path), as_json(record())) as temporary:
         TrialStore(tmp_path, "now").sort_into_cells({"probe": None})
         assert temporary.exists()
     assert [path.name for path in folder.rglob(".*")] == [".other.json.x.tmp"]

@@ -66,7 +66,14 @@ class TemporaryFolders:
         with self._lock:
             root = self._roots.get(replaced)
             if root is None:
-                root = self._roots[replaced] = self._make_root(_usable(replaced))
+                base = Path(tempfile.gettempdir()).absolute()
+                if replaced is not None and os.path.isdir(replaced) and os.access(replaced, os.W_OK | os.X_OK):
+                    base = Path(replaced).absolute()
+                for place in dict.fromkeys((base, SHORT)):  # there are links to the folders that are removed first
+                    sweep(place)
+                launcher = self._launcher
+                used = UsedFolder(lambda: make_own(base) if launcher is None else _shared_folder(base, launcher))
+                root = self._roots[replaced] = _Root(_short_name(used.path), used)
             if self._launcher is None:
                 name = str(next(root.numbers))
             else:
@@ -84,13 +91,6 @@ class TemporaryFolders:
         path = tmp.with_name(f"{tmp.name}.s")
         path.mkdir(0o700, exist_ok=True)  # left of a trial whose process could not be ended
         return path
-
-    def _make_root(self, base: Path) -> _Root:
-        for place in dict.fromkeys((base, SHORT)):  # there are links to the folders that are removed first
-            sweep(place)
-        launcher = self._launcher
-        used = UsedFolder(lambda: make_own(base) if launcher is None else _shared_folder(base, launcher))
-        return _Root(_short_name(used.path), used)
 
     def remove(self, path: Path, *, keep: bool) -> bool:
         """After the end of a trial: remove its TMPDIR, or ``keep`` it, unless it is empty; whether it is kept."""
@@ -118,11 +118,6 @@ class TemporaryFolders:
                 root.used.close()
                 remove_dangling(root.path)
             self._roots.clear()
-
-
-def _usable(replaced: str | None) -> Path:
-    usable = replaced is not None and os.path.isdir(replaced) and os.access(replaced, os.W_OK | os.X_OK)
-    return Path(replaced if usable and replaced is not None else tempfile.gettempdir()).absolute()
 
 
 def _shared_folder(base: Path, launcher: int) -> Path:

@@ -108,7 +108,7 @@ class TrialHost:
             for phase in phases:
                 trial.wait(phase)
                 environment, env = spec.environment, trial.seen.env
-                if env is not None and environment.name not in self._warned:
+                if env is not None and environment.kind != "local" and environment.name not in self._warned:
                     wrong = warning_of(environment, check_claims(environment, env))
                     if wrong is not None:
                         self._warned.add(environment.name)
