@@ -157,7 +157,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
         if name != "workflow.toml" and not is_sweep(file_path):
             return None
-    from pytest_aorta.plugin.recipe_items import RecipeFile
+    from pytest_aorta.plugin.recipes import RecipeFile
 
     register_hooks(parent.config, late=True)
     collector: RecipeFile = RecipeFile.from_parent(parent, path=file_path)

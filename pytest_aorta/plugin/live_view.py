@@ -25,6 +25,7 @@ from pytest_aorta.common.texts import one_line
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.compat import set_terminal_file, terminal_file
 from pytest_aorta.plugin.run import CellName, current_run, current_runs
+from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.triage.facts import COUNTED, FAILURES, OUTCOMES, Outcome
 
 if TYPE_CHECKING:
@@ -70,26 +71,18 @@ def wanted_file(config: pytest.Config, environ: Mapping[str, str]) -> TextIO | N
 
 @dataclass
 class RunningTrial:
-    """A trial that runs.
-
-    Attributes:
-        name: of its item.
-        cell: that it is in; ``None`` where a test chooses the workload when it runs.
-        place: its slot, host or xdist worker; empty where that is not known.
-        begun: when it was started.
-        folder: of its artifacts, where it writes its steps.
-        is_over: whether it has ended; in an xdist controller, only its report says so.
-        step: that it has reported last, of ``total``.
-    """
-
     name: str
+    #: ``None`` where a test chooses the workload when it runs.
     cell: CellName | None
+    #: Its slot, host or xdist worker; empty where that is not known.
     place: str
     begun: float
+    #: Of its artifacts, where it writes its steps; the last one, and of how many.
     folder: Path | None = None
-    is_over: Callable[[], bool] = lambda: False
     step: int | None = None
     total: int | None = None
+    #: In an xdist controller, only its report says so.
+    is_over: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -113,8 +106,7 @@ class LiveState:
     """Counts of a run; ``slots`` trials run at a time. Not thread-safe."""
 
     def __init__(self, begun: float, slots: int = 1) -> None:
-        self.begun = begun
-        self.slots = slots
+        self.begun, self.slots = begun, slots
         self.running: dict[Hashable, RunningTrial] = {}
         self.cells: dict[CellName, CellProgress] = {}
         #: Trials with a result; and those that were or will be run, as far as known.
@@ -124,7 +116,6 @@ class LiveState:
         self.expected: dict[str, CellName | None] = {}
 
     def expect(self, items: Iterable[tuple[str, CellName | None]]) -> None:
-        """Items, by node id, each of which will run one trial."""
         self.expected.update(items)
         self.total = self.done + len(self.expected)
 
@@ -176,20 +167,17 @@ def live_lines(state: LiveState, now: float, width: int, height: int) -> list[Re
         f"elapsed {clock(now - state.begun)}",
     ]
     head = _text("aorta: " + ", ".join(filter(None, parts)), "red" if failed else "")
-    trials = sorted(state.running.values(), key=lambda trial: (_natural(trial.place), trial.begun))
+    trials = sorted(state.running.values(), key=lambda trial: (len(trial.place), trial.place, trial.begun))
     shown = trials if len(trials) < room else trials[: max(0, room - 2)]
     grid = Table.grid(*[""] * 4, padding=(0, 2, 0, 0))
     for column in grid.columns:
         column.no_wrap = True
     for trial in shown:
         step = "" if trial.step is None else f"step {trial.step}" + ("" if trial.total is None else f"/{trial.total}")
-        cells = [
-            f"  {one_line(trial.place)[:20]}" if trial.place else "",
-            _end_of(one_line(trial.name), width - _BESIDE_NAME),
-            clock(now - trial.begun),
-            step,
-        ]
-        grid.add_row(*map(_text, cells))
+        place, name = f"  {one_line(trial.place)[:20]}" if trial.place else "", one_line(trial.name)
+        if len(name) > (most := max(12, width - _BESIDE_NAME)):
+            name = f"...{name[len(name) - most + 3 :]}"
+        grid.add_row(*map(_text, (place, name, clock(now - trial.begun), step)))
     more = [_text(f"  and {len(trials) - len(shown)} more")] if len(shown) < len(trials) and room > 1 else []
     failing = [(name, each) for name, each in state.cells.items() if each.failed]
     failing.sort(key=lambda found: found[1].failed / found[1].counted, reverse=True)
@@ -205,16 +193,6 @@ def _text(text: str, style: str = "") -> RenderableType:
     from rich.text import Text
 
     return Text(text, style=style, no_wrap=True, overflow="crop")
-
-
-def _end_of(name: str, room: int) -> str:
-    room = max(12, room)
-    return name if len(name) <= room else f"...{name[len(name) - room + 3 :]}"
-
-
-def _natural(place: str) -> tuple[str, int, str]:
-    words = place.rstrip("0123456789")
-    return words, int(place[len(words) :] or 0), place
 
 
 def clock(seconds: float) -> str:
@@ -345,10 +323,8 @@ class LiveView:
         self._ticker: threading.Thread | None = None
         self._stop = threading.Event()
 
-    # What happens, on any thread
-
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None:
-        running = RunningTrial(name, cell, trial.place, time.monotonic(), trial.folder, trial.is_over)
+        running = RunningTrial(name, cell, trial.place, time.monotonic(), trial.folder, is_over=trial.is_over)
         with self._lock:
             self._add(file, running)
 
@@ -357,7 +333,7 @@ class LiveView:
         if self._ticker is None and self._below is not None:
             self._stop = threading.Event()
             arguments = (self._stop, self._below)
-            self._ticker = threading.Thread(target=self._tick, args=arguments, name="aorta-live-view", daemon=True)
+            self._ticker = threading.Thread(target=self._draw, args=arguments, name="aorta-live-view", daemon=True)
             self._ticker.start()
 
     def trial_ended(self, file: Path) -> None:
@@ -372,13 +348,9 @@ class LiveView:
         with self._lock:
             self._state.finished(file, cell, facts.wall_sec, facts.outcome)
 
-    # Hooks
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """See which trials there will be."""
-        from pytest_aorta.plugin.trial_item import TrialItem
-
         self._state.begun = time.monotonic()
         if current_run(self._config) is not None and not is_controller(self._config):
             self._state.expect(
@@ -449,8 +421,6 @@ class LiveView:
             below.close()
             set_terminal_file(self._config, self._file)
 
-    # The thread
-
     def _end_ticker(self) -> None:
         with self._lock:
             ticker, self._ticker = self._ticker, None
@@ -460,20 +430,17 @@ class LiveView:
         if self._below is not None:
             self._below.hide()
 
-    def _tick(self, stop: threading.Event, below: LinesBelow) -> None:
+    def _draw(self, stop: threading.Event, below: LinesBelow) -> None:
         while not stop.wait(_INTERVAL):
-            self._look()
+            with self._lock:
+                for key in [key for key, trial in self._state.running.items() if trial.is_over()]:
+                    del self._state.running[key]
+                running = list(self._state.running.values())
+            found = [None if trial.folder is None else last_step(trial.folder) for trial in running]
+            with self._lock:
+                for trial, step in zip(running, found, strict=True):
+                    trial.step, trial.total = step or (None, None)
             below.show()
-
-    def _look(self) -> None:
-        with self._lock:
-            for key in [key for key, trial in self._state.running.items() if trial.is_over()]:
-                del self._state.running[key]
-            running = list(self._state.running.values())
-        found = [None if trial.folder is None else last_step(trial.folder) for trial in running]
-        with self._lock:
-            for trial, step in zip(running, found, strict=True):
-                trial.step, trial.total = step or (None, None)
 
     def _lines(self, width: int, height: int) -> Sequence[RenderableType]:
         with self._lock:

@@ -57,7 +57,7 @@ class ReportHooks:
         """Of the action that an item is of; else of the trials that the options ask for, and of tests."""
         run: Run | None = None
         if is_of_recipe(nodeid):
-            from pytest_aorta.plugin.recipe_run import action_run_of_item
+            from pytest_aorta.plugin.recipes import action_run_of_item
 
             run = action_run_of_item(self.config, nodeid)
         if run is None:

@@ -46,16 +46,6 @@ class TorchrunResult:
     folder: Path
     returncode: int | None
 
-    @classmethod
-    def of(cls, trial: TrialResult, nproc: int, folder: Path) -> TorchrunResult:
-        """From the record of a trial and its artifacts ``folder``."""
-        known = {record.rank: record for record in trial.ranks}
-        ranks = tuple(known.get(rank, RankRecord(rank=rank)) for rank in range(nproc))
-        code = trial.result.metrics.get("returncode")
-        if code is None and trial.failure is not None and trial.failure.rank is None:
-            code = trial.failure.exit_code
-        return cls(trial, ranks, folder, code)
-
     @property
     def ok(self) -> bool:
         """Whether torchrun has ended with exit code 0, in time."""
@@ -103,7 +93,7 @@ class TorchrunResult:
         return self._read(rank, "stdout")
 
     def stderr(self, rank: int = 0) -> str:
-        """What a rank has written to its standard error, in the last attempt."""
+        """The same of its standard error."""
         return self._read(rank, "stderr")
 
     def _read(self, rank: int, stream: str) -> str:
@@ -176,19 +166,11 @@ class RunTorchrun:
         if not folder.is_dir():
             raise FileNotFoundError(f"aorta_torchrun: cwd={str(cwd)!r} is no folder")
         what, source, words = self._find([_word(argument) for argument in (script, *arguments)], folder, env or {})
-        entry = WorkloadEntry(
-            name=what.get("module") or Path(source).stem, target=SCRIPT_TARGET, source_package=f"file:{source}"
-        )
-        options = {
-            **what,
-            "arguments": words,
-            "nproc": nproc,
-            "max_restarts": max_restarts,
-            "cwd": str(folder),
-            "source": source,
-            "digest": file_digest(Path(source)),
-        }
-        run = self._run.run
+        entry = WorkloadEntry(what.get("module") or Path(source).stem, SCRIPT_TARGET, f"file:{source}")
+        options = {"arguments": words, "nproc": nproc, "max_restarts": max_restarts, "cwd": str(folder)}
+        options |= {**what, "source": source, "digest": file_digest(Path(source))}
+        run, elastic = self._run.run, ElasticOptions(max_restarts=max_restarts)
+        execution = in_a_process(run.selection.execution)
         selection = replace(
             run.selection,
             trials=1,
@@ -197,19 +179,19 @@ class RunTorchrun:
             extra_env={**run.selection.extra_env, **(env or {})},
             steps=None,
             config=options,
-            execution=replace(
-                in_a_process(run.selection.execution),
-                launcher="torchrun",
-                nproc=nproc,
-                elastic=ElasticOptions(max_restarts=max_restarts),
-            ),
+            execution=replace(execution, launcher="torchrun", nproc=nproc, elastic=elastic),
             limits=replace(run.selection.limits, stall_timeout=None),  # a script cannot report progress
         )
         spec = trials_of([entry], selection, run.registry)[0][0]
         # Anew every time: which files decide what a script does is not known.
         given = [*words, f"nproc={nproc}", *(env or {})]
         trial, paths = self._run.carry_out(spec, shortened(" ".join(given)), env or {}, timeout=timeout, anew=True)
-        return TorchrunResult.of(trial, nproc, paths.folder_in(run.results))
+        known = {record.rank: record for record in trial.ranks}
+        ranks = tuple(known.get(rank, RankRecord(rank=rank)) for rank in range(nproc))
+        code = trial.result.metrics.get("returncode")
+        if code is None and trial.failure is not None and trial.failure.rank is None:
+            code = trial.failure.exit_code
+        return TorchrunResult(trial, ranks, paths.folder_in(run.results), code)
 
     def _find(self, words: list[str], folder: Path, env: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
         """The script or the module as options of the workload, its file, and its own arguments."""

@@ -18,12 +18,14 @@ from pytest_aorta.plugin.run import (
     PAYLOAD,
     TEST_TARGET,
     TIMEOUT,
+    NotNeeded,
     current_run,
     current_runs,
     ignore_sigterm_from_now_on,
+    longrepr_of_skip,
+    round_of,
     run_of,
 )
-from pytest_aorta.plugin.stopping import NotNeeded, longrepr_of_skip, round_of
 from pytest_aorta.plugin.workload_files import GIVEN
 from pytest_aorta.registry import WorkloadEntry
 from pytest_aorta.settings import RequestError
@@ -255,10 +257,6 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if "pytest_aorta.plugin.recipe_run" in sys.modules:
-        from pytest_aorta.plugin.recipe_run import close_recipes
-
-        close_recipes(config)
     for run in current_runs(config):
         ignore_sigterm_from_now_on()
         run.end_processes()

@@ -32,10 +32,10 @@ from pytest_aorta.plugin.run import (
     Repeat,
     ReportPayload,
     Run,
+    cell_of,
     reason_of,
     warn,
 )
-from pytest_aorta.plugin.stopping import cell_of
 from pytest_aorta.plugin.workload_files import definition_line
 from pytest_aorta.trials.loading import module_name
 from pytest_aorta.trials.outcome import CANNOT_JUDGE

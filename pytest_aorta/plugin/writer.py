@@ -18,8 +18,7 @@ from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
-from pytest_aorta.plugin.run import FinishedTrial
-from pytest_aorta.plugin.stopping import cell_of
+from pytest_aorta.plugin.run import FinishedTrial, cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text, understood
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.triage.columns import counted

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage, counts, text
 
-from pytest_aorta.plugin.stopping import Rounds
+from pytest_aorta.plugin.run import Rounds
 
 #: Fails without the variable of the mitigation ``fixed``.
 WORKLOAD = """

@@ -12,7 +12,7 @@ from support.generated_tables import names, tables
 from support.triage_facts import CRASH, trials
 
 from pytest_aorta.plugin.compat import terminal_width
-from pytest_aorta.plugin.verdict_table import MOST_CELLS, Line, shortened, table_lines
+from pytest_aorta.plugin.summary import MOST_CELLS, Line, shortened, table_lines
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.verdicts import Table, triage_of
 

@@ -1,4 +1,4 @@
-"""Recipes in one pytest process: what is complete, what keeps an item from running, and a run for each matrix.
+"""Recipes in pytest: a recipe is a test file, with items for its commands and trials, and a run for each matrix.
 
 An item whose action follows another one waits for the items of that, which xdist may have given to other processes.
 """
@@ -10,40 +10,52 @@ import fcntl
 import hashlib
 import json
 import os
+import select
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from pytest_aorta.common.bounded_waits import wait_bounded
 from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError, unit_of
-from pytest_aorta.plugin import is_controller, is_of_recipe, is_worker
+from pytest_aorta.plugin import is_controller, is_worker
+from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.options import read_option
-from pytest_aorta.plugin.run import Run, run_of
-from pytest_aorta.plugin.stopping import cell_of
+from pytest_aorta.plugin.run import PAYLOAD, NotNeeded, Run, cell_of, end_in_order_when_terminated, run_of
+from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import RegistryError
+from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.gates import Gate, check_gates, parse_gate
 from pytest_aorta.triage.verdicts import BASELINE_DECIDED, check_baseline, is_named
+from pytest_aorta.trials.outcome import signal_name
 from pytest_aorta.workflow.clusters import Configuration, Launcher, launcher_prefix
 from pytest_aorta.workflow.finding import RecipeError, is_sweep
+from pytest_aorta.workflow.groups import CommandUnit, action_variables, check_whole, command_units
 from pytest_aorta.workflow.jobs import JOB_VARIABLE, TASK_VARIABLE, Job, log_of, read_job, read_jobs
 from pytest_aorta.workflow.known import Decision, Journal, Known, Outcome, Request, Workspace
-from pytest_aorta.workflow.project import Progress, Project, blocked_for, containing, waited_for
-from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe
-from pytest_aorta.workflow.requests import asked_of, request_digest, selection_of, trial_completion
+from pytest_aorta.workflow.project import Progress, Project, blocked_for, command_keys, containing, waited_for
+from pytest_aorta.workflow.recipe import Action, Recipe, read_recipe, shell_commands
+from pytest_aorta.workflow.requests import asked_of, recorded_digest, request_digest, selection_of, trial_completion
 
 if TYPE_CHECKING:
+    from pytest_aorta.common.conditions import Json
+    from pytest_aorta.launch.engine import RunningTrial
     from pytest_aorta.plan import Plan
     from pytest_aorta.triage.facts import CellKey
     from pytest_aorta.trials.spec import TrialSpec
@@ -192,9 +204,11 @@ def _is_locked(path: Path) -> bool:
 
 
 class StartedTrials:
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        folder, task = environ.get(JOB_VARIABLE), environ.get(TASK_VARIABLE, "0")
-        is_first = environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
+    """Notes in the log of a job's task which trials it has started, for the job that is started again."""
+
+    def __init__(self) -> None:
+        folder, task = os.environ.get(JOB_VARIABLE), os.environ.get(TASK_VARIABLE, "0")
+        is_first = os.environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
         self._file = Path(folder, log_of(int(task))) if folder is not None and is_first else None
 
     @cached_property
@@ -318,11 +332,7 @@ class RecipeRun:
         return Configuration.of_project(self.recipe.root).launchers_on(HERE)
 
     def prefix(self, action: Action, directories: int) -> str:
-        """What the launchers of a command put before it on this host.
-
-        Raises:
-            RecipeError: one is unknown, or none starts the processes.
-        """
+        """What the launchers of a command put before it on this host; raises ``RecipeError``."""
         if not action.table.launchers and action.table.resources.total_processes(directories) <= 1:
             return ""
         try:
@@ -359,7 +369,6 @@ class RecipeRun:
         return known is None or known[0] != "completed" or known[1] in ("", self.key_of(action)(unit))
 
     def key_of(self, action: Action) -> Callable[[str], str]:
-        """See ``Project.key_of``."""
         if action.name not in self._keys:
             self._keys[action.name] = self.project.key_of(action)
         return self._keys[action.name]
@@ -435,19 +444,17 @@ def recipe_run(config: pytest.Config, file: Path) -> RecipeRun:
     """The run of the recipe in a file, which is read when it is first asked for; raises ``RecipeError``."""
     runs = config.stash.setdefault(_RECIPES, {})
     if file not in runs:
-        runs[file] = RecipeRun(config, _read(config, file))
+        if is_sweep(file):
+            from pytest_aorta.workflow.sweeps import read_as_recipe
+
+            recipe, notes = read_as_recipe(file)
+            if notes:
+                config.pluginmanager.register(Said([f"{file.name}: without {note}" for note in notes]))
+        else:
+            recipe = read_recipe(file)
+        runs[file] = RecipeRun(config, recipe)
+        config.add_cleanup(runs[file].journal.close)  # nothing more is journaled
     return runs[file]
-
-
-def _read(config: pytest.Config, file: Path) -> Recipe:
-    if not is_sweep(file):
-        return read_recipe(file)
-    from pytest_aorta.workflow.sweeps import read_as_recipe
-
-    recipe, notes = read_as_recipe(file)
-    if notes:
-        config.pluginmanager.register(Said([f"{file.name}: without {note}" for note in notes]))
-    return recipe
 
 
 class Said:
@@ -458,12 +465,6 @@ class Said:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         return [printable(line) for line in self._lines]
-
-
-def close_recipes(config: pytest.Config) -> None:
-    """Nothing more is journaled."""
-    for run in config.stash.get(_RECIPES, {}).values():
-        run.journal.close()
 
 
 def _item_states(config: pytest.Config) -> ItemStates:
@@ -485,16 +486,10 @@ def _shared_folder(name: str) -> Path:
 
 def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     """The run of an action with a workload: its plan, its results directory, its engine."""
-    runs = run_of(config).of_actions
-    key = (recipe.recipe.file, action.name)
-    if key not in runs:
-        runs[key] = _new_action_run(config, recipe, action)
-    return runs[key]
-
-
-def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
     table, base = action.table, run_of(config)
-    given = base.selection
+    key, given = (recipe.recipe.file, action.name), base.selection
+    if key in base.of_actions:
+        return base.of_actions[key]
     until_decided = table.until_decided or given.stop.decided
     stop = replace(
         given.stop, decided=until_decided, failures=table.stop_after or given.stop.failures, seconds=None
@@ -520,7 +515,11 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
         replays=(),
         report=None,
     )
-    run = Run(config, selection, base.runner.store.stamp, _stopping_folder(config, recipe, action))
+    stamp, folder = base.runner.store.stamp, None
+    if is_worker(config) or is_controller(config):
+        name = hashlib.sha256(f"{recipe.recipe.file}:{action.name}".encode()).hexdigest()[:16]
+        folder = partial(_shared_folder, f"{stamp}-{name}")
+    run = Run(config, selection, stamp, folder)
     run.registry = recipe.recipe.names_in(base.registry)
     run.action = identifier(action.name)
     run.expects_failures = table.expect == "fail"
@@ -544,20 +543,26 @@ def _new_action_run(config: pytest.Config, recipe: RecipeRun, action: Action) ->
     run.on_record, run.on_decided = on_record, on_decided
     if stop.ends_cells:
         run.stopping.decided_before = cache(partial(_decided_before, recipe, action, run))
-        folder, task = os.environ.get(JOB_VARIABLE), int(os.environ.get(TASK_VARIABLE, "0"))
-        if folder is not None and (job := read_job(Path(folder))) is not None:
+        job = read_job(Path(os.environ[JOB_VARIABLE])) if JOB_VARIABLE in os.environ else None
+        if job is not None:
+            task = int(os.environ.get(TASK_VARIABLE, "0"))
             run.others = OtherTrials(run, recipe.project.workspace, job, task)
         run.stopping.skips_nothing = run.others is not None and action.least_nodes > 1
-    if table.baseline is None and not table.gate and not given.gates:
-        return run
-    cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]
-    place = f"{recipe.recipe.file}:{action.line}"
-    if table.baseline is not None:
-        check_baseline(table.baseline, cells, f"{place}: baseline")
-    gates = [_gate(text, place) for text in table.gate]
-    check_gates(gates, cells, f"{place}: gate")
-    others = [gate for gate in given.gates if gate.cell is None or any(is_named(gate.cell, *cell) for cell in cells)]
-    run.selection = replace(selection, gates=(*gates, *others))
+    if table.baseline is not None or table.gate or given.gates:
+        cells = [(spec.cell, spec.mitigations) for spec in _first_of_cells(plan)]
+        place = f"{recipe.recipe.file}:{action.line}"
+        if table.baseline is not None:
+            check_baseline(table.baseline, cells, f"{place}: baseline")
+        gates: list[Gate] = []
+        for text in table.gate:
+            try:
+                gates.append(parse_gate(text))
+            except ValueError as error:
+                raise RecipeError(f"{place}: gate {text!r}: expected {error}") from None
+        check_gates(gates, cells, f"{place}: gate")
+        gates += [it for it in given.gates if it.cell is None or any(is_named(it.cell, *cell) for cell in cells)]
+        run.selection = replace(selection, gates=tuple(gates))
+    base.of_actions[key] = run
     return run
 
 
@@ -584,31 +589,336 @@ def _first_of_cells(plan: Plan) -> Iterable[TrialSpec]:
     return found.values()
 
 
-def _gate(text: str, place: str) -> Gate:
-    try:
-        return parse_gate(text)
-    except ValueError as error:
-        raise RecipeError(f"{place}: gate {text!r}: expected {error}") from None
-
-
-def _stopping_folder(config: pytest.Config, recipe: RecipeRun, action: Action) -> Callable[[], Path] | None:
-    if not is_worker(config) and not is_controller(config):
-        return None
-    run = run_of(config).runner.store.stamp
-    name = hashlib.sha256(f"{recipe.recipe.file}:{action.name}".encode()).hexdigest()[:16]
-    return partial(_shared_folder, f"{run}-{name}")
-
-
 def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:
-    """The run of the action whose trial an item is; also in a process that has not collected it.
-
-    ``None`` where the item is none of a recipe's trials.
-    """
+    """The run of the action whose trial an item of a recipe is, if it is one; also where it was not collected."""
     base, _, name = nodeid.rpartition("::")
-    if not is_of_recipe(base):
-        return None
     recipe = recipe_run(config, config.rootpath / base)
     for action in recipe.recipe.actions:
         if action.is_matrix and identifier(action.name) == name.partition("[")[0]:
             return action_run(config, recipe, action)
     return None
+
+
+#: Bytes of the end of a command's output that its report has.
+_SHOWN = 65_536
+
+#: Of these, lines and characters that ``pytest-aorta why`` shows later.
+_KEPT_LINES, _KEPT = 10, 2000
+
+#: Statuses of trials that have failed, which an action may expect.
+_FAILED = ("workload_failed", "timeout")
+
+
+class RecipeFile(pytest.File):
+    """A recipe. Its items are its actions on their directories, each after those that it follows."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """All of them, complete ones included: those are shown as they are."""
+        try:
+            run = recipe_run(self.config, self.path)
+            items = [item for action in run.recipe.in_order() for item in self._items(run, action)]
+        except RequestError as error:
+            raise self.CollectError(str(error)) from None
+        if not items:
+            recipe, count = run.recipe, len(run.project.directories)
+            why = (
+                'it has no action; command = "python train.py" and trials = 20 make one, or [[action]] for each of '
+                "several"
+            )
+            if recipe.actions:
+                reason = f"none of the {count} has what the action includes" if count else "there is none"
+                names = ", ".join(recipe.by_name)
+                why = f"{names}: a command runs on each directory of {recipe.directories}, and {reason}"
+            self.config.pluginmanager.register(Said([f"{self.name}: {why}"]))
+        return items
+
+    def _items(self, run: RecipeRun, action: Action) -> Iterable[pytest.Item]:
+        if action.is_matrix:
+            yield from _trial_items(self, run, action)
+            return
+        run.prefix(action, 1)  # refused now, and not when it is about to run
+        matrix, each = run.recipe.matrix_before(action), action.table.each
+        if (each == "directory") != (matrix is None):
+            why = "follows no action with a workload" if matrix is None else f"follows the workload of {matrix.name!r}"
+            expected = "directory" if matrix is None else "trial, cell or matrix"
+            message = f"action {action.name!r} {why}; each = {each!r} cannot be, expected {expected}"
+            raise run.recipe.error(action, message)
+        units, value_of = run.project.units(action), run.project.value_of(action)
+        chosen = run.chosen(action, units)
+        found = list(command_units(run.recipe, action, units, value_of))
+        for unit in found:
+            run.declare(action.name, unit.units, f"{self.nodeid}::{unit.name}")
+        for unit in found if len(chosen) == len(units) else command_units(run.recipe, action, chosen, value_of):
+            item: CommandItem = CommandItem.from_parent(self, name=unit.name)
+            item.unit, item.run, item.is_whole = unit, run, len(chosen) == len(units)
+            item.extra_keyword_matches.update([action.name, *unit.units])
+            run.declare(action.name, unit.units, item.nodeid)
+            yield item
+
+
+class CommandItem(pytest.Item):
+    """A command on its directories. What is complete is not run; neither is what has to wait for others."""
+
+    unit: CommandUnit
+    run: RecipeRun
+    is_whole: bool
+    _end_of_output = ""
+
+    def runtest(self) -> None:
+        """Run the command on the directories that need it."""
+        __tracebackhide__ = True
+        action = self.unit.action
+        left = [name for name in self.unit.units if not self.run.is_complete(action, name)]
+        for name in set(self.unit.units).difference(left):
+            self.run.note_kept(action.name, name)
+        if not left:
+            self.user_properties.append(("aorta_state", "kept"))
+            return
+        obstacles = {name: self.run.obstacle(action, name) for name in left}
+        eligible = [name for name in left if obstacles[name] is None]
+        if not eligible:
+            raise NotNeeded(printable(next(reason for reason in obstacles.values() if reason is not None)))
+        try:
+            self._run(eligible)
+        except RequestError as error:
+            raise TrialFailed(printable(str(error))) from None
+
+    def _run(self, units: Sequence[str]) -> None:
+        action, run, project = self.unit.action, self.run, self.run.project
+        value_of = project.value_of(action)
+        if not self.is_whole or len(units) < len(self.unit.units):  # else they are a whole group already
+            check_whole(action, [units], project.units(action), value_of)
+        for unit in units:
+            project.folder(action, unit).mkdir(parents=True, exist_ok=True)  # a trial may have no artifacts
+        paths, workspace = [run.path_of(action, unit) for unit in units], run.recipe.workspace.path
+        (line,) = shell_commands(action.table.command or "", paths, [value_of(unit) for unit in units], workspace)
+        variables = action_variables(action.name, action.table.resources, len(units), workspace, HERE)
+        line = run.prefix(action, len(units)) + line
+        keys = {unit: run.key_of(action)(unit) for unit in units}
+        status = self._execute(line, run.recipe.root, variables)
+        missing = {unit: project.missing_products(action, unit) for unit in units}
+        how = signal_name(-status) if status < 0 else f"exit status {status}"
+        wrong = [f"the command ended with {how}"] if status else []
+        wrong += [f"no {', '.join(names)} in {run.path_of(action, unit)}" for unit, names in missing.items() if names]
+        end = "\n".join(filter(None, (self._end_of_output, printable("; ".join(wrong)))))
+        for unit in units:
+            done = status == 0 and not missing[unit]
+            if done and action.table.products:
+                run.note(action.name, unit, "completed", key=keys[unit])
+            else:
+                run.note(action.name, unit, None if done else "failed", output="" if done else end)
+        if wrong:
+            raise TrialFailed(printable(f"{'; '.join(wrong)}\ncommand: {line}\nin: {run.recipe.root}"))
+
+    def _execute(self, line: str, folder: Path, variables: Mapping[str, str]) -> int:
+        end_in_order_when_terminated(self.config)
+        grace, guard = run_of(self.config).selection.limits.grace, _guard(self.config)
+        if self.config.getoption("capture", "fd") == "no":
+            sys.stdout.flush()
+            return _run_shell(line, folder, variables, None, grace, guard)
+        with tempfile.TemporaryFile() as output:
+            try:
+                return _run_shell(line, folder, variables, output, grace, guard)
+            finally:
+                output.seek(max(0, output.seek(0, 2) - _SHOWN))
+                text = printable(output.read().decode(errors="replace"))
+                self._end_of_output = "\n".join(text.splitlines()[-_KEPT_LINES:])[-_KEPT:]
+                if text:
+                    self.add_report_section("call", "output", text)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, self.unit.action.line - 1, self.name
+
+    def shard_keys(self) -> list[Hashable]:
+        return [(self.path, *key) for key in command_keys(self.unit.action, self.run.recipe, self.unit.units)]
+
+    def condition_values(self) -> list[Callable[[], Json]]:
+        """For ``--aorta-where``."""
+        value_of = self.run.project.value_of(self.unit.action)
+        return [partial(value_of, unit) for unit in self.unit.units]
+
+
+class _Guard:
+    """Kills the command that runs when this process is killed.
+
+    One shell for all commands, which hears their process groups through a pipe and acts at its end. For the kernel to
+    do it (PR_SET_PDEATHSIG), a program would have to be started in front of each command, or pytest be forked.
+    """
+
+    _SCRIPT = 'while read -r group; do last=$group; done; [ -z "$last" ] || kill -KILL -- "-$last"'
+
+    def __init__(self) -> None:
+        read, self.write = os.pipe()
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", self._SCRIPT], stdin=read, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        os.close(read)
+
+    def announced(self, script: str) -> str:
+        """A script that first tells its process group: a shell that has not yet done so holds the pipe open."""
+        return f"echo $$ >&{self.write}; exec {self.write}>&-; {script}"
+
+    def forget(self) -> None:
+        """The command has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.write, b"\n")
+
+    def close(self) -> None:
+        os.close(self.write)
+        self._process.kill()  # no command runs; a fork of pytest may hold the pipe open
+        self._process.wait()
+
+
+_GUARD = pytest.StashKey[_Guard]()
+
+
+def _guard(config: pytest.Config) -> _Guard:
+    if _GUARD not in config.stash:
+        config.stash[_GUARD] = _Guard()
+        config.add_cleanup(config.stash[_GUARD].close)
+    return config.stash[_GUARD]
+
+
+def _run_shell(
+    script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None, grace: float, guard: _Guard
+) -> int:
+    """Run a script by ``/bin/bash -c``; its exit status, negative for a signal.
+
+    What it has left in its process group when it ends is killed. When an exception ends the wait, such as Ctrl-C, it
+    and all its descendants, daemons too, get SIGTERM and, ``grace`` seconds later, SIGKILL.
+    """
+    tag = process_tree.new_tag()
+    process = subprocess.Popen(
+        ["/bin/bash", "-c", guard.announced(script)],
+        cwd=folder,
+        env={**os.environ, **variables, process_tree.VARIABLE: tag},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is for pytest, which then ends it with all that it has started
+        pass_fds=(guard.write,),
+    )
+    family = process_tree.Family(lambda: [process.pid])
+    ended = os.pidfd_open(process.pid)
+
+    def wait(seconds: float) -> bool:
+        if select.select([ended], [], [], seconds)[0]:
+            return True
+        family.members()  # to know those whose parents will have ended
+        return False
+
+    def members() -> list[int]:
+        return list({*family.members(), *process_tree.tagged_processes(tag)})
+
+    try:
+        wait_bounded(wait)
+        os.killpg(process.pid, signal.SIGKILL)  # its own process is not reaped yet, so the number is still its
+        return process.wait()
+    except BaseException:
+        process_tree.end_all(members, process.poll, grace)
+        process.wait()
+        raise
+    finally:
+        guard.forget()
+        os.close(ended)
+
+
+class RecipeTrialItem(TrialItem):
+    """A trial of an action: with what it follows, and with what is expected of it."""
+
+    recipe: RecipeRun
+    action: Action
+    reproduced: bool
+
+    def setup(self) -> None:
+        """As of any trial, when all that the action follows is complete."""
+        self.reproduced = False
+        unit = unit_of(self.spec)
+        obstacle = self.recipe.obstacle(self.action, unit)
+        if obstacle is None and self.recipe.trial_states[self.action.name](unit) == "open":
+            obstacle = self.recipe.started.has_too_many(self.action.name, unit)
+        if obstacle is not None:
+            raise NotNeeded(printable(obstacle))
+        super().setup()
+
+    def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
+        self.recipe.started.note(unit_of(self.spec))
+        return super().launch(extra_env)
+
+    def runtest(self) -> None:
+        """Wait for the end of ``run()``, and hold it against what is expected."""
+        if self.running is not None and self.running.resumed:
+            self.user_properties.append(("aorta_state", "kept"))
+        if not self.reproduced:
+            super().runtest()
+        if self.action.table.expect == "fail" and not self.reproduced:
+            running = self.running
+            if running is not None and running.finish().exit_status == "ok":
+                raise TrialFailed('the trial is ok, and expected to fail (expect = "fail")')
+        if self.reproduced:
+            self.user_properties.append(("aorta_state", "reproduced"))
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, self.action.line - 1, self.name
+
+    def shard_keys(self) -> list[Hashable]:
+        return [(self.path, self.action.name, unit_of(self.spec))]
+
+    def _wait(self, phase: str) -> None:
+        try:
+            super()._wait(phase)
+        except TrialFailed:
+            if self.action.table.expect != "fail" or self.stash[PAYLOAD].exit_status not in _FAILED:
+                raise
+            self.reproduced = True
+
+
+def _trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> Iterator[RecipeTrialItem]:
+    run = action_run(parent.config, recipe, action)
+    recipe.trial_states[action.name] = _TrialStates(recipe, run, action)
+    sibling: RecipeTrialItem | None = None
+    chosen = set(recipe.chosen(action, [unit_of(spec) for spec in run.plan.trials]))
+    for spec in run.plan.trials:
+        name = run.shown_name(spec)
+        if unit_of(spec) not in chosen:
+            recipe.declare(action.name, [unit_of(spec)], f"{parent.nodeid}::{name}")
+            continue
+        sibling = item_of(RecipeTrialItem, parent, name, run, spec, run.plan.paths, sibling)
+        sibling.recipe, sibling.action, sibling.reproduced = recipe, action, False
+        sibling.extra_keyword_matches.add(action.name)
+        recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
+        yield sibling
+
+
+class _TrialStates:
+    def __init__(self, recipe: RecipeRun, run: Run, action: Action) -> None:
+        self._recipe, self._run, self._action = recipe, run, action
+        self._digests: dict[str, str] = {}
+        self._expected = ("ok",) if action.table.expect == "pass" else _FAILED
+
+    @cached_property
+    def _trials(self) -> dict[str, TrialSpec]:
+        return {unit_of(spec): spec for spec in self._run.plan.trials}
+
+    def __call__(self, unit: str) -> Progress:
+        spec = self._trials[unit]
+        try:
+            file = self._run.plan.paths(spec).file_in(self._run.results)
+            record: dict[str, Any] = json.loads(file.read_bytes())
+            status, request = record["exit_status"], recorded_digest(record)
+        except (OSError, ValueError, TypeError, KeyError):
+            return self._without_record(spec)
+        if record.get("cell") != spec.cell or request != self._digests.setdefault(spec.cell, request_digest(spec)):
+            return self._without_record(spec)
+        if status in self._expected:
+            return "completed"
+        return "failed" if status in ("ok", *_FAILED) else "without_result"
+
+    def _without_record(self, spec: TrialSpec) -> Progress:
+        is_decided = spec.cell in self._decided_before or self._run.stopping.decided(cell_of(spec)) is not None
+        return "not_needed" if is_decided else "open"
+
+    @cached_property
+    def _decided_before(self) -> Collection[str]:
+        found = self._recipe.known.decided.get(self._action.name)
+        return found.cells if found is not None and found.asked == asked_of_plan(self._action, self._run.plan) else ()
