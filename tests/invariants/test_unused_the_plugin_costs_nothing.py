@@ -111,7 +111,7 @@ def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_wo
     calls = Counter(found["calls"]["start"]) + Counter(found["calls"]["collect"])
     # To decide whether to look closer, and then, of those with workloads, again.
     assert calls["__init__.may_have_workloads"] <= 2 * len(files)
-    assert calls["workload_files._classes"] == 3
+    assert calls["workload_files._methods"] == 3  # of the class of each file that is parsed
 
 
 def test_calls_are_counted_in_those_sessions_only() -> None:
@@ -130,7 +130,7 @@ def test_an_xdist_controller_looks_at_reports_only(stage: Stage) -> None:
     write_tests(stage, files=2, tests=10)
     found = counted(stage, "-n", "2")
     assert found["hooks"] == sorted([*HOOKS, "pytest_runtest_logreport"])
-    assert found["calls"]["run"].pop("registration.pytest_runtest_logreport") == 60
+    assert found["calls"]["run"].pop("hooks.pytest_runtest_logreport") == 60
     # The name of the run, for its two workers.
     assert sum(found["calls"]["run"].values()) <= 10
 
