@@ -88,16 +88,16 @@ def _ask_smi(smi: str, expected: bool, fields: dict[str, str] = _SMI_FIELDS | _N
             raise
         return []
     lines = [line for line in answer.splitlines() if line.strip() and "No devices were found" not in line]
-    return [_nvidia_device(dict(zip(fields.values(), row, strict=True))) for row in csv.reader(lines)]
-
-
-def _nvidia_device(row: dict[str, str]) -> Facts:
-    # "[N/A]", "[Not Supported]", "[Unknown Error]": nvidia-smi puts what it cannot query in brackets.
-    device: Facts = {key: None if text.strip().startswith("[") else text.strip() for key, text in row.items()}
-    mib = device.pop("memory_total_mib")
-    device["memory_total_bytes"] = int(mib) * 2**20 if mib is not None else None
-    device["index"] = int(device["index"]) if device["index"] is not None else None
-    return device
+    devices: list[Facts] = []
+    for row in csv.reader(lines):
+        # "[N/A]", "[Not Supported]", "[Unknown Error]": nvidia-smi puts what it cannot query in brackets.
+        cells = [None if text.strip().startswith("[") else text.strip() for text in row]
+        device: Facts = dict(zip(fields.values(), cells, strict=True))
+        mib = device.pop("memory_total_mib")
+        device["memory_total_bytes"] = int(mib) * 2**20 if mib is not None else None
+        device["index"] = int(device["index"]) if device["index"] is not None else None
+        devices.append(device)
+    return devices
 
 
 def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
@@ -172,21 +172,15 @@ def rocm(home: Path) -> Facts | None:
     version = first_line(home / ".info/version")
     if version is None:
         return None
-    versions = ((name, _component_version(home / "lib/cmake" / name)) for name in _ROCM_COMPONENTS)
-    return {
-        "path": os.path.realpath(home),
-        "version": version,
-        "components": {name: each for name, each in versions if each is not None},
-    }
-
-
-def _component_version(folder: Path) -> str | None:
-    for file in sorted(folder.glob("*.cmake")):
-        if file.name.lower().endswith(("config-version.cmake", "configversion.cmake")):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            found = re.search(r'set\s*\(\s*PACKAGE_VERSION\s+"([^"]+)"', text)
-            return found[1] if found else None
-    return None
+    components: dict[str, str] = {}
+    for name in _ROCM_COMPONENTS:
+        for file in sorted((home / "lib/cmake" / name).glob("*.cmake")):
+            if file.name.lower().endswith(("config-version.cmake", "configversion.cmake")):
+                text = file.read_text(encoding="utf-8", errors="replace")
+                if found := re.search(r'set\s*\(\s*PACKAGE_VERSION\s+"([^"]+)"', text):
+                    components[name] = found[1]
+                break
+    return {"path": os.path.realpath(home), "version": version, "components": components}
 
 
 def compilers(guard: Guard) -> Facts:

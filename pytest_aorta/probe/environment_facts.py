@@ -140,12 +140,8 @@ def _show(path: str, value: Any) -> Value:
     if isinstance(value, list):
         return tuple(dict.fromkeys(map(str, value)))
     if path.endswith(("_bytes", "_mhz")) and isinstance(value, int | float):
-        return _gibibytes(value) if path.endswith("_bytes") else f"{value:.0f} MHz"
+        return f"{value / 2**30:.1f} GiB".replace(".0 ", " ") if path.endswith("_bytes") else f"{value:.0f} MHz"
     return str(value)[:_COMMIT] if path in ("git.commit", "torch.git_version") else str(value)
-
-
-def _gibibytes(value: float) -> str:
-    return f"{value / 2**30:.1f} GiB".replace(".0 ", " ")
 
 
 #: Keys of a section that are other ones in every trial: without them, most trials have equal sections.
@@ -283,9 +279,15 @@ def clause(fact: Fact, before: Values, after: Values) -> str:
     name = "" if fact.name == GPUS else fact.name
     one, two = (values[0][0] if len(values) == 1 else None for values in (before, after))
     if isinstance(one, tuple) and isinstance(two, tuple):
-        return f"{name}: {_changed_words(one, two)}"
-    if fact.section == FILES and (_is_absent(before) or _is_absent(after)):
-        return f"{name} is {'new' if _is_absent(before) else 'gone'}"
+        parts = []
+        for what, words, others in (("without", one, two), ("with", two, one)):
+            if changed := [_cut(word) for word in words if word not in others]:
+                more = len(changed) - _MOST
+                parts.append(f"{what} {', '.join(changed[:_MOST])}" + (f" and {more} more" if more > 0 else ""))
+        return f"{name}: {', '.join(parts) or 'in another order'}"
+    was_absent, is_absent = ([value for value, _ in values] == [None] for values in (before, after))
+    if fact.section == FILES and (was_absent or is_absent):
+        return f"{name} is {'new' if was_absent else 'gone'}"
     if is_hidden(one) and is_hidden(two):
         return f"{name} changed{', value not recorded' if _is_variable(fact.section) else ''}"
     return f"{name} {_side(fact, before)} -> {_side(fact, after)}".strip()
@@ -313,21 +315,6 @@ def _shown(fact: Fact, value: Value | None) -> str:
     if is_hidden(value):
         return "(value not recorded)" if _is_variable(fact.section) else f"({str(value)[len(DIGEST) :][:8]})"
     return _cut(", ".join(value) if isinstance(value, tuple) else value) or "(empty)"
-
-
-def _changed_words(one: tuple[str, ...], two: tuple[str, ...]) -> str:
-    gone, new = ([word for word in words if word not in others] for words, others in ((one, two), (two, one)))
-    parts = [f"{what} {_listed(words)}" for what, words in (("without", gone), ("with", new)) if words]
-    return ", ".join(parts) or "in another order"
-
-
-def _listed(words: list[str]) -> str:
-    more = len(words) - _MOST
-    return ", ".join(map(_cut, words[:_MOST])) + (f" and {more} more" if more > 0 else "")
-
-
-def _is_absent(values: Values) -> bool:
-    return [value for value, _ in values] == [None]
 
 
 def _cut(text: str) -> str:

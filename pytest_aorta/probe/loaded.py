@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -218,9 +219,6 @@ _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 #: Under this name, an answer lists what could not be searched.
 _UNSEARCHED = ""
 
-#: Label and identity of files, by path.
-Files = Mapping[str, tuple[str, tuple[int, ...]]]
-
 
 class OutOfTime(Exception): ...
 
@@ -232,7 +230,7 @@ class Watch:
     names: Collection[str]
     #: Whether an import has had child processes already.
     had_children: bool = False
-    children: Children = field(default_factory=lambda: children_now())
+    children: Children = field(default_factory=children_now)
     seconds: float = PATIENCE
 
     def limit(self, timeout: float | None, stall_timeout: float | None, spent: float) -> None:
@@ -262,16 +260,16 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
     if folder is None:
         return {"note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one"}
     note_sources()
-    search = _Search(folder, sorted(set(names)), time.monotonic() + seconds)
-    objects = {path: (printable(os.path.basename(path)), identity) for path, identity in mapped_files().items()}
+    names, deadline = sorted(set(names)), time.monotonic() + seconds
+    files = {path: (printable(os.path.basename(path)), identity) for path, identity in mapped_files().items()}
+    files |= _sources
     try:
-        files = {**objects, **_sources}
-        answer: dict[str, list[str]] = search.kept(_key(files, search.names), lambda: search.files(files))
+        answer: dict[str, list[str]] = _kept(folder, (files, names), lambda: search(files, names, folder, deadline))
     except OutOfTime:
         return {"note": f"not searched: it would have taken longer than {seconds:.1f} s"}
     # The loader compares names of its own by their end alone, so that a search finds some of them only.
-    answer = {**{name: ["the dynamic loader"] for name in search.names if name.startswith("LD_")}, **answer}
-    labels = {name: answer.get(name, []) for name in search.names}
+    answer = {**{name: ["the dynamic loader"] for name in names if name.startswith("LD_")}, **answer}
+    labels = {name: answer.get(name, []) for name in names}
     found: Facts = {"by": {name: {"count": len(each), "first": each[:_MOST_LABELS]} for name, each in labels.items()}}
     unsearched = sorted(set(answer.get(_UNSEARCHED, [])))
     return {**found, "unsearched": unsearched[:_MOST_LABELS]} if unsearched else found
@@ -293,65 +291,61 @@ def note_sources() -> None:
             _sources[path] = printable(name), file_identity(path)
 
 
-class _Search:
-    def __init__(self, folder: Path, names: list[str], deadline: float) -> None:
-        self.names = names
-        self._folder = folder
-        self._deadline = deadline
-
-    def files(self, files: Files) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for path, (label, identity) in files.items():
-            try:
-                content = _content(path, identity)
-                names = [name for name in self.names if self._contains(content, path, identity, name)]
-            except OSError:
-                names = [_UNSEARCHED]
+def search(
+    files: Mapping[str, tuple[str, Identity]], names: Collection[str], folder: Path, deadline: float
+) -> dict[str, list[str]]:
+    """The labels of the ``files`` that contain each of the names; files are labels and identities, by path."""
+    found: dict[str, list[str]] = {}
+    for path, (label, identity) in files.items():
+        try:
+            content = _content(path, identity)
             for name in names:
-                found.setdefault(name, []).append(label)
-        return found
+                holds = partial(_holds, content, os.fsencode(name), deadline)
+                if _kept(folder, (path, identity, name), holds) if len(content) >= _LARGE else holds():
+                    found.setdefault(name, []).append(label)
+        except OSError:
+            found.setdefault(_UNSEARCHED, []).append(label)
+    return found
 
-    def _contains(self, content: bytes | mmap.mmap, path: str, identity: tuple[int, ...], name: str) -> bool:
-        if len(content) < _LARGE:
-            return self._holds(content, os.fsencode(name))
-        answer: bool = self.kept(_key(path, identity, name), lambda: self._holds(content, os.fsencode(name)))
-        return answer
 
-    def _holds(self, content: bytes | mmap.mmap, word: bytes) -> bool:
-        if isinstance(content, bytes):
-            found = self._occurrences(content, word)
-            return any(content[at - 1 : at] not in _IN_NAMES and _ends(content, at, word) for at in found)
-        if any(_is_stored(content, at, word) for at in self._occurrences(content, word[:_OPERAND])):
-            return True
-        # oneDNN puts its names together from such parts as ONEDNN_ and MAX_CPU_ISA.
-        family, _, rest = word.partition(b"_")
-        parts = (family + b"_\0", rest + b"\0")
-        return family in (b"ONEDNN", b"DNNL") and all(any(True for _ in self._occurrences(content, p)) for p in parts)
+def _holds(content: bytes | mmap.mmap, word: bytes, deadline: float) -> bool:
+    if isinstance(content, bytes):
+        found = _occurrences(content, word, deadline)
+        return any(content[at - 1 : at] not in _IN_NAMES and _ends(content, at, word) for at in found)
+    if any(_is_stored(content, at, word) for at in _occurrences(content, word[:_OPERAND], deadline)):
+        return True
+    # oneDNN puts its names together from such parts as ONEDNN_ and MAX_CPU_ISA.
+    family, _, rest = word.partition(b"_")
+    parts = (family + b"_\0", rest + b"\0")
+    return family in (b"ONEDNN", b"DNNL") and all(any(True for _ in _occurrences(content, p, deadline)) for p in parts)
 
-    def _occurrences(self, content: bytes | mmap.mmap, word: bytes) -> Iterator[int]:
-        for start in range(0, len(content), _CHUNK):
-            if time.monotonic() > self._deadline:
-                raise OutOfTime
-            end = start + _CHUNK + len(word) - 1
-            at = content.find(word, start, end)
-            while at >= 0:
-                yield at
-                at = content.find(word, at + 1, end)
 
-    def kept(self, key: str, find: Callable[[], Any]) -> Any:
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((self._folder / key).read_bytes())
-        found = find()
-        with contextlib.suppress(OSError):
-            files = list(os.scandir(self._folder))
-            if len(files) >= _MOST_KEPT:
-                for entry in sorted(files, key=lambda each: each.stat().st_mtime_ns)[: _MOST_KEPT // 2]:
-                    os.unlink(entry)
-            # Without tempfile, which a trial may not have imported: it brings a random generator along.
-            unfinished = self._folder / f"{key}.{os.getpid()}.tmp"
-            unfinished.write_text(json.dumps(found), encoding="utf-8")
-            os.replace(unfinished, self._folder / key)
-        return found
+def _occurrences(content: bytes | mmap.mmap, word: bytes, deadline: float) -> Iterator[int]:
+    for start in range(0, len(content), _CHUNK):
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        end = start + _CHUNK + len(word) - 1
+        at = content.find(word, start, end)
+        while at >= 0:
+            yield at
+            at = content.find(word, at + 1, end)
+
+
+def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
+    key = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:40]
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((folder / key).read_bytes())
+    found = find()
+    with contextlib.suppress(OSError):
+        files = list(os.scandir(folder))
+        if len(files) >= _MOST_KEPT:
+            for entry in sorted(files, key=lambda each: each.stat().st_mtime_ns)[: _MOST_KEPT // 2]:
+                os.unlink(entry)
+        # Without tempfile, which a trial may not have imported: it brings a random generator along.
+        unfinished = folder / f"{key}.{os.getpid()}.tmp"
+        unfinished.write_text(json.dumps(found), encoding="utf-8")
+        os.replace(unfinished, folder / key)
+    return found
 
 
 def _content(path: str, identity: tuple[int, ...]) -> bytes | mmap.mmap:
@@ -375,10 +369,6 @@ def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:
 
 def _ends(content: bytes | mmap.mmap, at: int, word: bytes) -> bool:
     return content[at + len(word) : at + len(word) + 1] not in _IN_NAMES
-
-
-def _key(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
 def _cache_folder() -> Path | None:

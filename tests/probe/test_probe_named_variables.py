@@ -47,8 +47,8 @@ def settled(search: Callable[[], Facts]) -> Facts:
 
 def in_libraries(paths: list[Path], names: set[str]) -> set[str]:
     """Those of the names that one of these libraries contains."""
-    search = module._Search(module._cache_folder() or Path(), sorted(names), deadline=float("inf"))
-    return set(search.files({str(path): (path.name, file_identity(str(path))) for path in paths}))
+    files = {str(path): (path.name, file_identity(str(path))) for path in paths}
+    return set(module.search(files, sorted(names), module._cache_folder() or Path(), deadline=float("inf")))
 
 
 def compiled(folder: Path, source: str, *options: str, compiler: str = "gcc") -> Path:
@@ -201,7 +201,7 @@ print(json.dumps(named("ANY")))
 
 def test_what_was_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     first = look("OMP_NUM_THREADS", "NOT_READ")
-    monkeypatch.setattr(module._Search, "_holds", lambda *arguments: pytest.fail("searched again"))
+    monkeypatch.setattr(module, "_holds", lambda *arguments: pytest.fail("searched again"))
     assert look("NOT_READ", "OMP_NUM_THREADS") == first
 
 
