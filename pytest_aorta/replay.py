@@ -24,10 +24,9 @@ from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.triage.environments import Environments
 from pytest_aorta.triage.environments import differences as differences_of_environments
 from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, elastic_options
-from pytest_aorta.trials.fingerprint import IMPORTED_LATER, differences, parts_of
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, TrialResult
-from pytest_aorta.trials.spec import Origin, TrialSpec
+from pytest_aorta.trials.spec import IMPORTED_LATER, Origin, TrialSpec, differences, parts_of
 from pytest_aorta.workspace.paths import REPLAY, TrialPaths
 
 #: What is compared: not what depends on slots, or on how far the trial came.

@@ -156,7 +156,7 @@ _SCRIPT = """
 from dataclasses import replace
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
-from pytest_aorta.trials.fingerprint import Ingredients, fingerprint, fingerprint_parts
+from pytest_aorta.trials.spec import Ingredients, fingerprint, fingerprint_parts
 selection = Selection(
     workloads=("gemm", "fsdp"), trials=3, mitigations=(("none",), ("xnack",), ("xnack", "none")),
     config={"b": "1", "a": "2", "kinds": {"x", "y", "z"}}, extra_env={"Y": "1", "X": "2"},

@@ -24,7 +24,6 @@ from pytest_aorta.probe.variables import redacted_command_line, shown_value
 from pytest_aorta.registry import Environment
 from pytest_aorta.runtime.hosts import without_values
 from pytest_aorta.trials.execution import FILES
-from pytest_aorta.trials.fingerprint import fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.outcome import Observation, conclude, recorded_result, warnings_of
 from pytest_aorta.trials.records import Failure
 from pytest_aorta.trials.result import (
@@ -39,7 +38,7 @@ from pytest_aorta.trials.result import (
     SideBySide,
     TrialResult,
 )
-from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.spec import TrialSpec, fingerprint, recorded_parts, requested_parts
 from pytest_aorta.trials.workload import to_plain
 
 

@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.nodes import is_multi_node
-from pytest_aorta.trials.fingerprint import ImposedCounts, Ingredients, Parts, fingerprint_parts
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import Free
-from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.spec import ImposedCounts, Ingredients, Parts, TrialSpec, fingerprint_parts
 
 
 class WorkloadInfo(BaseModel):

@@ -23,8 +23,8 @@ from pytest_aorta.probe.environment_facts import (
     sections,
 )
 from pytest_aorta.probe.variables import DIGEST, REDACTED
-from pytest_aorta.trials.fingerprint import IMPORTED_LATER
 from pytest_aorta.trials.records import canonical_json
+from pytest_aorta.trials.spec import IMPORTED_LATER
 
 #: Gives the list of distributions with a digest, name to version, where there is one.
 Installed = Callable[[str], Mapping[str, str] | None]

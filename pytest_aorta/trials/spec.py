@@ -1,18 +1,23 @@
-"""The request for one trial: everything resolved from names to values."""
+"""The request for one trial: everything resolved from names to values, and the fingerprint of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.trials.execution import Execution, Limits, Resources
+from pytest_aorta.probe.guard import plain
+from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
+from pytest_aorta.trials.execution import DEFAULTS, PLACES, Execution, Limits, Resources
+from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.seeding import derived_seed
 
 if TYPE_CHECKING:  # not in the processes of trials
     from pytest_aorta.registry import Environment, WorkloadEntry
+    from pytest_aorta.trials.result import TrialResult
 
 
 @dataclass(frozen=True)
@@ -112,3 +117,260 @@ class TrialSpec:
 @lru_cache(maxsize=4096)
 def _cell(environment: str, mitigations: tuple[str, ...]) -> str:
     return f"{identifier(environment)}-{'+'.join(map(identifier, mitigations))}"
+
+
+# What the request of a trial is made of, part by part, and the fingerprint that is taken of all parts. A part is a JSON
+# value. Parts that are empty are left out: the fingerprint does not change when a version learns to look at something
+# that this trial does not have.
+
+Parts = dict[str, Any]
+
+#: Parts that a record has under names of their own.
+_ELSEWHERE = ("config", "mitigations", "trial")
+
+#: The part that is known only when a trial is over; the fingerprint is without it.
+IMPORTED_LATER = "imported_later"
+
+#: Parts that the request alone decides. A record of a trial whose cell was not prepared has no others.
+REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "cwd", "memory", "elastic")
+
+#: Of the surroundings, what processes of one trial may have different values of.
+_OF_ONE_PROCESS = ("interpreter", "cpus", "variables")
+
+
+@dataclass(frozen=True)
+class ImposedCounts:
+    """What the resources of a run change for a trial, as numbers that are equal for all trials of a cell.
+
+    Which of the cores and devices a trial gets depends on what else runs, and is in its record only.
+
+    Attributes:
+        threads: computing threads of each process; ``None`` for as many as alone.
+        cores: physical cores that it is kept on; ``None`` for all.
+        devices: number of devices that it sees; ``None`` where they are left alone.
+    """
+
+    threads: int | None = None
+    cores: int | None = None
+    devices: int | None = None
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a process that has imported the workload knows of it.
+
+    Attributes:
+        config: options of the workload.
+        sources: digests of its source files.
+        data_files: digests of the files that it declares; ``None`` for one that is not there.
+        surroundings: as of ``probe.surroundings``.
+    """
+
+    config: Mapping[str, Any]
+    sources: Mapping[str, str] = field(default_factory=dict)
+    data_files: Mapping[str, str | None] = field(default_factory=dict)
+    surroundings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def fingerprint_parts(
+    spec: TrialSpec,
+    ingredients: Ingredients,
+    nproc: int,
+    imposes: ImposedCounts = ImposedCounts(),
+    *,
+    together: bool = False,
+) -> Parts:
+    """All parts of the request of a trial.
+
+    Args:
+        spec: the trial.
+        ingredients: of its workload.
+        nproc: number of ranks.
+        imposes: what the resources of the run change for it.
+        together: whether several pytest processes run it together: each of them decides whether an earlier result is
+            kept, and all have to decide alike, so what each process may have of its own is left out.
+    """
+    environment, execution = spec.environment, spec.execution
+    where, _, cls = spec.workload.target.rpartition(":")
+    surroundings = dict(ingredients.surroundings)
+    if together:
+        for name in _OF_ONE_PROCESS:
+            surroundings.pop(name, None)
+    else:
+        surroundings["variables"] = dict(surroundings.get("variables", {}))
+        for name in spec.overlay:
+            surroundings["variables"].pop(name, None)
+    parts: Parts = {
+        "workload": [spec.workload.name, cls if where.endswith(".py") else spec.workload.target],
+        "sources": dict(ingredients.sources),
+        "data_files": dict(ingredients.data_files),
+        "config": dict(ingredients.config),
+        # Its variables are in the overlay, and where it is registered decides nothing.
+        "environment": {
+            name: value for name, value in vars(environment).items() if value and name not in ("env", "source_package")
+        },
+        "mitigations": list(spec.mitigations),
+        "overlay": {name: _without_secrets(name, value) for name, value in spec.overlay.items()},
+        "launcher": execution.launcher,
+        "nproc": nproc,
+        "isolation": execution.isolation,
+        "preload": list(execution.preloaded),  # what the first trial imports changes nothing that the others see
+        "cwd": None if execution.cwd == "here" else execution.cwd,
+        "trial": spec.trial_index,
+        "memory": spec.limits.memory,
+        "seed": spec.seed,
+        "collect": list(spec.collect),
+        "imposed": {name: value for name, value in asdict(imposes).items() if value is not None},
+        **surroundings,
+    }
+    if execution.elastic != DEFAULTS:
+        parts["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(PLACES)}
+    return {name: value for name, value in parts.items() if value is not None and value != {} and value != []}
+
+
+def requested_parts(spec: TrialSpec) -> Parts:
+    """The parts that are known without the workload: those of ``REQUESTED``, as far as they are not empty."""
+    parts = fingerprint_parts(spec, Ingredients({}), 0)
+    return {name: parts[name] for name in REQUESTED if name in parts}
+
+
+def _without_secrets(name: str, value: str) -> str:
+    known = next(iter(recorded_variables({name: value}).values()), REDACTED)
+    return (
+        known
+        if known != REDACTED
+        else DIGEST + hashlib.sha256(value.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    )
+
+
+def fingerprint(parts: Parts) -> str:
+    """Digest of all parts that are known before the trial starts."""
+    known = dict(parts)
+    known.pop(IMPORTED_LATER, None)
+    return hashlib.sha256(canonical_json(known).encode()).hexdigest()
+
+
+def recorded_parts(parts: Parts, imported_later: Mapping[str, str]) -> Parts:
+    """What a record has as ``fingerprint_parts``.
+
+    ``imported_later``: digests of the source files that were imported after the preparation of the cell.
+    """
+    recorded: Parts = plain(parts)  # names and paths that are no UTF-8 cannot be written
+    for name in _ELSEWHERE:
+        recorded.pop(name, None)
+    return {**recorded, IMPORTED_LATER: plain(imported_later)} if imported_later else recorded
+
+
+def parts_of(record: TrialResult) -> Parts:
+    """All parts of the request that a record is of; empty where it does not say, or not all."""
+    if not record.fingerprint_parts or record.request_fingerprint is None:
+        return {}
+    elsewhere = (record.config, record.mitigations_applied, record.trial_index)
+    return {**dict(zip(_ELSEWHERE, elsewhere, strict=True)), **record.fingerprint_parts}
+
+
+#: Longest value that is shown.
+_LONGEST = 60
+
+#: What is said of a request that an earlier version has recorded.
+UNKNOWN = "recorded without the parts of its request"
+
+#: Name to version of all installed distributions.
+Versions = Mapping[str, str]
+
+
+def differences(
+    earlier: Parts, now: Parts, installed: Callable[[str], Versions | None] = lambda digest: None
+) -> list[str]:
+    """One line for each thing that has changed: ``OMP_NUM_THREADS 4 -> 1``, ``mymodule.py changed``.
+
+    Values of variables are shown where they may be recorded of any environment.
+
+    Args:
+        earlier: parts of the request that a record is of.
+        now: parts of the request that is to be carried out.
+        installed: gives the list of distributions with a digest, where there is one.
+    """
+    if not earlier:
+        return [UNKNOWN]
+    found: list[str] = []
+    for name in dict.fromkeys([*now, *earlier]):
+        before, after = earlier.get(name), now.get(name)
+        if before == after or name in (IMPORTED_LATER, "packages"):
+            continue
+        if name in ("sources", "data_files"):
+            found += changed_files(before or {}, after or {})
+        elif name in ("overlay", "variables"):
+            found += _each("", _variables(earlier), _variables(now), missing="unset")
+        elif name in _MAPPINGS:
+            found += _each(_MAPPINGS[name], before or {}, after or {})
+        elif name in _BUILDS:
+            found.append(_build(_BUILDS[name], str(before), str(after)))
+        else:
+            missing = _DEFAULTS.get(name, "none")
+            found.append(f"{_NAMES.get(name, name)} {_shown(before, missing)} -> {_shown(after, missing)}")
+    if earlier.get("packages") != now.get("packages"):
+        known = {line.partition(" ")[0] for line in found}
+        lines = _packages(earlier.get("packages"), now.get("packages"), installed)
+        found += [line for line in lines if line.partition(" ")[0] not in known]
+    return list(dict.fromkeys(found))
+
+
+#: Parts whose names say too little.
+_NAMES = {
+    "cpus": "number of CPUs",
+    "cwd": "working directory",
+    "nproc": "number of ranks",
+    "trial": "trial index",
+}
+
+#: Values that are left out.
+_DEFAULTS = {"cwd": "here"}
+
+#: Parts that begin with a version, which is all that is shown when it is another one.
+_BUILDS = {"python": "Python", "torch": "torch"}
+
+#: Parts that are mappings, and what stands before their names.
+_MAPPINGS = {"config": "option ", "environment": "environment ", "elastic": "elastic ", "imposed": "imposed "}
+
+
+def _variables(parts: Parts) -> dict[str, str]:
+    return {**parts.get("variables", {}), **parts.get("overlay", {})}
+
+
+def _each(what: str, before: Mapping[str, Any], after: Mapping[str, Any], missing: str = "none") -> list[str]:
+    found = []
+    for name in dict.fromkeys([*after, *before]):
+        if canonical_json(before.get(name)) != canonical_json(after.get(name)):  # a NaN equals a NaN
+            one, two = (_shown(mapping.get(name), missing) for mapping in (before, after))
+            found.append(f"{what}{name} changed" if one == two else f"{what}{name} {one} -> {two}")
+    return found
+
+
+def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    changed = [path for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
+    words = ((path, before.get(path) is None, after.get(path) is None) for path in changed)
+    return [f"{path} {'is new' if is_new else 'is gone' if is_gone else 'changed'}" for path, is_new, is_gone in words]
+
+
+def _packages(before: Any, after: Any, installed: Callable[[str], Versions | None]) -> list[str]:
+    one, two = (None if digest is None else installed(digest) for digest in (before, after))
+    if one is None or two is None:
+        return ["installed packages changed"]
+    return [
+        f"{name} {one.get(name, 'not installed')} -> {two.get(name, 'not installed')}"
+        for name in sorted(one.keys() | two.keys())
+        if one.get(name) != two.get(name)
+    ]
+
+
+def _build(what: str, before: str, after: str) -> str:
+    one, two = (build.partition(" ")[0] for build in (before, after))
+    return f"{what} {one} -> {two}" if one != two else f"{what} {one} built anew"
+
+
+def _shown(value: Any, missing: str = "none") -> str:
+    if value is None:
+        return missing
+    text = REDACTED if str(value).startswith(DIGEST) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -24,10 +24,9 @@ from pytest_aorta.probe.guard import plain
 from pytest_aorta.registry import Registry, RegistryError
 from pytest_aorta.settings import OPTION, mitigation_set
 from pytest_aorta.trials.execution import elastic_options
-from pytest_aorta.trials.fingerprint import REQUESTED, requested_parts
 from pytest_aorta.trials.output import OutputRules
 from pytest_aorta.trials.records import canonical_json, decode_non_finite
-from pytest_aorta.trials.spec import TrialSpec
+from pytest_aorta.trials.spec import REQUESTED, TrialSpec, requested_parts
 from pytest_aorta.trials.workload import to_plain
 from pytest_aorta.workflow.known import Request
 from pytest_aorta.workflow.recipe import Action, Recipe

@@ -11,16 +11,16 @@ import pytest
 
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.trials.execution import Execution, Limits
-from pytest_aorta.trials.fingerprint import (
+from pytest_aorta.trials.spec import (
     UNKNOWN,
     ImposedCounts,
     Ingredients,
     Parts,
+    TrialSpec,
     differences,
     fingerprint,
     fingerprint_parts,
 )
-from pytest_aorta.trials.spec import TrialSpec
 
 SPEC = TrialSpec(
     workload=WorkloadEntry("w", "module:W", "test"),

@@ -21,8 +21,8 @@ from pytest_aorta.runtime.resources.devices import (
 )
 from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases
 from pytest_aorta.trials.execution import Resources
-from pytest_aorta.trials.fingerprint import ImposedCounts
 from pytest_aorta.trials.result import Imposed, SideBySide
+from pytest_aorta.trials.spec import ImposedCounts
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.host.trial_host import Slot
