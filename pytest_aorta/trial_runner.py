@@ -18,7 +18,7 @@ from pytest_aorta.workspace.trial_store import TrialStore
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import ResumedTrial, RunningTrial, SlotTrial, TrialEngine
-    from pytest_aorta.launch.host.place import TemporaryFolders
+    from pytest_aorta.launch.host.folders import TemporaryFolders
     from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
@@ -177,7 +177,7 @@ class TrialRunner:
 
     def _temporary(self) -> TemporaryFolders:
         if self._folders is None:
-            from pytest_aorta.launch.host.place import TemporaryFolders
+            from pytest_aorta.launch.host.folders import TemporaryFolders
 
             self._folders = TemporaryFolders()
         return self._folders

@@ -224,22 +224,18 @@ class SlotTrial(SlotJob):
             self._settle(error=error)
 
     def give_up(self, error: Exception | None = None) -> None:
-        """It will not run."""
         self._settle(error=error)
 
     def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
-        """A phase, or the trial during it, has ended."""
         with self._changed:
             self._ended[phase] = not failed
             self._changed.notify_all()
 
     def warn(self, text: str) -> None:
-        """A warning for the user."""
         with self._changed:
             self._warnings.append(text)
 
     def packages_listed(self, listing: dict[str, Any]) -> None:
-        """The installed distributions, once for each host and list."""
         self.on_packages(listing)
 
     def _settle(self, record: TrialResult | None = None, error: BaseException | None = None) -> None:
@@ -383,7 +379,14 @@ class MultiNodePlan:
                 f"but --aorta-host names {len(hosts)}"
             )
         self.count = min(options.nnodes[1], len(hosts))
-        self._endpoint = options.rdzv_endpoint or _endpoint_on(hosts[0])
+        at = options.rdzv_endpoint
+        if at is None:
+            import execnet
+
+            first = execnet.XSpec(hosts[0])
+            host = str(first.ssh).split()[-1].rpartition("@")[2]
+            at = f"localhost:{free_port()}" if first.popen else f"{host}:{_PORT}"
+        self._endpoint = at
 
     @property
     def endpoint(self) -> tuple[str, int]:
@@ -397,19 +400,6 @@ class MultiNodePlan:
         nnodes = (least, max(least, self.count))
         elastic = replace(elastic, nnodes=nnodes, node_rank=node, rdzv_endpoint=self._endpoint)
         return replace(spec, execution=replace(spec.execution, elastic=elastic))
-
-
-def plan_nodes(options: ElasticOptions | None, hosts: Sequence[str]) -> MultiNodePlan | None:
-    return MultiNodePlan(options, hosts) if options is not None and hosts and is_multi_node(options) else None
-
-
-def _endpoint_on(host: str) -> str:
-    import execnet
-
-    spec = execnet.XSpec(host)
-    if spec.popen:
-        return f"localhost:{free_port()}"
-    return f"{str(spec.ssh).split()[-1].rpartition('@')[2]}:{_PORT}"
 
 
 class TrialEngine:
@@ -436,8 +426,14 @@ class TrialEngine:
         self._identity = identity or {}
         self._grace = grace
         self._results = results
-        self._nodes = plan_nodes(elastic, resources.hosts)
-        self._node_store = None if elastic is None or resources.hosts else _node_store(elastic)
+        self._nodes: MultiNodePlan | None = None
+        #: Where the nodes meet, if this is the first of them.
+        self._node_store: tuple[str, int] | None = None
+        if elastic is not None and resources.hosts and is_multi_node(elastic):
+            self._nodes = MultiNodePlan(elastic, resources.hosts)
+        elif elastic is not None and not resources.hosts:
+            at = endpoint(elastic)
+            self._node_store = at if node_rank(elastic) == 0 else None
         self._lock = threading.Lock()
         self._pool: JobPool | None = None
         self._hosts: list[Any] = []
@@ -593,8 +589,3 @@ class _CellCheck(SlotJob):
             except FutureTimeout:
                 continue
         return None
-
-
-def _node_store(elastic: ElasticOptions) -> tuple[str, int] | None:
-    at = endpoint(elastic)
-    return at if node_rank(elastic) == 0 else None

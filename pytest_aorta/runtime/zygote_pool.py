@@ -27,9 +27,6 @@ class _Entry:
         self.error: ZygoteError | None = None
         self.users = 0
 
-    def has_died(self) -> bool:
-        return self.zygote is not None and not self.zygote.against_forking and not self.zygote.alive()
-
 
 class ZygotePool:
     """Zygotes by their specification's key; beyond the bound, the least recently used unused one is closed.
@@ -74,18 +71,20 @@ class ZygotePool:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
             entry.users += 1
-            surplus = self._surplus()
-        for other in surplus:
-            other.close()
+            unused = [other for other, held in self._entries.items() if held.users == 0]
+            surplus = [self._entries.pop(other).zygote for other in unused[: max(0, len(self._entries) - self._limit)]]
+        for zygote in surplus:
+            if zygote is not None:
+                zygote.close()
         try:
             while not entry.starting.acquire(timeout=LOOK):
                 self._check(wanted)
             try:
                 self._check(wanted)
-                if entry.has_died():
-                    assert entry.zygote is not None
-                    entry.zygote.death()  # tasks still waiting learn how it died, not that it was closed
-                    entry.zygote.close()
+                zygote = entry.zygote
+                if zygote is not None and not zygote.against_forking and not zygote.alive():
+                    zygote.death()  # tasks still waiting learn how it died, not that it was closed
+                    zygote.close()
                     entry.zygote = None
                 if entry.error is not None:
                     raise entry.error
@@ -129,13 +128,6 @@ class ZygotePool:
             with self._lock:
                 self._starting.discard(zygote)
         return zygote
-
-    def _surplus(self) -> list[Zygote]:
-        unused = [(key, entry.zygote) for key, entry in self._entries.items() if entry.users == 0]
-        surplus = unused[: max(0, len(self._entries) - self._limit)]
-        for key, _ in surplus:
-            del self._entries[key]
-        return [zygote for _, zygote in surplus if zygote is not None]
 
     def release(self, zygote: Zygote) -> None:
         """Give up one use; a zygote without uses may be closed to make room."""

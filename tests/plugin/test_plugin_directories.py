@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
-from pytest_aorta.launch.host.directories import SharedFolder, copy_folder, remove_unchanged
+from pytest_aorta.launch.host.folders import SharedFolder, copy_folder, remove_unchanged
 
 PYTHON = shlex.quote(sys.executable)
 
@@ -147,7 +147,7 @@ def test_a_copy_is_complete_and_what_is_unchanged_goes(tmp_path: Path) -> None:
 
 
 def test_what_trials_leave_in_a_shared_folder_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_aorta.launch.host.directories._TIMES", 0)
+    monkeypatch.setattr("pytest_aorta.launch.host.folders._TIMES", 0)
     for name in ("old", "many/0", "few/0"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -21,8 +21,16 @@ from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
 from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygote, CellZygotes, start_limits
-from pytest_aorta.launch.host.directories import Manifest, copy_folder, remove_unchanged
-from pytest_aorta.launch.host.place import TemporaryFolders, TrialFolders, clear_place, make_place, share_place
+from pytest_aorta.launch.host.folders import (
+    Manifest,
+    TemporaryFolders,
+    TrialFolders,
+    clear_place,
+    copy_folder,
+    make_place,
+    remove_unchanged,
+    share_place,
+)
 from pytest_aorta.launch.host.trial_files import (
     TrialFiles,
     collect_artifacts,

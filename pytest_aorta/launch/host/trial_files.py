@@ -74,15 +74,18 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
     """
     kept = []
     exchanged_is_read = own_rank() == 0  # rank 0 has still to read what another rank has written
-    for path in _files_of(folder):
-        with contextlib.suppress(OSError):
-            name = path.name
-            if name.endswith(STACKS) and path.stat().st_size == 0:
-                path.unlink()
-            elif name.endswith(_KEPT):
-                kept.append(path)
-            elif exchanged_is_read and (name.endswith(_EXCHANGED) or path.match("torchrun*.json")):
-                path.unlink()
+    for root, folders, names in os.walk(folder):
+        if root == os.fspath(folder) and FILES in folders:
+            folders.remove(FILES)  # the trial's own
+        for name in names:
+            path = Path(root, name)
+            with contextlib.suppress(OSError):
+                if name.endswith(STACKS) and path.stat().st_size == 0:
+                    path.unlink()
+                elif name.endswith(_KEPT):
+                    kept.append(path)
+                elif exchanged_is_read and (name.endswith(_EXCHANGED) or path.match("torchrun*.json")):
+                    path.unlink()
     relative = [path.relative_to(folder.parent) for path in sorted(kept)]
     return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
 
@@ -129,15 +132,6 @@ def opened_files(folder: Path, copy: Path | None, project: Path, results: Path |
     digests = {str(path): digest for path in files if (digest := file_digest(path)) is not None}
     written = [str(path.relative_to(project)) for path in inside(found[b"w"])]
     return OpenedFiles(digests, written, sorted(path.name for path in found[b"d"]))
-
-
-def _files_of(folder: Path) -> list[Path]:
-    found = []
-    for root, folders, files in os.walk(folder):
-        if root == os.fspath(folder) and FILES in folders:
-            folders.remove(FILES)
-        found += [Path(root, name) for name in files]
-    return found
 
 
 def _rank_to_read(seen: Observation) -> int | None:

@@ -12,8 +12,7 @@ from pytest_aorta.launch.environment import TrialOrder
 from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocator, SlotJob
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
-from pytest_aorta.launch.host.directories import SharedFolder
-from pytest_aorta.launch.host.place import TemporaryFolders
+from pytest_aorta.launch.host.folders import SharedFolder, TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
 from pytest_aorta.launch.launch_mode import own_rank, under_launcher
 from pytest_aorta.launch.nodes import NodeStore

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.host.place import TemporaryFolders
+from pytest_aorta.launch.host.folders import TemporaryFolders
 from pytest_aorta.trials.execution import KEPT_DAYS
 
 KILLED = """
 import os, pathlib, signal, sys
-from pytest_aorta.launch.host.place import TemporaryFolders
+from pytest_aorta.launch.host.folders import TemporaryFolders
 folders = TemporaryFolders()
 for keep in (False, True):
     path = folders.make(sys.argv[1], "trial")
