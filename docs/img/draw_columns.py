@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from pytest_aorta.plugin.verdict_table import Line, table_lines
+from pytest_aorta.plugin.summary import Line, table_lines
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts, steady_steps
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.verdicts import Table, triage_of

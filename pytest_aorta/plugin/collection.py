@@ -36,9 +36,6 @@ def choose(config: pytest.Config, run: Run, trials: Mapping[str, TrialSpec], roo
 
     Those of the ini file stand in the project as its tests do: beside what pytest collects without arguments, and in
     the folders that are given.
-
-    Raises:
-        pytest.UsageError: there is no trial of a name on the command line.
     """
     decided = decisions_of_controller(config)
     paths: list[str] = []
@@ -107,8 +104,6 @@ def select_trials(config: pytest.Config, run: Run) -> None:
 
 
 class SelectedTrials(pytest.Collector):
-    """The trials that options ask for."""
-
     def collect(self) -> Iterable[pytest.Item]:
         run, modules = run_of(self.config), WorkloadModules(self)
         if run.selection.replays:
@@ -140,11 +135,8 @@ class WorkloadFile(UnimportedModule):
 
 
 def plan_of_file(path: Path, selection: Selection, registry: Registry) -> Plan:
-    entries = [
-        WorkloadEntry(name=name, target=f"{path}:{cls}", source_package=f"file:{path.name}")
-        for name, cls in workload_facts(path).workloads
-    ]
-    return planned(entries, selection, registry)
+    found, source = workload_facts(path).workloads, f"file:{path.name}"
+    return planned([WorkloadEntry(name, f"{path}:{cls}", source) for name, cls in found], selection, registry)
 
 
 def _items(collector: pytest.Collector, plan: Plan, module_of: ModuleOf) -> list[pytest.Item]:

@@ -79,7 +79,6 @@ def fixture_definitions(item: pytest.Function) -> Mapping[str, Sequence[pytest.F
 
 
 def general_timeout(config: pytest.Config) -> float | None:
-    """pytest-timeout's limit for all tests in seconds; ``None`` where there is none."""
     return getattr(config, "_env_timeout", None) or None
 
 
@@ -89,7 +88,6 @@ def tear_down_before(item: pytest.Item, nextitem: pytest.Item | None) -> None:
 
 
 def option_actions(config: pytest.Config) -> dict[str, argparse.Action]:
-    """What pytest and its plugins take on the command line, by its spellings."""
     return {flag: action for action in config._parser.optparser._actions for flag in action.option_strings}
 
 

@@ -138,7 +138,6 @@ TrialFailed.__module__ = TrialBroken.__module__ = "builtins"
 
 
 def failure_of(record: TrialResult, results: Path, paths: TrialPaths, item: pytest.Item) -> TrialFailed:
-    """How a trial has failed, as the outcome of its item."""
     text = failure_text(record, paths.file_in(results), item)
     was_elsewhere = record.request is not None and record.request.isolation != "none" and not record.ranks
     if was_elsewhere and getattr(item.config.option, "usepdb", False):
@@ -215,13 +214,11 @@ def _is(detail: dict[str, Any], failure: Failure) -> bool:
 
 
 def tail_of(path: Path) -> list[str]:
-    """The last lines of a log, as printable text; empty when there are none."""
     clean = printable(read_tail(path, _TAIL_BYTES))
     return without_runner(clean.rstrip().split("\n"))[-_TAIL_LINES:] if clean.strip() else []
 
 
 def add_details(item: pytest.Item, record: TrialResult, results: Path, paths: TrialPaths) -> None:
-    """Attach to an item what its last report is to say of its trial, which is over."""
     file = paths.file_in(results)
     artifacts = ", ".join(map("=".join, record.artifacts.items()))
     properties = {"aorta_cell": record.cell, "aorta_trial_file": str(file), "aorta_artifacts": artifacts}
@@ -322,7 +319,6 @@ class FoldedSummary:
         self._terminal.stats.update(self._all)
 
     def print(self) -> None:
-        """Below the short summary, what it leaves out."""
         if self._short_lines and not has_no_summary(self._terminal):
             for line in [*self._short_lines, "-v shows them all; each has its trial file"]:
                 self._terminal.write_line(line)

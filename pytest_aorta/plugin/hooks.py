@@ -264,7 +264,6 @@ class FurtherRankHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Let tests print as ever: the reporter is made."""
         sys.stdout = self._stdout
 
     @pytest.hookimpl(trylast=True)

@@ -87,8 +87,6 @@ class RunningTrial:
 
 @dataclass
 class CellProgress:
-    """The trials of a cell that are over."""
-
     seconds: list[float] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
 
@@ -196,7 +194,6 @@ def _text(text: str, style: str = "") -> RenderableType:
 
 
 def clock(seconds: float) -> str:
-    """``0:07``, ``12:30``, ``3:00:00``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
@@ -286,7 +283,6 @@ class LinesBelow:
             return self._file.write(text)
 
     def flush(self) -> None:
-        """What is shown by rich is on the terminal soon."""
         if self._live is None:
             self._file.flush()
 

@@ -138,7 +138,6 @@ def name_of(spec: TrialSpec) -> str:
 
 
 def wholes_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
-    """A trial of the whole set per workload and environment."""
     found = (spec for spec in plan.trials if spec.mitigations == selection.minimize and spec.trial_index == 0)
     return list(found)
 

@@ -56,7 +56,6 @@ class OneTest:
 
     @classmethod
     def data_files(cls, config: Mapping[str, Any]) -> list[str]:
-        """The file of the test, the conftest files that apply to it, and the ini file."""
         file, top = Path(config["test"].partition("::")[0]), Path(config["rootdir"])
         folders = [folder for folder in file.parents if folder == top or top in folder.parents]
         found = [file, *(folder / "conftest.py" for folder in folders)]
@@ -118,7 +117,6 @@ class _Inside:
         self._reports.append(report)
 
     def result(self, status: int) -> CommandResult:
-        """What became of the test, in a run that has ended with this exit status."""
         durations = {report.when: report.duration for report in self._reports}
         # The first time counts: one that passes when it is run again has failed.
         failed = next((report for report in self._reports if report.outcome not in ("passed", "skipped")), None)
@@ -164,7 +162,6 @@ class _Marker:
 
 
 def _of_the_test(traceback: TracebackType | None) -> TracebackType | None:
-    """Without the frames of what runs the test."""
     found = traceback
     while found is not None and found.tb_frame.f_code.co_filename.startswith(_RUNNERS):
         found = found.tb_next

@@ -205,27 +205,19 @@ def shortened(text: str) -> str:
 
 
 def in_a_process(execution: Execution) -> Execution:
-    """Options of a trial that a test starts: always in a separate process."""
     return replace(execution, isolation="fork") if execution.isolation == "none" else execution
 
 
 def entry_of(cls: type[Any]) -> WorkloadEntry:
-    """A workload class as a registry entry; it is loaded from its file again in the trial's process.
-
-    Raises:
-        RequestError: it is no class, or defined inside a function, where no other process can find it.
-    """
+    """A workload class as a registry entry; it is loaded from its file again in the trial's process."""
     if not isinstance(cls, type):
         raise RequestError(f"workload: {valid.shown(cls)} is not valid; expected a name, or a class")
     if "<locals>" in cls.__qualname__:
         raise RequestError(f"{cls.__qualname__} is defined inside a function; define it at the top of a module")
     file = inspect.getsourcefile(cls)
     name = getattr(cls, "name", None)
-    return WorkloadEntry(
-        name=name if isinstance(name, str) else cls.__name__,
-        target=f"{file}:{cls.__qualname__}",
-        source_package=f"file:{file}",
-    )
+    name = name if isinstance(name, str) else cls.__name__
+    return WorkloadEntry(name, f"{file}:{cls.__qualname__}", f"file:{file}")
 
 
 @dataclass(frozen=True)
@@ -248,8 +240,6 @@ class Cell:
 
 
 class MarkedTrial:
-    """The trial that an item of a marked test stands for."""
-
     def __init__(self, cell: Cell, run: RunTrial) -> None:
         self.index = cell.index
         self.environment = cell.environment
@@ -332,11 +322,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def marked_selection(node: pytest.Item, run: Run) -> tuple[Selection, bool]:
-    """The selection of a run as the markers of a test change it, and whether one of them asks for trials.
-
-    Raises:
-        RequestError: a marker has a keyword or a value that it cannot have.
-    """
+    """The selection of a run as the markers of a test change it, and whether one of them asks for trials."""
     chosen, asks = run.selection, False
     for marker in reversed(list(node.iter_markers("aorta"))):  # the closest one last
         unknown = sorted(set(marker.kwargs) - set(_KEYWORDS))
@@ -503,8 +489,6 @@ def _items(test: pytest.Item, plan: Plan, run: Run) -> Iterator[TestTrialItem]:
 
 
 class TestTrialItem(TrialItem):
-    """A trial that is one run of a test."""
-
     __test__ = False
     #: In whose place it stands.
     test: pytest.Item
@@ -519,10 +503,8 @@ class TestTrialItem(TrialItem):
         return super().of(parent, name, function, sibling)
 
     def iter_markers_with_node(self, name: str | None = None) -> Iterator[tuple[Any, pytest.Mark]]:
-        """Without those that count inside."""
         return ((node, mark) for node, mark in super().iter_markers_with_node(name) if mark.name not in _INSIDE)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """As of the test."""
         path, line, _ = self.test.reportinfo()
         return Path(path), line or 0, self.nodeid.partition("::")[2].replace("::", ".")

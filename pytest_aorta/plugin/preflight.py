@@ -31,11 +31,7 @@ _PATIENCE = 20.0
 
 
 def check_trials(session: pytest.Session) -> None:
-    """Check the options, the results directory, and one trial of every workload that is about to run.
-
-    Raises:
-        RequestError: in the words of the check.
-    """
+    """Check the options, the results directory, and one trial of every workload that is about to run."""
     config, run = session.config, current_run(session.config)
     mentioned = run is not None and run.is_mentioned
     if run is not None and mentioned:  # also where trials are only started by tests

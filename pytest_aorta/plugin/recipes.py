@@ -145,7 +145,6 @@ class ItemStates:
         self._run(running)
 
     def _run(self, nodeid: str | None) -> None:
-        """This process runs an item now, of a recipe or not; or none, and xdist may have none for it."""
         self._running = nodeid
         if self.folder is None:
             return
@@ -291,8 +290,6 @@ class OtherTrials:
 
 
 class RecipeRun:
-    """One per recipe and pytest process."""
-
     def __init__(self, config: pytest.Config, recipe: Recipe) -> None:
         self.recipe = recipe
         self.project = Project(recipe, run_of(config).selection.registry_files, fresh=True)
@@ -458,8 +455,6 @@ def recipe_run(config: pytest.Config, file: Path) -> RecipeRun:
 
 
 class Said:
-    """Lines below the number of collected items."""
-
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = lines
 
@@ -485,7 +480,6 @@ def _shared_folder(name: str) -> Path:
 
 
 def action_run(config: pytest.Config, recipe: RecipeRun, action: Action) -> Run:
-    """The run of an action with a workload: its plan, its results directory, its engine."""
     table, base = action.table, run_of(config)
     key, given = (recipe.recipe.file, action.name), base.selection
     if key in base.of_actions:
@@ -665,7 +659,6 @@ class CommandItem(pytest.Item):
     _end_of_output = ""
 
     def runtest(self) -> None:
-        """Run the command on the directories that need it."""
         __tracebackhide__ = True
         action = self.unit.action
         left = [name for name in self.unit.units if not self.run.is_complete(action, name)]
@@ -733,7 +726,6 @@ class CommandItem(pytest.Item):
         return [(self.path, *key) for key in command_keys(self.unit.action, self.run.recipe, self.unit.units)]
 
     def condition_values(self) -> list[Callable[[], Json]]:
-        """For ``--aorta-where``."""
         value_of = self.run.project.value_of(self.unit.action)
         return [partial(value_of, unit) for unit in self.unit.units]
 
@@ -759,7 +751,6 @@ class _Guard:
         return f"echo $$ >&{self.write}; exec {self.write}>&-; {script}"
 
     def forget(self) -> None:
-        """The command has ended."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.write, b"\n")
 
@@ -831,7 +822,6 @@ class RecipeTrialItem(TrialItem):
     reproduced: bool
 
     def setup(self) -> None:
-        """As of any trial, when all that the action follows is complete."""
         self.reproduced = False
         unit = unit_of(self.spec)
         obstacle = self.recipe.obstacle(self.action, unit)
@@ -846,7 +836,6 @@ class RecipeTrialItem(TrialItem):
         return super().launch(extra_env)
 
     def runtest(self) -> None:
-        """Wait for the end of ``run()``, and hold it against what is expected."""
         if self.running is not None and self.running.resumed:
             self.user_properties.append(("aorta_state", "kept"))
         if not self.reproduced:

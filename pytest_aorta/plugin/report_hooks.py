@@ -79,7 +79,6 @@ class ReportHooks:
         return None if found is None else (writer.run, *found)
 
     def pytest_sessionstart(self) -> None:
-        """On a terminal, show the trials that run."""
         if sys.stdout.isatty():
             from pytest_aorta.plugin.live_view import LiveView, wanted_file
 

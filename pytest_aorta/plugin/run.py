@@ -170,8 +170,6 @@ def warn(item: pytest.Item, texts: Iterable[str]) -> None:
 
 
 class TrialWatcher(Protocol):
-    """What shows the trials that run, if that is wanted."""
-
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None: ...
     def trial_ended(self, file: Path) -> None: ...
     def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None: ...
@@ -248,8 +246,6 @@ class NotNeeded(SkippedItem):
 
 
 class Stopping:
-    """Of one run, which may have several processes."""
-
     def __init__(self, config: pytest.Config, selection: Selection, shared: Callable[[], Path] | None = None) -> None:
         self._config = config
         self._shared = shared
@@ -318,7 +314,6 @@ class Stopping:
             raise NotNeeded(reason)
 
     def close(self) -> None:
-        """Remove the folder, in the process that has made it."""
         used: UsedFolder | None = self.__dict__.get("_used")
         if used is not None:
             used.close()
@@ -391,7 +386,6 @@ class Prefetcher:
         return nodeid in self._waiting and self._waiting[nodeid][0].started
 
     def withdraw(self, needed: Callable[[TrialSpec], bool]) -> None:
-        """Cancel trials that are not needed any more, and have not begun."""
         for nodeid, (running, _) in list(self._waiting.items()):
             if not running.started and not running.resumed and not needed(running.spec):
                 self.drop(nodeid)
@@ -545,10 +539,8 @@ class Run:
     ) -> RunningTrial:
         """Start the trial of an item, unless it was prefetched or, with ``--aorta-resume``, has a result.
 
-        ``again``: whether the item has run before in this run; then nothing that is there stands for it.
-
-        Raises:
-            pytest.skip.Exception: no more trials of the cell ``key`` are needed.
+        ``again``: whether the item has run before in this run; then nothing that is there stands for it. Skips the
+        item where no more trials of the cell ``key`` are needed.
         """
         if self.prefetcher is not None and not extra_env and not paths.repeat:
             running = self.prefetcher.take(item.nodeid)
@@ -593,7 +585,6 @@ _BESIDE_REPLAY = ("replay", "results-dir", "extra-env", "host")
 
 
 def run_of(config: pytest.Config) -> Run:
-    """The run of a config, made when it is first asked for."""
     if RUN not in config.stash:
         decided = decisions_of_controller(config)
         if decided.get("each"):
@@ -625,6 +616,5 @@ def current_run(config: pytest.Config) -> Run | None:
 
 
 def current_runs(config: pytest.Config) -> list[Run]:
-    """The run, and those of the actions of recipes."""
     run = config.stash.get(RUN, None)
     return [] if run is None else [run, *run.of_actions.values()]

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 
 def read_replays(config: pytest.Config, run: Run) -> dict[str, TrialSpec]:
-    """Read the records; their trials by name."""
     __tracebackhide__ = True  # pytest would show the variables
     selection = run.selection
     try:
@@ -81,7 +80,6 @@ class ReplayItem(TrialItem):
     replay: Replay
 
     def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
-        """Start the trial, on the resources that it had."""
         run, shared = self.trial_run, _shared(self.spec)
         if shared not in run.further_runners:
             plan = Plan(tuple(found.spec for found in run.replays if _shared(found.spec) == shared))
@@ -93,7 +91,6 @@ class ReplayItem(TrialItem):
             raise TrialFailed(str(error)) from None
 
     def completed(self, record: TrialResult) -> TrialResult:
-        """The record with what differs from the one that it is run from."""
         return self.replay.compared(record)
 
 
@@ -129,11 +126,7 @@ class Again:
         self._looks = 0
 
     def replay(self, facts: TrialFacts, collect: tuple[str, ...], folder: str = "") -> Replay:
-        """The replay of a trial with other collectors; ``folder``: below that of replays.
-
-        Raises:
-            ReplayError: it cannot be run again.
-        """
+        """The replay of a trial with other collectors; ``folder``: below that of replays. Raises ``ReplayError``."""
         if self.run.runner.store.number is not None:
             raise ReplayError("several processes run each trial together")
         file, selection = self.run.results / facts.file, self.run.selection

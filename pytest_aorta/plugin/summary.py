@@ -121,7 +121,6 @@ class Summary:
             self._crowd = crowd if self._crowd is None else max(crowd, self._crowd)
 
     def print(self, terminal: pytest.TerminalReporter, table: Table, errors: Iterable[str]) -> None:
-        """Print the cells with their verdicts, what went wrong in writing, and where the results are."""
         if not self._cells:
             return
         run = self._run
@@ -221,7 +220,6 @@ def replay_lines(result: Mapping[str, Any], start: Path) -> Iterator[str]:
 
 
 def understood(result: Mapping[str, Any]) -> str:
-    """What was understood of a command, from the record of its first trial."""
     found = result["result"].get("output") or {}
     launcher, ranks = launcher_in(str(result["config"].get("command", ""))), len(result["ranks"])
     if launcher is None and result.get("elastic"):
@@ -302,7 +300,6 @@ def _shown(run: Run, path: Path | None = None) -> Path:
 
 
 def duration_text(seconds: float) -> str:
-    """As it is typed: ``1h30m``."""
     parts, rest = [], seconds
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if rest >= length:

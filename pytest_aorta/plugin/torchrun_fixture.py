@@ -119,8 +119,6 @@ Argument = str | os.PathLike[str] | int | float
 
 
 class RunTorchrun:
-    """Callable that runs a script under torchrun."""
-
     def __init__(self, run: RunTrial) -> None:
         self._run = run
 
@@ -194,7 +192,6 @@ class RunTorchrun:
         return TorchrunResult(trial, ranks, paths.folder_in(run.results), code)
 
     def _find(self, words: list[str], folder: Path, env: Mapping[str, str]) -> tuple[dict[str, str], str, list[str]]:
-        """The script or the module as options of the workload, its file, and its own arguments."""
         __tracebackhide__ = True
         script, *arguments = words
         if script == "-m":

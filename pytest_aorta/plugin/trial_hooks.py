@@ -40,11 +40,7 @@ _ASKING = ("trials", "mitigations", "environment", "stop")
 
 
 def select(config: pytest.Config) -> None:
-    """Read the selection, and find out which trials are to be collected.
-
-    Raises:
-        pytest.UsageError: an option has a value that it cannot take, or there is no such trial.
-    """
+    """Read the selection, and find out which trials are to be collected; raises ``pytest.UsageError``."""
     run = run_of(config)
     run.is_mentioned = True
     selection = run.selection
@@ -74,7 +70,6 @@ def select(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Send an xdist worker what was decided here."""
     if is_each(node):
         raise pytest.UsageError(NOT_EACH)
     run = run_of(node.config)
@@ -128,7 +123,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Add the selected trials to what the session collects."""
     report = yield
     run = current_run(collector.config)
     if not isinstance(collector, pytest.Session) or not report.passed or run is None or run.chosen is None:

@@ -90,7 +90,6 @@ class WorkloadModule(UnimportedModule):
 
     @property
     def ihook(self) -> HookRelay:
-        """The hooks that apply to the collector of the plan."""
         assert self.parent is not None
         return self.parent.ihook
 
@@ -100,8 +99,6 @@ class WorkloadModule(UnimportedModule):
 
 
 class WorkloadModules:
-    """The modules of a plan's workloads, below the collector of the plan."""
-
     def __init__(self, collector: pytest.Collector) -> None:
         self._collector = collector
         self._of_targets: dict[str, WorkloadModule] = {}
@@ -185,7 +182,6 @@ class TrialItem(GeneratedFunction):
         return self.paths_of(self.spec)
 
     def setup(self) -> None:
-        """Set the fixtures up, start the trial, and wait until the workload is set up."""
         run = self.trial_run
         self.stash[PAYLOAD] = ReportPayload()
         self.repeat = run.next_repeat(self)
@@ -221,7 +217,6 @@ class TrialItem(GeneratedFunction):
         self._wait("setup")
 
     def launch(self, extra_env: Mapping[str, str]) -> RunningTrial:
-        """Start the trial, and ahead of their items those that may be."""
         run = self.trial_run
         if run.prefetcher is None and run.selection.resources.total_slots > 1 and not is_worker(self.config):
             run.prefetcher = Prefetcher(run)
@@ -242,7 +237,6 @@ class TrialItem(GeneratedFunction):
         add_details(self, record, run.results, self.paths)
 
     def completed(self, record: TrialResult) -> TrialResult:
-        """The record with all that this item knows of it."""
         return record
 
     def runtest(self) -> None:
@@ -303,7 +297,6 @@ class TrialItem(GeneratedFunction):
         return failure_of(record, self.trial_run.results, self.paths, self)
 
     def condition_values(self) -> list[Callable[[], Json]]:
-        """For ``--aorta-where``."""
         return [partial(trial_value, self.spec)]
 
     def visible_traceback(self, traceback: Any) -> Any:
@@ -311,7 +304,6 @@ class TrialItem(GeneratedFunction):
         return traceback.filter(lambda entry: _PACKAGE not in Path(entry.path).parents) or traceback
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Path and line of the workload's class, and the name."""
         assert isinstance(self.parent, UnimportedModule)
         return *self.parent.location_of(self.spec), self.name
 
@@ -324,7 +316,6 @@ def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
 
 
 def items_of(run: Run, plan: Plan, module_of: ModuleOf) -> list[TrialItem]:
-    """The items of a plan, in its order, each below its module."""
     items: list[TrialItem] = []
     sibling: TrialItem | None = None
     was_enabled = gc.isenabled()
@@ -359,7 +350,6 @@ def item_of(
 
 
 def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
-    """What reports say of a trial that has not begun."""
     return [
         ("aorta_trial_id", spec.trial_id),
         ("aorta_workload", spec.workload.name),
@@ -407,7 +397,6 @@ class LogStream:
         self._thread.start()
 
     def close(self) -> None:
-        """Copy what is left."""
         self._over.set()
         self._thread.join()
 

@@ -173,8 +173,6 @@ def planned_trials(plans: Iterable[Plan]) -> Counter[CellKey]:
 
 
 class TrialWriter:
-    """The single writer of trial files, in the process that owns the reports."""
-
     def __init__(self, run: Run) -> None:
         self.run = run
         self.store = run.runner.store
@@ -218,7 +216,6 @@ class TrialWriter:
                 self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations)
 
     def begin(self, nodeid: str) -> None:
-        """The item of a trial has begun."""
         found = self.find(nodeid)
         if found is not None:
             key, spec = cell_of(found[0]), found[0]
@@ -226,7 +223,6 @@ class TrialWriter:
             self.triage.begin(key, spec.trial_index)
 
     def write_report(self, report: pytest.TestReport) -> None:
-        """Write the trials that a report brings."""
         payload, properties = report.aorta, dict(report.user_properties)
         found = [FinishedTrial(**record) for record in json.loads(payload["records"])]
         if report.when == "teardown":
@@ -295,7 +291,6 @@ class TrialWriter:
                 self.run.prefetcher.withdraw(lambda spec: stopping.decided(cell_of(spec)) is None)
 
     def count_skip(self, report: pytest.TestReport) -> None:
-        """Count a trial that was not needed."""
         if self.decisions is not None and isinstance(report.longrepr, tuple):
             self.skipped += report.longrepr[2].removeprefix("Skipped: ") in self.decisions.stopped.values()
 
@@ -421,7 +416,6 @@ class TrialWriter:
             yield line
 
     def print_summary(self, terminal: pytest.TerminalReporter) -> None:
-        """Print the table, once the run is over."""
         if self.table is not None:
             errors = [*self.errors, *([self.matrix.error] if self.matrix.error else [])]
             self.summary.print(terminal, self.table, errors)
