@@ -35,34 +35,31 @@ from pytest_aorta import Workload, WorkloadResult
 def library():
     return ctypes.CDLL(str(Path(__file__).with_name("libfaulty.so")))
 
-class Reads(Workload):
+class _Idle(Workload):
     def setup(self): pass
+
+class Reads(_Idle):
     def run(self):
         library().fill_buffer(None)
 
-class Corrupts(Workload):
-    def setup(self): pass
+class Corrupts(_Idle):
     def run(self):
         library().corrupt_heap()
 
-class Hangs(Workload):
-    def setup(self): pass
+class Hangs(_Idle):
     def run(self):
         library().wait_forever()
 
-class Overflows(Workload):
-    def setup(self): pass
+class Overflows(_Idle):
     def run(self):
         library().overflow_stack(0)
 
-class Kills(Workload):
-    def setup(self): pass
+class Kills(_Idle):
     def run(self):
         os.kill(os.getpid(), signal.SIGSEGV)
 
-class Forks(Workload):
+class Forks(_Idle):
     # No gdb watches a fork of the workload: its crash is as without; then the parent waits for all its children.
-    def setup(self): pass
     def run(self):
         if (pid := os.fork()) == 0:
             library().fill_buffer(None)
@@ -108,7 +105,7 @@ def test_a_crash_or_a_hang_names_the_c_function_and_stays_what_it_is(faulty: Sta
         "Forks": ("ok", None),
     }
     table = text(result)
-    assert "SIGSEGV in inner (faults.py:11 in run)" in table
+    assert "SIGSEGV in inner (faults.py:13 in run)" in table
     assert "SIGABRT: free(): invalid pointer" in table
     assert "timeout in wait_forever (faults.py:21 in run)" in table
     assert "left running" not in table

@@ -14,47 +14,32 @@ from typing import Any
 import pytest
 from packaging.version import Version
 from support.stage import Stage
+from support.workloads import GLOO
 
 from pytest_aorta.trials.records import GroupState
 
 #: Real torchrun takes seconds for each trial.
 LAUNCHERS = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
-WORKLOAD = """
-import os
+WORKLOAD = (
+    GLOO
+    + """
 import signal
-import time
-
-import torch
-import torch.distributed as dist
 
 
-class Sums:
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def __init__(self, config):
-        self.attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-
-    def setup(self):
-        dist.init_process_group("gloo")
-        self.rank = dist.get_rank()
-
+class Sums(Gloo):
     def run(self):
+        self.rank, self.attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         print(f"rank {self.rank} prints")
-        total = torch.full((1,), self.rank + 1.0)
-        dist.all_reduce(total)
+        total = self.sum_of_ranks()
         self.work()
         dist.barrier()
         names = ("ROLE_NAME", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS")
         shown = {name: os.environ.get(name) for name in names}
-        return {"passed": True, "metrics": {"total": float(total), "rank": self.rank, "variables": shown}}
+        return {"passed": True, "metrics": {"total": total, "rank": self.rank, "variables": shown}}
 
     def work(self):
         pass
-
-    def cleanup(self):
-        dist.destroy_process_group()
 
 
 class FailsOnce(Sums):
@@ -67,16 +52,16 @@ class FailsOnceAlone(Sums):
     # Without a process group, which plain torchrun does not always manage to restart on one host.
 
     def setup(self):
-        self.rank = int(os.environ["RANK"])
+        pass
 
     def run(self):
-        print(f"rank {self.rank} prints")
-        if self.rank == 1 and self.attempt == 0:
+        rank = int(os.environ["RANK"])
+        print(f"rank {rank} prints")
+        if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             raise ValueError("the first time")
         return {"passed": True, "metrics": {"total": 3.0}}
 
-    def cleanup(self):
-        pass
+    cleanup = setup
 
 
 class FailsAlways(Sums):
@@ -120,15 +105,17 @@ class Judges(Sums):
     result_scope = "rank_local"
 
     def run(self):
-        details = [{"step": step} for step in range(self.rank)]
+        rank = dist.get_rank()
+        details = [{"step": step} for step in range(rank)]
         return {
-            "passed": self.rank == 0,
-            "failure_count": len(details),
-            "first_failure_iteration": 7 - self.rank if details else None,
+            "passed": rank == 0,
+            "failure_count": rank,
+            "first_failure_iteration": 7 - rank if rank else None,
             "failure_details": details,
-            "metrics": {"rank": self.rank},
+            "metrics": {"rank": rank},
         }
 """
+)
 
 
 @pytest.fixture
@@ -298,7 +285,7 @@ def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stag
     # What the model imports in run() would count as no progress.
     sums.write(waits="import torch.distributed.tensor\nfrom sums import WaitsInCpp as WaitsInCpp\n")
     sums.register(waits="waits:WaitsInCpp")
-    sums.run_here("--aorta-workload", "waits", "-o", "aorta_stall_timeout=4").assert_outcomes(failed=1)
+    sums.run_here("--aorta-workload", "waits", "-o", "aorta_stall_timeout=8").assert_outcomes(failed=1)
     trial = sums.trial("waits/trial_0.json")
     failure = trial["failure"]
     assert (trial["exit_status"], failure["rank"]) == ("timeout", 1)
