@@ -122,22 +122,14 @@ class RankRecorder(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The ranks with these variables, by local rank, are about to be started."""
         self.attempt += 1
-        self.ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
-        self.group = f"{envs[0]['MASTER_ADDR']}:{envs[0]['MASTER_PORT']}"
+        self.ranks, self.group = {}, f"{envs[0]['MASTER_ADDR']}:{envs[0]['MASTER_PORT']}"
         self._started = time.time()
         folder = attempt_folder(self.folder, self.attempt)
         folder.mkdir(parents=True, exist_ok=True)
-        write_start(folder, self.ranks, int(envs[0]["WORLD_SIZE"]), self.group)
-        # A thread of a library may hold a lock that forked ranks would never get. Threads of Python's own are those of
-        # torch's agent, which keep a rendezvous alive, copy logs, or read a watchdog's pipe: they look up no names.
-        if self._relay is None and (native := native_threads()) > 0:
-            raise RuntimeError(
-                f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
-                "--aorta-elastic start_method=spawn starts them afresh"
-            )
         redirects, tee = to_map(self._streams[0], len(envs)), to_map(self._streams[1], len(envs))
         logs = LogsDest()
         for local_rank, env in envs.items():
+            self.ranks[local_rank] = int(env["RANK"])
             base, to_file = f"{folder}/rank_{env['RANK']}", redirects[local_rank] | tee[local_rank]
             logs.stdouts[local_rank] = f"{base}.stdout.log" if Std.OUT in to_file else ""
             logs.stderrs[local_rank] = f"{base}.stderr.log" if Std.ERR in to_file else ""
@@ -148,6 +140,14 @@ class RankRecorder(LogsSpecs):
             logs.error_files[local_rank] = env["TORCHELASTIC_ERROR_FILE"] = f"{base}.error.json"
             if self.launcher != "script":
                 env[ATTEMPT] = str(self.attempt)
+        write_start(folder, self.ranks, int(envs[0]["WORLD_SIZE"]), self.group)
+        # A thread of a library may hold a lock that forked ranks would never get. Threads of Python's own are those of
+        # torch's agent, which keep a rendezvous alive, copy logs, or read a watchdog's pipe: they look up no names.
+        if self._relay is None and (native := native_threads()) > 0:
+            raise RuntimeError(
+                f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
+                "--aorta-elastic start_method=spawn starts them afresh"
+            )
         return logs
 
     def started(self, pids: Mapping[int, int]) -> None:

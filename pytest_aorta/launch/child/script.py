@@ -179,9 +179,18 @@ def _run(line: PythonLine, environ: Mapping[str, str], watch: workload_main.Lear
             sys.argv[0] = "-m"
             runpy._run_module_as_main(line.name)  # type: ignore[attr-defined]  # what ``python -m`` calls
         else:
-            _run_script(line.name, main)
+            path = line.name if os.path.isabs(line.name) else os.path.join(os.getcwd(), line.name.removeprefix("./"))
+            loader = importlib.machinery.SourceFileLoader("__main__", path)
+            main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+            with open(path, "rb") as file:
+                source = file.read()
+            exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
     except SystemExit as stop:
-        code = _code_of(stop)
+        if stop.code is None or isinstance(stop.code, int):
+            code = (stop.code or 0) & 0xFF
+        else:
+            print(stop.code, file=sys.stderr)
+            code = 1
     except BaseException as error:
         code, interrupted = 1, isinstance(error, KeyboardInterrupt)
         _print(error)
@@ -189,15 +198,6 @@ def _run(line: PythonLine, environ: Mapping[str, str], watch: workload_main.Lear
         watch.end()
     del main
     _finish(code, known, interrupted=interrupted)
-
-
-def _run_script(name: str, main: ModuleType) -> None:
-    path = name if os.path.isabs(name) else os.path.join(os.getcwd(), name.removeprefix("./"))
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
-    with open(path, "rb") as file:
-        source = file.read()
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
 def _open_streams(unbuffered: bool) -> None:
@@ -237,13 +237,6 @@ def _adjust_libraries() -> None:
     seeds.restart(rank_seed(seeds.seed, int(rank), int(attempt)) if rank is not None else seeds.seed)
 
 
-def _code_of(stop: SystemExit) -> int:
-    if stop.code is None or isinstance(stop.code, int):
-        return (stop.code or 0) & 0xFF
-    print(stop.code, file=sys.stderr)
-    return 1
-
-
 def _print(error: BaseException) -> None:
     """As Python prints what a program has raised: without the frames of this module."""
     trace = error.__traceback__
@@ -271,7 +264,7 @@ def _finish(code: int, known: set[str], *, interrupted: bool) -> NoReturn:
         pass
     except BaseException:
         code = 120
-    _forget(["__main__", *(name for name, module in sys.modules.items() if name not in known and _is_own(module))])
+    _forget(known)
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
     if interrupted:
@@ -285,14 +278,13 @@ def _is_own(module: object) -> bool:
     return isinstance(file, str) and not any(part in file for part in ("site-packages", "dist-packages", "lib/python"))
 
 
-def _forget(names: Sequence[str]) -> None:
+def _forget(known: set[str]) -> None:
     """Let go of modules as the end of Python does, so that files are written and ``__del__`` is called."""
-    namespaces = {id(sys.modules.pop(name).__dict__) for name in names}
+    own = [name for name, module in sys.modules.items() if name not in known and _is_own(module)]
+    namespaces = {id(sys.modules.pop(name).__dict__) for name in ("__main__", *own)}
     sys.last_type = sys.last_value = sys.last_traceback = None
-    for kind in (
-        io.TextIOWrapper,
-        io.BufferedWriter,
-    ):  # of those that it finds together, the collector closes one first
+    # Of those that it finds together, the collector closes one first.
+    for kind in (io.TextIOWrapper, io.BufferedWriter):
         for stream in [it for it in gc.get_objects() if issubclass(type(it), kind)]:
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -27,7 +27,7 @@ from pytest_aorta.probe.collect import (
     refreshed,
     surroundings,
 )
-from pytest_aorta.probe.loaded import Children, Watch, children_now, had_children_since
+from pytest_aorta.probe.loaded import Watch, children_now, had_children_since
 from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
@@ -72,7 +72,7 @@ _had_children = False
 
 def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> None:
     """Import ``modules`` and the workload, whose generators get this seed; a script is imported by its ranks."""
-    global _seeds, _variables
+    global _seeds, _variables, _had_children
     _variables = settings(os.environ)
     note_tmp()
     if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
@@ -86,18 +86,13 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[
     except ImportError as error:
         raise ImportError(f"--aorta-preload {error}") from error
     load_class(argument["target"])
-    _note_children(before)
+    _had_children = had_children_since(before)
 
 
 def seeds() -> ProcessSeeds:
     """Those of this process, once it has loaded a workload."""
     assert _seeds is not None
     return _seeds
-
-
-def _note_children(before: Children) -> None:
-    global _had_children
-    _had_children = _had_children or had_children_since(before)
 
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
@@ -133,10 +128,10 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
 
 def import_learned(argument: PrepareArgument) -> None:
     """Import what a trial has imported, for those that will be forked from this process; raises ``ImportError``."""
-    global _static, _sources_in_advance
+    global _static, _sources_in_advance, _had_children
     before = children_now()
     import_in_advance(argument["learned"], argument["cores"])
-    _note_children(before)
+    _had_children = _had_children or had_children_since(before)
     if children := process_tree.children_of_self():
         raise ImportError(", ".join(f"started {process_tree.describe(pid)}" for pid in children))
     if (pid := os.fork()) == 0:

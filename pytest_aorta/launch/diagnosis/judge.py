@@ -98,7 +98,7 @@ def ranks_event(found: Judgement) -> Event:
 
 def is_about_a_missing_rank(trial: TrialEvidence) -> bool:
     """Whether no rank has a failure of its own yet, and some have lost a peer, or have given up to wait for it."""
-    weights = {own.weight for own in _Case(trial).found.values()} - {UNHEARD}
+    weights = set(map(attrgetter("weight"), _Case(trial).found.values())) - {UNHEARD}
     return min(weights, default=None) in (GAVE_UP, PEER_LOST)
 
 
@@ -173,8 +173,8 @@ class _Case:
 
     def judgement(self) -> Judgement:
         found, wait = self.found, None
-        order = sorted((own.weight, own.at, number) for number, own in found.items())
-        if (order and order[0][0] in (GAVE_UP, PEER_LOST)) or any(own.hung for own in found.values()):
+        best = min(map(attrgetter("weight"), found.values()), default=None)
+        if best in (GAVE_UP, PEER_LOST) or any(map(attrgetter("hung"), found.values())):
             self.wait = wait = self._explain_wait()
             for number in (wait.waiting | wait.unseen) & found.keys():
                 found[number] = replace(found[number], weight=ENDED_UNSEEN)
@@ -212,12 +212,11 @@ class _Case:
         )
         if of_agent:
             self.root, failure = None, agent
-        records, cleanup = [self._record(rank) for rank in self.ranks.values()], None
-        for record in records:
-            own_failure = record.failure
-            if own_failure is not None and own_failure.phase == "cleanup" and not record.collateral and not of_agent:
-                cleanup = replace(own_failure, message=f"rank {record.rank}: {own_failure.message}")
-                break
+        records, cleanup = list(map(self._record, self.ranks.values())), None
+        for record in records if not of_agent else ():
+            shown = record.failure
+            if shown is not None and shown.phase == "cleanup" and not record.collateral and cleanup is None:
+                cleanup = replace(shown, message=f"rank {record.rank}: {shown.message}")
         if wait is None or wait.waited is not None:
             return Judgement(records, failure, cleanup)
         location = "; ".join(filter(None, (wait.text, self.trial.network)))
