@@ -43,7 +43,7 @@ def both() -> tuple[float, float]:
     between = time.thread_time()
     torch.ones(8).sum()
     middle = time.thread_time()
-    collect_end().to_dict()
+    collect_end()
     return between - begin, time.thread_time() - middle
 
 

@@ -201,7 +201,7 @@ class InProcessTrial:
                 self._lifecycle.do("run", reraise=True)
             finally:
                 later = imported_later(self._lifecycle.cls, None, self._cell.info.sources)
-                end = collect_end(watch=self._watch).to_dict()
+                end = collect_end(watch=self._watch)
                 self.seen.see({"type": "env_end", "end": end, "sources": later})
 
     def _enter(self) -> None:

@@ -25,29 +25,6 @@ SCHEMA_VERSION = "1.2"
 
 
 @dataclass(frozen=True)
-class EndSnapshot:
-    """What ``run()`` has left behind in a trial's process.
-
-    Attributes:
-        captured_at, partial, partial_reasons: as in ``EnvSnapshot``.
-        torch: threads, deterministic flags, precision, allocator, initialised devices; ``None`` when not imported.
-        libraries: how many shared objects are mapped, the paths of those that matter, and of those replaced since.
-        variables: what names a watched variable, see ``loaded.named_variables``; ``None`` where none is watched.
-    """
-
-    captured_at: str
-    partial: bool = False
-    partial_reasons: list[str] = field(default_factory=list)
-    torch: dict[str, Any] | None = None
-    libraries: dict[str, Any] = field(default_factory=dict)
-    variables: dict[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """This snapshot as JSON-able data; without ``variables`` where none is watched."""
-        return {name: value for name, value in vars(self).items() if name != "variables" or value is not None}
-
-
-@dataclass(frozen=True)
 class EnvSnapshot:
     """What a trial's own process saw of its machine, its software and its variables; docs/probe.md has every fact.
 
@@ -177,7 +154,7 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
         return EnvSnapshot.unavailable(describe("collect_env", error))
 
 
-def collect_end(over: bool = True, watch: Watch | None = None) -> EndSnapshot:
+def collect_end(over: bool = True, watch: Watch | None = None) -> Facts:
     """Find out what ``run()`` has set, loaded and imported in this process. Never raises.
 
     To be called once ``run()`` is over and its result has been sent, also when it has failed. Takes about a
@@ -187,20 +164,23 @@ def collect_end(over: bool = True, watch: Watch | None = None) -> EndSnapshot:
         over: false in a warm-up before ``run()``: leaves out what torch decides for good when it is first asked.
         watch: variables to look for in what was loaded and imported: some milliseconds more, and some seconds
             for the first trial of an installation.
+
+    Returns:
+        ``captured_at``, ``partial`` and ``partial_reasons`` as in ``EnvSnapshot``; ``torch``: threads, deterministic
+        flags, precision, allocator, initialised devices, ``None`` when not imported; ``libraries``: how many shared
+        objects are mapped, the paths of those that matter, and of those replaced since; ``variables``: what names a
+        watched variable, see ``loaded.named_variables``, where one is watched.
     """
-    captured_at = utc_now()
-    try:
-        guard, nothing = Guard(), Facts()
-        found: Facts = {
-            "torch": guard.fact("torch", partial(torch_state, guard, over), None),
-            "libraries": guard.fact("libraries", libraries, nothing),
-        }
-        if watch is not None and watch.names:
-            failed: Facts = {"note": "not searched"}
-            found["variables"] = guard.fact("variables", watch.look, failed)
-        return EndSnapshot(captured_at, bool(guard.reasons), guard.reasons, **found)
-    except Exception as error:
-        return EndSnapshot(captured_at, partial=True, partial_reasons=[describe("collect_end", error)])
+    guard, nothing = Guard(), Facts()
+    found: Facts = {
+        "captured_at": utc_now(),
+        "torch": guard.fact("torch", partial(torch_state, guard, over), None),
+        "libraries": guard.fact("libraries", libraries, nothing),
+    }
+    if watch is not None and watch.names:
+        failed: Facts = {"note": "not searched"}
+        found["variables"] = guard.fact("variables", watch.look, failed)
+    return {**found, "partial": bool(guard.reasons), "partial_reasons": guard.reasons}
 
 
 def surroundings(static: StaticEnv, variables: Mapping[str, str]) -> Facts:

@@ -113,7 +113,7 @@ from pytest_aorta.probe.collect import collect_end
 from pytest_aorta.probe.loaded import Watch
 def named(*names):
     for _ in range(20):
-        found = collect_end(watch=Watch(names)).to_dict()["variables"]
+        found = collect_end(watch=Watch(names))["variables"]
         if "longer than" not in found.get("note", ""):
             break
     return found
@@ -140,9 +140,9 @@ def look(*names: str) -> Facts:
 
     def at_the_end() -> Facts:
         end = collect_end(watch=Watch(names))
-        assert end.partial_reasons == []
-        assert end.variables is not None
-        return end.variables
+        assert end["partial_reasons"] == []
+        variables: Facts = end["variables"]
+        return variables
 
     return settled(at_the_end)
 

@@ -119,7 +119,7 @@ def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> 
     return json.loads(done.stdout)
 
 
-TELL = "\nend = collect_end()\nprint(json.dumps([end.to_dict(), extra]))"
+TELL = "\nend = collect_end()\nprint(json.dumps([end, extra]))"
 
 
 def end_of(code: str, cwd: Path | None = None, **variables: str) -> tuple[Facts, Any]:
@@ -247,7 +247,7 @@ shutil.copy(source, path)
 shutil.copy(source, path + ".new")
 ctypes.CDLL(path)
 static = collect_static()
-extra = collect_end().libraries
+extra = collect_end()["libraries"]
 os.replace(path + ".new", path)
 """
     found, before = end_of(code)
@@ -258,8 +258,8 @@ os.replace(path + ".new", path)
 def test_the_end_belongs_into_the_snapshot_of_the_start() -> None:
     static = collect_static()
     start, end = collect_env(static), collect_end()
-    data = {**start.to_dict(), "end": end.to_dict()}
+    data = {**start.to_dict(), "end": end}
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     snapshot = EnvSnapshot.from_dict(data)
-    assert snapshot.end == end.to_dict()
+    assert snapshot.end == end
     assert snapshot.to_dict() == data

@@ -146,7 +146,7 @@ def import_learned(argument: PrepareArgument) -> None:
 def rehearse() -> None:
     """Do what every trial does, so that its process, which is forked ahead, has its own copies of the pages for it."""
     collect_env(_static, ()).to_dict()
-    collect_end().to_dict()
+    collect_end(over=False)
 
 
 def use_seed(seed: int) -> None:
@@ -225,7 +225,7 @@ def run_workload(
             watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
         later = {**_sources_in_advance, **later}
-        send({"type": "env_end", "end": collect_end(watch=watch).to_dict(), "sources": later})
+        send({"type": "env_end", "end": collect_end(watch=watch), "sources": later})
 
     collecting = None
     if payload["collect"] and payload["target"] != COMMAND_TARGET:  # its processes collect for themselves
