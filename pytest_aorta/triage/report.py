@@ -105,7 +105,7 @@ def write_report(
     )
     for name in ("difference_with_interval", "p_value", "step_ms", "counted", "verdict_note"):
         environment.filters[name] = getattr(columns, name)
-    environment.filters["sort_value"] = _sort_value
+    environment.filters |= {"sort_value": _sort_value, "anchor": _anchor, "one_line": one_line}
     text = environment.get_template("page.html.j2").render(page=page)
     try:
         write_text(output, text)
@@ -495,8 +495,8 @@ class Report:
             rows.append((self.labels[key], [(number, number / total) for number in shown]))
         return {"ways": ways[:_MOST_COLUMNS], "others": len(ways) > _MOST_COLUMNS, "rows": rows}
 
-    def _trials(self, output: Path, typed: str) -> list[dict[str, Any]]:
-        """All trials in run order; ``typed``: the results directory, as it is typed in commands."""
+    def _trials(self, output: Path, typed: str) -> list[tuple[TrialFacts, dict[str, Any] | None]]:
+        """All trials, with details of those that are not ok; ``typed``: the results directory, as typed in commands."""
         # Texts of the first failure of each cell and signature, then of the second of each, ... until they are enough.
         alike: dict[tuple[CellKey, Signature | None], list[TrialFacts]] = {}
         for facts in self.trials:
@@ -508,8 +508,8 @@ class Report:
             found = self._texts(self.failed[facts.file]) if budget > 0 else None
             budget -= sum(len(html.escape(text).encode(errors="replace")) for _, text in found or ())
             texts[facts.file] = found if budget > 0 else None
-        trials = []
-        for order, facts in enumerate(self.trials, 1):
+        trials: list[tuple[TrialFacts, dict[str, Any] | None]] = []
+        for facts in self.trials:
             detail = None
             if failed := self.failed.get(facts.file):
                 replay = f"pytest --aorta-replay {shlex.quote(str(PurePosixPath(typed, facts.file)))}"
@@ -519,18 +519,7 @@ class Report:
                     "files": list(self._files(facts.file, failed["artifacts"].values(), output)),
                     "command": one_line(replay, 2_000) if failed["can_replay"] else "",
                 }
-            trials.append(
-                {
-                    "anchor": _anchor(facts),
-                    "cell": self.labels[facts.key],
-                    "facts": facts,
-                    "order": order,
-                    "started": one_line(facts.started_at[:19].replace("T", " ")),
-                    "step_ms": None if facts.steps is None else facts.steps.median_ms,
-                    "signature": self.ids[facts.signature] if facts.signature is not None else "",
-                    "detail": detail,
-                }
-            )
+            trials.append((facts, detail))
         return trials
 
     def _files(self, file: str, artifacts: Iterable[str], output: Path) -> Iterator[tuple[str, str]]:
