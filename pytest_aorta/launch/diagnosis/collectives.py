@@ -23,24 +23,19 @@ def read_collectives(trace: Mapping[str, Any]) -> list[Collective]:
     entries = [entry for entry in trace.get("entries") or () if not entry.get("is_p2p")]
     entries.sort(key=lambda entry: int(entry.get("record_id", 0)))
     groups = trace.get("pg_config") or {}
-    return [_collective(entry, groups) for entry in entries[-_RECENT:]]
-
-
-def _collective(entry: Mapping[str, Any], groups: Mapping[str, Any]) -> Collective:
-    name, description = (str(each) for each in entry.get("process_group") or ("", ""))
-    members = [int(each) for each in str(groups.get(name, {}).get("ranks", "")).strip("[] ").split(",") if each.strip()]
-    group = description
-    if description != "default_pg":
-        group = f"{description} {name}" if description not in ("", "undefined") else f"group {name}"
-        # Groups that a split has made have the same name.
-        group += f" from rank {members[0]}" if members else ""
-    return Collective(
-        name=str(entry.get("profiling_name")),
-        number=int(entry.get("collective_seq_id", 0)),
-        group=group,
-        of=_tensors(entry),
-        size=len(members) or None,
-    )
+    found = []
+    for entry in entries[-_RECENT:]:
+        name, group = (str(each) for each in entry.get("process_group") or ("", ""))
+        listed = str(groups.get(name, {}).get("ranks", "")).strip("[] ").split(",")
+        members = [int(each) for each in listed if each.strip()]
+        if group != "default_pg":
+            group = f"{group} {name}" if group not in ("", "undefined") else f"group {name}"
+            # Groups that a split has made have the same name.
+            group += f" from rank {members[0]}" if members else ""
+        operation = str(entry.get("profiling_name"))
+        number = int(entry.get("collective_seq_id", 0))
+        found.append(Collective(operation, number, group, of=_tensors(entry), size=len(members) or None))
+    return found
 
 
 def _tensors(entry: Mapping[str, Any]) -> str:
@@ -48,15 +43,13 @@ def _tensors(entry: Mapping[str, Any]) -> str:
     operation = str(entry.get("profiling_name")).rpartition(":")[2]
     if operation.startswith("all_to_all") or operation.endswith(("coalesced", "_v")):
         return ""
-    inputs, outputs = (
-        " ".join(
-            f"{dtype}{size}"
-            for dtype, size in zip(entry.get(f"{side}_dtypes") or (), entry.get(f"{side}_sizes") or (), strict=False)
-        )
-        for side in ("input", "output")
-    )
-    shown = ["" if operation == "scatter" else inputs, "" if operation == "gather" else outputs]
-    return " to ".join(dict.fromkeys(filter(None, shown)))
+    shown = []
+    for side, of_one_rank in (("input", "scatter"), ("output", "gather")):
+        types, sizes = entry.get(f"{side}_dtypes") or (), entry.get(f"{side}_sizes") or ()
+        text = " ".join(f"{dtype}{size}" for dtype, size in zip(types, sizes, strict=False))
+        if text and text not in shown and operation != of_one_rank:
+            shown.append(text)
+    return " to ".join(shown)
 
 
 @dataclass(frozen=True)
@@ -78,8 +71,12 @@ def find_mismatch(entered: Mapping[int, Sequence[Collective]], world_size: int) 
     for rank, collectives in entered.items():
         for each in collectives:
             found[each.group, each.number][rank].append(each)
+
     # Of several groups, that in which it came first: what comes later may follow from it.
-    for (group, number), by_rank in sorted(found.items(), key=lambda item: _place_of(item[1], entered)):
+    def place(item: tuple[object, Mapping[int, Sequence[Collective]]]) -> int:
+        return min(entered[rank].index(those[0]) for rank, those in item[1].items())
+
+    for (group, number), by_rank in sorted(found.items(), key=place):
         ranks_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank, those in sorted(by_rank.items()):
             ranks_of[tuple(f"{each.name}{each.of and f' of {each.of}'}" for each in those)].append(rank)
@@ -93,10 +90,6 @@ def find_mismatch(entered: Mapping[int, Sequence[Collective]], world_size: int) 
             name = f"collective {number}" + ("" if group == "default_pg" else f" of {group}")
             return Mismatch(f"{name} differs: {said}", frozenset(by_rank), odd)
     return None
-
-
-def _place_of(by_rank: Mapping[int, Sequence[Collective]], entered: Mapping[int, Sequence[Collective]]) -> int:
-    return min(entered[rank].index(those[0]) for rank, those in by_rank.items())
 
 
 def positions(entered: Mapping[int, Sequence[Collective]]) -> tuple[set[int], set[int]]:

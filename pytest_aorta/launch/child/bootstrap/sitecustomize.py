@@ -45,6 +45,9 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.
 #: Characters of a message, and of a traceback, that are kept.
 _LIMIT = 2**15
 
+#: Files that one process notes at most, and where those are that are not noted.
+_MOST_READS, _SYSTEM = 2000, ("/proc/", "/dev/", "/sys/", "/usr/", "/lib", "/etc/")
+
 #: Seconds that a process has for its stacks, and for what its flight recorder has.
 _TURN, _SETTLE, _PATIENCE = 0.05, 0.2, 1.0
 
@@ -263,12 +266,61 @@ def _try(function: Callable[..., object], *arguments: Any) -> None:
 
 
 def _watch_reads(file: str) -> None:
-    if __name__ == "sitecustomize":
-        reads = __import__("aorta_reads")
-        del sys.modules["aorta_reads"]
-    else:
-        from pytest_aorta.launch.child.bootstrap import aorta_reads as reads
-    reads.watch(file)
+    """Append to ``file`` a line per opened file from now on, also in forks: ``r`` or ``w``, and its path.
+
+    At the orderly end, ``d`` and the path of each device that is open. ``launch.host.trial_files`` reads it, so that a
+    later run can tell whether one of these files has changed.
+    """
+    prefixes = (prefix + os.sep for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
+    installed = tuple(prefix for prefix in (*_SYSTEM, *prefixes) if not os.getcwd().startswith(prefix))
+    told = os.path.join(os.path.dirname(file), "processes", "")
+    noted: set[object] = set()
+
+    def write(line: str) -> None:
+        try:  # anew each time: programs close descriptors that they do not know
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError:
+            return
+        try:
+            os.write(descriptor, os.fsencode(line + "\n"))
+        finally:
+            os.close(descriptor)
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            how = "w" if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) else "r"
+        elif event == "import":  # with a path where it loads a library
+            path, how = arguments[1], "r"
+        else:
+            return
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        if not isinstance(path, str) or (how, path) in noted or path == file or len(noted) > _MOST_READS:
+            return
+        noted.add((how, path))
+        try:
+            path = os.path.abspath(path)
+        except OSError:  # there is no working directory any more
+            return
+        if "\n" in path or path.startswith((*installed, told)):
+            return
+        write(how + path)
+
+    def note_devices() -> None:
+        found = set()
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                found.add(os.readlink("/proc/self/fd/" + number))
+            except OSError:  # that of the listing
+                pass
+        for path in found:
+            if path.startswith(("/dev/nvidia", "/dev/dri/render")) and path[-1:].isdigit():
+                write("d" + path)
+
+    if hasattr(sys, "addaudithook"):
+        atexit.register(note_devices)
+        sys.addaudithook(note)
 
 
 _kill, _killpg, _waitpid, _fork_exec = os.kill, os.killpg, os.waitpid, _posixsubprocess.fork_exec
