@@ -93,16 +93,6 @@ def _split_arguments(config: pytest.Config, trials: Mapping[str, TrialSpec], roo
     return paths, chosen
 
 
-def select_trials(config: pytest.Config, run: Run) -> None:
-    """Resolve the plan of ``--aorta-workload``; without paths on the command line, only its trials are collected."""
-    if run.selection.minimize:
-        from pytest_aorta.plugin.minimize import name_of, wholes_of
-
-        choose(config, run, {name_of(spec): spec for spec in wholes_of(run.plan, run.selection)})
-    else:
-        choose(config, run, {spec.item_name: spec for spec in run.plan.trials})
-
-
 class SelectedTrials(pytest.Collector):
     def collect(self) -> Iterable[pytest.Item]:
         run, modules = run_of(self.config), WorkloadModules(self)

@@ -22,10 +22,8 @@ from _pytest.fixtures import FuncFixtureInfo
 from _pytest.outcomes import Skipped
 from pluggy import HookRelay
 
-
-def terminal_width(text: str) -> int:
-    """Columns that a printable text takes in a terminal: wide characters have two, combining ones none."""
-    return wcswidth(text)
+#: Columns that a printable text takes in a terminal: wide characters have two, combining ones none.
+terminal_width = wcswidth
 
 
 def longrepr_of(text: str, path: str | os.PathLike[str], line: int | None, reason: str) -> ReprExceptionInfo:
@@ -49,7 +47,9 @@ def add_reason(longrepr: object, reason: str) -> None:
         crash.message = f"{reason}; {crash.message}"
 
 
-class _WithLines(TerminalRepr):
+class WithLines(TerminalRepr):
+    """What a report shows of a failure, with lines below it."""
+
     def __init__(self, shown: Any, lines: Sequence[str]) -> None:
         self._shown = shown
         self._lines = lines
@@ -62,11 +62,6 @@ class _WithLines(TerminalRepr):
             tw.line(str(self._shown))
         for line in self._lines:
             tw.line(line, yellow=True)
-
-
-def with_lines(longrepr: Any, lines: Sequence[str]) -> TerminalRepr:
-    """What a report shows of a failure (``longrepr``), with lines below it."""
-    return _WithLines(longrepr, lines)
 
 
 class SkippedItem(Skipped):

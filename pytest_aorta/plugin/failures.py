@@ -21,7 +21,7 @@ from pytest_aorta.common.texts import (
     without_runner,
 )
 from pytest_aorta.plugin import SUFFIXES, is_of_recipe
-from pytest_aorta.plugin.compat import has_no_summary, longrepr_of, with_lines
+from pytest_aorta.plugin.compat import WithLines, has_no_summary, longrepr_of
 from pytest_aorta.plugin.run import PAYLOAD
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.triage.columns import counted
@@ -186,7 +186,13 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
         lines.append(f"{rank}: {failure.evidence}")
     if failure.traceback and failure.kind == "exception":
         lines += ["", *own_frames(failure.traceback.rstrip().splitlines())]
-    for detail in [detail for detail in record.result.failure_details if not _is(detail, failure)][:_DETAILS]:
+    details = [
+        detail
+        for detail in record.result.failure_details
+        if failure.rank is None
+        or (failure.rank, failure.message) != (detail.get("rank"), f"rank {failure.rank}: {detail.get('message')}")
+    ]
+    for detail in details[:_DETAILS]:
         lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
     wanted = getattr(item.config.option, "showcapture", "all")
     for name, relative in record.artifacts.items():
@@ -205,12 +211,6 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     if record.request is not None and record.replay_of is None:
         lines.append(f"with the same seeds: pytest --aorta-replay {shlex.quote(str(file))}")
     return printable("\n".join(lines))
-
-
-def _is(detail: dict[str, Any], failure: Failure) -> bool:
-    return failure.rank is not None and (
-        failure.rank == detail.get("rank") and failure.message == f"rank {failure.rank}: {detail.get('message')}"
-    )
 
 
 def tail_of(path: Path) -> list[str]:
@@ -332,5 +332,5 @@ def _with_lines(report: Any, lines: Sequence[str]) -> Any:
     if not lines or _is_debugged(report):
         return report
     report = copy.copy(report)
-    report.longrepr = with_lines(report.longrepr, lines)
+    report.longrepr = WithLines(report.longrepr, lines)
     return report

@@ -101,8 +101,20 @@ def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
 
     manager.register(trial_hooks, TRIALS)
     if not late:
-        is_rank = _is_further_rank(config)
-        if is_rank or _is_further_node(config):
+        is_rank, is_node = False, False
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            from pytest_aorta.launch.launch_mode import own_rank
+            from pytest_aorta.plugin.workload_files import workload_facts
+
+            asked = is_mentioned(config) or any(workload_facts(Path(path)).workloads for path in config.args)
+            is_rank = asked and own_rank() != 0
+        if not is_rank and is_mentioned(config) and not config.option.help:
+            from pytest_aorta.launch.nodes import node_rank
+            from pytest_aorta.plugin.run import run_of
+
+            selection = run_of(config).selection
+            is_node = not selection.resources.hosts and node_rank(selection.execution.elastic) != 0
+        if is_rank or is_node:
             manager.register(FurtherRankHooks(config, is_node=not is_rank), "aorta_further_rank")
             return
     if not is_worker(config):
@@ -110,27 +122,6 @@ def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
         manager.register(hooks, REPORTS)
         if late:
             hooks.pytest_sessionstart()
-
-
-def _is_further_rank(config: pytest.Config) -> bool:
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return False
-    from pytest_aorta.launch.launch_mode import own_rank
-    from pytest_aorta.plugin.workload_files import workload_facts
-
-    if own_rank() == 0:
-        return False
-    return is_mentioned(config) or any(workload_facts(Path(path)).workloads for path in config.args)
-
-
-def _is_further_node(config: pytest.Config) -> bool:
-    if not is_mentioned(config) or config.option.help:
-        return False
-    from pytest_aorta.launch.nodes import node_rank
-    from pytest_aorta.plugin.run import run_of
-
-    selection = run_of(config).selection
-    return not selection.resources.hosts and node_rank(selection.execution.elastic) != 0
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -200,20 +191,15 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
     """A wrong marker ends a run as a wrong option does."""
     # The argument: sessions of ``pytester.getnode`` have no ``exitstatus``.
-    if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED) and _has_refused(session.config):
-        session.exitstatus = pytest.ExitCode.USAGE_ERROR
-
-
-def _has_refused(config: pytest.Config) -> bool:
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    for report in [] if terminal is None else terminal.stats.get("error", []):
-        if isinstance(report, pytest.CollectReport):
-            file = report.nodeid.rpartition("/")[2]
-            if file.endswith(SUFFIXES):
-                return True
-            if f": {MARKER}" in str(report.longrepr):  # of a worker's report, xdist sends the text only
-                return True
-    return False
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED):
+        return
+    for report in terminal.stats.get("error", []):
+        # Of a worker's report, xdist sends the text only.
+        if isinstance(report, pytest.CollectReport) and (
+            report.nodeid.endswith(SUFFIXES) or f": {MARKER}" in str(report.longrepr)
+        ):
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:

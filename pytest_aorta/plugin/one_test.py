@@ -77,7 +77,7 @@ class _Inside:
 
     def pytest_plugin_registered(self, plugin: object, manager: pytest.PytestPluginManager) -> None:
         if plugin is self:
-            manager.register(_Marker(), ONE_TEST)
+            manager.register(object(), ONE_TEST)  # its name tells ``hooks`` to leave everything as it is
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
@@ -155,10 +155,6 @@ class _Inside:
 
 #: Type of a failure that says nothing about the test.
 NOT_COLLECTED = "NotCollected"
-
-
-class _Marker:
-    """Its name among the plugins tells ``hooks`` to leave everything as it is."""
 
 
 def _of_the_test(traceback: TracebackType | None) -> TracebackType | None:

@@ -30,7 +30,10 @@ def add_options(parser: pytest.Parser) -> None:
                 continue
             if setting.scope == "option":
                 default = f" (default {setting.default})" if setting.default else ""
-                group.addoption(setting.flag, dest=setting.ini, help=setting.help + default, **_arguments(setting))
+                how: dict[str, Any] = {"action": "append" if setting.repeat else "store", "metavar": setting.metavar}
+                if setting.is_switch:
+                    how = {"action": "store_const", "const": "true"}
+                group.addoption(setting.flag, dest=setting.ini, help=setting.help + default, **how)
             kind = "linelist" if setting.repeat else "string"
             text = setting.help if setting.scope == "ini" else f"same as {setting.flag}"
             parser.addini(setting.ini, text, type=kind, default=None)  # type: ignore[arg-type]
@@ -39,20 +42,8 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
-def _arguments(setting: Setting) -> dict[str, Any]:
-    if setting.is_switch:
-        return {"action": "store_const", "const": "true"}
-    return {"action": "append" if setting.repeat else "store", "metavar": setting.metavar}
-
-
 class _Renamed(argparse.Action):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         raise pytest.UsageError(f"{option_string}: there is no such option; use {RENAMED[option_string or '']}")
 
 

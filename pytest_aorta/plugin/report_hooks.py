@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,12 +132,29 @@ class ReportHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
-        """Record the item that an xdist worker has died of, and report an error: the workload is not what failed."""
+        """Record the item that an xdist worker has died of, and report an error: the workload is not what failed.
+
+        As an error of a teardown, for it is the last one of its item: with xdist's own ``when``, which is ``???``,
+        reporters that wait for the last one, such as pytest-html and JUnit's, would not show it at all.
+        """
         self._open.pop(crashitem, None)
         writer = self._writer_of(crashitem)
         found = writer.write_lost(crashitem, _LOST)
-        if found is not None:
-            _describe_lost(report, *found, writer.store.results)
+        if found is None:
+            return
+        spec, file = found[0], found[1].file_in(writer.store.results)
+        text = f"infrastructure_failed: {_LOST} ({report.longrepr})\n\ntrial file: {file}"
+        path = report.location[0]
+        report.when = "teardown"
+        report.location = (path, None, report.nodeid.partition("::")[2])
+        report.longrepr = longrepr_of(text, path, None, f"{_LOST} (infrastructure_failed)")
+        report.user_properties = [
+            *properties_of(spec),
+            ("aorta_exit_status", "infrastructure_failed"),
+            ("aorta_cell", spec.cell),
+            ("aorta_trial_file", str(file)),
+        ]
+        report.keywords = {spec.item_name: 1, "aorta": 1}
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember why the trial that runs is about to end: between two phases of its item, there is no other sign."""
@@ -176,7 +194,11 @@ class ReportHooks:
 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of libraries, which -W error would make errors
-                write_report(results, output, settings=writer.settings_used)
+                # The last table is sequential where the run has ended before its time.
+                rows = () if writer.table is None else writer.table.rows
+                sequential = any(row.comparison and row.comparison.method == "sequential" for row in rows)
+                settings = replace(writer.triage.settings, sequential=sequential)
+                write_report(results, output, settings=settings)
         except RequestError as error:
             writer.errors.append(f"report {output}: {error}")
         except Exception as error:
@@ -219,7 +241,9 @@ class ReportHooks:
             return
         writers = self._writers.values()
         for writer in writers:
-            writer.print_summary(terminalreporter)
+            if writer.table is not None:
+                errors = [*writer.errors, *filter(None, [writer.matrix.error])]
+                writer.summary.print(terminalreporter, writer.table, errors)
         for writer in writers if verbosity >= 0 else ():
             for line in writer.stopping_lines():
                 terminalreporter.write_line(line)
@@ -233,24 +257,3 @@ class ReportHooks:
                 terminalreporter.write_line(printable(line), **{colour: True} if colour else {})
         if self._report:
             terminalreporter.write_line(f"report: {self._report}")
-
-
-def _describe_lost(report: pytest.TestReport, spec: TrialSpec, paths: TrialPaths, results: Path) -> None:
-    """Turn xdist's report of a crash into that of a trial, which ends with an error.
-
-    As that of a teardown, for it is the last one of its item: with xdist's own ``when``, which is ``???``, reporters
-    that wait for the last one, such as pytest-html and JUnit's, would not show it at all.
-    """
-    file = paths.file_in(results)
-    text = f"infrastructure_failed: {_LOST} ({report.longrepr})\n\ntrial file: {file}"
-    path = report.location[0]
-    report.when = "teardown"
-    report.location = (path, None, report.nodeid.partition("::")[2])
-    report.longrepr = longrepr_of(text, path, None, f"{_LOST} (infrastructure_failed)")
-    report.user_properties = [
-        *properties_of(spec),
-        ("aorta_exit_status", "infrastructure_failed"),
-        ("aorta_cell", spec.cell),
-        ("aorta_trial_file", str(file)),
-    ]
-    report.keywords = {spec.item_name: 1, "aorta": 1}

@@ -54,9 +54,14 @@ def select(config: pytest.Config) -> None:
 
             choose(config, run, read_replays(config, run), REPLAY)
         elif selection.workloads or selection.commands:
-            from pytest_aorta.plugin.collection import select_trials
+            from pytest_aorta.plugin.collection import choose
 
-            select_trials(config, run)
+            if selection.minimize:
+                from pytest_aorta.plugin.minimize import name_of, wholes_of
+
+                choose(config, run, {name_of(spec): spec for spec in wholes_of(run.plan, selection)})
+            else:
+                choose(config, run, {spec.item_name: spec for spec in run.plan.trials})
         elif not is_worker(config):
             # Names that the options give, which otherwise only a file or a test would look up, or nothing at all.
             default = Selection()

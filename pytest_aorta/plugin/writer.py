@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -32,7 +33,6 @@ from pytest_aorta.workspace.paths import HISTORY, REPLAY, TrialPaths
 if TYPE_CHECKING:
     from pytest_aorta.plan import Plan
     from pytest_aorta.plugin.run import Run
-    from pytest_aorta.triage import TriageSettings
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.triage.verdicts import Table
     from pytest_aorta.trials.spec import TrialSpec
@@ -246,7 +246,11 @@ class TrialWriter:
             if self.run.on_record is not None:
                 self.run.on_record(trial.result)
         except OSError as error:
-            self.errors.append(f"{paths.file_in(self.store.results)}: {error}{self._write_elsewhere(trial)}")
+            self.errors.append(f"{paths.file_in(self.store.results)}: {error}")
+            elsewhere = Path(tempfile.gettempdir()) / f"pytest-aorta-{self.store.stamp}" / trial.path
+            with contextlib.suppress(OSError):
+                write_json(elsewhere, trial.result)
+                self.errors[-1] += f"; kept in {elsewhere}"
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
         if not trial.resumed and trial.result["workload"] not in self._understood:
@@ -300,14 +304,6 @@ class TrialWriter:
             self._decide()
         else:
             self.triage.keep({cell_of(trial[0]) for nodeid in nodeids if (trial := self.find(nodeid)) is not None})
-
-    def _write_elsewhere(self, trial: FinishedTrial) -> str:
-        path = Path(tempfile.gettempdir()) / f"pytest-aorta-{self.store.stamp}" / trial.path
-        try:
-            write_json(path, trial.result)
-        except OSError:
-            return ""
-        return f"; kept in {path}"
 
     def write_lost(self, nodeid: str, why: str) -> tuple[TrialSpec, TrialPaths] | None:
         """Record an item whose process died before it could report; its trial, ``None`` where it is none."""
@@ -384,13 +380,6 @@ class TrialWriter:
             self.matrix.finish(self.table, stopped)
         self.summary.pruned = self.store.prune(selection.history)
 
-    @property
-    def settings_used(self) -> TriageSettings:
-        """Of the last table, which is sequential where the run has ended before its time."""
-        rows = () if self.table is None else self.table.rows
-        methods = {row.comparison.method for row in rows if row.comparison is not None}
-        return replace(self.triage.settings, sequential="sequential" in methods)
-
     def stopping_lines(self) -> Iterator[str]:
         """For each option that may have ended trials, what it has done."""
         selection = self.run.selection
@@ -414,8 +403,3 @@ class TrialWriter:
             if rounds >= selection.trials:
                 line += "; there were no more: --aorta-trials gives more"
             yield line
-
-    def print_summary(self, terminal: pytest.TerminalReporter) -> None:
-        if self.table is not None:
-            errors = [*self.errors, *([self.matrix.error] if self.matrix.error else [])]
-            self.summary.print(terminal, self.table, errors)
