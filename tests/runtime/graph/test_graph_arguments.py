@@ -44,11 +44,6 @@ def test_private_memory_cannot_be_written(tag: Tag) -> None:
     assert args.tensors == args.tags == ()
 
 
-@pytest.mark.parametrize("tag", [Tag.INPUT, Tag.NO_DEP])
-def test_private_memory_can_be_read(tag: Tag) -> None:
-    assert TaskArgs().add(torch.zeros(3), tag).tags == (tag,)
-
-
 @pytest.mark.statement(11)
 def test_a_tag_cannot_be_changed_after_it_was_added() -> None:
     args: Any = TaskArgs().add(torch.zeros(3))

@@ -70,15 +70,6 @@ def test_a_pure_overwrite_waits_for_no_writer_and_owns_what_it_writes(bench: Gra
     assert not older.consumers
 
 
-def test_an_update_waits_for_the_writer_and_is_the_writer_then(bench: GraphBench) -> None:
-    writer = bench.add("writer", writes(X))
-    update = bench.add("update", changes(X))
-    reader = bench.add("reader", reads(X))
-
-    assert list(update.producers) == [writer]
-    assert list(reader.producers) == [update]
-
-
 def test_a_writer_does_not_wait_for_readers(bench: GraphBench) -> None:
     bench.add("writer", writes(X))
     reader = bench.add("reader", reads(X))
@@ -98,19 +89,6 @@ def test_consuming_a_superseded_writer_leaves_the_newer_one(bench: GraphBench) -
 
     assert older.state is State.CONSUMED
     assert list(bench.graph.writers.meeting(1, X)) == [newer]
-
-
-@pytest.mark.statement(5)
-def test_what_is_covered_in_part_stays_until_its_writer_is_consumed(bench: GraphBench) -> None:
-    whole = bench.add("whole", writes(X))
-    part = bench.add("part", writes(tile((2, 4))))
-
-    assert list(bench.graph.writers.meeting(1, X)) == [whole, part]
-
-    bench.finish(whole)
-    bench.graph.release_scope(whole)
-
-    assert list(bench.graph.writers.meeting(1, X)) == [part]
 
 
 @pytest.mark.statement(6)
@@ -151,14 +129,6 @@ def test_intersecting_parts_of_a_matrix_serialize(bench: GraphBench, one: Footpr
     second = bench.add("second", changes(other))
 
     assert (second.state, second.fan_in) == (State.PENDING, 1)
-
-
-@pytest.mark.statement(6)
-def test_ranges_that_touch_do_not_serialize(bench: GraphBench) -> None:
-    bench.add("first", changes(Footprint("x", 0, (10,), (1,), 1)))
-    second = bench.add("second", changes(Footprint("x", 10, (10,), (1,), 1)))
-
-    assert second.state is State.READY
 
 
 @pytest.mark.statement(7)
@@ -223,17 +193,6 @@ def test_an_explicit_order_holds_across_runs(bench: GraphBench) -> None:
     assert bench.ready == ["first", "second"]
 
 
-def test_after_what_is_done_means_at_once(bench: GraphBench) -> None:
-    completed, consumed = bench.add("completed"), bench.add("consumed")
-    bench.finish(completed, consumed)
-    bench.graph.release_scope(consumed)
-
-    last = bench.add("last", after=[completed, consumed])
-
-    assert last.state is State.READY
-    assert list(last.producers) == [completed]
-
-
 def test_a_node_with_nothing_to_do_is_a_writer_until_it_is_let_go(bench: GraphBench) -> None:
     slab = bench.graph.add_memory("slab", 1, X)
     reader = bench.add("reader", reads(X))
@@ -281,24 +240,6 @@ def test_a_slab_that_no_task_uses_goes_with_its_scope(bench: GraphBench) -> None
     bench.graph.release_scope(slab)
 
     assert bench.consumed == ["memory"]
-    assert bench.is_empty()
-
-
-def test_a_node_leaves_when_scope_consumers_and_itself_are_done(bench: GraphBench) -> None:
-    writer = bench.add("writer", writes(X))
-    reader = bench.add("reader", reads(X))
-
-    bench.graph.release_scope(writer)
-    bench.finish(writer)
-    assert bench.graph.claim(reader)
-    assert writer.state is State.COMPLETED
-    assert bench.consumed == []
-
-    bench.graph.complete(reader)
-    assert bench.consumed == ["writer"]
-    bench.leave_scope()
-
-    assert bench.consumed == ["writer", "reader"]
     assert bench.is_empty()
 
 

@@ -49,45 +49,6 @@ def test_poison_reaches_grandchildren_and_names_where_it_came_from(bench: GraphB
     assert bench.settled == ["producer", "child", "grandchild"]
 
 
-@pytest.mark.statement(13)
-def test_submitting_onto_a_failed_producer_poisons_at_once(bench: GraphBench) -> None:
-    producer = bench.add("producer", writes(X))
-    bench.break_down(producer, BROKEN)
-
-    child = bench.add("child", reads(X), writes(Y))
-    grandchild = bench.add("grandchild", reads(Y))
-
-    assert child.state is grandchild.state is State.FAILED
-    assert child.poisoned_by is grandchild.poisoned_by is producer
-    assert bench.ready == ["producer"]
-    assert bench.settled == ["producer", "child", "grandchild"]
-
-    bench.leave_scope()
-    assert bench.is_empty()
-
-
-def test_a_failed_node_is_known_as_failed_after_it_is_gone(bench: GraphBench) -> None:
-    producer = bench.add("producer")
-    bench.break_down(producer, BROKEN)
-    bench.graph.release_scope(producer)
-
-    later = bench.add("later", after=[producer], run="another")
-
-    assert producer.state is State.CONSUMED
-    assert producer.failed
-    assert later.state is State.FAILED
-    assert later.poisoned_by is producer
-
-
-def test_an_overwrite_heals(bench: GraphBench) -> None:
-    bench.break_down(bench.add("broken", writes(X)), BROKEN)
-    bench.add("overwrite", writes(X))
-
-    reader = bench.add("reader", reads(X))
-
-    assert reader.state is State.PENDING
-
-
 @pytest.mark.statement(14)
 def test_a_producer_that_fails_in_the_middle_of_a_submission_spreads_once(bench: GraphBench) -> None:
     producer = bench.running("producer", writes(X), writes(Y))
@@ -102,21 +63,6 @@ def test_a_producer_that_fails_in_the_middle_of_a_submission_spreads_once(bench:
     assert consumer.state is State.FAILED
     assert bench.settled == ["producer", "consumer"]
     assert bench.ready == ["producer"]
-
-
-@pytest.mark.statement(14)
-def test_two_failed_producers_fail_their_consumer_once(bench: GraphBench) -> None:
-    one, two = bench.running("one", writes(X)), bench.running("two", writes(Y))
-    consumer = bench.add("consumer", reads(X), reads(Y))
-
-    bench.graph.fail(one, BROKEN)
-    bench.graph.fail(two, KeyError("later"))
-
-    assert bench.settled == ["one", "consumer", "two"]
-    assert consumer.poisoned_by is one
-    bench.leave_scope()
-    assert sorted(bench.consumed) == ["consumer", "one", "two"]
-    assert bench.is_empty()
 
 
 @pytest.mark.statement(15)
@@ -152,38 +98,6 @@ def test_exactly_one_claims_or_cancels() -> None:
 
         assert len(won) == 1
         assert node.state is (State.RUNNING if won == ["claim"] else State.FAILED)
-
-
-@pytest.mark.statement(15)
-def test_what_runs_or_has_ended_cannot_be_cancelled_or_claimed(bench: GraphBench) -> None:
-    running, done, gone = bench.running("running"), bench.running("done"), bench.running("gone")
-    bench.graph.complete(done)
-    bench.graph.fail(gone, BROKEN)
-    bench.graph.release_scope(gone)
-    told = list(bench.told)
-
-    for node in (running, done, gone):
-        assert not bench.graph.cancel(node, KeyError())
-        assert not bench.graph.claim(node)
-
-    assert bench.told == told
-    assert running.state is State.RUNNING
-    assert running.error is None
-
-
-def test_a_pending_node_cannot_be_claimed_but_cancelled(bench: GraphBench) -> None:
-    producer = bench.running("producer", writes(X))
-    pending = bench.add("pending", reads(X), writes(Y))
-    behind = bench.add("behind", reads(Y))
-
-    assert not bench.graph.claim(pending)
-    assert bench.graph.cancel(pending, BROKEN)
-    assert behind.state is State.FAILED
-    assert behind.poisoned_by is pending
-
-    bench.graph.complete(producer)
-
-    assert bench.ready == ["producer"]
 
 
 @pytest.mark.statement(16)

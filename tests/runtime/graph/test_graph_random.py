@@ -121,36 +121,3 @@ def test_every_node_ends_and_none_runs_too_early_or_on_broken_ground(data: st.Da
     for name in names:
         said = [what for what, of in bench.told if of == name]
         assert said in (["ready", "settled", "consumed"], ["settled", "consumed"])
-
-
-@settings(max_examples=40)
-@given(st.data(), st.integers(1, 30))
-def test_descendants_of_a_failure_never_run_and_all_others_do(data: st.DataObject, count: int) -> None:
-    bench = GraphBench()
-    broken: set[Node] = set()
-    reach: set[Node] = set()
-    above: dict[Node, list[Node]] = {}
-    for index in range(count):
-        after = data.draw(st.lists(st.sampled_from(bench.nodes), max_size=3), label="after") if bench.nodes else []
-        node = bench.add(str(index), after=after)
-        above[node] = after
-        if reach.intersection(after):
-            reach.add(node)
-        elif data.draw(st.integers(0, 5), label="how") == 0:
-            broken.add(node)
-            reach.add(node)
-    bench.leave_scope()
-
-    ran = set()
-    while ready := [node for node in bench.nodes if node.state is State.READY]:
-        node = data.draw(st.sampled_from(ready), label="next")
-        ran.add(node)
-        assert all(other in ran for other in above[node])
-        if node in broken:
-            bench.break_down(node, ValueError(node.label))
-        else:
-            bench.finish(node)
-
-    assert ran == set(bench.nodes) - (reach - broken)
-    assert {node for node in bench.nodes if node.failed} == reach
-    assert bench.is_empty()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,13 +10,13 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, run_sub
+from levels_stage import Gates
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker, WorkerClosed
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskRef, Worker, WorkerClosed
 
 
 class Host:
@@ -176,30 +174,3 @@ def test_an_interrupt_ends_waiting_and_the_worker_can_be_closed(gates: Gates) ->
     thread.join()
 
     assert handle.records[0].outcome is Outcome.CANCELLED
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_interrupts_at_any_moment_damage_nothing() -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-    dice = random.Random(7)
-    with Worker(3, num_sub_workers=2, grace=0.1) as worker:
-        nothing = worker.register(levels_tasks.nothing)
-
-        def build(orch: Orchestrator, args: Any, config: Any) -> None:
-            for _ in range(20):
-                orch.submit_sub(nothing)
-
-        worker.init()
-        for _ in range(30):
-            fire = threading.Timer(dice.uniform(0, 0.02), signal.pthread_kill, (main, signal.SIGINT))
-            with contextlib.suppress(KeyboardInterrupt):
-                fire.start()
-                while fire.is_alive():
-                    with contextlib.suppress(TaskError):
-                        worker.run(build)
-            while fire.is_alive():
-                with contextlib.suppress(KeyboardInterrupt):
-                    fire.join()
-            with contextlib.suppress(KeyboardInterrupt):
-                assert run_sub(worker, nothing).ok

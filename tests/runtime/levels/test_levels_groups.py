@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +12,7 @@ from levels_stage import Gates, run_next
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
-from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
+from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
@@ -121,19 +119,6 @@ def test_each_member_has_the_deadline_of_the_group(strict: Gang) -> None:
     assert {member.outcome for member in record.members} <= {Outcome.TIMEOUT, Outcome.CANCELLED}
 
 
-def test_a_group_waits_for_a_slot_whose_process_is_replaced(strict: Gang) -> None:
-    pid = run_next(strict.worker, strict.own_pid, worker=0).payload
-    os.kill(pid, signal.SIGKILL)
-    wait_until_gone([pid])
-    strict.gates.open()
-
-    record = strict.start("gate").wait(PATIENCE)
-
-    # It was sent to the dead one, or has waited for the new one; in no case does it hang.
-    assert record.outcome in (Outcome.SUCCESS, Outcome.ENDPOINT_FAILURE)
-    assert strict.start("gate").wait(PATIENCE).ok
-
-
 def test_a_sub_group_runs_at_the_same_time_and_fails_as_one(gates: Gates) -> None:
     with Worker(3, num_sub_workers=2, grace=0.05) as worker:
         boom, gate = worker.register(levels_tasks.gate_then_boom), worker.register(levels_tasks.gate)
@@ -155,16 +140,6 @@ def test_a_sub_group_runs_at_the_same_time_and_fails_as_one(gates: Gates) -> Non
         assert [member.outcome for member in skipped.members] == [Outcome.SKIPPED] * 2
 
 
-def test_members_that_were_ended_leave_no_process(strict: Gang) -> None:
-    pids = [run_next(strict.worker, strict.own_pid, worker=worker).payload for worker in (0, 1)]
-    ref = strict.start("gate_then_die", "gate_against_sigterm")
-    strict.gates.wait_until_began("gate_then_die", "gate_against_sigterm")
-    strict.gates.open("gate_then_die")
-    ref.wait(PATIENCE)
-
-    assert all(is_gone(pid) for pid in pids)
-
-
 @pytest.fixture
 def bench() -> Iterator[Callable[..., DispatcherBench]]:
     benches = []
@@ -176,22 +151,6 @@ def bench() -> Iterator[Callable[..., DispatcherBench]]:
     yield make
     for made in benches:
         made.close()
-
-
-@pytest.mark.statement(21)
-def test_the_first_failure_of_a_group_stays_its_failure(bench: Callable[..., DispatcherBench]) -> None:
-    office = bench(nexts=3)
-    ref = office.group("group", [0, 1, 2])
-    office.end(office.next[1], Outcome.TASK_FAILURE, "first")
-    office.end(office.next[0], Outcome.ENDPOINT_FAILURE, "second")
-    assert ref.state is State.RUNNING
-    assert [endpoint.stopped for endpoint in office.next] == [[], [], []]
-    office.end(office.next[2])
-
-    record = ref.wait(0)
-    assert record.outcome is Outcome.TASK_FAILURE
-    assert record.failure is not None
-    assert record.failure.message == "first"
 
 
 @pytest.mark.statement(21)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_stage import descendants, run_one, run_sub
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import is_gone, wait_until, wait_until_gone
 
@@ -184,3 +187,16 @@ def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
     assert record.failure.type == "ValueError"
     assert len(record.failure.message) <= MAX_MESSAGE
     assert len(record.failure.traceback) <= 2**15 + 100
+
+
+def close_stdout_and_return_twice(args: Any) -> str:
+    sys.stdout.close()
+    return "child" if os.fork() == 0 else "parent"
+
+
+def test_a_fork_that_returns_without_a_stdout_takes_no_tasks() -> None:
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        fork, pid = worker.register(close_stdout_and_return_twice), worker.register(levels_tasks.own_pid)
+        before = run_sub(worker, pid).payload
+        assert run_sub(worker, fork).payload == "parent"
+        assert [run_sub(worker, pid).payload for _ in range(3)] == [before] * 3

@@ -13,17 +13,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import levels_tasks
+import psutil
 import pytest
 from levels_stage import clean as clean
 from levels_stage import descendants, run_next, run_sub
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
-from support.processes import is_gone, wait_until, wait_until_gone
+from support.processes import is_gone, wait_until
 
-from pytest_aorta.runtime import Worker
+from pytest_aorta.runtime import Orchestrator, Worker
 from pytest_aorta.runtime.process_tree import VARIABLE
-from pytest_aorta.runtime.resources.devices import device_variables, find_devices
+from pytest_aorta.runtime.resources.devices import core_shares, device_variables, find_devices, threads_of
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -166,20 +167,30 @@ def test_the_death_of_a_slot_ends_what_it_has_left_and_nothing_of_others(two_slo
     assert not any(map(is_gone, pids[1]))
 
 
-@pytest.mark.usefixtures("one_zygote")
-def test_the_zygote_of_many_slots_that_is_killed_is_started_once_more() -> None:
-    before = descendants()
-    with Worker(3, device_ids=range(6), num_sub_workers=2, grace=0.1) as worker:
-        own_pid, leave = worker.register(levels_tasks.own_pid), worker.register(leave_daemons)
-        pids = [run_next(worker, own_pid, worker=slot).payload for slot in range(6)]
-        left = run_next(worker, leave, worker=5).payload
-        (zygote,) = zygote_pids(worker)
+def environment_below(orch: Orchestrator, args: Any, config: Any) -> list[Any]:
+    """Variables of threads in the process of a worker, and in that of a slot below it; or the next level's answer."""
+    if isinstance(config, list):
+        deeper, slot = config
+        return [orch.submit_next_level(deeper, config=slot).result()]
+    return [os.environ.get("OMP_NUM_THREADS"), orch.submit_sub(config).result()["threads"]["OMP_NUM_THREADS"]]
 
-        os.kill(zygote, signal.SIGKILL)
 
-        wait_until_gone([*pids, *left])
-        wait_until(lambda: all(run_next(worker, own_pid, worker=slot).ok for slot in range(6)), "the successors")
-        wait_until(lambda: run_sub(worker, own_pid).ok, "a SUB worker")
-        (successor,) = zygote_pids(worker)
-        assert successor != zygote
-        assert len(descendants() - before) == 8 + 1
+def test_a_tree_of_workers_starts_one_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    others = set(psutil.Process().children(recursive=True))
+    with Worker(5, grace=0.1) as top:
+        middle = Worker(4, grace=0.1)
+        middle.add_worker(Worker(3, num_sub_workers=2, grace=0.1))
+        top.add_worker(middle)
+        below, slot = top.register(environment_below), top.register(levels_tasks.threads_and_cores)
+        found: list[Any] = []
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            found.append(orch.submit_next_level(below, config=[below, slot]).result())
+
+        top.run(build)
+        started = set(psutil.Process().children(recursive=True)) - others
+        commands = {tuple(process.cmdline()) for process in started}
+
+    assert len(commands) == 1
+    assert found == [[[None, str(threads_of(core_shares(2)[0]))]]]

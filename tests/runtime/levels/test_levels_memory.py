@@ -170,21 +170,6 @@ def test_a_graph_that_raises_gives_its_memory_back(host: Host, gates: Gates) -> 
     gates.open()
 
 
-@pytest.mark.statement(23)
-def test_a_task_that_is_refused_holds_no_memory(host: Host) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        with orch.scope():
-            tensor = orch.alloc((4,))
-            with pytest.raises(ValueError, match="write the same bytes"):
-                orch.submit_sub(host.fill, TaskArgs().add(tensor, Tag.OUTPUT).add(tensor[:1], Tag.OUTPUT))
-            with pytest.raises(ValueError, match="2 SUB workers needed"):
-                orch.submit_sub_group(host.fill, [TaskArgs().add(tensor[:1], Tag.OUTPUT)] * 2)
-            del tensor
-        assert host.in_use() == [0] * 4
-
-    host.worker.run(build)
-
-
 def test_memory_is_kept_for_a_task_that_has_not_run_when_its_scope_ends(host: Host, gates: Gates) -> None:
     """No other task gets it, so that what it finds there is what was written for it."""
     results = share(torch.zeros(3))

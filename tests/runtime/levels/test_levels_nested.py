@@ -151,16 +151,6 @@ def test_a_deadline_above_ends_what_runs_below_and_the_host_lives_on(pod: Pod, g
     pod.top.unregister(through)
 
 
-def test_a_deadline_below_is_that_of_the_task_there(pod: Pod, gates: Gates) -> None:
-    through = pod.top.register(Through(pod.gate, timeout=0.1))
-    record = run_one(lambda orch: orch.submit_next_level(through, gates.at("a"), worker=0), pod.top)
-
-    assert record.failure is not None
-    assert record.failure.type == "TimeoutError"
-    assert record.failure.message.startswith("child_worker 0 level=3: sub_worker ")
-    pod.top.unregister(through)
-
-
 @pytest.mark.parametrize("graph", [levels_graphs.endless, levels_graphs.Waiting])
 def test_a_task_whose_builder_waits_is_ended_and_its_host_goes_on(gates: Gates, graph: Any) -> None:
     with Worker(4, grace=0.05) as top:
@@ -246,3 +236,24 @@ def test_what_a_host_has_registered_itself_survives_that_it_is_dropped_above() -
         assert run_next(top, through, 1).ok
         top.unregister(theirs)
         assert run_next(top, through, 1).ok
+
+
+@pytest.mark.statement(20)
+@pytest.mark.statement(38)
+def test_what_has_happened_one_level_down_is_what_has_happened(gates: Gates) -> None:
+    with Worker(4, grace=0.1) as top:
+        top.add_worker(Worker(3, num_sub_workers=1, grace=0.1))
+        tasks = {name: top.register(getattr(levels_tasks, name)) for name in ("die", "boom", "gate", "nothing")}
+
+        def below(name: str, **more: Any) -> Any:
+            return top.register(levels_graphs.Through(tasks[name], **more))
+
+        crashed = run_next(top, below("die"))
+        raised = run_next(top, below("boom"))
+        late = run_next(top, below("gate", timeout=0.1), str(gates.folder), "late")
+        assert run_next(top, below("nothing")).ok
+
+    ends = [record.outcome for record in (crashed, raised, late)]
+    assert ends == [Outcome.ENDPOINT_FAILURE, Outcome.TASK_FAILURE, Outcome.TIMEOUT]
+    assert crashed.failure is not None
+    assert crashed.failure.message == "child_worker 0 level=3: sub_worker 0: its process died with signal SIGKILL"

@@ -14,7 +14,7 @@ from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
 
 MakeBench = Callable[..., DispatcherBench]
@@ -277,12 +277,6 @@ def test_slots_are_processes_of_their_own_that_stay(host: Host) -> None:
     assert len({*pids, None}) == 3
 
 
-def test_a_slot_finds_the_configuration_of_the_task(host: Host) -> None:
-    record = run_one(lambda orch: orch.submit_next_level(host.echo, None, {"seed": [1, 2]}), host.worker)
-
-    assert record.payload == {"scalars": [], "config": {"seed": [1, 2]}}
-
-
 @pytest.mark.statement(22)
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_member_that_is_refused_fails_its_group_and_frees_it(bench_of: MakeBench, index: int) -> None:
@@ -316,9 +310,3 @@ def test_a_worker_without_slots_says_so() -> None:
         ):
             with pytest.raises(ValueError, match=r"there are (0|no workers)|none"):
                 worker.run(lambda orch, args, config, submit=submit: submit(orch))
-
-
-def test_a_failed_group_says_whose_failure_it_is(host: Host) -> None:
-    boom = host.worker.register(levels_tasks.boom)
-    with pytest.raises(TaskError, match="slot 1: ValueError: 1"):
-        host.worker.run(lambda orch, args, config: orch.submit_next_level_group(boom, [scalars(1)], workers=[1]))

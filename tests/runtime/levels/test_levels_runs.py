@@ -17,7 +17,7 @@ from levels_stage import Gates, Host, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
-from support.processes import PATIENCE, wait_until
+from support.processes import PATIENCE
 
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
@@ -108,25 +108,6 @@ def test_a_task_after_one_that_has_failed_is_skipped_at_once(host: Host) -> None
     assert records[0].outcome is Outcome.SKIPPED
 
 
-def test_a_task_waits_for_those_it_comes_after(host: Host, gates: Gates) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        first = orch.submit_sub(host.gate, gates.at("first"))
-        second = orch.submit_sub(host.gate, gates.at("second"))
-        orch.submit_sub(host.gate, gates.at("third"), after=[first, second])
-
-    handle = host.worker.submit(build)
-    gates.wait_until_began("first", "second")
-    gates.open("first")
-    wait_until(lambda: "first ended" in gates.log(), "the end of the first")
-    assert not gates.began("third")
-    gates.open("second")
-    gates.open("third")
-    handle.wait()
-
-    log = gates.log()
-    assert log[-2:] == ["third began", "third ended"]
-
-
 def test_after_takes_tasks_of_this_worker_and_nothing_else(host: Host) -> None:
     with Worker(3, num_sub_workers=1) as other:
         foreign: list[TaskRef] = []
@@ -174,19 +155,6 @@ def test_with_fail_fast_a_submission_after_a_failure_raises_it_again(host: Host)
     host.worker.run(lambda orch, args, config: orch.submit_sub(host.nothing), fail_fast=True)
 
 
-@pytest.mark.statement(18)
-def test_without_fail_fast_later_submissions_go_on(host: Host) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        orch.submit_sub(host.boom, scalars("original")).wait(PATIENCE)
-        orch.submit_sub(host.echo, scalars("later"))
-
-    handle = host.worker.submit(build)
-    with pytest.raises(TaskError, match="original"):
-        handle.wait()
-
-    assert [record.ok for record in handle.records] == [False, True]
-
-
 @pytest.mark.statement(19)
 def test_an_exception_of_the_graph_is_raised_by_submit_as_it_is(host: Host, gates: Gates) -> None:
     class OfTheGraph(Exception):
@@ -227,19 +195,6 @@ def test_submit_returns_before_completion_and_wait_can_be_repeated(host: Host, g
         with pytest.raises(TaskError, match="ValueError: a"):
             handle.result()
     assert handle.done
-
-
-def test_a_task_can_be_waited_for_by_itself(host: Host, gates: Gates) -> None:
-    refs: list[TaskRef] = []
-    handle = host.worker.submit(lambda orch, args, config: refs.append(orch.submit_sub(host.gate, gates.at("a"))))
-
-    with pytest.raises(TimeoutError):
-        refs[0].wait(0.01)
-    gates.open()
-
-    assert refs[0].wait(PATIENCE).payload == "a"
-    handle.wait()
-    assert refs[0].wait(0) is not None
 
 
 @pytest.mark.statement(31)

@@ -78,32 +78,6 @@ def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: 
         assert refs[1].wait(PATIENCE).ok
 
 
-@pytest.mark.statement(38)
-def test_a_process_that_dies_in_a_task_is_that_tasks_failure_and_is_replaced(host: Host) -> None:
-    record = run_next(host.worker, host.die)
-
-    assert record.outcome is Outcome.ENDPOINT_FAILURE
-    assert record.failure is not None
-    assert record.failure.type == "ProcessDied"
-    assert record.failure.message == "slot 0: its process died with signal SIGKILL"
-    with pytest.raises(TaskError, match="sub_worker 0: its process died with signal SIGKILL"):
-        host.worker.run(lambda orch, args, config: orch.submit_sub(host.die))
-    assert run_next(host.worker, host.nothing).ok
-    assert run_sub(host.worker, host.nothing).ok
-
-
-def test_an_idle_process_that_is_killed_is_replaced(host: Host) -> None:
-    pids = [host.pid()]
-    for _ in range(4):
-        endpoint: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
-        link = endpoint._link
-        os.kill(pids[-1], signal.SIGKILL)
-        wait_until(lambda: endpoint._link is not link, "the news of its death")  # noqa: B023
-        pids.append(host.pid())
-
-    assert len(set(pids)) == len(pids)
-
-
 def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_run(host: Host) -> None:
     refs: list[TaskRef] = []
     host.worker.init()
@@ -144,31 +118,27 @@ def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(host: Host) 
 
 
 def test_a_slot_whose_processes_die_more_often_than_it_may_is_out_of_service(gates: Gates) -> None:
-    with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1, max_deaths=2) as worker:
-        _test_out_of_service(Host(worker, gates), 2)
-
-
-def _test_out_of_service(host: Host, deaths: int) -> None:
     refs: list[TaskRef] = []
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        refs.extend(orch.submit_next_level(host.die, worker=0) for _ in range(deaths))
+        refs.extend(orch.submit_next_level(host.die, worker=0) for _ in range(2))
         refs.append(orch.submit_next_level(host.nothing, worker=0))
         refs.append(orch.submit_next_level_group(host.nothing, [None], workers=[0]))
         refs.append(orch.submit_sub(host.nothing))
 
-    host.worker.submit(build)
-    records = [ref.wait(PATIENCE) for ref in refs]
+    with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1, max_deaths=2) as worker:
+        host = Host(worker, gates)
+        worker.submit(build)
+        records = [ref.wait(PATIENCE) for ref in refs]
+        assert not run_next(worker, host.nothing).ok
 
-    assert [record.outcome for record in records] == [Outcome.ENDPOINT_FAILURE] * (deaths + 2) + [Outcome.SUCCESS]
-    for record in records[deaths:-1]:
+    assert [record.outcome for record in records] == [Outcome.ENDPOINT_FAILURE] * 4 + [Outcome.SUCCESS]
+    for record in records[2:-1]:
         assert record.failure is not None
         assert record.failure.message == (
-            f"slot 0: out of service: its process died with signal SIGKILL; the last of {deaths} deaths in a row"
+            "slot 0: out of service: its process died with signal SIGKILL; the last of 2 deaths in a row"
         )
         assert record.started is None
-    assert not run_next(host.worker, host.nothing).ok
-    host.worker.register(levels_tasks.echo)  # which no test waits for
 
 
 def test_what_a_task_prints_goes_where_its_submitter_prints(capfd: pytest.CaptureFixture[str]) -> None:

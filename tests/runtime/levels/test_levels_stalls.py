@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
-import levels_stall_tasks
 import levels_tasks
+import psutil
 import pytest
+from levels_stage import Gates, run_next, run_one, run_sub, scalars
 from levels_stage import clean as clean
+from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
-from levels_stage import run_next, run_one, run_sub, scalars
 from support.processes import PATIENCE, is_gone, wait_until_gone
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskRef, Worker, endpoint
 
 #: Bytes of a configuration that no socket takes at once.
 LARGE = 4_000_000
+
+
+def length_of_config(args: Any) -> int:
+    return len(args.config)
+
+
+def send_raw(args: Any) -> None:
+    """Write what follows on the channel to the worker, past all that is meant for it."""
+    (found,) = (found for found in gc.get_objects() if type(found) is endpoint.MessageSocket)
+    os.write(found._connection.fileno(), bytes.fromhex(args.scalars[0]))
+    time.sleep(args.scalars[1])
 
 
 @pytest.fixture
@@ -30,7 +44,7 @@ def worker() -> Iterator[Worker]:
 
 def pid_of(worker: Worker, slot: int) -> int:
     """Of the process of a slot, which is idle."""
-    return int(run_next(worker, worker.register(levels_stall_tasks.own_pid), worker=slot).payload)
+    return int(run_next(worker, worker.register(levels_tasks.own_pid), worker=slot).payload)
 
 
 def submit_large(worker: Worker, length: CallableHandle, **more: Any) -> TaskRef:
@@ -45,7 +59,7 @@ def submit_large(worker: Worker, length: CallableHandle, **more: Any) -> TaskRef
 
 
 def test_a_stopped_process_holds_up_nothing_and_is_replaced_at_its_tasks_deadline(worker: Worker) -> None:
-    length, echo = worker.register(levels_stall_tasks.length), worker.register(levels_tasks.echo)
+    length, echo = worker.register(length_of_config), worker.register(levels_tasks.echo)
     pid = pid_of(worker, 0)
     os.kill(pid, signal.SIGSTOP)
     refs: list[TaskRef] = []
@@ -66,7 +80,7 @@ def test_a_stopped_process_holds_up_nothing_and_is_replaced_at_its_tasks_deadlin
 
 
 def test_what_waits_is_sent_when_the_process_goes_on(worker: Worker) -> None:
-    length = worker.register(levels_stall_tasks.length)
+    length = worker.register(length_of_config)
     pid = pid_of(worker, 0)
     os.kill(pid, signal.SIGSTOP)
     ref = submit_large(worker, length)
@@ -78,7 +92,7 @@ def test_what_waits_is_sent_when_the_process_goes_on(worker: Worker) -> None:
 
 def test_a_worker_with_a_stopped_process_closes() -> None:
     with Worker(3, device_ids=[0], grace=0.1) as worker:
-        length = worker.register(levels_stall_tasks.length)
+        length = worker.register(length_of_config)
         pid = pid_of(worker, 0)
         os.kill(pid, signal.SIGSTOP)
         ref = submit_large(worker, length, timeout=0.5)
@@ -100,7 +114,7 @@ def test_a_message_that_cannot_be_read_is_the_failure_of_the_task_that_runs(
     data: bytes, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Worker(3, num_sub_workers=1, grace=0.1) as worker:
-        send = worker.register(levels_stall_tasks.send_raw)
+        send = worker.register(send_raw)
         record = run_sub(worker, send, data.hex(), PATIENCE)
 
         assert record.outcome is Outcome.ENDPOINT_FAILURE
@@ -133,3 +147,19 @@ def test_a_configuration_that_cannot_be_pickled_is_refused_before_there_is_a_tas
             worker.run(lambda orch, args, config: orch.submit_next_level(echo, config=threading.Lock()))
         assert run_one(lambda orch: orch.submit_next_level(echo), worker).ok
         assert worker._dispatcher.graph.live == 0
+
+
+def test_a_stopped_zygote_does_not_suspend_a_deadline(gates: Gates) -> None:
+    others = set(psutil.Process().children())
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        gate, nothing = worker.register(levels_tasks.gate), worker.register(levels_tasks.nothing)
+        assert run_sub(worker, nothing).ok
+        [zygote] = set(psutil.Process().children()) - others
+        os.kill(zygote.pid, signal.SIGSTOP)
+        found: list[Any] = []
+        handle = worker.submit(
+            lambda orch, args, config: found.append(orch.submit_sub(gate, gates.at("hang"), timeout=0.3))
+        )
+        assert found[0].wait(PATIENCE).outcome is Outcome.TIMEOUT
+        assert handle.done
+        assert run_sub(worker, nothing).ok

@@ -12,17 +12,36 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import levels_storm_tasks
 import psutil
 import pytest
 from levels_stage import no_torch as no_torch
 from levels_stage import nothing_left, run_next, run_one, scalars
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, SlotArgs, TaskArgs, TaskError, TaskRef, Worker
 
 #: Tasks of each kind in one run of the load.
 BATCH = 6
+
+
+def square(args: SlotArgs) -> list[int]:
+    """The number, and its square, after so long that most kills meet a task."""
+    time.sleep(0.02)
+    number = int(args.scalars[0])
+    return [number, number * number]
+
+
+class SumOfSquares:
+    """A graph of two tasks and what they have returned; in the process of a worker of level 3."""
+
+    def __init__(self, handle: CallableHandle) -> None:
+        self.handle = handle
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> list[int]:
+        number = int(args.scalars[0])
+        refs = [orch.submit_sub(self.handle, TaskArgs().add_scalar(number + step)) for step in (0, 1)]
+        records = [ref.wait() for ref in refs]
+        return [number, sum(record.payload[1] for record in records if record.ok)]
 
 
 @dataclass
@@ -37,8 +56,8 @@ class Tree:
     def of(cls, top: Worker) -> Tree:
         for _ in range(2):
             top.add_worker(Worker(3, num_sub_workers=2, grace=0.1))
-        square = top.register(levels_storm_tasks.square)
-        return cls(top, square, top.register(levels_storm_tasks.SumOfSquares(square)))
+        handle = top.register(square)
+        return cls(top, handle, top.register(SumOfSquares(handle)))
 
     def works(self) -> bool:
         """Whether all slots do: a group takes all of them at once."""

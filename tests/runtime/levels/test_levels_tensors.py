@@ -13,7 +13,7 @@ from levels_stage import gates as gates
 from levels_tensor_tasks import share
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, Tag, TaskArgs, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Tag, TaskArgs, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
 
 
@@ -100,22 +100,6 @@ def test_a_reader_waits_for_its_writers_and_for_no_other_task(host: Host, gates:
     assert refs["same row"].wait().payload == refs["all rows"].wait().payload == 4
 
 
-@pytest.mark.statement(12)
-def test_what_a_failed_writer_was_to_write_is_not_read(host: Host) -> None:
-    x = shared(2)
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        orch.submit_sub(host.fill_half_and_boom, TaskArgs().add(x, Tag.OUTPUT))
-        orch.submit_sub(host.total, TaskArgs().add(x))
-
-    handle = host.worker.submit(build)
-    with pytest.raises(TaskError, match="half way"):
-        handle.wait()
-
-    assert [record.outcome for record in handle.records] == [Outcome.TASK_FAILURE, Outcome.SKIPPED]
-    assert run_one(lambda orch: orch.submit_sub(host.total, TaskArgs().add(x)), host.worker).payload == 1
-
-
 def test_views_arrive_as_they_are(host: Host) -> None:
     base = share(torch.arange(12, dtype=torch.int64).reshape(3, 4))
     views = [base, base[1:, ::2], base.t(), base[2, 3], base[:0], base.expand(2, 3, 4)[1]]
@@ -146,17 +130,6 @@ def test_a_small_tensor_can_be_returned(host: Host) -> None:
     record = run_one(lambda orch: orch.submit_sub(host.give_tensor), host.worker)
     assert torch.equal(record.payload, torch.ones(3))
     assert run_one(lambda orch: orch.submit_sub(host.give_item), host.worker).payload == {"loss": 1.0}
-
-
-@pytest.mark.statement(9)
-def test_a_task_of_a_run_does_not_wait_for_one_of_another(host: Host) -> None:
-    x = shared(2)
-    with pytest.raises(TaskError):
-        host.worker.run(
-            lambda orch, args, config: orch.submit_sub(host.fill_half_and_boom, TaskArgs().add(x, Tag.OUTPUT))
-        )
-
-    assert run_one(lambda orch: orch.submit_sub(host.total, TaskArgs().add(x)), host.worker).ok
 
 
 def test_memory_of_earlier_runs_is_let_go(host: Host) -> None:
