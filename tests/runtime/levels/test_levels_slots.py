@@ -121,16 +121,16 @@ def test_a_slot_whose_processes_die_more_often_than_it_may_is_out_of_service(gat
     refs: list[TaskRef] = []
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        refs.extend(orch.submit_next_level(host.die, worker=0) for _ in range(2))
-        refs.append(orch.submit_next_level(host.nothing, worker=0))
-        refs.append(orch.submit_next_level_group(host.nothing, [None], workers=[0]))
-        refs.append(orch.submit_sub(host.nothing))
+        refs.extend(orch.submit_next_level(slots.die, worker=0) for _ in range(2))
+        refs.append(orch.submit_next_level(slots.nothing, worker=0))
+        refs.append(orch.submit_next_level_group(slots.nothing, [None], workers=[0]))
+        refs.append(orch.submit_sub(slots.nothing))
 
     with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1, max_deaths=2) as worker:
-        host = Host(worker, gates)
+        slots = Host(worker, gates)
         worker.submit(build)
         records = [ref.wait(PATIENCE) for ref in refs]
-        assert not run_next(worker, host.nothing).ok
+        assert not run_next(worker, slots.nothing).ok
 
     assert [record.outcome for record in records] == [Outcome.ENDPOINT_FAILURE] * 4 + [Outcome.SUCCESS]
     for record in records[2:-1]:
