@@ -1,0 +1,418 @@
+"""Which cell is compared with which, the verdicts, where trials were lost, and the closing sentence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pytest
+from support.records import record
+from support.triage_facts import CRASH, trials
+
+from pytest_aorta.settings import RequestError
+from pytest_aorta.triage import TriageSettings
+from pytest_aorta.triage.cells import CellStatistics
+from pytest_aorta.triage.columns import conclusions
+from pytest_aorta.triage.facts import CellKey, TrialFacts, facts_of
+from pytest_aorta.triage.verdicts import Baselines, Row, Table, Triage, check_baseline, choose_baselines, triage_of
+
+
+def cells(*of: list[TrialFacts]) -> list[CellStatistics]:
+    triage = Triage()
+    for facts in (each for found in of for each in found):
+        triage.add(facts)
+    return [cell.statistics for cell in triage.cells]
+
+
+def chosen(found: Baselines) -> dict[str, str]:
+    """Which cell each is compared with, by name."""
+    return {key.cell: base.cell for key, base in found.of.items()}
+
+
+def in_environments(*mitigations: str) -> list[CellStatistics]:
+    """Each mitigation set in two environments, in the order of a plan."""
+    return cells(*(trials(name, "..", environment=place) for place in ("local", "rocm7") for name in mitigations))
+
+
+def test_each_set_is_compared_within_its_environment_and_the_baseline_with_that_of_the_first() -> None:
+    found = choose_baselines(in_environments("a", "none", "b"))
+    assert chosen(found) == {
+        "local-a": "local-none",
+        "local-b": "local-none",
+        "rocm7-a": "rocm7-none",
+        "rocm7-none": "local-none",
+        "rocm7-b": "rocm7-none",
+    }
+    assert {key.cell for key in found.cells} == {"local-none", "rocm7-none"}
+
+
+def test_a_cell_that_is_called_baseline_comes_first() -> None:
+    found = choose_baselines(
+        cells(
+            trials("none", ".."),
+            trials("a", ".."),
+            trials("b", "..", environment="baseline-rocm6"),
+            trials("none", "..", environment="baseline-rocm6"),
+        )
+    )
+    assert {key.cell for key in found.cells} == {"baseline-rocm6-b"}
+    assert set(chosen(found).values()) == {"baseline-rocm6-b"}
+
+
+def test_without_an_empty_set_the_first_cell_is_the_baseline() -> None:
+    assert chosen(choose_baselines(cells(trials("b", ".."), trials("a", "..")))) == {"local-a": "local-b"}
+
+
+@pytest.mark.parametrize("wanted", ["a,b", "a+b"])
+def test_a_set_that_was_asked_for_is_the_baseline_in_each_environment(wanted: str) -> None:
+    found = choose_baselines(in_environments("none", "a,b"), wanted)
+    assert chosen(found) == {"local-none": "local-a+b", "rocm7-none": "rocm7-a+b", "rocm7-a+b": "local-a+b"}
+
+
+def test_a_cell_that_was_asked_for_is_the_baseline_of_all() -> None:
+    found = choose_baselines(in_environments("none", "a"), "rocm7-none")
+    assert set(chosen(found).values()) == {"rocm7-none"}
+    assert len(found.of) == 3
+
+
+def test_a_baseline_that_did_not_run_is_passed_over_unless_it_was_asked_for() -> None:
+    found = cells(trials("none", "--"), trials("a", "-."), trials("b", ".."))
+    assert chosen(choose_baselines(found)) == {"local-none": "local-a", "local-b": "local-a"}
+    assert chosen(choose_baselines(found, "none")) == {"local-a": "local-none", "local-b": "local-none"}
+
+
+def test_where_nothing_ran_there_is_no_baseline() -> None:
+    assert choose_baselines(cells(trials("none", "--"), trials("a", "--"))) == Baselines({}, ())
+
+
+def test_workloads_are_not_compared_with_each_other() -> None:
+    found = choose_baselines(
+        cells(*(trials(name, "..", workload=workload) for name in ("none", "a") for workload in ("gemm", "fsdp")))
+    )
+    assert {(key.workload, base.workload) for key, base in found.of.items()} == {("gemm", "gemm"), ("fsdp", "fsdp")}
+    assert len(found.cells) == 2
+
+
+@pytest.mark.parametrize("wanted", ["local-a+b", "a,b", "a+b", "none"])
+def test_a_cell_of_the_plan_may_be_asked_for(wanted: str) -> None:
+    check_baseline(wanted, [("local-none", ["none"]), ("local-a+b", ["a", "b"])])
+
+
+@pytest.mark.parametrize("wanted", ["b,a", "rocm7-none", ""])
+def test_another_one_is_refused_with_the_names_that_there_are(wanted: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        check_baseline(wanted, [("local-none", ["none"]), ("local-a+b", ["a", "b"])])
+    assert str(refusal.value) == (f"--aorta-baseline: there is no cell {wanted!r}; there are local-none, local-a+b")
+
+
+def rows(*cells: list[TrialFacts], settings: TriageSettings | None = None) -> dict[str, Row]:
+    return {row.cell.key.cell: row for row in triage_of(chain(*cells), settings).rows}
+
+
+def kinds(*cells: list[TrialFacts], settings: TriageSettings | None = None) -> dict[str, str]:
+    return {name: row.verdict.kind for name, row in rows(*cells, settings=settings).items()}
+
+
+def test_a_mitigation_without_a_failure_fixes_when_the_baseline_fails_often() -> None:
+    found = rows(trials("none", "F" * 14 + "." * 6), trials("omp_1", "." * 20))
+    assert found["local-none"].verdict.kind == "baseline"
+    assert found["local-none"].comparison is None
+    fixed = found["local-omp_1"]
+    assert fixed.verdict.kind == "fixes"
+    assert fixed.comparison is not None
+    assert fixed.comparison.difference == pytest.approx(-0.7)
+    assert fixed.comparison.interval.high < 0
+    assert fixed.rate_below == pytest.approx(1 - 0.05 ** (1 / 20))
+
+
+def test_one_failure_in_eight_against_none_is_undecided() -> None:
+    found = rows(trials("none", "F......."), trials("tf32_off", "." * 8))
+    verdict = found["local-tf32_off"].verdict
+    assert verdict.kind == "undecided"
+    assert verdict.more_trials is not None
+    assert verdict.text == f"undecided (about {verdict.more_trials} more trials)"
+
+
+def test_fewer_failures_reduce_and_more_are_worse() -> None:
+    assert kinds(
+        trials("none", "F" * 25 + "." * 25), trials("a", "F" * 5 + "." * 45), trials("b", "F" * 45 + "." * 5)
+    ) == {"local-none": "baseline", "local-a": "reduces", "local-b": "worse"}
+
+
+def test_no_effect_has_to_be_shown() -> None:
+    few = kinds(trials("none", "F" * 10 + "." * 10), trials("a", "F" * 10 + "." * 10))
+    many = kinds(trials("none", "F" * 300 + "." * 300), trials("a", "F" * 300 + "." * 300))
+    some = kinds(trials("none", "F" * 20 + "." * 20), trials("a", "F" * 20 + "." * 20))
+    assert few["local-a"] == "undecided"
+    assert some["local-a"] == "no cure"
+    assert many["local-a"] == "no effect"
+
+
+def test_slower_and_faster_are_verdicts_only_where_nothing_fails() -> None:
+    quick, slow = (10.0, 10.1), (13.0, 13.2)
+    base = trials("none", "." * 12, step_ms=quick)
+    cells = trials("a", "." * 12, step_ms=slow), trials("b", "." * 12, step_ms=(8.0, 8.1)), trials("c", "." * 12)
+    assert kinds(base, *cells) == {
+        "local-none": "baseline",
+        "local-a": "slower",
+        "local-b": "faster",
+        "local-c": "undecided",
+    }
+    failing = trials("none", "F" + "." * 11, step_ms=quick)
+    assert kinds(failing, cells[0])["local-a"] == "undecided"
+    assert kinds(base, trials("a", "F" + "." * 11, step_ms=slow))["local-a"] == "undecided"
+    assert kinds(base, trials("a", "F" * 12, step_ms=slow))["local-a"] == "worse"
+
+
+def test_runs_of_commands_without_steps_are_compared_as_wholes() -> None:
+    times = {"none": (1.0, 1.01), "a": (2.0, 2.02)}
+    cells = {
+        name: [replace(facts, run_sec=run_sec[facts.index % 2]) for facts in trials(name, "." * 8)]
+        for name, run_sec in times.items()
+    }
+    row = rows(*cells.values())["local-a"]
+    assert row.verdict.kind == "slower"
+    assert row.speed is not None
+    assert (row.speed.of, row.speed.change) == ("runs", "+100% (99 to 101%)")
+    [*_, steps] = rows(cells["none"], cells["a"], trials("b", "." * 8, step_ms=(5.0,))).values()
+    assert steps.speed is not None
+    assert steps.speed.kind == "n/a"
+
+
+def test_hangs_count_as_failures_and_infrastructure_never() -> None:
+    found = rows(trials("none", "T" * 15 + "....." + "E" * 2), trials("a", "." * 20 + "E" * 3))
+    assert found["local-none"].cell.rate == pytest.approx(15 / 20)
+    assert found["local-none"].cell.count("infrastructure") == 2
+    assert found["local-a"].verdict.kind == "fixes"
+
+
+def test_what_did_not_run_is_compared_with_nothing() -> None:
+    found = rows(trials("none", "F" * 10), trials("a", "-" * 10), trials("b", "E" * 10))
+    assert found["local-a"].verdict.kind == "did not run"
+    assert found["local-b"].verdict.kind == "error"
+    assert found["local-a"].comparison is found["local-b"].comparison is None
+
+
+def test_a_cell_is_compared_with_the_baseline_of_its_environment() -> None:
+    cells = [
+        trials(name, "F" * 10 + "." * 10, environment=where) for where in ("local", "rocm") for name in ("none", "a")
+    ]
+    found = rows(*cells)
+    compared = {name: row.comparison.baseline.cell for name, row in found.items() if row.comparison is not None}
+    assert compared == {"local-a": "local-none", "rocm-a": "rocm-none", "rocm-none": "local-none"}
+
+
+def test_an_explicit_baseline_that_did_not_run_is_said() -> None:
+    found = rows(trials("none", "-" * 5), trials("a", "." * 5), settings=TriageSettings(baseline="none"))
+    assert found["local-a"].verdict.kind == "undecided"
+    assert "local-none did not run" in found["local-a"].verdict.reason
+
+
+def test_more_cells_need_more_evidence() -> None:
+    one = rows(trials("none", "F" * 6 + "." * 6), trials("a", "." * 12))
+    many = rows(
+        trials("none", "F" * 6 + "." * 6),
+        *(trials(f"m{i}", "." * 12 if i == 0 else "F" * 6 + "." * 6) for i in range(12)),
+    )
+    few, lots = one["local-a"].comparison, many["local-m0"].comparison
+    assert few is not None
+    assert lots is not None
+    assert few.p == lots.p
+    assert lots.p_adjusted == pytest.approx(12 * lots.p)
+    assert (one["local-a"].verdict.kind, many["local-m0"].verdict.kind) == ("fixes", "undecided")
+
+
+def test_two_bugs_are_judged_one_by_one() -> None:
+    crash = {"C": CRASH}
+    found = rows(
+        trials("none", "F" * 20 + "C" * 2 + "." * 18, signatures=crash), trials("a", "CCC" + "." * 37, signatures=crash)
+    )
+    by_type = {each.signature.kind: each for each in found["local-a"].by_signature}
+    assert by_type["result"].verdict.kind == "fixes"
+    assert by_type["signal"].verdict.kind == "undecided"
+    assert (by_type["signal"].failures, by_type["signal"].base_failures) == (3, 2)
+
+
+def test_the_speed_of_a_cell_is_judged_where_it_has_step_times() -> None:
+    base = trials("none", "F" * 10 + "." * 10, step_ms=(10.0, 10.2, 9.9))
+    found = rows(base, trials("slow", "." * 20, step_ms=(13.0, 13.2, 12.9)), trials("untimed", "." * 20))
+    slow, untimed = found["local-slow"].speed, found["local-untimed"].speed
+    assert slow is not None
+    assert slow.text == "slower: +30% (29 to 31%)"
+    assert untimed is not None
+    assert (untimed.kind, untimed.text) == ("n/a", "-")
+
+
+def test_while_trials_run_only_pairs_that_are_over_count() -> None:
+    triage = Triage()
+    base, cell = trials("none", "F" * 30), trials("a", "." * 30)
+    for one, two in zip(base, cell, strict=True):
+        for each in (one, two):
+            triage.declare(each.key, each.environment, each.mitigations)
+            triage.begin(each.key, each.index)
+            if each.index != 0 or each is two:
+                triage.add(each)
+    held_up = triage.table(running=True).row(cell[0].key)
+    assert held_up.comparison is not None
+    assert held_up.comparison.p == 1
+    triage.add(base[0])
+    assert triage.table(running=True).row(cell[0].key).verdict.kind == "fixes"
+
+
+def test_sequential_statistics_do_not_depend_on_when_they_were_asked_for() -> None:
+    base, cell = trials("none", "F.FF.F.FFF..F"), trials("a", "...F...........")
+    watched, unwatched = (Triage(TriageSettings(sequential=True)) for _ in range(2))
+    for each in chain(*zip(base, cell, strict=False), cell[len(base) :]):
+        for triage in (watched, unwatched):
+            triage.add(each)
+        watched.table(running=True)
+    key = CellKey("gemm", "local-a")
+    one, other = watched.table().row(key).comparison, unwatched.table().row(key).comparison
+    assert one is not None
+    assert other is not None
+    assert one.p == pytest.approx(other.p)
+    assert one.interval == other.interval
+
+
+#: The contents of a trial file.
+Record = dict[str, Any]
+
+OK = record()
+FAILED = record(exit_status="workload_failed", failure={"phase": "run", "kind": "exception", "message": "loss is nan"})
+#: One process has hung in an import, before any trial of its cell had one.
+IMPORT_HUNG = record(
+    exit_status="timeout",
+    failure={"phase": "import", "kind": "timeout", "message": "the deadline of 60 s passed in importing"},
+    wall_clock_sec=None,
+)
+DIED_EARLY = record(
+    exit_status="infrastructure_failed", failure={"phase": "setup", "kind": "signal", "message": "ended by SIGKILL"}
+)
+
+
+def facts(mitigation: str, *trials: Record) -> Iterator[Any]:
+    in_some_order = random.Random(mitigation).sample(trials, len(trials))
+    for index, each in enumerate(in_some_order):
+        own: Record = {"cell": f"local-{mitigation}", "mitigations_applied": [mitigation], "trial_index": index}
+        own["started_at"] = f"2026-01-01T00:{index:02}:{mitigation == 'none':02}.000+00:00"
+        yield facts_of({**each, **own}, f"probe/local-{mitigation}/trial_{index}.json")
+
+
+def judged(none: list[Record], m_a: list[Record]) -> tuple[Table, Row]:
+    table = triage_of([*facts("none", *none), *facts("m_a", *m_a)])
+    return table, next(row for row in table.rows if row.cell.key.cell == "local-m_a")
+
+
+@pytest.mark.parametrize("hung", ["none", "m_a"])
+def test_one_import_that_hung_is_no_effect_of_a_mitigation(hung: str) -> None:
+    cells = {"none": [OK] * 10, "m_a": [OK] * 10, hung: [IMPORT_HUNG] * 10}
+    table, row = judged(cells["none"], cells["m_a"])
+    assert row.verdict.kind in ("baseline", "undecided", "did not run")
+    assert not any(" fixes " in sentence or " worse" in sentence for sentence in conclusions(table))
+    of_hung = next(row.cell for row in table.rows if row.cell.key.cell == f"local-{hung}")
+    assert (of_hung.lost, of_hung.loss_events, of_hung.failures) == (10, 1, 0)
+
+
+def test_one_event_does_not_take_a_verdict_from_the_trials_that_ran() -> None:
+    _, row = judged([FAILED] * 10 + [OK] * 2, [IMPORT_HUNG] * 10 + [OK] * 10)
+    assert row.verdict.kind == "fixes"
+
+
+def test_a_cell_whose_trials_die_early_is_no_fix() -> None:
+    _, row = judged([FAILED] * 12 + [OK] * 8, [DIED_EARLY] * 14 + [OK] * 6)
+    assert (row.verdict.kind, row.verdict.reason) == ("undecided", "14 of 20 trials were lost")
+
+
+def test_what_dies_early_in_the_baseline_is_no_fault_of_a_mitigation() -> None:
+    _, row = judged([DIED_EARLY] * 14 + [OK] * 6, [FAILED] * 14 + [OK] * 6)
+    assert (row.verdict.kind, row.verdict.reason) == ("undecided", "14 of 20 trials of local-none were lost")
+
+
+def test_a_few_losses_leave_a_clear_verdict() -> None:
+    _, row = judged([FAILED] * 18 + [DIED_EARLY] * 2, [OK] * 18 + [DIED_EARLY] * 2)
+    assert row.verdict.kind == "fixes"
+
+
+def said(*cells: list[TrialFacts]) -> list[str]:
+    return conclusions(triage_of(chain(*cells)))
+
+
+def test_what_fixes_is_named_with_its_evidence() -> None:
+    assert said(trials("none", "F" * 14 + "." * 6), trials("omp_1", "." * 20)) == [
+        "omp_1 fixes it: 0 of 20 failed, 14 of 20 without it (p < 0.0001); it removes at least 61% of the failures, "
+        "and its failure rate is below 14%."
+    ]
+
+
+def test_of_several_the_one_that_is_not_slower_comes_first() -> None:
+    base = trials("none", "F" * 14 + "." * 6, step_ms=(10.0, 11.0))
+    slow, fast = trials("a", "." * 20, step_ms=(30.0, 31.0)), trials("b", "." * 20, step_ms=(10.0, 11.0))
+    [sentence] = said(base, slow, fast)
+    assert sentence.startswith("b fixes it: ")
+    assert sentence.endswith("So does a. Slower steps: a +191% (184 to 198%).")
+    [sentence] = said(base, slow)
+    assert sentence.endswith("A fault of timing can hide in slower steps. Slower steps: a +191% (184 to 198%).")
+
+
+def test_slower_and_faster_steps_are_said_whatever_becomes_of_failures() -> None:
+    base = trials("none", "." * 20, step_ms=(10.0, 10.1))
+    slow, fast = trials("a", "." * 20, step_ms=(11.0, 11.1)), trials("b", "." * 20, step_ms=(9.0, 9.1))
+    [sentence] = said(base, slow, fast)
+    assert sentence == (
+        "Slower steps: a +10.0% (9.6 to 10.3%). Faster steps: b -10.0% (-10.3 to -9.6%). "
+        "No failure: local-none has not failed in 20 trials; its failure rate is below 14%."
+    )
+    failing = trials("none", "F" + "." * 19, step_ms=(10.0, 10.1))
+    assert said(failing, slow)[0].startswith("Undecided: ")
+    assert said(failing, slow)[0].endswith(" Slower steps: a +10.0% (9.6 to 10.3%).")
+
+
+def test_many_cells_of_which_none_helps_are_said_to_be_dropped() -> None:
+    cells = [trials(name, "F." * 12) for name in ("none", "a", "b", "c", "d")]
+    settings = TriageSettings(sequential=True, screens=True)
+    assert conclusions(triage_of(chain(*cells), settings)) == [
+        "No cure was found; a, b, c and d were dropped early, probably leaving more than half of the failures of "
+        "local-none."
+    ]
+
+
+def test_rarer_worse_and_equal_are_told_from_fixed() -> None:
+    base = trials("none", "F" * 25 + "." * 25)
+    assert said(base, trials("a", "F" * 5 + "." * 45))[0].startswith("a makes it rarer: 5 of 50 failed")
+    assert said(base, trials("a", "F" * 48 + "."))[0].startswith("a makes it worse: 48 of 49 failed")
+    many = "F" * 300 + "." * 300
+    assert said(trials("none", many), trials("a", many)) == [
+        "a does not change the failure rate of local-none by more than 50% of it or 10 points."
+    ]
+
+
+def test_too_few_trials_are_said_to_be_with_how_many_more() -> None:
+    [sentence] = said(trials("none", "F......."), trials("a", "." * 8))
+    assert sentence.startswith("Undecided: 8 trials of local-none and as many of a are too few to tell; about ")
+    assert sentence.endswith(" more of each cell would be enough (a larger --aorta-trials, with --aorta-resume).")
+
+
+def test_a_baseline_that_does_not_fail_leaves_nothing_to_fix() -> None:
+    assert said(trials("none", "." * 20), trials("a", "." * 20)) == [
+        "Nothing to fix: local-none has not failed in 20 trials; its failure rate is below 14%."
+    ]
+
+
+def test_what_the_output_of_passed_trials_says_may_be_the_fault() -> None:
+    base = trials("none", "." * 6)
+    base[:3] = [replace(trial, detected=("nan",)) for trial in base[:3]]
+    [sentence] = said(base, trials("a", "." * 6))
+    assert sentence.startswith("No failure: local-none has not failed in 6 trials; ")
+    assert sentence.endswith(" The output of 3 says nan: failures, if you add --aorta-fail-on=@nan.")
+
+
+def test_a_cell_on_its_own_needs_no_sentence_and_workloads_have_one_each() -> None:
+    assert said(trials("none", "F.F")) == []
+    cells = [trials(name, text, workload=workload) for workload in ("gemm", "fsdp") for name, text in _PAIR.items()]
+    assert [text.partition(":")[0] for text in said(*cells)] == ["gemm", "fsdp"]
+
+
+_PAIR = {"none": "F" * 14 + "." * 6, "omp_1": "." * 20}
