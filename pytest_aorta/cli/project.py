@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import tomlkit
 
 from pytest_aorta.cli.shared import (
     COLORS,
@@ -507,6 +506,8 @@ def collected(path: Path) -> None:
 @click.option("--short", is_flag=True, help="Names only, one a line.")
 def show_cluster(name: str | None, cluster: str | None, everything: bool, short: bool) -> None:
     """The cluster that this host is part of, or that of this name, as clusters.toml has it."""
+    import tomlkit
+
     configuration = _configuration()
     for each in configuration.clusters if everything else (configuration.cluster(name or cluster),):
         plain = each.model_dump(exclude_defaults=True, exclude_none=True, mode="json")
@@ -520,6 +521,8 @@ def show_cluster(name: str | None, cluster: str | None, everything: bool, short:
 @click.option("--short", is_flag=True, help="Names only, one a line.")
 def show_launchers(name: str | None, cluster: str | None, everything: bool, short: bool) -> None:
     """What commands begin with on this cluster, or that of this name, as launchers.toml has it."""
+    import tomlkit
+
     configuration = _configuration()
     where = configuration.cluster(name or cluster).name
     here = configuration.launchers_on(where)

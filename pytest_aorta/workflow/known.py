@@ -138,7 +138,15 @@ class Journal:
 
     def append(self, new: Known) -> None:
         if self._fd is None:
-            self._fd = _open_new(self._folder)
+            # It gets its name when it is locked: without a lock it would look as if it had ended. Names are in the
+            # order of time, in which journals are folded: the last completion counts.
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"{time.time_ns():020}-{os.urandom(8).hex()}"
+            temporary = self._folder / f"{name}.tmp"
+            self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.rename(self._folder / f"{name}.jsonl")
         text = ("\n" if self._is_torn else "").encode() + new.text().encode() + b"\n"
         self._is_torn = True
         if os.write(self._fd, text) < len(text):
@@ -158,21 +166,6 @@ class Journal:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _open_new(folder: Path) -> int:
-    """A new journal, which gets its name when it is locked: without a lock it would look as if it had ended.
-
-    Names are in the order of time, in which journals are folded: the last completion counts.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"{time.time_ns():020}-{os.urandom(8).hex()}"
-    temporary = folder / f"{name}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    with contextlib.suppress(OSError):  # some network file systems have no locks
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    temporary.rename(folder / f"{name}.jsonl")
-    return fd
 
 
 def _has_ended(journal: Path) -> bool:
@@ -363,28 +356,17 @@ class Workspace:
         earlier, self._is_new = self.known.values, True
         self.known.values = {} if only is None else dict(earlier)
         for name in self.names if only is None else [name for name in self.names if name in only]:
-            known = earlier.get(name)
-            self.known.values[name] = (
-                known if known is not None and known[:2] == self._stamp(name) else self._read_value(name)
-            )
+            self.known.values[name] = self._read_value(name, earlier.get(name))
             seen()
 
-    def _value_path(self, name: str) -> str:
-        return f"{self._folder}/{name}/{self._value_file}"  # a Path each takes as long as to read the file
-
-    def _stamp(self, name: str) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self._value_path(name))
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size
-
-    def _read_value(self, name: str) -> tuple[int, int, Any]:
-        path = self._value_path(name)
+    def _read_value(self, name: str, earlier: tuple[int, int, Any] | None = None) -> tuple[int, int, Any]:
+        path = f"{self._folder}/{name}/{self._value_file}"  # a Path each takes as long as to read the file
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # half the time of a file object
             try:
                 status = os.fstat(fd)
+                if earlier is not None and earlier[:2] == (status.st_mtime_ns, status.st_size):
+                    return earlier
                 content = os.read(fd, status.st_size + 1)
             finally:
                 os.close(fd)

@@ -21,7 +21,7 @@ from pytest_aorta.common.texts import identifier
 from pytest_aorta.plan import Selection, make_plan, unit_of
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
-from pytest_aorta.workflow.groups import CommandUnit, ValueOf, grouped, included, next_wave
+from pytest_aorta.workflow.groups import ValueOf, command_units, grouped, included, next_wave
 from pytest_aorta.workflow.jobs import JOBS, Job, reconcile
 from pytest_aorta.workflow.known import Journal, Known, Request, Workspace
 from pytest_aorta.workflow.recipe import Action, Cost, Recipe, takes_all
@@ -429,13 +429,13 @@ class Project:
         if action is None:
             return
         with Journal(self.recipe.index) as journal:
-            if action.is_matrix:
-                self._settle_trials(action, job, task, state, journal)
-            elif action.table.products:
-                self._settle_commands(action, job, task, state, journal)
+            settle = self._settle_trials if action.is_matrix else self._settle_commands
+            settle(action, job, task, state, journal)
 
     def _settle_commands(self, action: Action, job: Job, task: int, state: TaskState, journal: Journal) -> None:
         """What a job was ended before, such as a cancelled one, is as it was before it was submitted."""
+        if not action.table.products:
+            return
         statuses, own = job.command_statuses(task), job.tasks[task]
         ended_by_its_limits = state.state in ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
         takes_them_all, is_ended_one_noted = takes_all(action.table.command or ""), False
@@ -563,14 +563,12 @@ def planned_items(project: Project) -> Iterator[tuple[str, list[tuple[str, str]]
     recipe = project.recipe
     for action in recipe.in_order():
         units = project.units(action)
-        if action.is_matrix:
-            for unit in units:
-                cell, _, index = unit.rpartition("/")
-                yield f"{identifier(action.name)}[{cell}-{index}]", [(action.name, unit)]
-            continue
-        for group in project.groups(action, included(action.table.group, units, project.value_of(action))):
-            for run in [tuple(group)] if takes_all(action.table.command or "") else [(unit,) for unit in group]:
-                yield CommandUnit(action, run).name, command_keys(action, recipe, run)
+        if not action.is_matrix:
+            for run in command_units(recipe, action, units, project.value_of(action)):
+                yield run.name, command_keys(action, recipe, run.units)
+        for unit in units if action.is_matrix else ():
+            cell, _, index = unit.rpartition("/")
+            yield f"{identifier(action.name)}[{cell}-{index}]", [(action.name, unit)]
 
 
 def command_keys(action: Action, recipe: Recipe, units: Sequence[str]) -> list[tuple[str, str]]:

@@ -252,11 +252,8 @@ class Cost:
 
     def __str__(self) -> str:
         parts = [(self.cpu_hours, "CPU-hours"), (self.gpu_hours, "GPU-hours")]
-        return " and ".join(f"{_hours(hours)} {unit}" for hours, unit in parts if hours) or "0 CPU-hours"
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 10 or hours == round(hours) else f"{hours:.2g}"
+        shown = [(f"{n:,.0f}" if n >= 10 or n == round(n) else f"{n:.2g}", unit) for n, unit in parts if n]
+        return " and ".join(f"{hours} {unit}" for hours, unit in shown) or "0 CPU-hours"
 
 
 class Resources(Table):

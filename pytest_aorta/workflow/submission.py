@@ -186,8 +186,9 @@ def plan_jobs(
         partition = cluster.choose_partition(own.partition, table.resources, size)
         for several in (same[start : start + largest] for start in range(0, len(same), largest)):
             tasks = [Task(units=tuple(units), keys=tuple(map(key_of, units)) if key_of else ()) for units in several]
+            first, more = several[0][0].replace("/", "-") or "all", f"+{size - 1}" if size > 1 else ""
             job = Job(
-                name=_job_name(action.name, several[0]),
+                name=f"{identifier(action.name)[:60]}-{identifier(first)[:60]}{more}.{uuid.uuid4().hex[:12]}",
                 cluster=cluster.name,
                 scheduler=cluster.scheduler,
                 action=action.name,
@@ -223,12 +224,6 @@ def plan_jobs(
             warnings = [*partition.warnings(table.resources, size)] if partition is not None else []
             cost = table.resources.cost(size) * len(several)
             yield PlannedJob(job, files, cost, warnings, own.account is not None)
-
-
-def _job_name(action: str, units: Sequence[str]) -> str:
-    more = f"+{len(units) - 1}" if len(units) > 1 else ""
-    first = units[0].replace("/", "-") if units[0] else "all"
-    return f"{identifier(action)[:60]}-{identifier(first)[:60]}{more}.{uuid.uuid4().hex[:12]}"
 
 
 def _pytest_line(action: Action, start: Path, arguments: Sequence[str], items: Path) -> str:
