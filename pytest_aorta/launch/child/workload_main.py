@@ -70,7 +70,7 @@ learner: LearnedImports | None = None
 _had_children = False
 
 
-def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[str] = ()) -> None:
+def load(argument: WorkloadArgument, seed: int | None = None, modules: Sequence[str] = ()) -> None:
     """Import ``modules`` and the workload, whose generators get this seed; a script is imported by its ranks."""
     global _seeds, _variables, _had_children
     _variables = settings(os.environ)
@@ -81,10 +81,11 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Iterable[
     _seeds.start()
     set_arguments(argument["target"])
     before = children_now()
-    try:
-        import_in_advance(modules)
-    except ImportError as error:
-        raise ImportError(f"--aorta-preload {error}") from error
+    if modules:
+        try:
+            import_in_advance(modules)
+        except ImportError as error:
+            raise ImportError(f"--aorta-preload {error}") from error
     load_class(argument["target"])
     _had_children = had_children_since(before)
 
@@ -204,9 +205,7 @@ def run_workload(
         learner = LearnedImports(seeds(), send)
 
     def before_setup() -> None:
-        """Join a process group for a workload of AORTA that wants one."""
-        distributed = getattr(cls, "launch_mode", None) == "distributed" and int(os.environ.get("WORLD_SIZE", "1")) > 1
-        if not distributed or isolation == "in_process" or not hasattr(cls, "isolated_distributed_backend"):
+        if getattr(cls, "launch_mode", None) != "distributed" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return
         import torch
         import torch.distributed as dist
@@ -231,7 +230,8 @@ def run_workload(
     if payload["collect"] and payload["target"] != COMMAND_TARGET:  # its processes collect for themselves
         with contextlib.suppress(Exception):
             collecting = sitecustomize.start_collectors(rank=0)
-    lifecycle = Lifecycle(cls, config, send, steps, before_setup=before_setup)
+    joins = isolation == "process" and hasattr(cls, "isolated_distributed_backend")  # as AORTA's runner does it
+    lifecycle = Lifecycle(cls, config, send, steps, before_setup=before_setup if joins else None)
     if collecting is not None:
         lifecycle.clock.also_tell = collecting.report
     try:
@@ -367,13 +367,15 @@ class LearnedImports(importlib.abc.MetaPathFinder):
 
 def _state(importing: str | None = None) -> dict[str, Any]:
     """What an import could see and change, by names for messages; what is ``importing`` now does not count."""
+    environ = dict(os.environ)
+    environ.pop(_MEMO, None)
     state: dict[str, Any] = {
-        "os.environ": {name: value for name, value in os.environ.items() if name != _MEMO},
+        "os.environ": environ,
         "sys.path": list(sys.path),
         "sys.argv": sys.argv[1:],  # ``python -m`` changes the first one when it has found the module
         "the working directory": _answer(os.getcwd),
         "the limit of recursion": sys.getrecursionlimit(),
-        "the handlers of signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "the handlers of signals": list(map(signal.getsignal, sorted(signal.valid_signals()))),
         "the handlers of logging": [logging.root.level, logging.root.manager.disable, *logging.root.handlers],
         "the open devices": open_gpu_devices(),
         "the output": _output(),
@@ -392,7 +394,7 @@ def _output() -> Any:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # replaced or closed by the workload
             stream.flush()
-    return _answer(lambda: [os.fstat(number).st_size for number in (1, 2)])
+    return _answer(lambda: (os.fstat(1).st_size, os.fstat(2).st_size))
 
 
 def _answer(question: Callable[[], Any]) -> Any:
