@@ -10,7 +10,7 @@ from pytest_aorta.launch.launch_mode import under_launcher
 from pytest_aorta.launch.nodes import check_step, check_tasks, is_multi_node
 from pytest_aorta.plan import Selection
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trials.execution import ElasticOptions, Execution
+from pytest_aorta.trials.execution import Execution
 
 #: How the user has spelled an option and its value.
 Spelling = Callable[[str, object], str]
@@ -40,17 +40,12 @@ def check_elastic(execution: Execution, spell: Spelling) -> None:
                 raise RequestError(
                     f"{_spelled(spell, name, given[name])}: torchrun uses it with rdzv_backend=static only"
                 )
-    if is_multi_node(options):
-        _check_nodes(options, spell)
-
-
-def _check_nodes(options: ElasticOptions, spell: Spelling) -> None:
     least, most = options.nnodes
-    if options.node_rank is not None and options.node_rank >= most:
+    if is_multi_node(options) and options.node_rank is not None and options.node_rank >= most:
         raise RequestError(
             f"{_spelled(spell, 'node_rank', options.node_rank)}: of {most} nodes, the last one is {most - 1}"
         )
-    if options.rdzv_backend == "static" and least != most:
+    if is_multi_node(options) and options.rdzv_backend == "static" and least != most:
         raise RequestError(
             f"{_spelled(spell, 'nnodes', options.nnodes)}: with rdzv_backend=static the number of nodes is fixed"
         )
@@ -59,9 +54,6 @@ def _check_nodes(options: ElasticOptions, spell: Spelling) -> None:
 def _spelled(spell: Spelling, name: str, value: object) -> str:
     text = ":".join(map(str, value)) if isinstance(value, tuple) else value
     return spell("elastic", f"{name}={text}")
-
-
-#: How the user has spelled an option and its value: ``--aorta-slots 2``.
 
 
 def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = False) -> None:
@@ -81,15 +73,11 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
     if is_multi_node(selection.execution.elastic):
         if not selection.resources.hosts:
             check_step(selection.execution.elastic)
-        for given, option in ((parallel, "-n"), (selection.resources.slots > 1, _alone(spell, "slots"))):
+        for given, option in ((parallel, "-n"), (selection.resources.slots > 1, spell("slots", "").rstrip(" ="))):
             if given:
                 raise RequestError(
                     f"{spell('elastic', 'nnodes')}: trials of several nodes run one at a time, without {option}"
                 )
-
-
-def _alone(spell: Spelling, name: str) -> str:
-    return spell(name, "").rstrip(" =")
 
 
 def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
@@ -101,7 +89,7 @@ def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
         )
     if resources.total_slots == 1 and not resources.hosts:
         return
-    option = _alone(spell, "host") if resources.hosts else spell("slots", resources.slots)
+    option = spell("host", "").rstrip(" =") if resources.hosts else spell("slots", resources.slots)
     if parallel:
         raise RequestError(f"{option} and -n both run trials side by side; use one of them")
     if under_launcher():

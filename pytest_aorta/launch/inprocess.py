@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -183,7 +182,10 @@ class InProcessTrial:
             self.seen.notes += [{"note": text} for text in self._cell.info.config_warnings]
             startup = self._cell.info.startup_variables
             os.environ.update({name: value for name, value in startup.items() if name not in os.environ})
-            self._note_late_variables({*self.spec.overlay, *startup})
+            variables = sorted({*self.spec.overlay, *startup})
+            if variables and (loaded := [name for name in _READS_VARIABLES if name in sys.modules]):
+                note = f"without isolation, {', '.join(variables)} came after the import of {', '.join(loaded)}"
+                self.seen.notes.append({"note": f"{note}, which may not read it again"})
             cls = load_class(self.spec.workload.target)
             source = self._cell.info.source
             self._static = collect_static(Path(source) if source else None)
@@ -193,8 +195,11 @@ class InProcessTrial:
             seeds = _SEEDS[self.spec.workload.target]
             seeds.restart(self._seed)
             self.seen.seeds = seeds.record()
-            options = resolve_config(cls, self.spec.overrides, self.spec.steps).value
-            self._lifecycle = Lifecycle(cls, with_added(cls, options, self._added_options()), self.seen.see)
+            spec = self.spec
+            options = resolve_config(cls, spec.overrides, spec.steps).value
+            trial = spec.trial_id, spec.environment_data, spec.overlay, list(spec.collect)
+            added = added_options(*trial, isolation="in_process")
+            self._lifecycle = Lifecycle(cls, with_added(cls, options, added), self.seen.see)
             self._lifecycle.do("setup", reraise=True)
         elif phase == "run" and self._lifecycle is not None and self._cell is not None:
             try:
@@ -208,7 +213,14 @@ class InProcessTrial:
         undo = self._undo
         note_tmp()
         undo.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
-        undo.callback(_restore, dict(os.environ))
+        before = {name: value for name, value in os.environ.items() if name != _NOT_RESTORED}
+
+        def restore() -> None:
+            for name in os.environ.keys() - before.keys() - {_NOT_RESTORED}:
+                del os.environ[name]
+            os.environ.update(before)
+
+        undo.callback(restore)
         if self.spec.origin is not None:
             undo.callback(os.chdir, os.getcwd())
             os.chdir(self.spec.origin.cwd)
@@ -224,29 +236,6 @@ class InProcessTrial:
         os.environ.update(self.spec.overlay)
         undo.enter_context(own_arguments(self.spec.workload.target))
 
-    def _added_options(self) -> dict[str, Any]:
-        spec = self.spec
-        return added_options(
-            spec.trial_id, spec.environment_data, spec.overlay, list(spec.collect), isolation="in_process"
-        )
-
-    def _clear_place(self) -> dict[str, str]:
-        if self._place is None:
-            return {}
-        with contextlib.suppress(OSError):  # where the workload has left something
-            self._place.files.rmdir()
-            self._folder.rmdir()
-        return clear_place(self._place, self._temporary, failed=conclude(self.seen)[1] is not None)
-
-    def _note_late_variables(self, variables: set[str]) -> None:
-        loaded = [name for name in _READS_VARIABLES if name in sys.modules]
-        if variables and loaded:
-            names = ", ".join(sorted(variables))
-            note = (
-                f"without isolation, {names} came after the import of {', '.join(loaded)}, which may not read it again"
-            )
-            self.seen.notes.append({"note": note})
-
     def interrupt(self, why: str) -> None:
         """Note the reason."""
         self.seen.lost = interruption(self.seen.phase, why)
@@ -259,6 +248,13 @@ class InProcessTrial:
             self._undo.close()
             self.seen.see({"type": "lived"})
             self.seen.returncode = 0
+            artifacts: dict[str, str] = {}
+            if self._place is not None:
+                with contextlib.suppress(OSError):  # where the workload has left something
+                    self._place.files.rmdir()
+                    self._folder.rmdir()
+                failed = conclude(self.seen)[1] is not None
+                artifacts = clear_place(self._place, self._temporary, failed=failed)
             self._record = build_record(
                 self.spec,
                 self.seen,
@@ -267,12 +263,6 @@ class InProcessTrial:
                 wall=time.monotonic() - self._start,
                 request=self._request,
                 side_by_side=self._side_by_side,
-                artifacts=self._clear_place(),
+                artifacts=artifacts,
             )
         return self._record
-
-
-def _restore(environ: Mapping[str, str]) -> None:
-    for name in os.environ.keys() - environ.keys() - {_NOT_RESTORED}:
-        del os.environ[name]
-    os.environ.update({name: value for name, value in environ.items() if name != _NOT_RESTORED})

@@ -80,7 +80,25 @@ class LogLimit:
 
     def cut(self) -> list[str]:
         """Shorten the logs of a trial whose processes are gone; a text for each cut."""
-        return [text for path, size in self._long_ones() if (text := self._cut(path, size))]
+        texts = []
+        for path, size in self._long_ones():
+            cut = size - self._head - self._tail
+            said = f"{cut} of {size} bytes were cut here; aorta_log_limit keeps {self._head + self._tail}"
+            with contextlib.suppress(OSError):  # else it stays as long as it is
+                fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+                try:
+                    with path.open("rb") as old, os.fdopen(fd, "wb") as new:
+                        new.write(old.read(self._head))
+                        new.write(f"\n[... {said} ...]\n".encode())
+                        old.seek(size - self._tail)
+                        shutil.copyfileobj(old, new)
+                        os.fchmod(new.fileno(), 0o644)
+                    os.replace(temporary, path)
+                except BaseException:
+                    os.unlink(temporary)
+                    raise
+                texts.append(f"{path.relative_to(self._folder).as_posix()}: {said.replace(' here', '')}")
+        return texts
 
     def _long_ones(self) -> Iterator[tuple[Path, int]]:
         for path in sorted(self._folder.rglob("*.log")):
@@ -88,26 +106,6 @@ class LogLimit:
                 facts = path.lstat()
                 if facts.st_size > self._head + self._tail and not path.is_symlink():
                     yield path, facts.st_size
-
-    def _cut(self, path: Path, size: int) -> str | None:
-        cut = size - self._head - self._tail
-        said = f"{cut} of {size} bytes were cut here; aorta_log_limit keeps {self._head + self._tail}"
-        try:
-            fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            try:
-                with path.open("rb") as old, os.fdopen(fd, "wb") as new:
-                    new.write(old.read(self._head))
-                    new.write(f"\n[... {said} ...]\n".encode())
-                    old.seek(size - self._tail)
-                    shutil.copyfileobj(old, new)
-                    os.fchmod(new.fileno(), 0o644)
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-        except OSError:
-            return None  # it stays as long as it is
-        return f"{path.relative_to(self._folder).as_posix()}: {said.replace(' here', '')}"
 
 
 #: What prevents every trial of a cell: it is in the record of each.
