@@ -123,6 +123,8 @@ def test_a_value_that_cannot_be_read_is_named(folder: Path) -> None:
     result = command("status")
     assert result.exit_code == 2
     assert "the value of directory 'dir3' is not valid JSON" in result.stderr
+    (folder / "workspace" / "dir3" / "v.json").unlink()
+    assert "the value of directory 'dir3' cannot be read: No such file" in command("status").stderr
     (folder / "workspace" / "dir3" / "v.json").write_text("{}")
     assert "directory 'dir3' has no element '/v'" in command("status").stderr
 

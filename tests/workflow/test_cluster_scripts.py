@@ -201,38 +201,36 @@ def test_no_name_reaches_a_shell_unquoted(tmp_path: Path, names: list[str], valu
     assert not list(tmp_path.rglob("owned"))
 
 
+def job_script(root: Path, commands: list[str], setup: str | None = None) -> tuple[Path, str]:
+    """The folder of a job that runs here, and its script."""
+    folder = root / ".aorta/jobs/j"
+    folder.mkdir(parents=True)
+    (folder / "job.json").touch()
+    return folder, script_text(None, "j", root, Path(".aorta/jobs/j"), {}, setup, [commands], ["true"])
+
+
 @pytest.mark.parametrize("command", ["exit 3", "false", "cd /; touch x-$$; kill -9 $BASHPID"])
 def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: Path) -> None:
     """In Row it does."""
-    folder = tmp_path / ".aorta/jobs/j"
-    folder.mkdir(parents=True)
-    (folder / "job.json").touch()
     (tmp_path / "x").mkdir()
     lines = [command.replace("x-$$", shlex.quote(str(tmp_path / "x/1"))), f"pwd > {shlex.quote(str(tmp_path / 'ran'))}"]
-    script = script_text(None, "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [lines], ["true"])
+    folder, script = job_script(tmp_path, lines)
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert done.returncode == 2
     assert (tmp_path / "ran").read_text() == f"{tmp_path}\n"
     assert [line.split()[2] == "0" for line in (folder / "task-0.log").read_text().splitlines()] == [False, True]
 
 
-@pytest.mark.parametrize("missing", ["job.json", None])
-def test_a_job_that_was_forgotten_or_is_over_does_nothing(missing: str | None, tmp_path: Path) -> None:
-    folder = tmp_path / ".aorta/jobs/j"
-    folder.mkdir(parents=True)
-    if missing is None:
-        (folder / "job.json").touch()
-        (folder / "over-0").touch()
-    script = script_text(None, "j", tmp_path, Path(".aorta/jobs/j"), {}, None, [["touch ran"]], ["true"])
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_job_that_was_forgotten_or_is_over_does_nothing(is_forgotten: bool, tmp_path: Path) -> None:
+    folder, script = job_script(tmp_path, ["touch ran"])
+    (folder / "job.json").unlink() if is_forgotten else (folder / "over-0").touch()
     assert subprocess.run(["bash"], input=script, text=True).returncode == 0
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_setup_that_fails_ends_the_job_before_its_commands(tmp_path: Path) -> None:
-    folder = tmp_path / ".aorta/jobs/j"
-    folder.mkdir(parents=True)
-    (folder / "job.json").touch()
-    script = script_text(None, "j", tmp_path, Path(".aorta/jobs/j"), {}, "false", [["touch ran"]], ["true"])
+    _, script = job_script(tmp_path, ["touch ran"], setup="false")
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (1, "the setup has failed\n")
     assert not (tmp_path / "ran").exists()

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from support.recipes import recipe_of
 
-from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.known import Decision, Journal, Known, Request, Workspace
 
 RECIPE = '[workspace]\nvalue_file = "v.json"\n[[action]]\nname = "matrix"\nworkload = "gemm"\n'
@@ -226,16 +225,6 @@ def test_an_edited_value_is_seen_when_values_are_refreshed_and_by_a_run(tmp_path
     again.refresh_values()
     again.save()
     assert read(tmp_path).value_of("a") == {"x": 22}
-
-
-@pytest.mark.parametrize(("text", "why"), [("{", "is not valid JSON"), (None, "cannot be read: No such file")])
-def test_a_value_that_cannot_be_read_names_its_directory(tmp_path: Path, text: str | None, why: str) -> None:
-    make(tmp_path, "a")
-    (tmp_path / "workspace/a/v.json").unlink()
-    if text is not None:
-        (tmp_path / "workspace/a/v.json").write_text(text)
-    with pytest.raises(RequestError, match=f"the value of directory 'a' {why}"):
-        read(tmp_path).value_of("a")
 
 
 def test_what_a_reader_looks_up_does_not_undo_what_others_complete(tmp_path: Path) -> None:
