@@ -116,14 +116,7 @@ class Hook:
         return os.path.join(self.processes, self.host + "." + str(pid) + "." + name)
 
     def say(self, **entry: object) -> None:
-        try:
-            descriptor = os.open(self.path(self.pid, "events"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                os.write(descriptor, repr(entry).encode(errors="replace") + b"\n")
-            finally:
-                os.close(descriptor)
-        except OSError:
-            pass
+        _append(self.path(self.pid, "events"), repr(entry).encode(errors="replace") + b"\n")
 
     def take_place(self, rank: int, world: str, local: str, attempt: int, group: str) -> None:
         self.has_place, self.below = True, "1"
@@ -166,10 +159,7 @@ class Hook:
 
     def mark_wait(self) -> None:
         """Let the launcher ask the other ranks where they are before it ends them."""
-        try:
-            os.close(os.open(os.path.join(self.processes, "waited.events"), os.O_WRONLY | os.O_CREAT, 0o644))
-        except OSError:
-            pass
+        _append(os.path.join(self.processes, "waited.events"), b"")
 
     def end(self) -> None:
         last = getattr(sys, "last_value", None)  # of Python itself, where the program has replaced our excepthook
@@ -265,6 +255,17 @@ def _try(function: Callable[..., object], *arguments: Any) -> None:
         pass
 
 
+def _append(path: str, data: bytes) -> None:
+    try:  # anew each time: programs close descriptors that they do not know
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        pass
+
+
 def _watch_reads(file: str) -> None:
     """Append to ``file`` a line per opened file from now on, also in forks: ``r`` or ``w``, and its path.
 
@@ -275,16 +276,6 @@ def _watch_reads(file: str) -> None:
     installed = tuple(prefix for prefix in (*_SYSTEM, *prefixes) if not os.getcwd().startswith(prefix))
     told = os.path.join(os.path.dirname(file), "processes", "")
     noted: set[object] = set()
-
-    def write(line: str) -> None:
-        try:  # anew each time: programs close descriptors that they do not know
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError:
-            return
-        try:
-            os.write(descriptor, os.fsencode(line + "\n"))
-        finally:
-            os.close(descriptor)
 
     def note(event: str, arguments: tuple[object, ...]) -> None:
         if event == "open":
@@ -305,7 +296,7 @@ def _watch_reads(file: str) -> None:
             return
         if "\n" in path or path.startswith((*installed, told)):
             return
-        write(how + path)
+        _append(file, os.fsencode(how + path + "\n"))
 
     def note_devices() -> None:
         found = set()
@@ -316,7 +307,7 @@ def _watch_reads(file: str) -> None:
                 pass
         for path in found:
             if path.startswith(("/dev/nvidia", "/dev/dri/render")) and path[-1:].isdigit():
-                write("d" + path)
+                _append(file, os.fsencode("d" + path + "\n"))
 
     if hasattr(sys, "addaudithook"):
         atexit.register(note_devices)
