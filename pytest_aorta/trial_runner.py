@@ -18,8 +18,8 @@ from pytest_aorta.workspace.trial_store import TrialStore
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import ResumedTrial, RunningTrial, SlotTrial, TrialEngine
+    from pytest_aorta.launch.environment import PreparedCell
     from pytest_aorta.launch.host.folders import TemporaryFolders
-    from pytest_aorta.launch.workload_info import PreparedCell
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths

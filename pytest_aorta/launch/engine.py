@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pytest_aorta.common.bounded_waits import pieces, wait_bounded
 from pytest_aorta.common.texts import utc_now
-from pytest_aorta.launch.environment import Inherited, TrialOrder
+from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
 from pytest_aorta.launch.host.allocation import SlotJob
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.trial_files import node_folder, report_unstarted
@@ -28,7 +28,6 @@ from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost, cell_
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
 from pytest_aorta.launch.nodes import endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.launch.record import build_record, logs_in, request_of
-from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteUnwanted
 from pytest_aorta.trials.execution import GRACE, ElasticOptions, Resources

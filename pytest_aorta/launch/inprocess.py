@@ -12,11 +12,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytest_aorta.common.texts import utc_now
-from pytest_aorta.launch.environment import Inherited
+from pytest_aorta.launch.environment import Inherited, PreparedCell, WorkloadInfo
 from pytest_aorta.launch.host.folders import TemporaryFolders, TrialFolders, clear_place, make_place
 from pytest_aorta.launch.launch_mode import LaunchModeError, LaunchPlan, is_command, resolve_launch
 from pytest_aorta.launch.record import build_record, check_claims, request_of, warning_of
-from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.probe.collect import StaticEnv, collect_end, collect_env, collect_static, surroundings
 from pytest_aorta.probe.loaded import Watch
 from pytest_aorta.probe.variables import settings

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_aorta.common.texts import utc_now
-from pytest_aorta.launch.environment import Inherited, choose_engine, interpreter
-from pytest_aorta.launch.workload_info import PreparedCell
+from pytest_aorta.launch.environment import Inherited, PreparedCell, choose_engine, interpreter
 from pytest_aorta.probe.collect import EnvSnapshot
 from pytest_aorta.probe.guard import printable
 from pytest_aorta.probe.host import image_digest

@@ -20,11 +20,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import PIECE
-from pytest_aorta.launch.environment import Inherited, TrialOrder
+from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
 from pytest_aorta.launch.host.allocation import SlotJob
 from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
-from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.hosts import HostConnection, HostError, code_identity, package_files, without_values
 from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
 from pytest_aorta.trials.execution import Resources

@@ -131,7 +131,7 @@ def own_arguments(target: str) -> Iterator[None]:
 
 
 def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> dict[str, Any]:
-    """What the host needs of a workload before its first trial: the fields of ``launch.workload_info.WorkloadInfo``.
+    """What the host needs of a workload before its first trial: the fields of ``launch.environment.WorkloadInfo``.
 
     ``config_error`` is a message when the options, or what the class declares, do not fit, else ``None``.
     """

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.specs import SPEC
 
+from pytest_aorta.launch.environment import PreparedCell, WorkloadInfo
 from pytest_aorta.launch.launch_mode import LaunchPlan
 from pytest_aorta.launch.record import build_record
-from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observation, conclude
 from pytest_aorta.trials.records import Failure, Phase, RankRecord, ResultRecord

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pytest_aorta.launch.launch_mode import LaunchModeError
 from pytest_aorta.runtime.resources.devices import (
@@ -23,9 +23,6 @@ from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseEr
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import Imposed, SideBySide
 from pytest_aorta.trials.spec import ImposedCounts
-
-if TYPE_CHECKING:
-    from pytest_aorta.launch.host.trial_host import Slot
 
 #: The first is the one that torch goes by.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -52,8 +49,8 @@ class SlotJob:
         self.why: str | None = None
         self._callbacks: list[Callable[[str], object]] = []
 
-    def run(self, slot: Slot) -> None:
-        """Do it. Must not raise."""
+    def run(self, slot: Any) -> None:
+        """Do it on a ``Slot``. Must not raise."""
 
     def give_up(self, error: Exception | None = None) -> None:
         """It will not run: it was cancelled before it began, or no host is left, which ``error`` says."""

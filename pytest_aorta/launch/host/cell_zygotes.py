@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from pytest_aorta.launch.environment import TrialOrder, zygote_spec
+from pytest_aorta.launch.environment import PreparedCell, TrialOrder, WorkloadInfo, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
 from pytest_aorta.launch.launch_mode import resolve_launch
-from pytest_aorta.launch.workload_info import PreparedCell, WorkloadInfo
 from pytest_aorta.runtime.zygote import StartLimits, Zygote, ZygoteError, ZygoteSpec, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.runtime.zygote_pool import ZygotePool
 from pytest_aorta.trials.loading import ConfigError

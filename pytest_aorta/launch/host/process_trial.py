@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_aorta.collectors.contract import load, variable
 from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.diagnosis.traces import STACKS, crash_text, see_import_hang
-from pytest_aorta.launch.environment import EnvironmentUnusable, TrialOrder
+from pytest_aorta.launch.environment import EnvironmentUnusable, PreparedCell, TrialOrder
 from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygote, CellZygotes, start_limits
@@ -41,7 +41,6 @@ from pytest_aorta.launch.host.trial_files import (
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command, own_rank
 from pytest_aorta.launch.nodes import NodeStore, is_multi_node
 from pytest_aorta.launch.record import build_record, request_of
-from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime.channel import Message
 from pytest_aorta.runtime.zygote import Task, TaskEnd, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.loading import ConfigError

@@ -33,9 +33,9 @@ from pytest_aorta.launch.child.rank_files import (
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
+from pytest_aorta.launch.environment import PreparedCell
 from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, is_command, own_rank
 from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
-from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_aorta.collectors.contract import load
-from pytest_aorta.launch.environment import TrialOrder
+from pytest_aorta.launch.environment import PreparedCell, TrialOrder
 from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocator, SlotJob
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
@@ -17,7 +17,6 @@ from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
 from pytest_aorta.launch.launch_mode import own_rank, under_launcher
 from pytest_aorta.launch.nodes import NodeStore
 from pytest_aorta.launch.record import check_claims, warning_of
-from pytest_aorta.launch.workload_info import PreparedCell
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.execution import Resources
