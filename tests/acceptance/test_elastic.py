@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from packaging.version import Version
+from support.processes import free_port
 from support.stage import Stage
 from support.workloads import GLOO
 
@@ -34,7 +35,8 @@ class Sums(Gloo):
         total = self.sum_of_ranks()
         self.work()
         dist.barrier()
-        names = ("ROLE_NAME", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS")
+        names = ("ROLE_NAME", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
+        names += ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE")
         shown = {name: os.environ.get(name) for name in names}
         return {"passed": True, "metrics": {"total": total, "rank": self.rank, "variables": shown}}
 
@@ -359,6 +361,16 @@ def test_ranks_with_local_results(play: Play) -> None:
     assert result["metrics"] == {"rank": 0}
     # Its first failure was at iteration 5, that of rank 1 at 6.
     assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("result", 2)
+
+
+@pytest.mark.slow
+def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
+    port = free_port()
+    places = ("master_addr=127.0.0.1", f"master_port={port}", "local_addr=127.0.0.1")
+    trial = run(sums, "Sums", *elastic(*places))
+    assert trial["exit_status"] == "ok"
+    expected = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    assert trial["result"]["metrics"]["variables"].items() >= expected.items()
 
 
 def test_every_state_can_be_recorded() -> None:

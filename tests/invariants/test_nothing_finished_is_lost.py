@@ -1,4 +1,7 @@
-"""Whatever runs follow each other, no newest record is lost, and no trial has two outside of the history."""
+"""Nothing finished is overwritten: whatever runs follow each other, no newest record is lost, no trial has two.
+
+A trial file is absent or complete.
+"""
 
 from __future__ import annotations
 
@@ -153,3 +156,32 @@ def test_two_runs_at_once_lose_nothing(echo: Stage) -> None:
     assert seen == {("local-none", index): 2 for index in range(6)} | {("local-omp_1", index): 1 for index in range(6)}
     outside = Counter((trial["cell"], trial["trial_index"]) for trial in echo.trials().values())
     assert set(outside.values()) == {1}
+
+
+def test_no_temporary_files_are_left_and_files_can_be_shared(stage: Stage) -> None:
+    stage.copy(Path(__file__).parents[1] / "plugin" / "faulty_workloads.py")
+    stage.run_here("faulty_workloads.py::Passes", "faulty_workloads.py::SegfaultsInRun", "--aorta-trials", "2")
+    expected = ["matrix.json", "matrix.md"]
+    for name in ("Passes", "SegfaultsInRun"):
+        for index in range(2):
+            expected += [f"{name}/trial_{index}.json"]
+            expected += [f"{name}/trial_{index}/{stream}.log" for stream in ("stderr", "stdout")]
+    [packages] = [path for path in stage.everything() if path.startswith("packages-")]
+    assert stage.everything() == sorted([*expected, packages])
+    assert {(stage.results / path).stat().st_mode & 0o777 for path in stage.files()} == {0o644}
+
+
+def test_earlier_results_move_to_the_history(echo: Stage) -> None:
+    run = ("--aorta-workload", "echo", "--aorta-trials", "2")
+    echo.run_here(*run, "--aorta-config", "run=1")
+    assert echo.earlier() == []
+    echo.run_here(*run, "--aorta-config", "run=2")
+    echo.run_here(*run, "--aorta-config", "run=3")
+    assert [trial["config"] for trial in echo.trials().values()] == [{"run": 3}] * 2
+    kept = {path.name: path for path in sorted((echo.results / ".history").iterdir())}
+    assert len(kept) == 2
+    for number, folder in enumerate(kept.values(), start=1):
+        for index in range(2):
+            old = json.loads((folder / "echo" / f"trial_{index}.json").read_text())
+            assert old["config"] == {"run": number}
+            assert (folder / "echo" / f"trial_{index}" / "stdout.log").exists()
