@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -45,8 +45,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # pytest needs it there
-
-_Table = TypeVar("_Table", bound="Table")
 
 _HOUR = timedelta(hours=1)
 
@@ -174,24 +172,18 @@ class OneOf(Table):
             raise ValueError(f"set exactly one of {', '.join(type(self).model_fields)}")
 
 
-def completed(own: _Table, template: _Table) -> _Table:
+def completed(ours: Any, theirs: Any) -> Any:
     """A table with the keys that it leaves out from a template; so are tables within it, and those by name.
 
     Tables of which one key excludes the others are taken whole.
     """
-    update = {}
-    for name in template.model_fields_set:
-        theirs = getattr(template, name)
-        update[name] = _completed_value(getattr(own, name), theirs) if name in own.model_fields_set else theirs
-    return own.model_copy(update=update)
-
-
-def _completed_value(ours: Any, theirs: Any) -> Any:
     if isinstance(ours, Table) and isinstance(theirs, Table) and not isinstance(ours, OneOf):
-        return completed(ours, theirs)
+        update = {name: getattr(theirs, name) for name in theirs.model_fields_set}
+        for name in update.keys() & ours.model_fields_set:
+            update[name] = completed(getattr(ours, name), update[name])
+        return ours.model_copy(update=update)
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        both = {name: _completed_value(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
-        return {**theirs, **ours, **both}
+        return {**theirs, **ours, **{name: completed(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}}
     return ours
 
 
