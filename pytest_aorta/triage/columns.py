@@ -12,7 +12,6 @@ from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
 from pytest_aorta.triage.rates import Interval
-from pytest_aorta.triage.speed import OperatorChange
 from pytest_aorta.triage.verdicts import (
     LEVEL,
     Row,
@@ -170,6 +169,12 @@ def _top_warning(row: Row) -> str:
     return f"{number}x {text}" if number else ""
 
 
+def _operators(row: Row) -> str:
+    """The first ones, by what they cost."""
+    more = [f"{len(row.operators) - _MOST_NAMES} more"] if len(row.operators) > _MOST_NAMES else []
+    return "; ".join([*(change.text for change in row.operators[:_MOST_NAMES]), *more])
+
+
 def _step_ms(name: str, row: Row) -> str:
     return step_ms(None if row.cell.steps is None else getattr(row.cell.steps, name))
 
@@ -225,8 +230,7 @@ COLUMNS: tuple[Column[Row], ...] = (
            formats=("markdown",), left=True),
     Column("speed", lambda row: row.speed, "Speed",
            lambda row: row.speed.text if row.speed else "", formats=_EVERYWHERE, left=True),
-    Column("operators", lambda row: row.operators, "Operators",
-           lambda row: operators_text(row.operators), formats=_WHERE_WIDE, left=True),
+    Column("operators", lambda row: row.operators, "Operators", _operators, formats=_WHERE_WIDE, left=True),
     Column("signatures", lambda row: row.cell.signatures, "Top failure", _top_failure,
            formats=("markdown",), left=True),
     Column("detected", lambda row: row.cell.tally("detected"), "Output says",
@@ -342,12 +346,6 @@ def _sentence(rows: Sequence[Row], base: CellStatistics, margin: Margin) -> str:
         change = f"not change the failure rate of {base.key.cell} by more than {' or '.join(limits)}"
         return f"{names(same)} {verb} {change}."
     return f"No verdict: {base.key.cell} is there to compare with, and no other cell says anything."
-
-
-def operators_text(changes: Sequence[OperatorChange]) -> str:
-    """The first ones, by what they cost."""
-    more = f"; {len(changes) - _MOST_NAMES} more" if len(changes) > _MOST_NAMES else ""
-    return "; ".join(change.text for change in changes[:_MOST_NAMES]) + more
 
 
 def _no_failure(base: CellStatistics, most: float, start: str) -> str:

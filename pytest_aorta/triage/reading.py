@@ -101,6 +101,8 @@ class Results:
     def __iter__(self) -> Iterator[RecordedTrial]:
         self.unreadable.clear()
         self.replays = 0
+        below = Path(os.path.relpath(self.path, self.folder)).parts
+        asks_for_replays = self.path.is_file() or REPLAY in (os.path.basename(os.path.abspath(self.path)), *below)
         for path in [str(self.path)] if self.path.is_file() else self._files(str(self.path)):
             file = os.path.relpath(path, self.folder)
             try:
@@ -119,7 +121,7 @@ class Results:
                 facts, problem = None, f"not the record of a trial: {type(error).__name__}: {error}"
             if facts is None:
                 self.unreadable.append(Unreadable(file, problem or ""))
-            elif record.get("replay_of") and not self._asks_for_replays:
+            elif record.get("replay_of") and not asks_for_replays:
                 self.replays += 1
             else:
                 yield RecordedTrial(file, record, facts)
@@ -143,11 +145,6 @@ class Results:
             return recorded_rules(json.loads((self.folder / MATRIX_JSON).read_bytes()))
         except (OSError, ValueError, RecursionError):
             return ()
-
-    @property
-    def _asks_for_replays(self) -> bool:
-        below = Path(os.path.relpath(self.path, self.folder))
-        return self.path.is_file() or REPLAY in (os.path.basename(os.path.abspath(self.path)), *below.parts)
 
     def _files(self, folder: str, depth: int = 0) -> Iterator[str]:
         """All trial files below a folder; no links to folders are followed, which could lead in circles."""

@@ -241,24 +241,23 @@ class SequentialTest:
         self._level = level
         self._difference = PairedEProcess(sorted({*_GRID, -points, points} - {-1.0, 1.0}))
         self._ratio = PairedEProcess(sorted({*_RATIOS, *((1 - share, 1 + share) if share < 1 else ())}), RATIO)
-        self._comparison: tuple[int, SequentialComparison] | None = None
+        self._comparison: SequentialComparison | None = None
         self._seen = 0
         self.pairs: list[tuple[bool, bool]] = []
 
     def comparison(self) -> SequentialComparison:
         """What ``pairs``, to which others are appended in their order, say so far."""
-        if self._comparison is None or self._comparison[0] < len(self.pairs):
+        if self._comparison is None or self._seen < len(self.pairs):
             for process in (self._difference, self._ratio):
                 process.extend(self.pairs[self._seen :])
             self._seen = len(self.pairs)
             zero = bisect_left(self._difference.values, 0)
-            found = SequentialComparison(
+            self._comparison = SequentialComparison(
                 min(1.0, 2 * exp(-max(peaks[zero] for peaks in self._difference.peaks))),
                 _interval(self._difference, -1.0, 1.0, self._level),
                 _interval(self._ratio, 0.0, inf, RATIO_LEVEL),
             )
-            self._comparison = self._seen, found
-        return self._comparison[1]
+        return self._comparison
 
 
 def _interval(process: PairedEProcess, lowest: float, highest: float, level: float) -> Interval:

@@ -460,9 +460,13 @@ class Triage:
             judged = self.compare(compared, baseline, number, sequential=sequential)
             ways = self._ways(compared, baseline, sequential)
             speeds = self.speeds(compared, baseline, number, sequential=sequential)
-            exchanges = {key: exchange for key, each in ways.items() if (exchange := _exchanged(each))}
-            if exchanges and dependence(self.cells):
-                exchanges.clear()
+            # One way to fail may have taken the place of another.
+            exchanges = {}
+            for key, each in ways.items():
+                gone = [way.signature.short for way in each if way.verdict.kind in ("fixes", "reduces")]
+                new = [way.signature.short for way in each if way.verdict.kind == "worse"]
+                if gone and new and not dependence(self.cells):
+                    exchanges[key] = Verdict("exchanges", of=f"{gone[0]} for {new[0]}")
             for key, (comparison, verdict), speed in zip(compared, judged, speeds, strict=True):
                 if verdict.kind != "confounded":
                     verdict = exchanges.get(key, verdict)
@@ -636,13 +640,6 @@ def _paired(base: CellTrials, cell: CellTrials, signature: Signature | None = No
         for (one, base_failed), (other, cell_failed) in zip(trials, by_place[1].get(place, ()), strict=False)
     ]
     return [(base_failed, cell_failed) for _, _, base_failed, cell_failed in sorted(pairs)]
-
-
-def _exchanged(ways: Sequence[SignatureVerdict]) -> Verdict | None:
-    """Of a cell in which one way to fail has taken the place of another."""
-    gone = [way.signature for way in ways if way.verdict.kind in ("fixes", "reduces")]
-    new = [way.signature for way in ways if way.verdict.kind == "worse"]
-    return Verdict("exchanges", of=f"{gone[0].short} for {new[0].short}") if gone and new else None
 
 
 def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], baselines: Baselines) -> Verdict:
