@@ -75,7 +75,6 @@ class TrialRunner:
 
     @property
     def engine(self) -> TrialEngine:
-        """Made when it is first used."""
         self._before_use()
         with self._lock:
             if self._engine is None:

@@ -96,7 +96,6 @@ class JobPool:
         self._closed = False
 
     def submit(self, job: SlotJob) -> None:
-        """Have a job run as soon as there is a slot."""
         with self._changed:
             runs = not self._closed and not self._is_lost(job)
             if runs:
@@ -130,7 +129,6 @@ class JobPool:
                 more = self._take_next(slot)
 
     def cancel(self, job: SlotJob, why: str) -> None:
-        """End a job, wherever it is."""
         with self._changed:
             waited = job in self._waiting
             if waited:
@@ -140,7 +138,6 @@ class JobPool:
             job.give_up()
 
     def lose_host(self, number: int, error: Exception) -> None:
-        """Start nothing more on this host."""
         with self._changed:
             self._dead.setdefault(number, error)
             lost = [job for job in self._waiting if self._is_lost(job)]
@@ -204,7 +201,6 @@ class SlotTrial(SlotJob):
     # On the slot's thread
 
     def run(self, slot: Slot) -> None:
-        """Run it on a slot."""
         if self._over:  # it was cancelled meanwhile
             return
         try:
@@ -251,19 +247,15 @@ class SlotTrial(SlotJob):
             return self._ended.get(phase, False)
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has succeeded already."""
         return self._ended.get(phase, False)
 
     def failed(self) -> bool:
-        """Whether it has failed already."""
         return self._over or not all(self._ended.values())
 
     def is_over(self) -> bool:
-        """Whether its processes are gone."""
         return self._over
 
     def take_warnings(self) -> list[str]:
-        """Warnings for the user since the last call."""
         with self._changed:
             taken, self._warnings = self._warnings, []
         return taken
@@ -336,7 +328,6 @@ class ResumedTrial:
         self._record = record.model_copy(update={"trial_id": spec.trial_id})
 
     def wait(self, phase: str) -> bool:
-        """Whether the trial got through ``phase`` (``setup``, ``run``)."""
         return self.got_through(phase)
 
     def got_through(self, phase: str) -> bool:
@@ -351,14 +342,12 @@ class ResumedTrial:
         return "setup" in record.phases_sec and not failed_here
 
     def failed(self) -> bool:
-        """Whether it has failed."""
         return self._record.exit_status != "ok"
 
     def interrupt(self, why: str) -> None:
         """Nothing runs."""
 
     def finish(self) -> TrialResult:
-        """The record."""
         return self._record
 
     def take_warnings(self) -> list[str]:
@@ -546,7 +535,6 @@ class TrialEngine:
         return TrialOrder(spec, folder.absolute(), replace(now, variables=self._variables), timeout)
 
     def close(self) -> None:
-        """End all processes; from any thread."""
         with self._lock:
             pool, self._pool = self._pool, None
             self._unusable = self._unusable or RuntimeError("the engine has been closed")
@@ -568,7 +556,6 @@ class _CellCheck(SlotJob):
         self._found: Future[PreparedCell | None] = Future()
 
     def run(self, slot: Slot) -> None:
-        """Prepare it."""
         try:
             self._found.set_result(slot.host.prepare(self._order, slot.index, self))
         except (ConfigError, LaunchModeError) as error:
@@ -577,11 +564,9 @@ class _CellCheck(SlotJob):
             self._found.set_result(None)
 
     def give_up(self, error: Exception | None = None) -> None:
-        """Its trials find it out as well."""
         self._found.set_result(None)
 
     def wait(self, patience: float | None) -> PreparedCell | None:
-        """What was found; ``None`` where it cannot be prepared, or not in time."""
         for seconds in pieces(patience):
             try:
                 return self._found.result(seconds)

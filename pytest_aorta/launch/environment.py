@@ -58,7 +58,6 @@ class Caller:
 
     @classmethod
     def here(cls, root: Path = Path("/")) -> Caller:
-        """This process and its host."""
         uid = os.getuid()
         try:
             name = pwd.getpwuid(uid).pw_name
@@ -415,7 +414,6 @@ class PreparedCell:
     imposes: ImposedCounts = field(default_factory=ImposedCounts)
 
     def request(self, spec: TrialSpec) -> Parts:
-        """All that the request of a trial of this cell is made of."""
         info = self.info
         ingredients = Ingredients(info.config, info.sources, info.data_files, info.surroundings)
         together = self.plan.mode == "external" or is_multi_node(spec.execution.elastic)

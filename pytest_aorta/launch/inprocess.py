@@ -155,7 +155,6 @@ class InProcessTrial:
         return not self.seen.failed_in(phase)
 
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has succeeded already."""
         return phase in self.seen.phases_sec and not self.seen.failed_in(phase)
 
     def failed(self) -> bool:
@@ -236,11 +235,9 @@ class InProcessTrial:
         undo.enter_context(own_arguments(self.spec.workload.target))
 
     def interrupt(self, why: str) -> None:
-        """Note the reason."""
         self.seen.lost = interruption(self.seen.phase, why)
 
     def finish(self) -> TrialResult:
-        """Clean up, where there is something to clean up; the record."""
         if self._record is None:
             if self._lifecycle is not None and self._lifecycle.workload is not None:
                 self._lifecycle.do("cleanup")

@@ -87,7 +87,6 @@ class RemoteHost:
             raise EngineUnusable(f"host {self.name}: {error}") from error
 
     def prepare(self, order: TrialOrder, slot: int, job: SlotJob) -> PreparedCell:
-        """As of ``TrialHost``."""
         cell: PreparedCell = self._ask("prepare", (order, slot), job)
         return cell
 
@@ -142,7 +141,6 @@ class RemoteHost:
             answers.put(("error", HostLost(str(error))))
 
     def close(self) -> None:
-        """End it."""
         self._connection.close()
 
 
@@ -220,7 +218,6 @@ class _RemoteJob(SlotJob):
         self.thread.start()
 
     def run(self, slot: Slot) -> None:
-        """Run it; the last answer has its value, or its error."""
         try:
             if self._what == "prepare":
                 self._answer("value", slot.host.prepare(self._order, slot.index, self))

@@ -134,7 +134,6 @@ class ZygoteSpec:
 
     @cached_property
     def key(self) -> str:
-        """Digest of all fields."""
         fields = {**vars(self), "environ": dict(self.environ), "behind": asdict(self.behind)}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -303,7 +302,6 @@ class Task:
         self._open_channel().send(message, descriptors)
 
     def send_fd(self, fd: int) -> None:
-        """Hand the child a descriptor."""
         self._open_channel().send_fd(fd)
 
     def _open_channel(self) -> Channel:
@@ -321,7 +319,6 @@ class Task:
             self._fate.send({"grace": grace, "stacks": self._gives_stacks})
 
     def close(self) -> None:
-        """Forget the child's channel."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -734,7 +731,6 @@ class Zygote:
         return self._process.poll() is None
 
     def output(self) -> str:
-        """The end of what the zygote itself wrote, in text."""
         with self._log_lock:
             return self._last_output if self._log.closed else self._read_output()
 

@@ -299,7 +299,6 @@ class ForkServer:
         task.kill_at = min(task.kill_at, time.monotonic() + task.grace)
 
     def reap(self) -> None:
-        """Collect every child that has ended."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)

@@ -69,7 +69,6 @@ class Record:
 
     @property
     def key(self) -> tuple[PurePosixPath, str | None, str]:
-        """Equal for records of the same trial."""
         return self.base, self.cell, self.file.name
 
     @property
@@ -220,7 +219,6 @@ class MergePlan:
 
     @property
     def records(self) -> int:
-        """How many records are added."""
         return sum(each.is_record for each in self.additions)
 
 

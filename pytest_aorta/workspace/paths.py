@@ -47,11 +47,9 @@ class TrialPaths:
         return self.folder if rank == 0 else self.folder.with_name(f"{self.folder.name}.{kind}_{rank}")
 
     def file_in(self, results: Path) -> Path:
-        """Path of the trial file."""
         return results / self.file
 
     def folder_in(self, results: Path, rank: int = 0, kind: PartKind = "rank") -> Path:
-        """Path of the artifacts folder."""
         return results / self.folder_of(rank, kind)
 
 

@@ -95,7 +95,6 @@ class TrialStore:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes the trial files."""
         return not self.number
 
     def artifacts(self, paths: TrialPaths) -> Path:

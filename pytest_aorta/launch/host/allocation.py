@@ -66,7 +66,6 @@ class SlotJob:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
         return self.why is not None
 
     def on_cancel(self, callback: Callable[[str], object]) -> None:

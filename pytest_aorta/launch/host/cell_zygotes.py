@@ -54,7 +54,6 @@ class CellZygotes:
         return new
 
     def close(self) -> None:
-        """End all processes; from any thread."""
         self.pool.close()
 
 

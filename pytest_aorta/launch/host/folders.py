@@ -328,7 +328,6 @@ class SharedFolder:
         self._is_over = False
 
     def begin(self) -> None:
-        """A trial is about to start."""
         with self._lock:
             if self._seen is None:
                 self._seen = self._look()

@@ -294,7 +294,6 @@ class ProcessTrial:
             self._stalls_at = time.monotonic() + self.spec.limits.stall_timeout
 
     def interrupt(self, why: str) -> None:
-        """End it now."""
         failure = None
         if self.cell is not None and not is_multi_node(self.spec.execution.elastic):
             failure = self.seen.rank_failure

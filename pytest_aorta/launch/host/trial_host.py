@@ -120,7 +120,6 @@ class TrialHost:
         return record
 
     def close(self) -> None:
-        """End all processes."""
         self.zygotes.close()
         self.temporary.close()
         if self.node_store is not None:
