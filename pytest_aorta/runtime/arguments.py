@@ -115,17 +115,7 @@ class TaskArgs:
             TypeError: not whole numbers, or no type of torch.
             ValueError: a negative size, or these are too many.
         """
-        import torch
-
-        sizes = list(shape)
-        for size in sizes:
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"a shape is a list of whole numbers, not {sizes!r:.80}")
-            if size < 0:
-                raise ValueError(f"a shape has sizes from 0, not {size}")
-        if not isinstance(dtype, torch.dtype | None):
-            raise TypeError(f"expected a torch.dtype or None, not {dtype!r:.80} ({type(dtype).__name__})")
-        self._append(torch.empty(sizes, dtype=dtype or torch.float32, device="meta"), Tag.OUTPUT)
+        self._append(blank_tensor(shape, dtype), Tag.OUTPUT)
         self._blank += (len(self._tensors) - 1,)
         return self
 
@@ -231,6 +221,18 @@ def seconds(name: str, value: object, *, zero: bool = False) -> None:
     assert isinstance(value, int | float)
     if not 0 <= value < float("inf") or not (zero or value):
         raise ValueError(f"{name} must be {wanted}, not {value!r}")
+
+
+def blank_tensor(shape: object, dtype: object) -> torch.Tensor:
+    """A tensor of this shape and type (default: float32) without memory."""
+    import torch
+
+    sizes = listed("shape", shape, "a list of whole numbers")
+    for size in sizes:
+        whole_number("a size of the shape", size)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype or None, not {given(dtype)}")
+    return torch.empty(sizes, dtype=dtype or torch.float32, device="meta")
 
 
 def check_timeout(timeout: object) -> None:

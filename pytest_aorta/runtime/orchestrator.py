@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.bounded_waits import PIECE
-from pytest_aorta.runtime.arguments import TaskArgs, check_timeout, expect, given, listed, seconds, whole_number
+from pytest_aorta.runtime.arguments import (
+    TaskArgs,
+    blank_tensor,
+    check_timeout,
+    expect,
+    given,
+    listed,
+    seconds,
+)
 from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphTask, Member, RingFull, TaskKind, record_of
 from pytest_aorta.runtime.event_loop import SIGINT_HELD, wait_for
@@ -398,15 +406,8 @@ class Orchestrator:
             RuntimeError: its ring stays full for ten seconds.
             ValueError: it is larger than a ring (``heap_ring_size``).
         """
-        import torch
-
         self._check_open()
-        sizes = listed("shape", shape, "a list of whole numbers")
-        for size in sizes:
-            whole_number("a size of the shape", size)
-        if dtype is not None:
-            expect("dtype", dtype, torch.dtype, "a torch.dtype or None")
-        tensor, slab = self._heap.allocate(tuple(sizes), dtype, len(self._scopes) - 1)
+        tensor, slab = self._heap.allocate(blank_tensor(shape, dtype), len(self._scopes) - 1)
         self._scopes[-1].append(self._keep(tensor, slab))
         return tensor
 
@@ -457,7 +458,7 @@ class Orchestrator:
         copies: dict[int, torch.Tensor] = {}
 
         def output(blank: torch.Tensor) -> torch.Tensor:
-            tensor, slab = self._heap.allocate(tuple(blank.shape), blank.dtype, len(self._scopes) - 1)
+            tensor, slab = self._heap.allocate(blank, len(self._scopes) - 1)
             output_nodes.append(self._keep(tensor, slab))
             outputs.append(tensor)
             return tensor

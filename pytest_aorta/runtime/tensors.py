@@ -482,8 +482,8 @@ class Heap:
             self._rings[ring].reclaim()
             return self._rings[ring].used
 
-    def allocate(self, shape: Sequence[int], dtype: torch.dtype | None, depth: int) -> tuple[torch.Tensor, Slab]:
-        """A tensor whose content is undefined (default: float32); waits while its ring is full.
+    def allocate(self, blank: torch.Tensor, depth: int) -> tuple[torch.Tensor, Slab]:
+        """A tensor of the shape and type of ``blank`` whose content is undefined; waits while its ring is full.
 
         Raises:
             ValueError: it is larger than a ring.
@@ -491,8 +491,7 @@ class Heap:
         """
         import torch
 
-        dtype = dtype or torch.float32
-        nbytes = math.prod(shape) * dtype.itemsize
+        nbytes = blank.nbytes
         slab = self._take(min(depth, RINGS - 1), nbytes, self._patience)
         try:
             # A storage of its own, which lives as long as any tensor, view or array of these bytes.
@@ -502,7 +501,7 @@ class Heap:
             vars(storage)["_aorta_part"] = buffer.memory, slab.offset, slab
             # The callback comes when the last tensor is gone, in the middle of anything.
             weakref.finalize(storage, self._rings[slab.ring].dropping.append, slab).atexit = False
-            return from_storage(storage, 0, shape, contiguous_strides(shape), dtype), slab
+            return from_storage(storage, 0, blank.shape, blank.stride(), blank.dtype), slab
         except BaseException:
             slab.dropped = True
             self.release(slab)

@@ -245,9 +245,9 @@ def test_a_submission_that_raises_gives_its_memory_back(shared_host: Host) -> No
             host.wait_until_free()
 
     host.worker.run(build)
-    with pytest.raises(TypeError, match=r"a shape is a list of whole numbers, not \[1.5\]"):
+    with pytest.raises(TypeError, match=r"a size of the shape must be a whole number from 0, not 1\.5"):
         TaskArgs().add_output([1.5])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="sizes from 0, not -1"):
+    with pytest.raises(ValueError, match="a size of the shape must be a whole number from 0, not -1"):
         TaskArgs().add_output([-1])
 
 
