@@ -161,7 +161,7 @@ def snapshot(watched: Iterable[str]) -> dict[str, Any]:
     return collect_env(_static, [*watched, *NAMES, *_startup]).to_dict()
 
 
-def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def launcher_variables(base: int | None) -> dict[str, str]:
     """Variables of this process whose values differ from those of ``base``, the process that started the launcher.
 
     Of those that a trial file may hold, without those of the trial's place. Empty when there is no such process, or it
@@ -174,7 +174,7 @@ def launcher_variables(base: int | None, environ: Mapping[str, str] = os.environ
     except OSError:
         return {}
     found = {}
-    for name, value in environ.items():
+    for name, value in os.environ.items():
         if name not in NAMES and os.fsencode(f"{name}={value}") not in before:
             found[name] = value
     return recorded_variables(found)
