@@ -62,17 +62,13 @@ def where_it_starts(table: Table) -> Iterator[str]:
     ``observer`` of the table has what replays of failed trials have found, ``divergence`` which trials differ.
     """
     effects = {effect.key: effect for effect in table.observer}
-    found = [
-        row.cell
-        for row in table.rows
-        if row.cell.tally("collected") or row.cell.tally("not_collected") or row.cell.key in effects
-    ]
-    if found or table.divergence:
+    said = {row.cell.key: list(sentences(row.cell, effects.get(row.cell.key))) for row in table.rows}
+    if any(said.values()) or table.divergence:
         yield "where it starts:"
-    for cell in found:
-        yield f"  {cell.key.cell}"
-        for sentence in sentences(cell, effects.get(cell.key)):
-            yield f"    {sentence}"
+    for key, texts in said.items():
+        if texts:
+            yield f"  {key.cell}"
+            yield from (f"    {text}" for text in texts)
     for each in table.divergence:
         yield from (f"  {line}" for line in each["lines"])
     if not effects and (observed := sum(row.cell.observed for row in table.rows)):
