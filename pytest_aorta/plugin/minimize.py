@@ -15,7 +15,7 @@ from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.ordinary_tests import in_a_process
 from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, Run, reason_of, run_of, warn
-from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule
+from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, use_fixtures
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.triage.facts import TrialFacts, facts_of
 from pytest_aorta.triage.minimize import Search, Wanted, conclusion, report
@@ -91,11 +91,11 @@ class MinimizeItem(GeneratedFunction):
             raise TrialFailed(sentence)
 
     def _run(self, run: Run, specs: list[TrialSpec], extra_env: Mapping[str, str]) -> list[TrialFacts]:
-        planned = [(spec, trial_paths(spec.workload.name, spec.cell, spec.trial_index)) for spec in specs]
         started: list[tuple[RunningTrial, TrialPaths]] = []
         facts = []
         try:
-            for spec, paths in planned:
+            for spec in specs:
+                paths = trial_paths(spec.workload.name, spec.cell, spec.trial_index)
                 started.append((run.launch(self, spec, paths, extra_env), paths))
             for trial, paths in started:
                 record = trial.finish()
@@ -113,23 +113,16 @@ class MinimizeItem(GeneratedFunction):
                 if trial.started:
                     run.add_record(self, paths, record, trial.resumed)
             raise
-        self._report()
+        payload = self.stash[PAYLOAD]
+        wave = pytest.TestReport(self.nodeid, self.location, {}, "passed", None, "setup")
+        wave.aorta = payload.to_plain(with_records=True)  # type: ignore[attr-defined]
+        self.ihook.pytest_runtest_logreport(report=wave)
+        payload.trials.clear()
         return facts
 
     def reportinfo(self) -> tuple[Path, int, str]:
         assert isinstance(self.parent, UnimportedModule)
         return *self.parent.location_of(self.spec), self.name
-
-    def _report(self) -> None:
-        payload = self.stash[PAYLOAD]
-        found = pytest.TestReport(self.nodeid, self.location, {}, "passed", None, "setup")
-        found.aorta = payload.to_plain(with_records=True)  # type: ignore[attr-defined]
-        self.ihook.pytest_runtest_logreport(report=found)
-        payload.trials.clear()
-
-
-@pytest.mark.aorta
-def _use_fixtures(aorta_extra_env: dict[str, str]) -> None: ...
 
 
 def name_of(spec: TrialSpec) -> str:
@@ -138,8 +131,7 @@ def name_of(spec: TrialSpec) -> str:
 
 
 def wholes_of(plan: Plan, selection: Selection) -> list[TrialSpec]:
-    found = (spec for spec in plan.trials if spec.mitigations == selection.minimize and spec.trial_index == 0)
-    return list(found)
+    return [spec for spec in plan.trials if spec.mitigations == selection.minimize and spec.trial_index == 0]
 
 
 def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[MinimizeItem]:
@@ -162,7 +154,6 @@ def minimize_items(plan: Plan, run: Run, module_of: ModuleOf) -> Iterator[Minimi
             )
         if not subsets.variables:
             raise PlanError(f"minimize {name}: it has no variable with another value than in the baseline")
-        sibling = MinimizeItem.of(module_of(whole), name_of(whole), _use_fixtures, sibling)
-        sibling.subsets, sibling.spec = subsets, whole
-        sibling.set_name = name
+        sibling = MinimizeItem.of(module_of(whole), name_of(whole), use_fixtures, sibling)
+        sibling.subsets, sibling.spec, sibling.set_name = subsets, whole, name
         yield sibling

@@ -101,20 +101,19 @@ class WorkloadModule(UnimportedModule):
 class WorkloadModules:
     def __init__(self, collector: pytest.Collector) -> None:
         self._collector = collector
-        self._of_targets: dict[str, WorkloadModule] = {}
-        self._of_files: dict[Path, WorkloadModule] = {}
+        self._modules: dict[str, WorkloadModule] = {}
 
     def of(self, trial: TrialSpec) -> WorkloadModule:
         target = trial.workload.target
-        if target not in self._of_targets:
+        if target not in self._modules:
             # Node ids and what -k finds are those of the plan, wherever a workload is installed.
             parent, name, nodeid = self._collector, self._collector.name, self._collector.nodeid
             place = place_of(parent.config, name, target)
             file = target_file(target) or place
-            if file not in self._of_files:
-                self._of_files[file] = WorkloadModule.of(parent, file, path=place, name=name, nodeid=nodeid)
-            self._of_targets[target] = self._of_files[file]
-        return self._of_targets[target]
+            known = [module for module in self._modules.values() if module.file == file]
+            module = known[0] if known else WorkloadModule.of(parent, file, path=place, name=name, nodeid=nodeid)
+            self._modules[target] = module
+        return self._modules[target]
 
 
 def place_of(config: pytest.Config, root: str, target: str) -> Path:
@@ -132,34 +131,25 @@ def place_of(config: pytest.Config, root: str, target: str) -> Path:
 
 
 def user_code(item: pytest.Function, installed: set[str]) -> Iterator[str]:
+    """Fixtures and hooks of the user that run before the trial of an item."""
+    functions: list[tuple[str, Any, set[str]]] = []
     for name, definitions in fixture_definitions(item).items():
         # Where it is overridden, even by an installed plugin, its values are known only when the item is set up.
         known = installed if name != "aorta_extra_env" else {"pytest_aorta"}
-        yield from (f"{name} ({_file(it.func)})" for it in definitions if _is_users(it.func, known))
+        functions += [(name, definition.func, known) for definition in definitions]
     for hook in ("pytest_runtest_setup", "pytest_runtest_protocol"):
-        for found in getattr(item.ihook, hook).get_hookimpls():
-            if _is_users(found.function, installed):
-                yield f"{hook} ({_file(found.function)})"
-
-
-def installed_modules(config: pytest.Config) -> set[str]:
-    plugins = {_module(plugin) for plugin, _ in config.pluginmanager.list_plugin_distinfo()}
-    return {"_pytest", "pytest", "pluggy", *(module.partition(".")[0] for module in plugins)}
-
-
-def _is_users(function: object, installed: set[str]) -> bool:
-    return _file(function) == "conftest.py" or _module(function).partition(".")[0] not in installed
+        functions += [(hook, found.function, installed) for found in getattr(item.ihook, hook).get_hookimpls()]
+    for name, function, known in functions:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        file = "?" if code is None else Path(code.co_filename).name
+        if file == "conftest.py" or _module(function).partition(".")[0] not in known:
+            yield f"{name} ({file})"
 
 
 def _module(thing: object) -> str:
     if isinstance(thing, ModuleType):
         return thing.__name__
     return str(getattr(thing, "__module__", None) or type(thing).__module__)
-
-
-def _file(function: object) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)  # type: ignore[arg-type]  # any object will do
-    return "?" if code is None else Path(code.co_filename).name
 
 
 Item = TypeVar("Item", bound="TrialItem")
@@ -309,7 +299,7 @@ class TrialItem(GeneratedFunction):
 
 
 @pytest.mark.aorta
-def _use_fixtures(aorta_extra_env: dict[str, str]) -> None:
+def use_fixtures(aorta_extra_env: dict[str, str]) -> None:
     # The test function of every trial: its argument is the fixture that every trial uses. Reporters such as allure's
     # would show a docstring as the description of each trial.
     pass
@@ -340,7 +330,7 @@ def item_of(
     sibling: TrialItem | None,
 ) -> Item:
     """One item; ``sibling`` is another one below the same collector."""
-    item: Item = kind.of(parent, name, _use_fixtures, sibling)
+    item: Item = kind.of(parent, name, use_fixtures, sibling)
     item.trial_run, item.spec, item.paths_of = run, spec, paths_of
     run.trials[item.nodeid] = spec, paths_of
     item.extra_keyword_matches.update([spec.workload.name, spec.environment.name, *spec.mitigations])
@@ -360,7 +350,8 @@ def properties_of(spec: TrialSpec) -> list[tuple[str, object]]:
 
 def prefetchable(session: pytest.Session, run: Run) -> Iterator[tuple[pytest.Item, TrialSpec, TrialPaths]]:
     """The items of a run whose trials may be started ahead of them."""
-    installed = installed_modules(session.config)
+    plugins = [_module(plugin) for plugin, _ in session.config.pluginmanager.list_plugin_distinfo()]
+    installed = {"_pytest", "pytest", "pluggy", *(module.partition(".")[0] for module in plugins)}
     copies = Counter(item.nodeid for item in session.items)
     for item in session.items:
         if not isinstance(item, TrialItem) or item.trial_run is not run:

@@ -326,12 +326,6 @@ TWO_RANKS = ("--aorta-command", "true", "--aorta-nproc", "2")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--aorta-command", "python 'x"), '--aorta-command: "python \'x" is not valid; expected a program'),
-        (("--aorta-command", "python x | tee y"), "expected no '|' outside of quotes, because no shell runs the com"),
-        (("--aorta-command", "HF_TOKEN=hidden python x"), "--aorta-command: 'HF_TOKEN=... python x' is not valid"),
-        (("--aorta-command", "true", "--aorta-metric", "x"), "--aorta-metric: 'x' is not valid; expected a reg"),
-        (("--aorta-command", "true", "--aorta-fail-on", "("), "--aorta-fail-on: '(' is not valid; expected a reg"),
-        (("--aorta-fail-on", "nan"), "--aorta-fail-on: is about the output of a command; add --aorta-command 'CMD'"),
         ((*TWO_RANKS, "--aorta-isolation", "none"), "the ranks of command-true are p"),
         ((*TWO_RANKS, "--aorta-launcher", "elastic"), "are started by torchrun"),
         ((*TWO_RANKS, "--aorta-elastic", "tee=3"), "the ranks of command-true, a command, take max_restarts only"),
@@ -342,7 +336,6 @@ def test_a_wrong_option_ends_the_run_before_it_starts(stage: Stage, options: tup
     result = stage.run_here(*options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in text(result)
-    assert "hidden" not in text(result)
     assert not stage.results.exists()
 
 

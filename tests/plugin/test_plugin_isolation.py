@@ -110,26 +110,6 @@ def test_what_needs_a_process_of_its_own_is_refused_without_isolation(
     result.stderr.fnmatch_lines([f"*environment 'elsewhere' * has {what}, but with --aorta-isolation none*"])
 
 
-def test_forks_share_what_was_imported_but_not_their_random_numbers(stage: Stage) -> None:
-    stage.write(
-        dice="""
-        import os
-        import random
-
-        ZYGOTE = os.getpid()
-
-        class Dice:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": True, "metrics": {"zygote": ZYGOTE, "roll": random.random()}}
-        """
-    )
-    stage.run_here("dice.py", "--aorta-trials", "4").assert_outcomes(passed=4)
-    metrics = [trial["result"]["metrics"] for trial in stage.trials().values()]
-    assert len({found["zygote"] for found in metrics}) == 1
-    assert len({found["roll"] for found in metrics}) == 4
-
-
 @pytest.mark.slow
 def test_pdb_alone_says_how_to_debug_inside(stage: Stage) -> None:
     stage.write(

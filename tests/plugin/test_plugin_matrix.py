@@ -195,26 +195,7 @@ def test_writes_take_one_percent_at_most_and_are_half_a_second_apart(costs: list
         spent += cost
 
 
-# ``--aorta-report`` is refused early where it cannot be written
-
 VANISHING = FLAKY.replace("time.sleep(", "import shutil; shutil.rmtree('pages', ignore_errors=True); time.sleep(")
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("nowhere/r.html", "--aorta-report nowhere/r.html: the folder * does not exist; expected the path of*"),
-        (".", "--aorta-report .: * is a folder; expected the path of an HTML file"),
-        (" ", "*--aorta-report: ' ' is not valid; expected the path of a file"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_refused_before_the_first_trial(
-    flaky: Stage, value: str, message: str
-) -> None:
-    result = flaky.run_here(*RUN, "--aorta-report", value)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*{message}"])
-    assert not flaky.results.exists()
 
 
 def test_a_report_that_cannot_be_written_in_the_end_is_said_and_costs_no_result(flaky: Stage) -> None:

@@ -159,13 +159,6 @@ def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
     assert (trial["schema_version"], trial["trial_index"], trial["failure"], trial["ranks"]) == ("0.1", 0, None, [])
 
 
-def test_directory_that_cannot_be_written_is_refused_before_the_first_trial(echo: Stage) -> None:
-    (echo.path / "file").write_text("")
-    result = echo.run_here("--aorta-workload", "echo", "--aorta-results-dir", "file/results")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --aorta-results-dir */file/results: cannot write there: Not a directory"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n", "2"), ("--aorta-replay", "there")], ids=["pytest", "xdist", "replay"])
 def test_tasks_of_a_step_of_slurm_that_would_share_a_results_directory_are_refused(

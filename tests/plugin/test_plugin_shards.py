@@ -101,15 +101,6 @@ def test_a_shard_runs_its_part_and_says_which(stage: Stage) -> None:
     assert len(stage.files()) == 4
 
 
-@pytest.mark.parametrize("value", ["0/4", "5/4", "1", "1/2:d.json"])
-def test_a_wrong_shard_is_refused(stage: Stage, value: str) -> None:
-    result = stage.run_here(*MATRIX, f"--aorta-shard={value}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        [f"*--aorta-shard: '{value}' is not valid; expected I/N with I from 1 to N, such as 2/4"]
-    )
-
-
 def test_conditions_select_trials(stage: Stage) -> None:
     names = collected(stage, *MATRIX, "--aorta-where", '/mitigations==["omp_1"]', "--aorta-where", "/trial<2")
     assert names == ["plain[local-omp_1-0]", "plain[local-omp_1-1]"]
@@ -136,21 +127,3 @@ def test_conditions_select_marked_tests_and_no_others(stage: Stage) -> None:
         "test_trial[local-omp_1-0]",
         "test_trial[local-omp_1-1]",
     ]
-
-
-@pytest.mark.parametrize(
-    ("condition", "message"),
-    [
-        (
-            "/config/lr<0.1",
-            "*--aorta-where '/config/lr<0.1': no trial or directory has /config/lr; there are /workload*",
-        ),
-        ("lr<0.1", "*--aorta-where: 'lr<0.1' is not valid; expected POINTER OPERATOR VALUE, such as*"),
-    ],
-)
-def test_a_condition_that_no_trial_could_meet_is_refused(stage: Stage, condition: str, message: str) -> None:
-    result = stage.run_here(*MATRIX, "--aorta-where", condition)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([message])
-    result.stderr.no_fnmatch_line("*Traceback*")
-    assert stage.files() == []

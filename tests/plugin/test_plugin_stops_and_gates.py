@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.stage import Stage, counts, text
+from support.stage import Stage, counts
 
 from pytest_aorta.plugin.run import Rounds
 
@@ -165,17 +165,3 @@ def test_an_incomplete_run_is_no_success(flaky: Stage) -> None:
     interrupted = flaky.finish(process)
     assert interrupted.ret == 2
     interrupted.stdout.fnmatch_lines(["gates are not judged, because the run is incomplete: *"])
-
-
-@pytest.mark.parametrize(
-    ("gate", "message"),
-    [
-        ("failures(fixt)<1", "--aorta-gate 'failures(fixt)<1': there is no cell 'fixt'; there are local-none, *"),
-        ("failures(fixed)=1", "--aorta-gate: 'failures(fixed)=1' is not valid; expected *, one of <= *, and a number*"),
-    ],
-)
-def test_a_wrong_gate_ends_the_run_before_it_begins(flaky: Stage, gate: str, message: str) -> None:
-    done = gated(flaky, gate)
-    assert done.ret == 4
-    pytest.LineMatcher(text(done).splitlines()).fnmatch_lines([f"*{message}"])
-    assert "gates are not judged" not in text(done)

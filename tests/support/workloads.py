@@ -44,6 +44,18 @@ class Shaky:
     def run(self): return {"passed": not self.bad or "FIXED" in os.environ}
 """
 
+
+def shaky_project(stage: Stage, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+    """A recipe of trials of ``SHAKY`` in the current directory, with the mitigations ``fix`` and ``other``."""
+    stage.write(work=SHAKY)
+    stage.register(shaky="work:Shaky")
+    stage.write_registry(mitigations={"fix": {"FIXED": "1"}, "other": {"OTHER": "1"}})
+    stage.write_file("aorta.toml", recipe)
+    monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", str(stage.path / "registry.json"))
+    monkeypatch.chdir(stage.path)
+    monkeypatch.syspath_prepend(stage.path)
+
+
 #: What workloads of ranks have in common. Their classes follow it.
 GLOO = """
 import os

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
 from support.stage import Stage
 
 WORKLOAD = """
@@ -14,19 +15,19 @@ class Lr:
     name = "lr"
     default_config = {"lr": 1.0, "steps": 1}
 
-    def __init__(self, config):
-        self.config = config
-
-    def setup(self):
-        pass
-
+    def __init__(self, config): self.config = config
+    def setup(self): pass
     def run(self):
         assert self.config["lr"] < 0.5 or os.environ.get("FIX") == "1"
         return {"passed": True}
-
-    def cleanup(self):
-        pass
 """
+
+
+@pytest.fixture(autouse=True)
+def lr(stage: Stage) -> None:
+    stage.write(lr=WORKLOAD)
+    stage.register(lr="lr:Lr")
+
 
 RECIPE = """
 [[action]]
@@ -39,8 +40,6 @@ axes.extra_env = [{}, {FIX = "1"}]
 
 
 def test_axes_of_a_recipe_are_cells_of_one_table(stage: Stage) -> None:
-    stage.write(lr=WORKLOAD)
-    stage.register(lr="lr:Lr")
     stage.write_file("aorta.toml", RECIPE)
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(passed=6, failed=2)
@@ -74,8 +73,6 @@ docker = "rocm/pytorch:6.4"
 
 
 def test_a_recipe_names_mitigations_with_options_and_environments_of_its_own(stage: Stage) -> None:
-    stage.write(lr=WORKLOAD)
-    stage.register(lr="lr:Lr")
     stage.write_file("aorta.toml", NAMED)
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(passed=12, failed=8)
@@ -98,8 +95,6 @@ def test_a_recipe_names_mitigations_with_options_and_environments_of_its_own(sta
 
 
 def test_failures_end_the_trials_of_a_cell(stage: Stage) -> None:
-    stage.write(lr=WORKLOAD)
-    stage.register(lr="lr:Lr")
     recipe = 'workload = "lr"\ntrials = 6\nstop_after = 2\nmitigations = ["config.lr=0.9", "config.lr=0.1"]\n'
     stage.write_file("aorta.toml", recipe)
     result = stage.run_here("aorta.toml")
@@ -127,15 +122,11 @@ def test_a_test_has_no_options(stage: Stage) -> None:
 
 
 def test_a_condition_selects_the_value_of_an_axis(stage: Stage) -> None:
-    stage.write(lr=WORKLOAD)
-    stage.register(lr="lr:Lr")
     axis = ("--aorta-workload", "lr", "--aorta-vary", "config.lr=0.1,0.2,0.3", "--aorta-where", "/config/lr<0.25")
     stage.run_here(*axis).assert_outcomes(passed=2, deselected=1)
 
 
 def test_a_baseline_without_a_trial_yet_is_no_obstacle_for_a_report(stage: Stage) -> None:
-    stage.write(lr=WORKLOAD)
-    stage.register(lr="lr:Lr")
     stage.write_file("aorta.toml", 'workload = "lr"\nmitigations = ["none", "FIX=1"]\nbaseline = "none"\n')
     stage.run_here("aorta.toml::lr[local-FIX=1-0]").assert_outcomes(passed=1)
     done = stage.command(sys.executable, "-m", "pytest_aorta", "report", "workspace/lr")

@@ -9,7 +9,7 @@ import pytest
 import scipy.special  # noqa: F401  (as numpy)
 from support.projects import short_status
 from support.stage import Stage, counts
-from support.workloads import SHAKY
+from support.workloads import shaky_project
 
 from pytest_aorta.triage.reading import Results
 
@@ -32,13 +32,7 @@ previous_actions = ["matrix"]
 
 @pytest.fixture(autouse=True)
 def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.write(work=SHAKY)
-    stage.register(shaky="work:Shaky")
-    stage.write_registry(mitigations={"fix": {"FIXED": "1"}, "other": {"OTHER": "1"}})
-    monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", str(stage.path / "registry.json"))
-    monkeypatch.chdir(stage.path)
-    monkeypatch.syspath_prepend(stage.path)
-    stage.write_file("aorta.toml", RECIPE)
+    shaky_project(stage, monkeypatch, RECIPE)
 
 
 def matrix(stage: Stage, *lines: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.recipes import noted
 from support.stage import Stage
 from support.terminal import Terminal, finish, start_pytest
-from support.workloads import SHAKY
+from support.workloads import SHAKY, shaky_project
 
 RECIPE = """
 [[action]]
@@ -37,11 +37,7 @@ previous_actions = ["matrix"]
 
 @pytest.fixture(autouse=True)
 def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.write(work=SHAKY)
-    stage.register(shaky="work:Shaky")
-    stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
-    monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", "registry.json")
-    stage.write_file("aorta.toml", RECIPE)
+    shaky_project(stage, monkeypatch, RECIPE)
 
 
 def change(stage: Stage, old: str, new: str) -> None:

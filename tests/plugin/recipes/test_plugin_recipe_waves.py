@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.projects import short_status
 from support.stage import Stage, counts
-from support.workloads import SHAKY
+from support.workloads import SHAKY, shaky_project
 
 from pytest_aorta.workflow.jobs import Job, Task
 from pytest_aorta.workflow.recipe import read_recipe
@@ -29,13 +29,7 @@ CELLS = ("local-none", "local-fix")
 
 @pytest.fixture(autouse=True)
 def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.write(work=SHAKY)
-    stage.register(shaky="work:Shaky")
-    stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
-    monkeypatch.setenv("PYTEST_AORTA_REGISTRY_FILE", str(stage.path / "registry.json"))
-    monkeypatch.chdir(stage.path)
-    monkeypatch.syspath_prepend(stage.path)
-    stage.write_file("aorta.toml", RECIPE)
+    shaky_project(stage, monkeypatch, RECIPE)
 
 
 def submitted(stage: Stage, *rounds: range) -> Job:
