@@ -18,6 +18,7 @@ from pytest_aorta.launch.child.command import CommandProcess, command_result, la
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
 from pytest_aorta.trials.command_line import (
     CommandNotFound,
+    checked_command,
     files_in,
     fill_in,
     is_python,
@@ -32,11 +33,6 @@ from pytest_aorta.trials.command_line import (
 from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_SEED
 from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex, checked_source
 from pytest_aorta.trials.workload import CommandResult, Workload
-
-
-def _checked_command(command: str) -> str:
-    words_of(command)
-    return command
 
 
 def _one_or_several(value: object) -> object:
@@ -81,7 +77,7 @@ class Command(Workload):
 
         model_config = ConfigDict(extra="forbid", frozen=True)
 
-        command: Annotated[str, AfterValidator(_checked_command)]
+        command: Annotated[str, AfterValidator(checked_command)]
         fail_on: Regexes = ()
         pass_on: Regexes = ()
         skip_on: Regexes = ()

@@ -107,7 +107,9 @@ class Fsdp(Workload):
                 torch.autograd.backward(loss)
                 grad_norm = self._update()
             own_loss = loss.item()
-            losses.append(self._mean_over_ranks(loss.detach()))
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            losses.append(total.item() / ranks.world_size)
             grad_norms.append(grad_norm)
             # A rank is named by a loss of its own: a NaN came from there. The run goes on: the others would wait for a
             # rank that stops at a NaN that they do not have.
@@ -143,11 +145,6 @@ class Fsdp(Workload):
 
     def _update(self) -> float:
         return update(self.model, self.optimizer, self.config)
-
-    def _mean_over_ranks(self, value: Tensor) -> float:
-        total = value.clone()
-        dist.all_reduce(total)
-        return total.item() / self.ranks.world_size
 
     def _full_weights(self) -> dict[str, Tensor]:
         return {name: _whole(weight.detach()).cpu() for name, weight in self.model.named_parameters()}

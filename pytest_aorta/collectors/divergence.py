@@ -293,7 +293,11 @@ def compare_operators(one: Operators, other: Operators, after: str) -> Finding:
         if a["inputs"] != b["inputs"]:
             argument = next(i for i, (x, y) in enumerate(zip(a["inputs"], b["inputs"], strict=True)) if x != y)
             amount, numbers = _amount(one, other, a["inputs"][argument], b["inputs"][argument])
-            before = _maker(one, number, a["inputs"][argument])
+            # The last operator before that had a tensor with this content as its result.
+            makers = [
+                call for call in one.calls[:number] if a["inputs"][argument][0] in [it[0] for it in call["outputs"]]
+            ]
+            before = makers[-1] if makers else None
             text = f"{amount} of input {argument} of {b['operator']}{where}"
             if before is None:
                 text += ", which none of the recorded operators has made"
@@ -324,11 +328,6 @@ def _where(call: Mapping[str, Any]) -> str:
     places += [f"of {call['node']}"] if call["node"] else []
     places += [f"({call['line']})"] if call["line"] else []
     return "".join(f" {place}" for place in places)
-
-
-def _maker(operators: Operators, number: int, wanted: Sequence[Any]) -> Mapping[str, Any] | None:
-    before = reversed(operators.calls[:number])
-    return next((call for call in before if any(each[0] == wanted[0] for each in call["outputs"])), None)
 
 
 def _amount(one: Operators, other: Operators, a: Sequence[Any], b: Sequence[Any]) -> tuple[str, dict[str, Any]]:

@@ -113,11 +113,6 @@ def libraries() -> Facts:
     return mapped_objects()
 
 
-def mapped_files() -> dict[str, Identity]:
-    mapped = {**_mapped(Path("/proc/self/maps")), os.readlink("/proc/self/exe"): False}
-    return {path: () if gone else file_identity(path) for path, gone in mapped.items()}
-
-
 def file_identity(path: str) -> Identity:
     try:
         found = os.stat(path)
@@ -261,7 +256,9 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
         return {"note": "not searched: there is no folder to keep the answers in; XDG_CACHE_HOME may name one"}
     note_sources()
     names, deadline = sorted(set(names)), time.monotonic() + seconds
-    files = {path: (printable(os.path.basename(path)), identity) for path, identity in mapped_files().items()}
+    files: dict[str, tuple[str, Identity]] = {}
+    for path, gone in {**_mapped(Path("/proc/self/maps")), os.readlink("/proc/self/exe"): False}.items():
+        files[path] = printable(os.path.basename(path)), () if gone else file_identity(path)
     files |= _sources
     try:
         answer: dict[str, list[str]] = _kept(folder, (files, names), lambda: search(files, names, folder, deadline))
@@ -298,7 +295,12 @@ def search(
     found: dict[str, list[str]] = {}
     for path, (label, identity) in files.items():
         try:
-            content = _content(path, identity)
+            if file_identity(path) != identity or not identity:
+                raise OSError(f"{path} is another file than the one that was loaded")
+            content: bytes | mmap.mmap
+            with open(path, "rb") as file:
+                is_source = path.endswith((".py", ".pyc"))
+                content = file.read() if is_source else mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             for name in names:
                 holds = partial(_holds, content, os.fsencode(name), deadline)
                 if _kept(folder, (path, identity, name), holds) if len(content) >= _LARGE else holds():
@@ -346,15 +348,6 @@ def _kept(folder: Path, question: object, find: Callable[[], Any]) -> Any:
         unfinished.write_text(json.dumps(found), encoding="utf-8")
         os.replace(unfinished, folder / key)
     return found
-
-
-def _content(path: str, identity: tuple[int, ...]) -> bytes | mmap.mmap:
-    if file_identity(path) != identity or not identity:
-        raise OSError(f"{path} is another file than the one that was loaded")
-    if path.endswith((".py", ".pyc")):
-        return Path(path).read_bytes()
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
 
 def _is_stored(content: mmap.mmap, at: int, word: bytes) -> bool:

@@ -121,7 +121,7 @@ _AROUND = 200
 _MOST_NUMBERS = 100
 
 
-def non_finite_in(line: str) -> bool:
+def _says_non_finite(line: str) -> bool:
     """Whether a line says that a value is NaN or infinite.
 
     A name and a number (``loss=nan``, ``loss nan``, ``[nan, 1.0]``), or a sentence (``Loss is nan, stopping``). Neither
@@ -206,7 +206,7 @@ DETECTORS = tuple(_HINTS)
 def detected_in(line: str) -> list[str]:
     lower = line.lower()
     hinted = [name for name, hints in _HINTS.items() if any(hint in lower for hint in hints)]
-    return [name for name in hinted if (non_finite_in(line) if name == "nan" else _DETECTORS[name].search(line))]
+    return [name for name in hinted if (_says_non_finite(line) if name == "nan" else _DETECTORS[name].search(line))]
 
 
 # Metrics that training loops write by themselves
@@ -420,10 +420,6 @@ class OutputRules:
     def has_steps(self) -> bool:
         return any(STEP in pattern.groupindex for _, pattern in self.compiled["metric"])
 
-    @property
-    def has_metrics(self) -> bool:
-        return bool(self.metric or self.metrics_from)
-
 
 #: Names of the options that say what to look for.
 OUTPUT_OPTIONS = tuple(each.name for each in fields(OutputRules))
@@ -583,7 +579,7 @@ class OutputFindings:
             if text[1:] in names if text[0] == "@" and text[1:] in DETECTORS else pattern.search(line):
                 self.matched[name] += 1
                 self._fail(rank, line.strip()[:_SHOWN], f"its output matches {text!r}", line)
-        if "nan" in names and self.rules.fail_on_nonfinite and not self.rules.has_metrics:
+        if "nan" in names and self.rules.fail_on_nonfinite and not (self.rules.metric or self.rules.metrics_from):
             self._fail(rank, line.strip()[:_SHOWN], "its output says nan", line)
         self.passed = self._matches("pass_on", line) or self.passed
         if self._matches("skip_on", line):

@@ -200,6 +200,11 @@ def fingerprint_parts(
         surroundings["variables"] = dict(surroundings.get("variables", {}))
         for name in spec.overlay:
             surroundings["variables"].pop(name, None)
+    overlay: dict[str, str] = {}
+    for name, value in spec.overlay.items():
+        overlay[name] = next(iter(recorded_variables({name: value}).values()), REDACTED)
+        if overlay[name] == REDACTED:
+            overlay[name] = DIGEST + hashlib.sha256(value.encode("utf-8", "backslashreplace")).hexdigest()[:16]
     parts: Parts = {
         "workload": [spec.workload.name, cls if where.endswith(".py") else spec.workload.target],
         "sources": dict(ingredients.sources),
@@ -210,7 +215,7 @@ def fingerprint_parts(
             name: value for name, value in vars(environment).items() if value and name not in ("env", "source_package")
         },
         "mitigations": list(spec.mitigations),
-        "overlay": {name: _without_secrets(name, value) for name, value in spec.overlay.items()},
+        "overlay": overlay,
         "launcher": execution.launcher,
         "nproc": nproc,
         "isolation": execution.isolation,
@@ -232,15 +237,6 @@ def requested_parts(spec: TrialSpec) -> Parts:
     """The parts that are known without the workload: those of ``REQUESTED``, as far as they are not empty."""
     parts = fingerprint_parts(spec, Ingredients({}), 0)
     return {name: parts[name] for name in REQUESTED if name in parts}
-
-
-def _without_secrets(name: str, value: str) -> str:
-    known = next(iter(recorded_variables({name: value}).values()), REDACTED)
-    return (
-        known
-        if known != REDACTED
-        else DIGEST + hashlib.sha256(value.encode("utf-8", "backslashreplace")).hexdigest()[:16]
-    )
 
 
 def fingerprint(parts: Parts) -> str:

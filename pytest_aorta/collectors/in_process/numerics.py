@@ -422,7 +422,9 @@ class InProcess:
             return {"module": name, "what": f"gradient of input {position}", "inputs_finite": True}
         if place["phase"] == "gradients":
             # Those before the reduction were looked at one by one, and the first bad one would have been found there.
-            return {"inputs_finite": True, "reduced": _world_size() > 1}
+            dist = torch.distributed
+            is_group = dist.is_available() and dist.is_initialized()
+            return {"inputs_finite": True, "reduced": is_group and dist.get_world_size() > 1}
         return {"inputs_finite": True}
 
     def _forward_producer(self, name: str, call: Any) -> dict[str, Any]:
@@ -437,7 +439,9 @@ class InProcess:
                 continue
             found["inputs_finite"], seen = False, self._seen(tensor)
             found["input"] = {"position": position, "made_by": seen.maker, **self._elements(tensor)}
-            found["inside"] = self._code_around(tensor)
+            # The innermost module that runs, and was not given the tensor itself.
+            around = [call.name for call in self.stack if not any(each is tensor for each in call.given)]
+            found["inside"] = around[-1] if around else "the program"
             if seen.maker and seen.value is not None and not self._is_bad(seen.value):
                 found["overwritten"] = {"made_by": seen.maker, "in_place": seen.version != _version(tensor)}
                 found |= self._storage(tensor)
@@ -447,11 +451,6 @@ class InProcess:
         if bad:
             found["bad_parameters"] = bad
         return found
-
-    def _code_around(self, tensor: Any) -> str:
-        """The innermost module that runs, and was not given the tensor itself."""
-        around = [call.name for call in self.stack if not any(each is tensor for each in call.given)]
-        return around[-1] if around else "the program"
 
     def _has_bad(self, tensor: Any) -> bool:
         if tensor.dtype not in _DTYPES or tensor.numel() == 0:
@@ -561,8 +560,3 @@ def _is_view(tensor: Any, other: Any) -> bool:
 def _is_mask(tensor: Any) -> bool:
     """Whether all that is not finite is a mask's minus infinity."""
     return not tensor.requires_grad and bool((torch.isfinite(tensor) | (tensor == -math.inf)).all())
-
-
-def _world_size() -> int:
-    dist = torch.distributed
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
