@@ -88,28 +88,19 @@ class Family:
         for pid in tree(self._roots()):
             with contextlib.suppress(psutil.Error):
                 self._seen.setdefault(pid, psutil.Process(pid))
-        return [pid for pid, process in self._seen.items() if _runs(process)]
+        found = []
+        for pid, process in self._seen.items():
+            with contextlib.suppress(psutil.Error):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(pid)
+        return found
 
 
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
-def describe(pid: int) -> str:
-    try:
-        return f"{psutil.Process(pid).name()} (pid {pid})"
-    except psutil.Error:
-        return f"pid {pid}"
-
-
-def describe_state(pid: int) -> str:
-    """Name, pid and what the kernel says that it does, for messages; ``disk-sleep`` is the uninterruptible one."""
+def describe(pid: int, *, state: bool = False) -> str:
+    """Name and pid, for messages; ``state``: what the kernel says that it does (``disk-sleep``: uninterruptible)."""
     try:
         process = psutil.Process(pid)
-        return f"{process.name()} (pid {pid}, {process.status()})"
+        return f"{process.name()} (pid {pid}{', ' + process.status() if state else ''})"
     except psutil.Error:
         return f"pid {pid}"
 
@@ -207,16 +198,13 @@ def tagged_processes(*tags: str) -> list[int]:
 
     Finds what a dead zygote could no longer adopt.
     """
-    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return [pid for pid in pids if pid != os.getpid() and has_tag(pid, *tags)]
-
-
-def has_tag(pid: int, *tags: str) -> bool:
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(f"{VARIABLE}={tag}".encode() in environ for tag in tags)
+    wanted, found = {f"{VARIABLE}={tag}".encode() for tag in tags}, []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if not wanted.isdisjoint(Path(entry.path, "environ").read_bytes().split(b"\0")):
+                    found.append(int(entry.name))
+    return found
 
 
 #: Seconds that a native thread may need to end after ``join()`` has returned.

@@ -361,12 +361,8 @@ class PrefixSocket:
                 # Root can be anyone here; in a user namespace, its root is this user.
                 if uid in (os.getuid(), 0) and connection.recv(256).decode(errors="replace") == self._tag:
                     socket.send_fds(connection, [b"f"], [self._far.fileno()])
-                    self._watch(pid)
-
-    def _watch(self, pid: int) -> None:
-        self._forget_process()
-        with contextlib.suppress(OSError):  # pid 0: of a namespace that cannot be seen from here
-            self._process = os.pidfd_open(pid)
+                    self._forget_process()
+                    self._process = os.pidfd_open(pid)  # fails for pid 0, of a namespace that cannot be seen from here
 
     def kill(self) -> None:
         """SIGKILL for the process that has connected. The end of a prefix need not be that of what it has started."""

@@ -363,7 +363,7 @@ class ForkServer:
             "returncode": returncode,
             "max_rss_bytes": None if usage is None else usage.ru_maxrss * 1024,
             "swept": list(task.swept.values()),
-            "unkillable": [process_tree.describe_state(pid) for pid in alive],
+            "unkillable": [process_tree.describe(pid, state=True) for pid in alive],
             "at": time.time(),
         }
         del self.tasks[task.pid]

@@ -274,15 +274,18 @@ def test_of_a_zygote_that_rehearses_one_child_stands_by_and_knows_no_task(nurser
     below = psutil.Process(zygote.info["pid"]).children
 
     task, _ = begin(zygote)
+    wait_until(lambda: len(below()) == 2, "one stands by")
     (standby,) = {each.pid for each in below()} - {task.pid}
-    wait_until(lambda: (nursery.path / "rehearsed").read_text() == "xx")
+    wait_until(lambda: (nursery.path / "rehearsed").read_text() == "xx", "it has rehearsed")
     let_go(task)
     second, _ = begin(zygote)
 
     assert second.pid == standby
     let_go(second)
+    wait_until(lambda: len(below()) == 1, "one stands by")
     (standby,) = (each.pid for each in below())
     os.kill(standby, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(standby), "it was reaped")
     third, _ = begin(zygote)
     assert third.pid != standby
     let_go(third)
