@@ -27,7 +27,7 @@ from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import RequestError, seconds, shown_command
 from pytest_aorta.triage.columns import below, counted
-from pytest_aorta.triage.rates import smallest_fault, upper_bound, wilson
+from pytest_aorta.triage.rates import rate_below, smallest_fault, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
 from pytest_aorta.trials.command_line import checked_command, files_in, launcher_in, program_not_found, words_of
 from pytest_aorta.trials.output import guessed_options, plain_line
@@ -334,7 +334,7 @@ class _Look:
         ranks = {each.facts.failed_rank for each in self.bad}
         where = "" if None in ranks or len(ranks) != 1 else f", by rank {ranks.pop()}"
         if not bad:
-            return f"It did not fail in {runs}; its failure rate is below {below(upper_bound(0, count))}."
+            return f"It did not fail in {runs}; its failure rate is below {below(rate_below(count))}."
         if bad < count:
             return f"It {verbs} sometimes: in {bad} of {runs}{where}."
         return f"It {verbs} in {'its only run' if count == 1 else f'all of {runs}'}{where}."

@@ -27,6 +27,9 @@ _MOST_TRIALS_OF_BOSCHLOO = 1000
 #: square root, where binomial distributions are equally wide; then as many around the best.
 _RATES = 256
 
+#: Chance of an error, and with which chance a cure is found, or a decision made, of forecasts.
+_ALPHA, _POWER_OF_CURES, _POWER = 0.05, 0.9, 0.8
+
 #: Of intervals of a ratio: what is said of it comes on top of what is said of the difference.
 RATIO_LEVEL = 0.99
 
@@ -249,18 +252,12 @@ def _shares_of_failures(failed: int, trials: int, base_trials: int) -> Numbers:
     return np.array([comb(trials, k) * comb(base_trials, failed - k) / every for k in possible])
 
 
-def upper_bound(failures: int, trials: int, level: float = 0.95) -> float:
-    """The largest rate that is plausible after a fixed number of trials (Clopper & Pearson 1934, one-sided).
+def rate_below(trials: int) -> float:
+    """The largest rate that is plausible after so many trials without a failure (Clopper & Pearson 1934, one-sided).
 
-    Without a failure it is ``1 - (1 - level) ** (1 / trials)``, about 3 / trials at 95 % ("rule of three").
+    About 3 / trials at 95 % ("rule of three").
     """
-    if failures >= trials:
-        return 1.0
-    if failures == 0:
-        return float(1 - (1 - level) ** (1 / trials))
-    from scipy.special import betaincinv
-
-    return float(betaincinv(failures + 1, trials - failures, level))
+    return float(1 - _ALPHA ** (1 / trials)) if trials else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -277,14 +274,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def smallest_fault(trials: int, comparisons: int = 1, level: float = 0.95, power: float = 0.9) -> float | None:
-    """The failure rate from which on a cure, a cell that never fails, is found with this power; ``None`` for none.
+def smallest_fault(trials: int, comparisons: int = 1) -> float | None:
+    """The failure rate from which on a cure, a cell that never fails, is found with 90 % power; ``None`` for none.
 
     By Fisher's exact test, which has a closed form beside no failure at all; the table's test finds a little more.
     ``trials`` are those of either side; ``comparisons`` share the level (Bonferroni).
     """
     p, needed = 2.0, 0
-    while p * comparisons >= 1 - level:
+    while p * comparisons >= _ALPHA:
         if needed == trials:
             return None
         p *= (trials - needed) / (2 * trials - needed)
@@ -293,7 +290,7 @@ def smallest_fault(trials: int, comparisons: int = 1, level: float = 0.95, power
     def is_found(thousandths: int) -> bool:
         rate = thousandths / 1000
         fewer = sum(comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(needed))
-        return 1 - fewer >= power
+        return 1 - fewer >= _POWER_OF_CURES
 
     thousandths = 1 + bisect_left(range(1, 1000), True, key=is_found)
     return None if thousandths == 1000 else thousandths / 1000
@@ -306,31 +303,29 @@ def more_trials(
     base_failures: int,
     base_trials: int,
     margin: float,
-    level: float = 0.95,
-    power: float = 0.8,
     comparisons: int = 1,
     sequential: bool = False,
 ) -> int | None:
     """About how many more trials of this cell, and of its baseline, until a decision; at least 1.
 
     A guess to plan with: it takes the rates as they were observed (half a failure added to both outcomes, so that none
-    is exactly 0 or 1), and asks for the number of trials that would then decide with probability ``power``. Where they
-    differ by more than the margin, the decision is "there is a difference", at ``level`` shared by all ``comparisons``;
-    else it is "the difference lies within the margin", which takes about twice as many trials where the decision is
+    is exactly 0 or 1), and asks for the number of trials that would then decide with probability 80 %. Where they
+    differ by more than the margin, the decision is "there is a difference", at 95 % shared by all ``comparisons``; else
+    it is "the difference lies within the margin", which takes about twice as many trials where the decision is
     ``sequential``. None without a trial on either side, and when it would be more than 10,000.
     """
     if trials == 0 or base_trials == 0:
         return None
     rate, base_rate = (failures + 0.5) / (trials + 1), (base_failures + 0.5) / (base_trials + 1)
     if abs(rate - base_rate) > margin:
-        needed = _to_tell_apart(rate, base_rate, (1 - level) / comparisons, power)
+        needed = _to_tell_apart(rate, base_rate, _ALPHA / comparisons)
     else:
-        needed = _to_show_equivalence(rate, base_rate, margin, level, power, sequential)
+        needed = _to_show_equivalence(rate, base_rate, margin, sequential)
     more = max(1, needed - min(trials, base_trials))
     return more if more <= _LOOKED_FOR else None
 
 
-def _to_tell_apart(rate: float, base_rate: float, alpha: float, power: float) -> int:
+def _to_tell_apart(rate: float, base_rate: float, alpha: float) -> int:
     """Trials per side of a two-sided test of two rates.
 
     Fleiss, Levin & Paik 2003, "Statistical Methods for Rates and Proportions", section 4.2. The continuity correction
@@ -338,30 +333,28 @@ def _to_tell_apart(rate: float, base_rate: float, alpha: float, power: float) ->
     """
     difference, mean = abs(rate - base_rate), (rate + base_rate) / 2
     root = _NORMAL.inv_cdf(1 - alpha / 2) * sqrt(2 * mean * (1 - mean))
-    root += _NORMAL.inv_cdf(power) * sqrt(rate * (1 - rate) + base_rate * (1 - base_rate))
+    root += _NORMAL.inv_cdf(_POWER) * sqrt(rate * (1 - rate) + base_rate * (1 - base_rate))
     uncorrected = (root / difference) ** 2
     return ceil(uncorrected / 4 * (1 + sqrt(1 + 4 / (uncorrected * difference))) ** 2)
 
 
-def _to_show_equivalence(
-    rate: float, base_rate: float, margin: float, level: float, power: float, sequential: bool
-) -> int:
+def _to_show_equivalence(rate: float, base_rate: float, margin: float, sequential: bool) -> int:
     """Trials per side until the interval of the difference lies within the margin, by the normal approximation.
 
-    A sequential interval is about sqrt(2 log(2 / (1 - level)) + log(trials)) standard errors wide on either side: a bet
+    A sequential interval is about sqrt(2 log(2 / 0.05) + log(trials)) standard errors wide on either side: a bet
     on what is still to be learned loses about half of log(trials), and the rest is what refutes.
     """
     if margin <= 0:
         return 2 * _LOOKED_FOR
     difference = abs(rate - base_rate)
     spread = sqrt(rate * (1 - rate) + base_rate * (1 - base_rate))
-    z = _NORMAL.inv_cdf((1 + level) / 2)
+    z = _NORMAL.inv_cdf(1 - _ALPHA / 2)
 
     def is_shown(trials: int) -> bool:
         error = spread / sqrt(trials)
-        width = sqrt(2 * log(2 / (1 - level)) + log(trials)) if sequential else z
+        width = sqrt(2 * log(2 / _ALPHA) + log(trials)) if sequential else z
         inside = _NORMAL.cdf((margin - difference) / error - width)
-        return inside + _NORMAL.cdf((margin + difference) / error - width) - 1 >= power
+        return inside + _NORMAL.cdf((margin + difference) / error - width) - 1 >= _POWER
 
     # With fewer, not even two rates of zero have an interval within the margin: Wilson's upper end is z^2 / (n + z^2).
     fewest = ceil(z**2 * (1 - margin) / margin)

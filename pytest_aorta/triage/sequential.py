@@ -320,8 +320,8 @@ def is_hopeless(base_failures: int, failures: int, trials: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def rate_upper_bound_sequential(failures: int, trials: int, level: float = 0.95) -> float:
-    """The largest failure rate that is plausible, valid after every trial at once; 1 without a trial.
+def rate_upper_bound_sequential(failures: int, trials: int) -> float:
+    """The largest failure rate that is plausible at 95 %, valid after every trial at once; 1 without a trial.
 
     The rates p that an e-process has not refuted: the capital of a bet on lower rates, spread over them as by a
     Beta(1/2, 1/2) prior (Robbins 1970, "Statistical methods related to the law of the iterated logarithm": the method
@@ -339,7 +339,7 @@ def rate_upper_bound_sequential(failures: int, trials: int, level: float = 0.95)
         likelihood = (failures * log(rate) if failures else 0.0) + successes * log(1 - rate)
         return float(wealth_of_all + log(lower_rates) - likelihood) if lower_rates > 0 else -inf
 
-    low, high, needed = failures / trials, 1.0, -log(1 - level)
+    low, high, needed = failures / trials, 1.0, -log(0.05)
     while high - low > 1e-6:
         middle = (low + high) / 2
         if log_capital(middle) < needed:

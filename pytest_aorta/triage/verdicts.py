@@ -271,7 +271,7 @@ def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) ->
 
 def _rate_below(trials: int, *, sequential: bool) -> float:
     if not sequential:
-        return rates.upper_bound(0, trials)
+        return rates.rate_below(trials)
     from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 
     return rate_upper_bound_sequential(0, trials)
