@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,9 +47,32 @@ def rerun_line(item: pytest.Item) -> str:
 
     It has the options that shape the plan and its deadlines. Values of variables are left out: they may be secrets.
     """
-    searched = getattr(item.config.option, "aorta_minimize", None)
+    config, given = item.config, []
+    for option in SETTINGS:
+        if option.name in _OF_THE_RUN or option.scope != "option":
+            continue
+        for value in _given(config, option.ini):
+            given.append(option.flag)
+            if option.name == "extra-env":
+                given.append(",".join(f"{name}=..." for name in option.parse(value)))
+            elif option.name == "host":
+                from pytest_aorta.runtime.hosts import without_values
+
+                given.append(without_values(value))
+            elif not option.is_switch:
+                given.append(value)
+    for name, flag in _OF_OTHERS.items():
+        for value in _given(config, name):
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            secret = text.startswith(("aorta_extra_env", "aorta_host"))
+            given += [flag, text.partition("=")[0] + "=..." if secret else text]
+    here, top, nodeid = config.invocation_params.dir, config.rootpath, item.nodeid
+    path, separator, names = nodeid.partition("::")
+    if here != top and path.endswith((".py", *SUFFIXES)):  # that of a plan is no path: it is the same everywhere
+        nodeid = f"{os.path.relpath(top / path, here)}{separator}{names}"
+    searched = getattr(config.option, "aorta_minimize", None)
     words = ["pytest"] if searched is None else ["pytest-aorta", "minimize", searched]
-    for word in (*_own_options(item.config), *_other_options(item.config), _shown_nodeid(item)):
+    for word in (*given, nodeid):
         if word.startswith("@"):  # for pytest, a word that begins so is a file of arguments
             words[-1] += f"={word}"
         else:
@@ -57,42 +80,9 @@ def rerun_line(item: pytest.Item) -> str:
     return " ".join(map(shlex.quote, words))
 
 
-def _shown_nodeid(item: pytest.Item) -> str:
-    here, top = item.config.invocation_params.dir, item.config.rootpath
-    path, separator, names = item.nodeid.partition("::")
-    # That of a plan is no path: it is the same everywhere.
-    if here == top or not path.endswith((".py", *SUFFIXES)):
-        return item.nodeid
-    return f"{os.path.relpath(top / path, here)}{separator}{names}"
-
-
 def _given(config: pytest.Config, name: str) -> list[Any]:
     value = getattr(config.option, name, None)
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _own_options(config: pytest.Config) -> Iterator[str]:
-    for option in SETTINGS:
-        if option.name in _OF_THE_RUN or option.scope != "option":
-            continue
-        for value in _given(config, option.ini):
-            yield option.flag
-            if option.name == "extra-env":
-                yield ",".join(f"{name}=..." for name in option.parse(value))
-            elif option.name == "host":
-                from pytest_aorta.runtime.hosts import without_values
-
-                yield without_values(value)
-            elif not option.is_switch:
-                yield value
-
-
-def _other_options(config: pytest.Config) -> Iterator[str]:
-    for name, flag in _OF_OTHERS.items():
-        for value in _given(config, name):
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            secret = text.startswith(("aorta_extra_env", "aorta_host"))
-            yield from (flag, text.partition("=")[0] + "=..." if secret else text)
 
 
 #: Lines of each log shown for a failed trial.

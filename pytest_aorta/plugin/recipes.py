@@ -295,7 +295,14 @@ class RecipeRun:
         self.project = Project(recipe, run_of(config).selection.registry_files, fresh=True)
         self._config = config
         self._is_unwritable = False
-        self.item_states = _item_states(config)
+        if _ITEM_STATES not in config.stash:
+            used = None
+            if is_worker(config):
+                used = UsedFolder(partial(_shared_folder, run_of(config).runner.store.stamp))
+                config.add_cleanup(used.close)
+            config.stash[_ITEM_STATES] = ItemStates(None if used is None else used.path)
+            config.pluginmanager.register(config.stash[_ITEM_STATES], "aorta_item_states")
+        self.item_states = config.stash[_ITEM_STATES]
         self._only: frozenset[str] | None = read_option(config, "units")
         self._pattern: str = read_option(config, "actions") or "*"
         #: Action to unit to the node id of the item that runs it.
@@ -460,17 +467,6 @@ class Said:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         return [printable(line) for line in self._lines]
-
-
-def _item_states(config: pytest.Config) -> ItemStates:
-    if _ITEM_STATES not in config.stash:
-        stamp = run_of(config).runner.store.stamp
-        used = UsedFolder(partial(_shared_folder, stamp)) if is_worker(config) else None
-        config.stash[_ITEM_STATES] = ItemStates(None if used is None else used.path)
-        if used is not None:
-            config.add_cleanup(used.close)
-        config.pluginmanager.register(config.stash[_ITEM_STATES], "aorta_item_states")
-    return config.stash[_ITEM_STATES]
 
 
 def _shared_folder(name: str) -> Path:
@@ -705,7 +701,11 @@ class CommandItem(pytest.Item):
 
     def _execute(self, line: str, folder: Path, variables: Mapping[str, str]) -> int:
         end_in_order_when_terminated(self.config)
-        grace, guard = run_of(self.config).selection.limits.grace, _guard(self.config)
+        grace = run_of(self.config).selection.limits.grace
+        if _GUARD not in self.config.stash:
+            self.config.stash[_GUARD] = _Guard()
+            self.config.add_cleanup(self.config.stash[_GUARD].close)
+        guard = self.config.stash[_GUARD]
         if self.config.getoption("capture", "fd") == "no":
             sys.stdout.flush()
             return _run_shell(line, folder, variables, None, grace, guard)
@@ -746,10 +746,6 @@ class _Guard:
         )
         os.close(read)
 
-    def announced(self, script: str) -> str:
-        """A script that first tells its process group: a shell that has not yet done so holds the pipe open."""
-        return f"echo $$ >&{self.write}; exec {self.write}>&-; {script}"
-
     def forget(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self.write, b"\n")
@@ -763,13 +759,6 @@ class _Guard:
 _GUARD = pytest.StashKey[_Guard]()
 
 
-def _guard(config: pytest.Config) -> _Guard:
-    if _GUARD not in config.stash:
-        config.stash[_GUARD] = _Guard()
-        config.add_cleanup(config.stash[_GUARD].close)
-    return config.stash[_GUARD]
-
-
 def _run_shell(
     script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None, grace: float, guard: _Guard
 ) -> int:
@@ -780,7 +769,8 @@ def _run_shell(
     """
     tag = process_tree.new_tag()
     process = subprocess.Popen(
-        ["/bin/bash", "-c", guard.announced(script)],
+        # It tells its process group first: a shell that has not yet done so holds the pipe open.
+        ["/bin/bash", "-c", f"echo $$ >&{guard.write}; exec {guard.write}>&-; {script}"],
         cwd=folder,
         env={**os.environ, **variables, process_tree.VARIABLE: tag},
         stdin=subprocess.DEVNULL,
