@@ -250,6 +250,8 @@ class TrialItem(GeneratedFunction):
             self.stash[PAYLOAD].exit_status = getattr(error, "aorta_exit_status", None)
             raise
         if record is not None:
+            if phase == "setup" and record.failure is not None and record.failure.phase == "run":
+                return  # of a rank that was ahead of rank 0, whose phases these are: the call fails
             self.stash[PAYLOAD].exit_status = record.exit_status
             if record.failure is not None and record.failure.type == CANNOT_JUDGE:
                 raise pytest.skip.Exception(record.failure.message, _use_item_location=True)

@@ -257,6 +257,29 @@ def test_the_last_attempt_is_the_trials(play: Play) -> None:
     assert trial["elastic"]["states"][-1]["state"] == "FAILED"
 
 
+def test_what_fails_in_run_while_rank_0_is_in_its_setup_fails_the_call(stage: Stage) -> None:
+    ahead = """
+import os
+import time
+from pytest_aorta import Workload
+
+
+class Ahead(Workload):
+    launch_mode = "distributed"
+    min_world_size = 2
+
+    def setup(self):
+        time.sleep(600 * (os.environ["RANK"] == "0"))
+
+    def run(self):
+        os._exit(3)
+"""
+    stage.write(ahead=ahead)
+    stage.run("ahead.py", "-o", "aorta_grace=0", "--aorta-timeout", "50").assert_outcomes(failed=1)
+    assert stage.trial("Ahead/trial_0.json")["exit_status"] == "workload_failed"
+    stage.run("ahead.py", "--aorta-resume").assert_outcomes(failed=1)
+
+
 @pytest.mark.slow
 def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
     """torch would wait for 30 seconds, whatever its arguments are; the deadline is earlier."""
