@@ -32,26 +32,24 @@ _decode = json.JSONDecoder().raw_decode
 class Channel:
     """One end of a connection that carries JSON mappings, and file descriptors where both ends are on one host.
 
-    Several threads may send; one at a time may receive.
+    Several threads may send; one at a time may receive. ``end``: a socket, or the descriptor of one.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket | int) -> None:
+        # Reentrant, because a task may send from a signal handler.
+        self._sending = threading.RLock()
+        if isinstance(end, int):
+            end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, end)
         self._end = end
         end.setblocking(True)  # user code may have set another default
         #: What has come of a message of several packets.
         self._begun = bytearray()
-        # Reentrant, because a task may send from a signal handler.
-        self._sending = threading.RLock()
         _channels.add(self)
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(left), cls(right)
-
-    @classmethod
-    def from_fd(cls, fd: int) -> Channel:
-        return cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd))
 
     def fileno(self) -> int:
         """The descriptor, for ``multiprocessing.connection.wait``; raises ``OSError`` when closed."""
@@ -172,8 +170,7 @@ class Channel:
         with self._sending:
             self._end.close()
 
-    def __del__(self) -> None:
-        self._end.close()  # without a warning: what was lent when its pool was closed ends like this
+    __del__ = close  # without a warning: what was lent when its pool was closed ends like this
 
 
 #: All of this process, because the lock of one must not stay taken in a fork by a thread that the fork does not have.

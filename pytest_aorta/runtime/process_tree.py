@@ -47,17 +47,17 @@ def die_with_parent(parent: int | None) -> None:
 
 def disregard(numbers: Iterable[int]) -> dict[int, Any]:
     """Do nothing at these signals, and execute programs with the default; what was done before."""
-    before = {number: signal.getsignal(number) for number in numbers}
-    known = {number: handler for number, handler in before.items() if handler is not None}  # else set by C code
-    for number in known:
-        signal.signal(number, lambda *_: None)
-    return known
+    before = {}
+    for number in numbers:
+        if signal.getsignal(number) is not None:  # else set by C code
+            before[number] = signal.signal(number, lambda *_: None)
+    return before
 
 
 def children_of_self() -> list[int]:
     """Pids of this process's direct children, adopted ones included."""
     try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+        return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return [child.pid for child in psutil.Process().children()]
 
@@ -220,9 +220,8 @@ def reasons_against_forking() -> list[str]:
     the child.
     """
     reasons = []
-    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if names:
-        reasons.append(f"started Python threads: {', '.join(sorted(names))}")
+    if threads := set(threading.enumerate()) - {threading.main_thread()}:
+        reasons.append(f"started Python threads: {', '.join(sorted(thread.name for thread in threads))}")
     if (native := native_threads()) > 0:
         reasons.append(f"started {native} native thread(s)")
     torch = sys.modules.get("torch")
@@ -239,17 +238,16 @@ def native_threads() -> int:
     The pool of OpenBLAS does not count: its fork handler ends it, before each fork, until it is used again. It would be
     wrong to count the threads that OpenBLAS could have instead: after a fork, it has none.
     """
-    if _native_threads() == 0:
-        return 0
-    _run_fork_handlers()
-    give_up = time.monotonic() + _SETTLE
-    while (found := _native_threads()) > 0 and time.monotonic() <= give_up:
-        time.sleep(0.01)
+    give_up = None
+    while (found := len(os.listdir("/proc/self/task")) - threading.active_count()) > 0:
+        if give_up is None:
+            _run_fork_handlers()
+            give_up = time.monotonic() + _SETTLE
+        elif time.monotonic() > give_up:
+            break
+        else:
+            time.sleep(0.01)
     return found
-
-
-def _native_threads() -> int:
-    return len(os.listdir("/proc/self/task")) - threading.active_count()
 
 
 def _run_fork_handlers() -> None:

@@ -83,7 +83,7 @@ def _complete_environment(parent: str, fd: int, tag: str, packages: list[str]) -
     from pytest_aorta.runtime.channel import Channel
     from pytest_aorta.runtime.process_tree import VARIABLE
 
-    given = Channel.from_fd(os.dup(fd)).receive()
+    given = Channel(os.dup(fd)).receive()
     if given is None:
         os._exit(1)  # not wanted any more
     if os.getcwd() != given["cwd"]:

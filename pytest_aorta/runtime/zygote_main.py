@@ -17,8 +17,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pytest_aorta._version import __version__
@@ -50,7 +53,7 @@ def main(fd: int, parent: int) -> None:
     if beside:
         process_tree.die_with_parent(parent)
     process_tree.become_subreaper()
-    control = Channel.from_fd(fd)
+    control = Channel(fd)
     order = control.receive()
     if order is None:
         os._exit(1)
@@ -58,7 +61,9 @@ def main(fd: int, parent: int) -> None:
     if not beside:
         control.kill_when_closed(True)
     own_path[:] = sys.path
-    sys.path.extend(path for path in order["sys_path"] if path not in sys.path)
+    for path in order["sys_path"]:
+        if path not in sys.path:
+            sys.path.append(path)
     faulthandler.enable()  # the stack of a crash while importing goes where the zygote's output goes
     stacks = os.dup(2)
     faulthandler.register(process_tree.STACK_SIGNAL, file=stacks, all_threads=True)  # ... and that of a hang, too
@@ -149,8 +154,7 @@ class ForkServer:
         #: Processes that outlived SIGKILL; they are not waited for any more.
         self.stuck: set[int] = set()
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.handlers = process_tree.disregard(process_tree.TERMINATIONS)
+        self.handlers = process_tree.disregard((signal.SIGCHLD, *process_tree.TERMINATIONS))
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
 
     def serve(self) -> None:
@@ -171,18 +175,21 @@ class ForkServer:
 
     def step(self) -> bool:
         """Wait for something to happen and handle it; whether the channel is still open."""
-        tasks = list(self.tasks.values())
-        fates = [task.fate for task in tasks if not task.deaf]
-        due = min([task.kill_at for task in tasks], default=math.inf)
+        heard: list[Channel | int] = [self.control, self.wake_read, *self.owners]
+        due = math.inf
+        for task in self.tasks.values():
+            due = min(due, task.kill_at)
+            if not task.deaf:
+                heard.append(task.fate)
         limit = LOOK if self.killed else None if due == math.inf else max(0.0, due - time.monotonic())
-        ready = wait([self.control, self.wake_read, *self.owners, *fates], limit)
+        ready = wait(heard, limit)
         if not self.owners.isdisjoint(ready):
             return False
         if self.wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 while os.read(self.wake_read, 512):
                     pass
-        for task in tasks:
+        for task in self.tasks.values():
             if task.fate in ready:
                 self.hear(task)
         self.tend()
@@ -205,8 +212,8 @@ class ForkServer:
         channel_fd, fate_fd = self.control.receive_fd(), self.control.receive_fd()
         if channel_fd is None or fate_fd is None:
             return  # the parent is gone, as the loop will notice
-        fate = Channel.from_fd(fate_fd)
-        with contextlib.closing(Channel.from_fd(channel_fd)):
+        fate = Channel(fate_fd)
+        with contextlib.closing(Channel(channel_fd)):
             if self.standby is None:
                 _report(fate, {"type": "unforked", "error": error})
                 fate.close()
@@ -232,7 +239,6 @@ class ForkServer:
                 raise
             if pid == 0:
                 try:
-                    self.leave_behind()
                     there.close()
                     process_tree.become_subreaper()
                     task_main(its, zygote, self.order, self.run)
@@ -241,25 +247,26 @@ class ForkServer:
         return pid, there
 
     def fork(self) -> int:
-        """``os.fork`` of a process whose output is flushed, so that the child does not write it once more."""
+        """``os.fork``; the child has nothing of this server, and no output that this process will write as well."""
         sys.stdout.flush()
         sys.stderr.flush()
-        return os.fork()
-
-    def leave_behind(self) -> None:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-        os.close(self.wake_read)
-        os.close(self.wake_write)
-        self.control.close()
-        for owner in self.owners:
-            os.close(owner)
-        for task in self.tasks.values():
-            task.fate.close()
-        if self.standby is not None:
-            self.standby[1].close()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                for number, handler in self.handlers.items():
+                    signal.signal(number, handler)
+                for fd in (self.wake_read, self.wake_write, *self.owners):
+                    os.close(fd)
+                self.control.close()
+                for task in self.tasks.values():
+                    task.fate.close()
+                if self.standby is not None:
+                    self.standby[1].close()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(70)
+        return pid
 
     # The end of a task
 
@@ -285,7 +292,6 @@ class ForkServer:
             return
         if task.dumping == 0:
             try:
-                self.leave_behind()
                 process_tree.request_stacks(process_tree.tree([task.pid]))
             finally:
                 os.kill(os.getpid(), signal.SIGKILL)  # not os._exit, which coverage replaces
@@ -324,51 +330,58 @@ class ForkServer:
     def tend(self) -> None:
         """Collect what has ended, kill what is due, and report tasks of which nothing is left.
 
-        Which of two tasks that end at the same time has left an orphan is not known: both reports wait for its end. Nor
-        does it have a grace then, unless it was asked to end with one of them.
+        An orphan is of the task whose session it is in, or that it was asked to end with. If it has left the session,
+        it may be of any task that has ended: their reports wait for its end, and it has the shortest of their graces.
         """
         self.reap()
         now = time.monotonic()
-        tasks = list(self.tasks.values())
-        ended = [task for task in tasks if task.end is not None]
-        orphans: set[int] = set()
-        if ended:
-            own = {task.dumping for task in tasks} | {task.pid for task in tasks if task.end is None}
-            standby = set() if self.standby is None else {self.standby[0]}
-            orphans = set(process_tree.children_of_self()) - own - standby - self.stuck
-        loose = orphans.difference(*(task.asked for task in tasks if now < task.kill_at))
-        left = process_tree.tree(loose)
-        due = process_tree.tree(task.pid for task in tasks if task.end is None and now >= task.kill_at)
-        if any(now >= task.kill_at for task in ended):
-            due += left
+        tasks, ended, due = list(self.tasks.values()), [], []
+        others = {*self.stuck, *(() if self.standby is None else self.standby[:1])}
+        for task in tasks:
+            others.add(task.dumping or 0)
+            if task.end is not None:
+                ended.append(task)
+                continue
+            others.add(task.pid)
+            if now >= task.kill_at:
+                due += process_tree.tree([task.pid])
+        left: dict[int, set[int]] = defaultdict(set)
+        for orphan in set(process_tree.children_of_self()) - others if ended else ():
+            session, owners = os.getsid(orphan), ended
+            for task in tasks:
+                if session == task.pid or orphan in task.asked:
+                    owners = [task]
+            family = process_tree.tree([orphan])
+            is_due = now >= min(owners, key=attrgetter("kill_at")).kill_at
+            due += family if is_due else ()
+            for task in owners:
+                left[task.pid].update(family)
+                for pid in family if is_due else ():
+                    if pid not in task.swept and pid not in task.asked:
+                        task.swept[pid] = process_tree.describe(pid)
         process_tree.send_signal(due, signal.SIGKILL)
-        self.killed = {pid: self.killed.get(pid, now) for pid in due}
-        outlived = {pid for pid, first in self.killed.items() if now > first + LIMIT}
+        before, self.killed, outlived = self.killed, {}, set()
+        for pid in due:
+            self.killed[pid] = before.get(pid, now)
+            if now > self.killed[pid] + LIMIT:
+                outlived.add(pid)
         self.stuck |= outlived
         for task in tasks:
-            if task.end is None:
-                if task.pid in outlived:
-                    self.report_end(task, outlived.intersection(process_tree.tree([task.pid])))
+            if not outlived.issuperset({task.pid} if task.end is None else left[task.pid]):
                 continue
-            its = left if now >= task.kill_at else [*left, *(orphans & task.asked)]
-            new = [pid for pid in its if pid not in task.swept and pid not in task.asked]
-            task.swept.update((pid, process_tree.describe(pid)) for pid in new)
-            if outlived.issuperset(its):
-                self.report_end(task, outlived.intersection(its))
-
-    def report_end(self, task: RunningTask, alive: Iterable[int]) -> None:
-        returncode, usage = task.end or (None, None)
-        report = {
-            "type": "ended",
-            "returncode": returncode,
-            "max_rss_bytes": None if usage is None else usage.ru_maxrss * 1024,
-            "swept": list(task.swept.values()),
-            "unkillable": [process_tree.describe(pid, state=True) for pid in alive],
-            "at": time.time(),
-        }
-        del self.tasks[task.pid]
-        _report(task.fate, report)
-        task.fate.close()
+            returncode, usage = task.end or (None, None)
+            alive = outlived.intersection(process_tree.tree([task.pid]) if task.end is None else left[task.pid])
+            report = {
+                "type": "ended",
+                "returncode": returncode,
+                "max_rss_bytes": None if usage is None else usage.ru_maxrss * 1024,
+                "swept": list(task.swept.values()),
+                "unkillable": list(map(partial(process_tree.describe, state=True), alive)),
+                "at": time.time(),
+            }
+            del self.tasks[task.pid]
+            _report(task.fate, report)
+            task.fate.close()
 
 
 def _report(fate: Channel, report: Message) -> None:
@@ -389,12 +402,12 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
     if order["rehearse"] is not None:
         with contextlib.suppress(Exception):
             import_target(order["rehearse"])()
-    channel = Channel.from_fd(_given(waiting.receive_fd()))
+    channel = Channel(_given(waiting.receive_fd()))
     waiting.close()
     task = _given(channel.receive())
     # Open as long as this process lives, and not in what it executes.
-    if None in [channel.receive_fd() for _ in range(task["descriptors"])]:
-        os._exit(0)
+    for _ in range(task["descriptors"]):
+        _given(channel.receive_fd())
     try:
         for path, fd, flags in (
             (os.devnull, 0, os.O_RDONLY),
@@ -408,7 +421,10 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
         for stream in (sys.stdout, sys.stderr):
             # A crash must not take printed lines with it.
             stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-        arm(task["stacks"])
+        faulthandler.enable(file=2)
+        if task["stacks"] is not None:
+            stacks = os.open(task["stacks"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            faulthandler.register(process_tree.STACK_SIGNAL, file=stacks, all_threads=True)
     except OSError as error:  # a folder that has vanished, a full disk
         channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
         leave(0)
@@ -438,14 +454,6 @@ def _given(value: T | None) -> T:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
     return value
-
-
-def arm(stacks: str | None) -> None:
-    """Write Python stacks on a fatal signal (to stderr) and when asked to (to the file ``stacks``)."""
-    faulthandler.enable(file=2)
-    if stacks is not None:
-        fd = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        faulthandler.register(process_tree.STACK_SIGNAL, file=fd, all_threads=True)
 
 
 def leave(code: int) -> NoReturn:

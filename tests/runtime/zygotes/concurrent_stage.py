@@ -19,12 +19,14 @@ SOURCE = """
     def orphan(how):
         read, write = os.pipe()
         if os.fork() == 0:
-            os.setsid()
+            if how != "tame":
+                os.setsid()
             if how == "bare":
                 sleeper = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
                 os.write(write, str(sleeper.pid).encode())
             elif os.fork() == 0:
-                os.setsid()
+                if how != "tame":
+                    os.setsid()
                 if how == "tidy":
                     def tidy(*_):
                         time.sleep(0.3)

@@ -146,6 +146,28 @@ def test_a_grace_holds_up_no_other_task(zygote: Zygote) -> None:
     assert is_gone(orphan)
 
 
+def test_tasks_that_end_together_name_what_they_have_left_themselves(zygote: Zygote) -> None:
+    pairs = [begin(zygote, orphans=["tame", "tame"]) for _ in range(3)]
+    os.kill(zygote.info["pid"], signal.SIGSTOP)
+    for task, _ in pairs:
+        os.kill(task.pid, signal.SIGKILL)
+    os.kill(zygote.info["pid"], signal.SIGCONT)
+
+    for task, orphans in pairs:
+        swept = end_of(task).swept
+        assert len(swept) == len(orphans)
+        assert all(any(f"(pid {pid})" in name for name in swept) for pid in orphans)
+
+
+def test_tasks_that_are_ended_together_do_not_name_what_the_other_was_asked_to_end(zygote: Zygote) -> None:
+    pairs = [begin(zygote, orphans=["stubborn"]) for _ in range(3)]
+    for task, _ in pairs:
+        task.kill(0.2)
+    for task, orphans in pairs:
+        assert end_of(task).swept == []
+        assert all(map(is_gone, orphans))
+
+
 def test_a_task_that_its_parent_forgets_is_ended(zygote: Zygote) -> None:
     task, orphans = begin(zygote, orphans=["fork"])
     pid = task.pid

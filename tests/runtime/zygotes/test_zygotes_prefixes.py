@@ -106,7 +106,7 @@ def test_what_does_not_know_the_tag_is_given_nothing(nursery: Nursery, monkeypat
         friend.send(b"the tag")
         door.admit()
         _, [descriptor], _, _ = socket.recv_fds(friend, 1, 1)
-    Channel.from_fd(descriptor).send({"got": "it"})
+    Channel(descriptor).send({"got": "it"})
     assert ours.receive() == {"got": "it"}
     door.close()
     door.close()
