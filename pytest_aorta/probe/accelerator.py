@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import json
 import os
 import re
@@ -49,32 +48,33 @@ _COMPILERS = {"gcc": "", "g++": "", "clang": "", "hipcc": "HIP version", "nvcc":
 def accelerator(guard: Guard) -> Facts:
     """``nvidia``, ``amd``, ``cuda_toolkit`` and ``rocm``; ``None`` for each that this machine does not have."""
     rocm_home = os.environ.get("ROCM_PATH") or os.environ.get("ROCM_HOME") or "/opt/rocm"
-    return guard.facts(
-        "accelerator",
-        {
-            "nvidia": functools.partial(nvidia, guard),
-            "amd": functools.partial(amd, guard),
-            "cuda_toolkit": cuda_toolkit_in_use,
-            "rocm": functools.partial(rocm, Path(rocm_home)),
-        },
-    )
+    found: Facts = dict.fromkeys(("nvidia", "amd", "cuda_toolkit", "rocm"))
+    with guard.probe("accelerator.nvidia"):
+        found["nvidia"] = nvidia(guard)
+    with guard.probe("accelerator.amd"):
+        found["amd"] = amd(guard)
+    with guard.probe("accelerator.cuda_toolkit"):
+        found["cuda_toolkit"] = cuda_toolkit_in_use()
+    with guard.probe("accelerator.rocm"):
+        found["rocm"] = rocm(Path(rocm_home))
+    return found
 
 
 def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
     """``driver_version`` and ``devices`` (memory in bytes); ``None`` on a machine without NVIDIA's driver."""
     proc = root / "proc/driver/nvidia"
     has_driver, smi = proc.exists(), shutil.which("nvidia-smi")
-    nothing: list[Facts] = []
-    devices = nothing
+    devices: list[Facts] = []
     if smi is not None:
-        devices = guard.fact("accelerator.nvidia", lambda: _ask_smi(smi, expected=has_driver), nothing)
+        with guard.probe("accelerator.nvidia"):
+            devices = _ask_smi(smi, expected=has_driver)
     if not has_driver and not devices:  # many images have the tool on machines without a GPU
         return None
     version = next((device["driver_version"] for device in devices if device["driver_version"]), None)
     if version is None:
-        line = guard.fact("accelerator.nvidia", lambda: first_line(proc / "version"), None)
-        found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", line or "")
-        version = found[1] if found else None
+        with guard.probe("accelerator.nvidia"):
+            found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", first_line(proc / "version") or "")
+            version = found[1] if found else None
     return {"driver_version": version, "devices": devices}
 
 
@@ -111,14 +111,15 @@ def amd(guard: Guard, root: Path = Path("/")) -> Facts | None:
     devices: list[Facts] = []
     hidden = 0
     for node in kfd_nodes(root):
-        try:
-            if int((node / "gpu_id").read_text(encoding="utf-8")) != 0:  # else a CPU
-                devices.append(_amd_device(node, root))
-        except PermissionError:
-            hidden += 1
-        except Exception as error:
-            guard.failed(f"accelerator.amd.node {node.name}", error)
-    version = guard.fact("accelerator.amd", lambda: first_line(root / "sys/module/amdgpu/version"), None)
+        with guard.probe(f"accelerator.amd.node {node.name}"):
+            try:
+                if int((node / "gpu_id").read_text(encoding="utf-8")) != 0:  # else a CPU
+                    devices.append(_amd_device(node, root))
+            except PermissionError:
+                hidden += 1
+    version = None
+    with guard.probe("accelerator.amd"):
+        version = first_line(root / "sys/module/amdgpu/version")
     return {"driver_version": version, "devices": devices, "hidden_devices": hidden}
 
 
@@ -190,20 +191,14 @@ def compilers(guard: Guard) -> Facts:
     """
     found: Facts = {}
     for name, mark in _COMPILERS.items():
-        path = shutil.which(name)
+        path = found[name] = shutil.which(name)
         if path is None:
-            found[name] = None
-        else:
-            version = guard.fact(f"compilers.{name}", functools.partial(_version_line, path, mark), None)
-            found[name] = {"path": path, "version": version}
+            continue
+        found[name] = {"path": path, "version": None}
+        with guard.probe(f"compilers.{name}"):
+            said = ask([path, "--version"], _TIMEOUT_SEC).strip()
+            if not said:
+                raise ToolFailed(f"{name} --version printed nothing")
+            line = re.search(f".*{mark}.*", said)
+            found[name]["version"] = (line[0] if line else said.splitlines()[0]).strip()
     return found
-
-
-def _version_line(compiler: str, mark: str) -> str:
-    lines = ask([compiler, "--version"], _TIMEOUT_SEC).strip().splitlines()
-    if not lines:
-        raise ToolFailed(f"{os.path.basename(compiler)} --version printed nothing")
-    for line in lines:
-        if mark in line:
-            return line.strip()
-    return lines[0].strip()

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -15,9 +16,9 @@ from typing import Any
 
 from pytest_aorta.common.texts import format_ranges, utc_now
 from pytest_aorta.probe.accelerator import accelerator, compilers
-from pytest_aorta.probe.guard import Facts, Guard, describe, first_line, plain, read_text
-from pytest_aorta.probe.host import clock_is_cheap, clock_mhz, host, interpreter, runtime_context
-from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_libraries, note_sources
+from pytest_aorta.probe.guard import Facts, Guard, describe, plain, printable, read_text
+from pytest_aorta.probe.host import host, interpreter, mhz, runtime_context
+from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
 from pytest_aorta.probe.variables import other_variables, recorded_variables
 
@@ -98,8 +99,9 @@ def collect_static(source: Path | None = None) -> StaticEnv:
         source: a file or folder of the workload, for the state of its git repository.
     """
     guard = Guard()
-    nothing: dict[str, str] = {}
-    installed = guard.fact("packages", partial(installed_distributions, guard), nothing)
+    installed: dict[str, str] = {}
+    with guard.probe("packages"):
+        installed = installed_distributions(guard)
     probes: dict[str, Callable[[], object]] = {
         "host": partial(host, guard),
         "runtime_context": partial(runtime_context, guard),
@@ -112,11 +114,13 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     }
     sections: Facts = {}
     for name, probe in probes.items():
-        try:
+        with guard.probe(name):
             sections[name] = plain(probe())
-        except Exception as error:
-            guard.failed(name, error)
-    return refreshed(StaticEnv(sections, tuple(guard.reasons), installed, clock_is_cheap()))
+    clock, start = None, time.perf_counter()
+    with contextlib.suppress(OSError):
+        clock = mhz(_CLOCK.format(min(os.sched_getaffinity(0))))
+    is_cheap = clock is not None and time.perf_counter() - start < _CHEAP_SEC
+    return refreshed(StaticEnv(sections, tuple(guard.reasons), installed, is_cheap))
 
 
 def refreshed(static: StaticEnv) -> StaticEnv:
@@ -126,7 +130,6 @@ def refreshed(static: StaticEnv) -> StaticEnv:
     collect_end(over=False)
     with contextlib.suppress(Exception):  # what fails here fails, and is named, in the trials' snapshots
         note_sources()
-        note_libraries()
     return replace(static, modules=ModuleCount(len(sys.modules), next(reversed(sys.modules))))
 
 
@@ -140,14 +143,13 @@ def collect_env(static: StaticEnv | None = None, overlay: Collection[str] = ()) 
     """
     try:
         static = static if static is not None else collect_static()
-        guard, nothing = Guard(), Facts()
-        variables = guard.fact("env_vars", partial(recorded_variables, os.environ, overlay), nothing)
-        sections = {
-            **static.sections,
-            "process": guard.fact("process", partial(process, guard, static.clock), nothing),
-            "env_vars": variables,
-            "other_variables": guard.fact("other_variables", partial(other_variables, os.environ, variables), nothing),
-        }
+        guard, sections = Guard(), {**static.sections, "process": {}, "env_vars": {}, "other_variables": {}}
+        with guard.probe("env_vars"):
+            sections["env_vars"] = recorded_variables(os.environ, overlay)
+        with guard.probe("process"):
+            sections["process"] = process(guard, static.clock)
+        with guard.probe("other_variables"):
+            sections["other_variables"] = other_variables(os.environ, sections["env_vars"])
         reasons = [*static.reasons, *guard.reasons]
         return EnvSnapshot(utc_now(), partial=bool(reasons), partial_reasons=reasons, **sections)
     except Exception as error:
@@ -171,15 +173,15 @@ def collect_end(over: bool = True, watch: Watch | None = None) -> Facts:
         objects are mapped, the paths of those that matter, and of those replaced since; ``variables``: what names a
         watched variable, see ``loaded.named_variables``, where one is watched.
     """
-    guard, nothing = Guard(), Facts()
-    found: Facts = {
-        "captured_at": utc_now(),
-        "torch": guard.fact("torch", partial(torch_state, guard, over), None),
-        "libraries": guard.fact("libraries", libraries, nothing),
-    }
+    guard, found = Guard(), Facts(captured_at=utc_now(), torch=None, libraries={})
+    with guard.probe("torch"):
+        found["torch"] = torch_state(guard, over)
+    with guard.probe("libraries"):
+        found["libraries"] = libraries()
     if watch is not None and watch.names:
-        failed: Facts = {"note": "not searched"}
-        found["variables"] = guard.fact("variables", watch.look, failed)
+        found["variables"] = {"note": "not searched"}
+        with guard.probe("variables"):
+            found["variables"] = watch.look()
     return {**found, "partial": bool(guard.reasons), "partial_reasons": guard.reasons}
 
 
@@ -206,6 +208,12 @@ def surroundings(static: StaticEnv, variables: Mapping[str, str]) -> Facts:
 
 _PRESSURE = "/proc/pressure"
 
+#: The present clock of a processor.
+_CLOCK = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
+
+# Some kernels (before 5.18) sleep while they measure a clock; a trial does not wait for that.
+_CHEAP_SEC = 0.001
+
 _LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
     "core": resource.RLIMIT_CORE,
@@ -223,6 +231,12 @@ _POLICIES = {
     os.SCHED_RR: "rr",
 }
 
+#: Of a process, what may not be found out.
+_GUARDED = (
+    *("threads", "numa_nodes_allowed", "transparent_huge_pages", "huge_pages", "memory_available_bytes", "cwd"),
+    *("load_average", "numa_policy", "cpu_clock_mhz", "torch_threads"),
+)
+
 _STATUS = re.compile(r"^(Threads|Mems_allowed_list|THP_enabled):\s*(\S+)", re.MULTILINE)
 _MEMORY = re.compile(r"^(HugePages_Total|MemAvailable):\s*(\d+)", re.MULTILINE)
 
@@ -232,62 +246,54 @@ def process(guard: Guard, clock: bool = False) -> Facts:
 
     ``pressure`` is the share of the last ten seconds, in percent, in which tasks have waited for a CPU, or for memory
     (Linux's pressure stall information, ``Documentation/accounting/psi.rst``). ``clock`` asks for the processor's
-    clock, too. Limits are in the kernel's units (bytes or a count); ``None`` is unlimited.
+    clock, too. Limits are in the kernel's units (bytes or a count); ``None`` is unlimited. ``numa_policy`` is where
+    this process gets its memory from, as numactl has set it: ``default``, ``bind:0``, ``interleave:0-1``, ...
     """
-    status = dict(_STATUS.findall(guard.fact("process.status", partial(read_text, "/proc/self/status"), "")))
-    memory = dict(_MEMORY.findall(guard.fact("process.memory", partial(read_text, "/proc/meminfo"), "")))
-    limits: Facts = {}
-    for name, which in _LIMITS.items():
-        soft, hard = resource.getrlimit(which)
-        limits[name] = {"soft": None if soft < 0 else soft, "hard": None if hard < 0 else hard}
-    policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
-    torch = sys.modules.get("torch")
-    return {
+    cpus, policy = os.sched_getaffinity(0), os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+    found: Facts = {
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "uid": os.getuid(),
-        "cpu_affinity": format_ranges(os.sched_getaffinity(0)),
+        "cpu_affinity": format_ranges(cpus),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "scheduler": {"policy": _POLICIES.get(policy, str(policy)), "priority": os.sched_getparam(0).sched_priority},
-        "threads": int(status["Threads"]) if "Threads" in status else None,
-        "numa_nodes_allowed": status.get("Mems_allowed_list"),
-        "transparent_huge_pages": status["THP_enabled"] != "0" if "THP_enabled" in status else None,
-        "huge_pages": int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None,
-        "memory_available_bytes": int(memory["MemAvailable"]) * 1024 if "MemAvailable" in memory else None,
-        "rlimits": limits,
-        "pressure": {"cpu": _pressure("cpu"), "memory": _pressure("memory")},
-        **guard.facts(
-            "process",
-            {
-                "cwd": os.getcwd,
-                "load_average": os.getloadavg,
-                "numa_policy": memory_policy,
-                "cpu_clock_mhz": clock_mhz if clock else lambda: None,
-                "torch_threads": lambda: (
-                    {"intraop": torch.get_num_threads(), "interop": torch.get_num_interop_threads()} if torch else None
-                ),
-            },
-        ),
+        "rlimits": {},
+        "pressure": {"cpu": None, "memory": None},
+        **dict.fromkeys(_GUARDED),
     }
-
-
-def memory_policy(maps: Path = Path("/proc/self/numa_maps")) -> str | None:
-    """Where this process gets its memory from, as numactl has set it: ``default``, ``bind:0``, ``interleave:0-1``, ...
-
-    ``None`` for a kernel without NUMA. Read from the first mapping, the program, which has no policy of its own. The
-    kernel walks through the pages of every mapping that it gives a line for: no more than that line is read.
-    """
-    try:
-        with open(maps, "rb", buffering=0) as file:
+    for name, which in _LIMITS.items():
+        soft, hard = resource.getrlimit(which)
+        found["rlimits"][name] = {"soft": None if soft < 0 else soft, "hard": None if hard < 0 else hard}
+    with guard.probe("process.status"):
+        status = dict(_STATUS.findall(read_text("/proc/self/status")))
+        found["threads"] = int(status["Threads"]) if "Threads" in status else None
+        found["numa_nodes_allowed"] = status.get("Mems_allowed_list")
+        found["transparent_huge_pages"] = status["THP_enabled"] != "0" if "THP_enabled" in status else None
+    with guard.probe("process.memory"):
+        memory = dict(_MEMORY.findall(read_text("/proc/meminfo")))
+        found["huge_pages"] = int(memory["HugePages_Total"]) if "HugePages_Total" in memory else None
+        found["memory_available_bytes"] = int(memory["MemAvailable"]) * 1024 if "MemAvailable" in memory else None
+    for name in found["pressure"]:
+        with contextlib.suppress(OSError):  # as of a kernel that has the files and not the information
+            if waited := re.match(r"some avg10=([\d.]+)", read_text(f"{_PRESSURE}/{name}")):
+                found["pressure"][name] = float(waited[1])
+    with guard.probe("process.cwd"):
+        found["cwd"] = printable(os.getcwd())
+    with guard.probe("process.load_average"):
+        found["load_average"] = list(os.getloadavg())
+    with guard.probe("process.numa_policy"), contextlib.suppress(FileNotFoundError):  # a kernel without NUMA
+        # The first mapping, the program, has no policy of its own. The kernel walks through the pages of every mapping
+        # that it gives a line for: no more than that line is read.
+        with open("/proc/self/numa_maps", "rb", buffering=0) as file:
             columns = file.read(128).split(maxsplit=2)
-    except FileNotFoundError:
-        return None
-    return columns[1].decode() if len(columns) > 1 else None
-
-
-def _pressure(what: str) -> float | None:
-    try:
-        found = re.match(r"some avg10=([\d.]+)", first_line(f"{_PRESSURE}/{what}") or "")
-    except OSError:  # as of a kernel that has the files and not the information
-        return None
-    return float(found[1]) if found else None
+        found["numa_policy"] = columns[1].decode() if len(columns) > 1 else None
+    if clock:
+        with guard.probe("process.cpu_clock_mhz"):
+            found["cpu_clock_mhz"] = mhz(_CLOCK.format(min(cpus)))
+    if torch := sys.modules.get("torch"):
+        with guard.probe("process.torch_threads"):
+            found["torch_threads"] = {
+                "intraop": torch.get_num_threads(),
+                "interop": torch.get_num_interop_threads(),
+            }
+    return found

@@ -7,10 +7,9 @@ import math
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 Facts = dict[str, Any]
 
@@ -38,11 +37,11 @@ def plain(value: object) -> Any:
             return float(value)
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {printable(str(key)): plain(item) for key, item in value.items()}
+        return dict(zip(map(printable, map(str, value)), map(plain, value.values()), strict=True))
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return list(map(plain, value))
     if isinstance(value, set | frozenset):
-        return sorted((plain(item) for item in value), key=str)
+        return sorted(map(plain, value), key=str)
     return printable(str(value))
 
 
@@ -57,30 +56,25 @@ def describe(probe: str, error: BaseException) -> str:
     return f"{probe}: {type(error).__name__}: {message}"
 
 
+@dataclass
 class Guard:
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
+    reasons: list[str] = field(default_factory=list)
 
-    def fact(self, name: str, probe: Callable[[], T], default: T) -> T:
-        """What ``probe()`` returns; ``default``, and a reason, when it raises an ``Exception``."""
+    @contextlib.contextmanager
+    def probe(self, name: str) -> Iterator[None]:
+        """An ``Exception`` in this block is a reason, and ends no more than the block."""
         try:
-            return probe()
+            yield
         except Exception as error:
-            self.failed(name, error)
-            return default
-
-    def failed(self, name: str, error: Exception) -> None:
-        self.reasons.append(describe(name, error))
+            self.reasons.append(describe(name, error))
 
     def facts(self, section: str, probes: Mapping[str, Callable[[], object]]) -> Facts:
         """One plain value per name; ``None``, and a reason under ``section.name``, for those whose probe raised."""
         found: Facts = {}
         for name, probe in probes.items():
-            try:
+            found[name] = None
+            with self.probe(f"{section}.{name}"):
                 found[name] = plain(probe())
-            except Exception as error:
-                self.failed(f"{section}.{name}", error)
-                found[name] = None
         return found
 
 
@@ -129,7 +123,10 @@ def ask(argv: Sequence[str], timeout_sec: float, extra_env: Mapping[str, str] | 
         ToolFailed: its exit code is not 0; the message has its whole output.
         OSError: it cannot be started.
     """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_TOOLS)}
+    environ = dict(os.environ)
+    for name in os.environ:
+        if name.startswith(_NOT_FOR_TOOLS):
+            del environ[name]
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,

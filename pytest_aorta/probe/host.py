@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -10,7 +11,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -26,8 +26,11 @@ _SIMD = (
     *("asimd", "sve", "sve2", "bf16", "i8mm"),
 )
 
-# Some kernels (before 5.18) sleep while they measure a clock; a trial does not wait for that.
-_CHEAP_SEC = 0.001
+#: Each is found out by itself, so that none takes another with it.
+_GUARDED = (
+    *("kernel_command_line", "os_release", "libc", "cpu_cores", "cpu_frequency", "numa_nodes", "numa_balancing"),
+    *("transparent_huge_pages", "memory_total_bytes", "swap_total_bytes"),
+)
 
 # Version 1 of control groups says "no limit" with the largest multiple of the page size.
 _UNLIMITED_FROM = 1 << 60
@@ -49,105 +52,80 @@ _CGROUP_ID = re.compile(r"([0-9a-f]{64})")
 # The machine
 
 
-def host(guard: Guard) -> Facts:
-    nothing: dict[str, str] = {}
-    cpu = guard.fact("host.cpu_model", functools.partial(keyed_lines, "/proc/cpuinfo"), nothing)
-    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+def host(guard: Guard, root: Path = Path("/")) -> Facts:
+    """The machine; of ``cpu_frequency``, virtual machines have nothing.
+
+    ``governors`` are those in use, ``max_mhz`` is of the fastest processor, ``limit_mhz`` the lowest limit that is set
+    for any, ``boost`` whether it may clock higher than its nominal frequency.
+    """
     name, release, version, machine = os.uname()[1:]
-    return {
+    found: Facts = {
         "hostname": name,
         "kernel": release,
         "kernel_version": version,
         "machine": machine,
-        "cpu_model": next((cpu[key] for key in ("model name", "Model", "cpu", "uarch") if key in cpu), None),
-        "cpu_simd": [each for each in _SIMD if each in flags],
+        "cpu_model": None,
+        "cpu_simd": [],
         "cpu_count": os.cpu_count(),
-        **guard.facts(
-            "host",
-            {
-                "kernel_command_line": kernel_command_line,
-                "os_release": _os_release,
-                "libc": lambda: " ".join(platform.libc_ver()).strip() or None,
-                "cpu_cores": functools.partial(psutil.cpu_count, logical=False),
-                "cpu_frequency": cpu_frequency,
-                "numa_nodes": lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-                "numa_balancing": _numa_balancing,
-                "transparent_huge_pages": transparent_huge_pages,
-                "memory_total_bytes": lambda: psutil.virtual_memory().total,
-                "swap_total_bytes": lambda: psutil.swap_memory().total,
-            },
-        ),
+        **dict.fromkeys(_GUARDED),
     }
-
-
-def kernel_command_line(root: Path = Path("/")) -> str | None:
-    line = first_line(root / "proc/cmdline")
-    return redacted_command_line(line) if line is not None else None
-
-
-def _os_release() -> dict[str, str] | None:
-    try:
-        release = platform.freedesktop_os_release()
-    except FileNotFoundError:
-        return None
-    return {key.lower(): release[key] for key in ("ID", "VERSION_ID", "PRETTY_NAME") if key in release}
-
-
-def cpu_frequency(root: Path = Path("/")) -> Facts:
-    """How the clocks are governed: ``governors`` in use, ``max_mhz`` of the fastest processor.
-
-    ``limit_mhz`` is the lowest limit that is set for any processor, ``boost`` whether it may clock higher than its
-    nominal frequency. Virtual machines have none of it.
-    """
-    base = root / "sys/devices/system/cpu"
-    governors: set[str | None] = set()
-    limits: list[float | None] = []
-    fastest: list[float | None] = []
-    for policy in base.glob("cpufreq/policy[0-9]*"):
-        governors.add(first_line(policy / "scaling_governor"))
-        limits.append(_mhz(policy / "scaling_max_freq"))
-        fastest.append(_mhz(policy / "cpuinfo_max_freq"))
-    boost, no_turbo = first_line(base / "cpufreq/boost"), first_line(base / "intel_pstate/no_turbo")
-    return {
-        "governors": sorted(filter(None, governors)),
-        "max_mhz": max(filter(None, fastest), default=None),
-        "limit_mhz": min(filter(None, limits), default=None),
-        "boost": boost == "1" if boost is not None else no_turbo == "0" if no_turbo is not None else None,
-    }
-
-
-def clock_mhz(root: Path = Path("/")) -> float | None:
-    """The present clock of the first processor that this process may run on; ``None`` where it is not shown."""
-    return _mhz(root / f"sys/devices/system/cpu/cpu{min(os.sched_getaffinity(0))}/cpufreq/scaling_cur_freq")
-
-
-def clock_is_cheap(root: Path = Path("/")) -> bool:
-    start = time.perf_counter()
-    try:
-        return clock_mhz(root) is not None and time.perf_counter() - start < _CHEAP_SEC
-    except OSError:
-        return False
-
-
-def _mhz(file: Path) -> float | None:
-    khz = first_line(file)
-    return int(khz) / 1000 if khz is not None and khz.isdigit() else None
-
-
-def transparent_huge_pages(root: Path = Path("/")) -> Facts | None:
-    folder = root / "sys/kernel/mm/transparent_hugepage"
-    if not folder.is_dir():
-        return None
-    found: Facts = {}
-    for name in ("enabled", "defrag"):
-        chosen = re.search(r"\[([\w+-]+)\]", read_text(folder / name))  # of "always [madvise] never"
-        found[name] = chosen[1] if chosen else None
+    with guard.probe("host.cpu_model"):
+        cpu = keyed_lines(root / "proc/cpuinfo")
+        flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+        found["cpu_model"] = cpu.get("model name") or cpu.get("Model") or cpu.get("cpu") or cpu.get("uarch")
+        found["cpu_simd"] = list(filter(flags.__contains__, _SIMD))
+    with guard.probe("host.kernel_command_line"):
+        if (line := first_line(root / "proc/cmdline")) is not None:
+            found["kernel_command_line"] = redacted_command_line(line)
+    with guard.probe("host.os_release"), contextlib.suppress(FileNotFoundError):
+        release_of = platform.freedesktop_os_release()
+        found["os_release"] = {}
+        for key in ("ID", "VERSION_ID", "PRETTY_NAME"):
+            if key in release_of:
+                found["os_release"][key.lower()] = release_of[key]
+    with guard.probe("host.libc"):
+        found["libc"] = " ".join(platform.libc_ver()).strip() or None
+    with guard.probe("host.cpu_cores"):
+        found["cpu_cores"] = psutil.cpu_count(logical=False)
+    with guard.probe("host.cpu_frequency"):
+        base = root / "sys/devices/system/cpu"
+        governors: set[str | None] = set()
+        limits: list[float | None] = []
+        fastest: list[float | None] = []
+        for policy in base.glob("cpufreq/policy[0-9]*"):
+            governors.add(first_line(policy / "scaling_governor"))
+            limits.append(mhz(policy / "scaling_max_freq"))
+            fastest.append(mhz(policy / "cpuinfo_max_freq"))
+        boost, no_turbo = first_line(base / "cpufreq/boost"), first_line(base / "intel_pstate/no_turbo")
+        found["cpu_frequency"] = {
+            "governors": sorted(filter(None, governors)),
+            "max_mhz": max(filter(None, fastest), default=None),
+            "limit_mhz": min(filter(None, limits), default=None),
+            "boost": boost == "1" if boost is not None else no_turbo == "0" if no_turbo is not None else None,
+        }
+    with guard.probe("host.numa_nodes"):
+        found["numa_nodes"] = len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None
+    with guard.probe("host.numa_balancing"):
+        if (line := first_line(root / "proc/sys/kernel/numa_balancing")) is not None:
+            found["numa_balancing"] = line != "0"
+    with guard.probe("host.transparent_huge_pages"):
+        folder = root / "sys/kernel/mm/transparent_hugepage"
+        if folder.is_dir():
+            pages: Facts = {}
+            for name in ("enabled", "defrag"):
+                chosen = re.search(r"\[([\w+-]+)\]", read_text(folder / name))  # of "always [madvise] never"
+                pages[name] = chosen[1] if chosen else None
+            found["transparent_huge_pages"] = pages
+    with guard.probe("host.memory_total_bytes"):
+        found["memory_total_bytes"] = psutil.virtual_memory().total
+    with guard.probe("host.swap_total_bytes"):
+        found["swap_total_bytes"] = psutil.swap_memory().total
     return found
 
 
-def _numa_balancing() -> bool | None:
-    line = first_line("/proc/sys/kernel/numa_balancing")
-    return None if line is None else line != "0"
+def mhz(file: str | Path) -> float | None:
+    khz = first_line(file)
+    return int(khz) / 1000 if khz is not None and khz.isdigit() else None
 
 
 # What is wrapped around this process
@@ -155,10 +133,23 @@ def _numa_balancing() -> bool | None:
 
 def runtime_context(guard: Guard) -> Facts:
     """Facts about container, control group and environment; ``None`` for each that is not there."""
-    return guard.facts(
-        "runtime_context",
-        {"container": container, "cgroup": cgroup_limits, "venv": virtual_environment, "conda": _conda_environment},
-    )
+    found: Facts = dict.fromkeys(("container", "cgroup", "venv", "conda"))
+    with guard.probe("runtime_context.container"):
+        found["container"] = container()
+    with guard.probe("runtime_context.cgroup"):
+        found["cgroup"] = cgroup_limits()
+    with guard.probe("runtime_context.venv"):
+        if sys.prefix != sys.base_prefix:  # not VIRTUAL_ENV, which may be another shell's
+            settings = keyed_lines(Path(sys.prefix, "pyvenv.cfg"), "=")
+            found["venv"] = {
+                "path": sys.prefix,
+                "base_prefix": sys.base_prefix,
+                "system_site_packages": settings.get("include-system-site-packages", "").lower() == "true",
+            }
+    with guard.probe("runtime_context.conda"):
+        if Path(sys.base_prefix, "conda-meta").is_dir():
+            found["conda"] = {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
+    return found
 
 
 def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Facts | None:
@@ -198,7 +189,7 @@ def cgroup_limits(root: Path = Path("/")) -> Facts:
         _, controllers, group = line.split(":", 2)
         # Version 2 has one tree; version 1 has one for each controller. In a container the path may be the host's, and
         # only its root is mounted: then only that one has files.
-        trees = [name for name in ("memory", "cpu") if name in controllers.split(",")] if controllers else ["."]
+        trees = {"memory", "cpu"}.intersection(controllers.split(",")) if controllers else {"."}
         path = PurePosixPath("/", group.lstrip("/")).relative_to("/")
         for tree, each in itertools.product(trees, (path, *path.parents)):
             folder = root / "sys/fs/cgroup" / tree / each
@@ -215,24 +206,6 @@ def cgroup_limits(root: Path = Path("/")) -> Facts:
         "memory_limit_bytes": memory_limit if memory_limit < _UNLIMITED_FROM else None,
         "cpu_limit": min(cpus, default=None),
     }
-
-
-def virtual_environment() -> Facts | None:
-    # By sys.prefix: VIRTUAL_ENV may be another shell's.
-    if sys.prefix == sys.base_prefix:
-        return None
-    settings = keyed_lines(Path(sys.prefix, "pyvenv.cfg"), "=")
-    return {
-        "path": sys.prefix,
-        "base_prefix": sys.base_prefix,
-        "system_site_packages": settings.get("include-system-site-packages", "").lower() == "true",
-    }
-
-
-def _conda_environment() -> Facts | None:
-    if not Path(sys.base_prefix, "conda-meta").is_dir():
-        return None
-    return {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.probe.guard import Facts, printable
+from pytest_aorta.probe.guard import Facts, printable, read_text
 
 # Libraries
 
@@ -34,6 +34,7 @@ _RELEVANT = re.compile(
     r"|torch_cpu|torch_cuda|torch_hip|c10|gomp|omp|iomp5|mkl_\w+|openblas\w*|scipy_openblas\w*|blis|dnnl"
     r"|aotriton\w*|jemalloc|tcmalloc\w*|mimalloc|asan|tsan)[-.\d]*\b.*\.so"
 )
+_MAPS = "/proc/self/maps"
 # address, permissions, offset, device, inode, path
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
 _SHARED_OBJECT = re.compile(r".+\.so(?:\.[\w.-]+)?$")
@@ -43,27 +44,12 @@ _GONE = " (deleted)"
 Identity = tuple[int, ...]
 
 
-def _mapped(maps: Path) -> dict[str, bool]:
-    try:
-        paths = set(_MAPPED.findall(maps.read_text(encoding="utf-8", errors="replace")))
-    except FileNotFoundError:
-        return {}
+def _mapped() -> dict[str, bool]:
     found: dict[str, bool] = {}
-    for each in sorted(paths):
+    for each in sorted(set(_MAPPED.findall(read_text(_MAPS)))):
         path = each.removesuffix(_GONE)
         if _SHARED_OBJECT.match(os.path.basename(path)):
             found[path] = each.endswith(_GONE)
-    return found
-
-
-def mapped_objects(maps: Path = Path("/proc/self/maps")) -> Facts:
-    mapped = _mapped(maps)
-    found: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
-    for path, gone in mapped.items():
-        if _RELEVANT.match(os.path.basename(path)):
-            found["relevant"].append(printable(path))
-        if gone:
-            found["replaced"].append(printable(path))
     return found
 
 
@@ -83,13 +69,15 @@ class _Linked(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 _LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Linked), ctypes.c_size_t, ctypes.c_void_p)
 
-#: Folders of the libraries at the last ``note_libraries``, how they were, and what there was.
+#: Folders of the libraries when the maps were last read, how they were, and what there was.
 _noted: tuple[list[str], list[int], Facts] | None = None
 
 
 def _changes(folders: list[str]) -> list[int]:
     """What is another list when a library has been loaded, unloaded, or replaced on the disk."""
-    found = [os.stat(folder).st_mtime_ns for folder in folders]
+    found: list[int] = []
+    for folder in folders:
+        found.append(os.stat(folder).st_mtime_ns)
 
     def look(linked: Any, size: int, data: object) -> int:
         found.extend((linked.contents.adds, linked.contents.subs))
@@ -99,18 +87,23 @@ def _changes(folders: list[str]) -> list[int]:
     return found
 
 
-def note_libraries() -> None:
-    """Look at what is mapped; forks of this process that load nothing need not read their maps for it."""
-    global _noted
-    folders = sorted(set(map(os.path.dirname, _mapped(Path("/proc/self/maps")))))
-    _noted = folders, _changes(folders), mapped_objects()
-
-
 def libraries() -> Facts:
+    """What is mapped; forks of this process that load nothing need not read their maps for it."""
+    global _noted
     with contextlib.suppress(OSError):
         if _noted is not None and _changes(_noted[0]) == _noted[1]:
             return _noted[2]
-    return mapped_objects()
+    mapped = _mapped()
+    found: Facts = {"count": len(mapped), "relevant": [], "replaced": []}
+    for path, gone in mapped.items():
+        if _RELEVANT.match(os.path.basename(path)):
+            found["relevant"].append(printable(path))
+        if gone:
+            found["replaced"].append(printable(path))
+    with contextlib.suppress(OSError):
+        folders = sorted(set(map(os.path.dirname, mapped)))
+        _noted = folders, _changes(folders), found
+    return found
 
 
 def file_identity(path: str) -> Identity:
@@ -206,7 +199,7 @@ _OPERAND, _VECTOR = 8, 16
 _SHORT_STRING = 15
 
 #: Characters of the names of variables, each as one byte.
-_IN_NAMES = frozenset(bytes([byte]) for byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+_IN_NAMES = frozenset(re.findall(rb"[A-Z0-9_]", bytes(range(128))))
 
 #: Names in our own sources are those that others read.
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
@@ -257,7 +250,7 @@ def named_variables(names: Collection[str], seconds: float = PATIENCE) -> Facts:
     note_sources()
     names, deadline = sorted(set(names)), time.monotonic() + seconds
     files: dict[str, tuple[str, Identity]] = {}
-    for path, gone in {**_mapped(Path("/proc/self/maps")), os.readlink("/proc/self/exe"): False}.items():
+    for path, gone in {**_mapped(), os.readlink("/proc/self/exe"): False}.items():
         files[path] = printable(os.path.basename(path)), () if gone else file_identity(path)
     files |= _sources
     try:

@@ -43,19 +43,18 @@ def packages(installed: Mapping[str, str]) -> Facts:
     The digest is the SHA-256 of the sorted lines ``name==version`` (canonical names, UTF-8, each ended by a newline):
     equal digests mean equal installations, by name and version.
     """
-    return {
-        "versions": {
-            name: version for name, version in sorted(installed.items()) if name in _NAMES or name.startswith(_FAMILIES)
-        },
-        "count": len(installed),
-        "digest": _digest(installed),
-    }
+    relevant, lines = {}, ""
+    for name, version in sorted(installed.items()):
+        lines += f"{name}=={version}\n"
+        if name in _NAMES or name.startswith(_FAMILIES):
+            relevant[name] = version
+    digest = hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest()
+    return {"versions": relevant, "count": len(installed), "digest": f"sha256:{digest}"}
 
 
 def package_list(installed: Mapping[str, str]) -> Facts:
     """``digest`` as in ``packages``, ``count``, and ``versions`` of all distributions, as plain data."""
-    versions = dict(sorted(installed.items()))
-    listing: Facts = plain({"digest": _digest(versions), "count": len(versions), "versions": versions})
+    listing: Facts = plain({**packages(installed), "versions": dict(sorted(installed.items()))})
     return listing
 
 
@@ -96,11 +95,6 @@ def installed_distributions(guard: Guard) -> dict[str, str]:
     return versions
 
 
-def _digest(versions: Mapping[str, str]) -> str:
-    lines = "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
-    return "sha256:" + hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest()
-
-
 # The repository that holds the workload's source, when its cell starts
 
 _GIT_TIMEOUT_SEC = 5.0
@@ -121,8 +115,10 @@ def git_state(source: Path | None, guard: Guard) -> Facts | None:
     if source is None or git is None:
         return None
     source = Path(os.path.realpath(source))
-    root = next((folder for folder in (source, *source.parents) if (folder / ".git").exists()), None)
-    if root is None:
+    for root in (source, *source.parents):
+        if (root / ".git").exists():
+            break
+    else:
         return None
 
     def output(*question: str) -> str:
@@ -130,24 +126,21 @@ def git_state(source: Path | None, guard: Guard) -> Facts | None:
         command = [git, "-C", str(root), "-c", "core.fsmonitor=false", "--literal-pathspecs", *question]
         return ask(command, _GIT_TIMEOUT_SEC, _ENVIRON).strip()
 
-    def status() -> Facts:
+    found: Facts = dict.fromkeys(("root", "commit", "branch", "dirty", "changed_files", "source_tracked"))
+    found["root"] = str(root)
+    with guard.probe("git.status"):
         lines = output("status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no").splitlines()
         heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
         changed = sum(not line.startswith("#") for line in lines)
-        return {
+        found |= {
             "commit": None if heads.get("branch.oid") == "(initial)" else heads.get("branch.oid"),
             "branch": None if heads.get("branch.head") == "(detached)" else heads.get("branch.head"),
             "dirty": changed > 0,
             "changed_files": changed,
         }
-
-    unknown: Facts = {"commit": None, "branch": None, "dirty": None, "changed_files": None}
-    name = str(source.relative_to(root))
-    return {
-        "root": str(root),
-        **guard.fact("git.status", status, unknown),
-        "source_tracked": guard.fact("git.tracked", lambda: bool(output("ls-files", "--cached", "--", name)), None),
-    }
+    with guard.probe("git.tracked"):
+        found["source_tracked"] = bool(output("ls-files", "--cached", "--", str(source.relative_to(root))))
+    return found
 
 
 # Torch: how it was built, and what it has been set to

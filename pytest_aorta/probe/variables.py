@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from contextlib import suppress
@@ -57,7 +58,7 @@ def has_secret(value: str) -> bool:
     """Whether a value has a user in a URL, or an assignment to the name of a secret."""
     if "://" in value and _USER_IN_URL.search(value):
         return True
-    return any(is_secret_name(left or right) for left, right in _ASSIGNMENT.findall(value))
+    return any(map(is_secret_name, itertools.chain(*_ASSIGNMENT.findall(value))))
 
 
 def redacted_command_line(line: str) -> str:

@@ -13,16 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_aorta.probe.collect import memory_policy, process
+from pytest_aorta.probe.collect import process
 from pytest_aorta.probe.guard import Guard
-from pytest_aorta.probe.host import (
-    cgroup_limits,
-    container,
-    cpu_frequency,
-    kernel_command_line,
-    transparent_huge_pages,
-    virtual_environment,
-)
+from pytest_aorta.probe.host import cgroup_limits, container, host, runtime_context
 
 CPU = "sys/devices/system/cpu"
 
@@ -48,7 +41,7 @@ def governed(root: Path) -> Path:
 
 
 def test_the_clocks_of_a_double(tmp_path: Path) -> None:
-    assert cpu_frequency(governed(tmp_path)) == {
+    assert host(Guard(), governed(tmp_path))["cpu_frequency"] == {
         "governors": ["performance", "powersave"],
         "max_mhz": 3700.0,
         "limit_mhz": 2000.0,
@@ -59,10 +52,8 @@ def test_the_clocks_of_a_double(tmp_path: Path) -> None:
 def test_the_settings_of_huge_pages_of_a_double(tmp_path: Path) -> None:
     folder = "sys/kernel/mm/transparent_hugepage"
     lines = {"enabled": "always [madvise] never", "defrag": "always defer [defer+madvise] madvise never"}
-    assert transparent_huge_pages(tree(tmp_path, {f"{folder}/{name}": text for name, text in lines.items()})) == {
-        "enabled": "madvise",
-        "defrag": "defer+madvise",
-    }
+    machine = host(Guard(), tree(tmp_path, {f"{folder}/{name}": text for name, text in lines.items()}))
+    assert machine["transparent_huge_pages"] == {"enabled": "madvise", "defrag": "defer+madvise"}
 
 
 # set_mempolicy, which has no wrapper in libc.
@@ -76,12 +67,13 @@ INTERLEAVE = 3
 def test_the_policy_of_this_process_is_that_which_has_been_set() -> None:
     code = f"""
 import ctypes, sys
-from pytest_aorta.probe.collect import memory_policy
-before = memory_policy()
+from pytest_aorta.probe.collect import process
+from pytest_aorta.probe.guard import Guard
+before = process(Guard())["numa_policy"]
 libc = ctypes.CDLL(None, use_errno=True)
 mask = ctypes.c_ulong(1)
 refused = libc.syscall({SYSCALLS.get(platform.machine(), -1)}, {INTERLEAVE}, ctypes.byref(mask), ctypes.c_ulong(64))
-print(before, refused and "refused" or memory_policy())
+print(before, refused and "refused" or process(Guard())["numa_policy"])
 """
     assert ctypes.sizeof(ctypes.c_ulong) == 8
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -89,7 +81,7 @@ print(before, refused and "refused" or memory_policy())
     before, after = done.stdout.split()
     if after == "refused":
         pytest.skip("the kernel, or the container, refuses set_mempolicy")
-    assert (before, after) == (memory_policy(), "interleave:0")
+    assert (before, after) == (process(Guard())["numa_policy"], "interleave:0")
 
 
 def test_nice_level_and_scheduler_are_those_of_the_process() -> None:
@@ -121,7 +113,7 @@ def test_this_process_is_described_by_the_kernel() -> None:
 
 def test_a_secret_on_the_command_line_of_a_double_is_redacted(tmp_path: Path) -> None:
     line = 'BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds="nocloud;api_token=canary x" mitigations=off'
-    found = kernel_command_line(tree(tmp_path, {"proc/cmdline": line}))
+    found = host(Guard(), tree(tmp_path, {"proc/cmdline": line}))["kernel_command_line"]
     assert found == "BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds=<redacted> mitigations=off"
 
 
@@ -212,4 +204,8 @@ def test_a_virtual_environment_is_the_interpreters_not_the_shells(
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere/else")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "base_prefix", "/usr")
-    assert virtual_environment() == {"path": str(tmp_path), "base_prefix": "/usr", "system_site_packages": True}
+    assert runtime_context(Guard())["venv"] == {
+        "path": str(tmp_path),
+        "base_prefix": "/usr",
+        "system_site_packages": True,
+    }

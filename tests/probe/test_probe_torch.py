@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from pytest_aorta.probe import loaded
 from pytest_aorta.probe.collect import EnvSnapshot, collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.loaded import mapped_objects
 from pytest_aorta.probe.software import torch_build, torch_state
 
 
@@ -217,7 +217,7 @@ def test_a_gpu_that_the_workload_has_not_used_is_left_alone(monkeypatch: pytest.
     assert devices_of_a_double(monkeypatch, initialised=False) == {}
 
 
-def test_the_mapped_objects_of_a_double(tmp_path: Path) -> None:
+def test_the_mapped_objects_of_a_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [
         "/opt/rocm/lib/librccl.so.1.0.70001",
         "/usr/lib/libc.so.6",
@@ -230,7 +230,9 @@ def test_the_mapped_objects_of_a_double(tmp_path: Path) -> None:
     ]
     maps = tmp_path / "maps"
     maps.write_text("".join(f"7f0-7f1 r-xp 00000000 fe:00 42          {path}\n" for path in paths))
-    assert mapped_objects(maps) == {
+    monkeypatch.setattr(loaded, "_MAPS", str(maps))
+    monkeypatch.setattr(loaded, "_noted", None)
+    assert loaded.libraries() == {
         "count": 4,
         "relevant": ["/opt/rocm/lib/librccl.so.1.0.70001", "/site/with space/libgomp-a34b3233.so.1.0.0"],
         "replaced": ["/site/with space/libgomp-a34b3233.so.1.0.0"],
