@@ -82,7 +82,7 @@ class RunRequest:
 def _elastic(value: object) -> ElasticOptions:
     if not isinstance(value, ElasticOptions | Mapping):
         raise ValueError("ElasticOptions, or a mapping of their names to values")
-    return elastic_options(value.to_plain() if isinstance(value, ElasticOptions) else value)
+    return elastic_options(vars(value) if isinstance(value, ElasticOptions) else value)
 
 
 def _hosts(value: object) -> tuple[str, ...]:

@@ -92,7 +92,6 @@ def _prepare(spec: TrialSpec) -> PreparedCell:
     target = spec.workload.target
     if target not in _SEEDS:
         _SEEDS[target] = ProcessSeeds(random_seed())
-        _SEEDS[target].start()
         load_class(target)
         _SEEDS[target].note_kept()
     cls = load_class(target)

@@ -241,7 +241,7 @@ def build_record(
             states=seen.states,
             restarts=sum(attempt.reason == "failure" for attempt in seen.attempts),
             attempts=seen.attempts,
-            options=spec.execution.elastic.to_plain(),
+            options=vars(spec.execution.elastic),
             launcher_variables=seen.launcher_variables,
         ),
         seeds=None if seen.ranks else seen.seeds,

@@ -127,7 +127,7 @@ def _check_plans(session: pytest.Session, run: Run, plans: Sequence[Plan]) -> No
         for spec in plan.trials:
             cells.setdefault((spec.workload.target, spec.cell), spec)
     names = [*selection.config, *([] if selection.steps is None else ["steps"])]
-    for target in dict.fromkeys(target for target, _ in cells):
+    for target in dict.fromkeys([target for target, _ in cells]) if names else ():
         check_names(target, names)
     if selection.commands and not selection.resources.hosts:
         _check_files(cells.values(), selection.depends)

@@ -50,13 +50,13 @@ class ElasticOptions:
     master_port: int | None = None
     local_addr: str | None = None
 
-    def to_plain(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
-        return dict(vars(self))
-
     def given(self) -> dict[str, Any]:
         """The fields that are not at their defaults."""
-        return {name: value for name, value in self.to_plain().items() if value != getattr(DEFAULTS, name)}
+        fields = dict(vars(self))
+        for name, default in vars(DEFAULTS).items():
+            if fields[name] == default:
+                del fields[name]
+        return fields
 
 
 DEFAULTS = ElasticOptions()

@@ -53,7 +53,10 @@ def load_class(target: str) -> type[Any]:
             raise WorkloadLoadError(f"{where} has no {name!r}")
     if not isinstance(cls, type):
         raise WorkloadLoadError(f"{target} is a {type(cls).__name__}, not a class")
-    missing = [method for method in ("setup", "run") if not callable(getattr(cls, method, None))]
+    missing = []
+    for method in ("setup", "run"):
+        if not callable(getattr(cls, method, None)):
+            missing.append(method)
     if missing:
         raise WorkloadLoadError(f"{target} is no workload: it has no {' and no '.join(missing)}()")
     return cls
@@ -70,13 +73,12 @@ def _load_file(path: Path) -> ModuleType:
         if sys.path[:1] != [folder]:
             sys.path.insert(0, folder)
     loaded = sys.modules.get(name)
-    if loaded is not None and _is_same(getattr(loaded, "__file__", None), path):
-        return loaded
+    found = getattr(loaded, "__file__", None)
     if loaded is None and "." not in path.stem and path.is_file():
         importlib.invalidate_caches()
-        found = importlib.util.find_spec(name)
-        if found is not None and _is_same(found.origin, path):
-            return importlib.import_module(name)
+        found = getattr(importlib.util.find_spec(name), "origin", None)
+    if found is not None and Path(found).exists() and path.samefile(found):
+        return importlib.import_module(name)
     # Another module has the name. Descendants with an interpreter of their own cannot import this one.
     name = f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules:
@@ -91,10 +93,6 @@ def _load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _is_same(file: str | None, path: Path) -> bool:
-    return file is not None and Path(file).exists() and path.samefile(file)
 
 
 def module_name(path: Path) -> tuple[str, Path]:
@@ -153,9 +151,9 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
         "launch_mode": getattr(cls, "launch_mode", "single_process"),
         "min_world_size": int(getattr(cls, "min_world_size", 1)),
         "timeout_sec": getattr(cls, "timeout_sec", None),
-        "source": source_file(cls),
+        "source": getattr(sys.modules.get(cls.__module__), "__file__", None),
         "source_root": None if root is None else str(root),
-        "sources": sources(cls),
+        "sources": sources(list(sys.modules), root, cls.__module__),
         # AORTA's way to say that a workload must not run in the process of its runner.
         "requires_process": bool(getattr(cls, "trial_isolation_required", False))
         and getattr(cls, "trial_isolation_default", "in_process") == "process",
@@ -169,8 +167,6 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
 #: Bytes of a file that are read for its digest; of a larger one, size and time of modification stand for them.
 READ_AT_MOST = 64 * 2**20
 
-_CHUNK = 2**20
-
 #: Folders of what is installed, known by name and version.
 INSTALLED = ("site-packages", "dist-packages")
 
@@ -183,13 +179,9 @@ _STDLIB = f"{os.path.dirname(os.__file__)}{os.sep}"
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 
-def source_file(cls: type[Any]) -> str | None:
-    return getattr(sys.modules.get(cls.__module__), "__file__", None)
-
-
 def source_root(cls: type[Any]) -> Path | None:
     """The folder of a class's package, or of its module; ``None`` where it has no file."""
-    own = source_file(cls)
+    own = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if own is None:
         return None
     top, dot, _ = cls.__module__.partition(".")
@@ -197,24 +189,20 @@ def source_root(cls: type[Any]) -> Path | None:
     return Path(package or own).parent.resolve()
 
 
-def sources(cls: type[Any]) -> dict[str, str]:
-    """Digests of the loaded modules that are no part of an installed distribution, and of all of the class's package.
-
-    By path: relative to ``source_root``, absolute outside of it.
-    """
-    return _sources_among(list(sys.modules), source_root(cls), cls.__module__)
-
-
 def imported_later(cls: type[Any], before: ModuleCount | None, known: Mapping[str, str]) -> dict[str, str]:
     """``sources`` of what has been imported since ``before``, or by now, except those that are ``known``."""
     names = None if before is None else imported_since(before)
     if names == []:
         return {}
-    found = _sources_among(list(sys.modules) if names is None else names, source_root(cls))
+    found = sources(list(sys.modules) if names is None else names, source_root(cls))
     return {path: digest for path, digest in found.items() if path not in known}
 
 
-def _sources_among(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
+def sources(names: Iterable[str], root: Path | None, own: str = "") -> dict[str, str]:
+    """Digests of those modules that are no part of an installed distribution, and of the module ``own``.
+
+    By path: relative to the folder ``root``, absolute outside of it.
+    """
     inside = None if root is None or root.name in INSTALLED else f"{root}{os.sep}"
     found: set[str] = set()
     for name in names:
@@ -245,24 +233,24 @@ def file_digest(path: Path) -> str | None:
     """
     try:
         status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if not is_folder and not stat.S_ISREG(status.st_mode):
+            return None
+        files = {path: status}
+        if is_folder:
             files = {file: file.stat() for file in sorted(path.rglob("*")) if file.is_file()}
-            is_small = sum(status.st_size for status in files.values()) <= READ_AT_MOST
-            lines = (f"{file.relative_to(path)}\0{_digest(file, of, is_small)}\n" for file, of in files.items())
-            return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        return _digest(path, status, status.st_size <= READ_AT_MOST) if stat.S_ISREG(status.st_mode) else None
+        is_small = sum([status.st_size for status in files.values()]) <= READ_AT_MOST
+        lines = []
+        for each, status in files.items():
+            text = f"{status.st_size} bytes of {status.st_mtime_ns}"
+            if is_small:
+                text = hashlib.sha256(each.read_bytes()).hexdigest()[:16]
+            if not is_folder:
+                return text
+            lines.append(f"{each.relative_to(path)}\0{text}\n")
+        return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     except OSError:
         return None
-
-
-def _digest(path: Path, status: os.stat_result, is_small: bool) -> str:
-    if not is_small:
-        return f"{status.st_size} bytes of {status.st_mtime_ns}"
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()[:16]
 
 
 def data_files(cls: type[Any], config: Any) -> dict[str, str | None]:
@@ -306,26 +294,24 @@ STARTUP_GROUP = "aorta.workload_startup_env"
 
 _SCOPES = ("global", "rank_local")
 
-_DECLARATIONS = (
+_DECLARATIONS = {
     "distributed_result_scope",
     "isolated_distributed_backend",
     "isolated_startup_env",
     "trial_isolation_default",
     "trial_isolation_required",
     "trial_isolation_supported",
-)
+}
 
 
 class DeclarationError(ValueError): ...
 
 
 def is_aorta_workload(cls: type[Any]) -> bool:
-    from_aorta = any(base.__module__.partition(".")[0] == "aorta" for base in cls.__mro__)
-    return from_aorta or any(hasattr(cls, name) for name in _DECLARATIONS)
-
-
-def supports_process(cls: type[Any]) -> bool:
-    return "process" in getattr(cls, "trial_isolation_supported", ())
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] == "aorta":
+            return True
+    return not _DECLARATIONS.isdisjoint(dir(cls))
 
 
 def result_scope(cls: type[Any]) -> str:
@@ -451,11 +437,11 @@ def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | No
     given = dict(overrides)
     if steps is not None:
         given["steps"] = steps
-    reserved = [key for key in given if str(key).startswith(RESERVED)]
-    if reserved:
-        raise ConfigError(
-            f"{cls.__name__}: the option {reserved[0]!r} cannot be given: the runner adds what starts with {RESERVED}"
-        )
+    for key in given:
+        if str(key).startswith(RESERVED):
+            raise ConfigError(
+                f"{cls.__name__}: the option {key!r} cannot be given: the runner adds what starts with {RESERVED}"
+            )
     model = getattr(cls, "Config", None)
     if isinstance(model, type) and hasattr(model, "model_validate"):
         return _validated(cls, model, given)
@@ -463,10 +449,10 @@ def resolve_config(cls: type[Any], overrides: Mapping[str, Any], steps: int | No
     if declared is not None and not isinstance(declared, Mapping):
         raise ConfigError(f"{cls.__name__}.default_config has to be a dict, and is a {type(declared).__name__}")
     default = dict(declared or {})
-    merged = {**default, **{key: _guess(value) for key, value in given.items()}}
-    warnings = []
-    for key in given if declared is not None else ():
-        if key not in default:
+    merged, warnings = dict(default), []
+    for key, value in given.items():
+        merged[key] = _guess(value)
+        if key not in default and declared is not None:
             nearest = difflib.get_close_matches(str(key), map(str, default), 1)
             known = f"known: {', '.join(sorted(map(str, default))) or 'none'}"
             hint = f"did you mean {nearest[0]!r}?" if nearest else known
@@ -515,7 +501,7 @@ def check_names(target: str, given: Collection[str]) -> None:
     Raises:
         ConfigError: as ``resolve_config``.
     """
-    if given and (valid := _fields_in_source(target)) is not None:
+    if (valid := _fields_in_source(target)) is not None:
         _refuse_unknown(target.rpartition(":")[2], [key for key in given if key not in valid], valid)
 
 

@@ -493,4 +493,4 @@ def doubts(result: ResultRecord) -> list[str]:
     for name in result.output.get("detected", ()):
         if name != "nan" or not not_finite:
             found.append(f"its output says {name} (--aorta-fail-on=@{name} fails such trials)")
-    return [f"passed=True, but {text}" for text in found]
+    return list(map("passed=True, but {}".format, found))

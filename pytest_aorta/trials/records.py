@@ -42,9 +42,9 @@ def encode_non_finite(value: Any) -> Any:
     if isinstance(value, str):
         return "\\" + value if value.lstrip("\\") in _NON_FINITE else value
     if isinstance(value, list | tuple):
-        return [encode_non_finite(element) for element in value]
+        return list(map(encode_non_finite, value))
     if isinstance(value, dict):
-        return {key: encode_non_finite(element) for key, element in value.items()}
+        return dict(zip(value, map(encode_non_finite, value.values()), strict=True))
     return value
 
 
@@ -54,9 +54,9 @@ def decode_non_finite(value: Any) -> Any:
             return _NON_FINITE[value]
         return value[1:] if value.startswith("\\") and value.lstrip("\\") in _NON_FINITE else value
     if isinstance(value, list):
-        return [decode_non_finite(element) for element in value]
+        return list(map(decode_non_finite, value))
     if isinstance(value, dict):
-        return {key: decode_non_finite(element) for key, element in value.items()}
+        return dict(zip(value, map(decode_non_finite, value.values()), strict=True))
     return value
 
 
@@ -265,22 +265,22 @@ class Event(TypedDict, total=False):
 Send = Callable[[Event], None]
 
 #: The types of events, and what each has at least.
-_HAS: dict[str, tuple[str, ...]] = {
-    "begin": ("phase",),
-    "end": ("phase", "sec"),
-    "progress": ("step",),
-    "alive": (),
-    "env": ("env",),
-    "env_end": ("end",),
-    "imported": ("module",),
-    "imports_over": ("note",),
-    "ranks_start": (),
-    "ranks_ready": (),
-    "group": ("group",),
-    "attempt": ("attempt",),
-    "ranks": ("ranks", "failure", "cleanup"),
-    "failed": ("error",),
-    "lived": (),
+_HAS: dict[str, set[str]] = {
+    "begin": {"phase"},
+    "end": {"phase", "sec"},
+    "progress": {"step"},
+    "alive": set(),
+    "env": {"env"},
+    "env_end": {"end"},
+    "imported": {"module"},
+    "imports_over": {"note"},
+    "ranks_start": set(),
+    "ranks_ready": set(),
+    "group": {"group"},
+    "attempt": {"attempt"},
+    "ranks": {"ranks", "failure", "cleanup"},
+    "failed": {"error"},
+    "lived": set(),
 }
 
 
@@ -291,7 +291,7 @@ def to_json(data: object) -> str:
 def parse_event(data: object) -> Event:
     """Check an event from another process; raises ``ValueError`` for anything else."""
     event = prepare_events().validate_python(data)
-    if event["type"] not in _HAS or any(name not in event for name in _HAS[event["type"]]):
+    if event["type"] not in _HAS or not _HAS[event["type"]] <= event.keys():
         raise ValueError(f"not an event: {data!r}")
     return event
 

@@ -60,20 +60,10 @@ GENERATORS = {
 def generator_state(name: str) -> list[Any]:
     """The state of the generator of a module that is loaded, as plain values that can be compared."""
     state = getattr(sys.modules[name], GENERATORS[name][0])()
-    parts = state if isinstance(state, tuple) else (state,)
-    return [part.tolist() if hasattr(part, "tolist") else part for part in parts]
-
-
-def _give(name: str, seed: int) -> None:
-    module: Any = sys.modules[name]
-    if name == "random":
-        module.seed(seed)
-    elif name == "numpy.random":
-        module.seed([seed & 0xFFFFFFFF, seed >> 32])
-    elif module.version.cuda or module.version.hip:
-        module.manual_seed(seed)  # devices, too: when they are initialised, and not before
-    else:
-        module.default_generator.manual_seed(seed)
+    plain = []
+    for part in state if isinstance(state, tuple) else (state,):
+        plain.append(part.tolist() if hasattr(part, "tolist") else part)
+    return plain
 
 
 def _descends(name: str, seed: int) -> bool:
@@ -95,7 +85,7 @@ def _descends(name: str, seed: int) -> bool:
 
 
 class ProcessSeeds(importlib.abc.MetaPathFinder):
-    """The seeds of this process's generators; one instance per process and per fork.
+    """The seeds of this process's generators, from now on; one instance per process and per fork.
 
     Attributes:
         given: the seed of each generator that has been seeded, by module.
@@ -106,27 +96,31 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
         self.seed = seed
         self.given: dict[str, int] = {}
         self.kept: dict[str, Any] = {}
-        self._waited_for: set[str] = set()
-
-    def start(self) -> None:
-        """Seed what is imported already, and the rest right after its import."""
+        #: These are seeded right after their import.
+        self._waited_for = GENERATORS.keys() - sys.modules.keys()
         for name in GENERATORS:
             if name in sys.modules:
-                self._seed(name)
-            else:
-                self._waited_for.add(name)
+                self._seed(name, derived_seed(seed, name))
         sys.meta_path.insert(0, self)
 
-    def _seed(self, name: str) -> None:
-        self.given[name] = derived_seed(self.seed, name)
-        _give(name, self.given[name])
+    def _seed(self, name: str, seed: int) -> None:
+        self.given[name] = seed
+        module: Any = sys.modules[name]
+        if name == "random":
+            module.seed(seed)
+        elif name == "numpy.random":
+            module.seed([seed & 0xFFFFFFFF, seed >> 32])
+        elif module.version.cuda or module.version.hip:
+            module.manual_seed(seed)  # devices, too: when they are initialised, and not before
+        else:
+            module.default_generator.manual_seed(seed)
 
     def restart(self, seed: int) -> None:
         """In a fork: other seeds, except for the generators that were seeded otherwise before it (``note_kept``)."""
         self.seed = seed
         for name in self.given:
             if name not in self.kept:
-                self._seed(name)
+                self._seed(name, derived_seed(seed, name))
             else:  # a fork gives ``random`` a new seed
                 getattr(sys.modules[name], GENERATORS[name][1])(self.kept[name])
 
@@ -142,14 +136,17 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
             return True
         get_state, set_state = (getattr(sys.modules[name], function) for function in GENERATORS[name])
         state, exact = generator_state(name), get_state()
-        _give(name, self.given[name])
+        self._seed(name, self.given[name])
         fresh = generator_state(name) == state
         set_state(exact)
         return fresh
 
     def record(self) -> Seeds:
         """For the record; seeds of generators that are not loaded yet are those that they will get."""
-        generators = {name: derived_seed(self.seed, name) for name in GENERATORS if name not in self.kept}
+        generators = {}
+        for name in GENERATORS:
+            if name not in self.kept:
+                generators[name] = derived_seed(self.seed, name)
         return Seeds(self.seed, generators, sorted(self.kept))
 
     def find_spec(
@@ -169,7 +166,7 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self._seed(fullname)
+                self._seed(fullname, derived_seed(self.seed, fullname))
 
             loader.exec_module = exec_module
         return spec

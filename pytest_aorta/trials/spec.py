@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +79,9 @@ class TrialSpec:
 
     @property
     def seed(self) -> int | None:
-        if any(text.partition(":")[0] == "divergence" for text in self.collect):  # it compares what should be equal
-            return derived_seed(self.execution.seed or 0, "trial", 0)
+        for text in self.collect:
+            if text.partition(":")[0] == "divergence":  # it compares what should be equal
+                return derived_seed(self.execution.seed or 0, "trial", 0)
         return None if self.execution.seed is None else derived_seed(self.execution.seed, "trial", self.trial_index)
 
     @property
@@ -205,15 +206,21 @@ def fingerprint_parts(
         overlay[name] = next(iter(recorded_variables({name: value}).values()), REDACTED)
         if overlay[name] == REDACTED:
             overlay[name] = DIGEST + hashlib.sha256(value.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    # Its variables are in the overlay, and where it is registered decides nothing.
+    registered = {**vars(environment), "env": None, "source_package": None}
+    for name, value in list(registered.items()):
+        if not value:
+            del registered[name]
+    imposed = dict(vars(imposes))
+    for name, value in vars(imposes).items():
+        if value is None:
+            del imposed[name]
     parts: Parts = {
         "workload": [spec.workload.name, cls if where.endswith(".py") else spec.workload.target],
         "sources": dict(ingredients.sources),
         "data_files": dict(ingredients.data_files),
         "config": dict(ingredients.config),
-        # Its variables are in the overlay, and where it is registered decides nothing.
-        "environment": {
-            name: value for name, value in vars(environment).items() if value and name not in ("env", "source_package")
-        },
+        "environment": registered,
         "mitigations": list(spec.mitigations),
         "overlay": overlay,
         "launcher": execution.launcher,
@@ -225,12 +232,15 @@ def fingerprint_parts(
         "memory": spec.limits.memory,
         "seed": spec.seed,
         "collect": list(spec.collect),
-        "imposed": {name: value for name, value in asdict(imposes).items() if value is not None},
+        "imposed": imposed,
         **surroundings,
     }
     if execution.elastic != DEFAULTS:
-        parts["elastic"] = {**execution.elastic.to_plain(), **dict.fromkeys(PLACES)}
-    return {name: value for name, value in parts.items() if value is not None and value != {} and value != []}
+        parts["elastic"] = {**vars(execution.elastic), **dict.fromkeys(PLACES)}
+    for name, value in list(parts.items()):
+        if value is None or value == {} or value == []:
+            del parts[name]
+    return parts
 
 
 def requested_parts(spec: TrialSpec) -> Parts:

@@ -63,7 +63,7 @@ class StepClock:
 
     def times_ms(self) -> list[float]:
         self._share()
-        return [round(time, 6) for time in self._milliseconds]
+        return self._milliseconds.tolist()
 
     def _share(self) -> None:
         if self._at > self._before:
@@ -74,7 +74,7 @@ class StepClock:
 
     def _keep(self, milliseconds: float) -> None:
         if self._seen % self._stride == 0:
-            self._milliseconds.append(milliseconds)
+            self._milliseconds.append(round(milliseconds, 6))
             if len(self._milliseconds) == KEPT:
                 self._milliseconds = self._milliseconds[::2]
                 self._stride *= 2

@@ -18,8 +18,6 @@ from pytest_aorta.trials.loading import (
     describe,
     file_digest,
     load_class,
-    source_file,
-    sources,
 )
 
 WORKLOAD = """
@@ -53,7 +51,7 @@ def test_a_class_of_a_file_that_nothing_can_import(tmp_path: Path) -> None:
     cls = load_class(f"{file}:Plain")
 
     assert cls.__name__ == "Plain"
-    assert source_file(cls) == str(file)
+    assert sys.modules[cls.__module__].__file__ == str(file)
 
 
 def test_a_file_is_loaded_once(tmp_path: Path) -> None:
@@ -127,12 +125,13 @@ class Ranks(Plain):
         "data_files": {},
     }
     common |= {"config_error": None, "startup_variables": {}, "requires_process": False, "result_scope": "global"}
+    every = loading.sources(list(sys.modules), tmp_path.resolve())  # of this test's process
     assert describe(plain, {}, None) == {
         **common,
         "launch_mode": "single_process",
         "min_world_size": 1,
         "timeout_sec": None,
-        "sources": sources(plain),
+        "sources": {**every, "described.py": file_digest(tmp_path / "described.py")},
         "config": {},
         "config_warnings": [],
     }
@@ -141,7 +140,7 @@ class Ranks(Plain):
         "launch_mode": "distributed",
         "min_world_size": 4,
         "timeout_sec": 30.0,
-        "sources": sources(ranks),
+        "sources": {**every, "described.py": file_digest(tmp_path / "described.py")},
         "config": {"size": 3, "steps": 5},
         "config_warnings": ["Ranks.default_config has no option 'steps' (known: size); it may have no effect"],
     }
@@ -158,10 +157,9 @@ def test_a_description_carries_what_is_wrong_with_the_options() -> None:
 
 SCRIPT = """
 import json, sys
-from pytest_aorta.trials.loading import load_class
-from pytest_aorta.trials.loading import imported_later, sources
+from pytest_aorta.trials.loading import describe, imported_later, load_class
 cls = load_class(sys.argv[1])
-known = sources(cls)
+known = describe(cls, {}, None)["sources"]
 for name in sys.argv[2:]:
     __import__(name)
 print(json.dumps([dict(sorted(known.items())), sorted(imported_later(cls, None, known))]))

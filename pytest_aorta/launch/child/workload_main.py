@@ -44,7 +44,6 @@ from pytest_aorta.trials.loading import (
     load_class,
     resolve_config,
     set_arguments,
-    supports_process,
     with_added,
 )
 from pytest_aorta.trials.records import Send
@@ -78,7 +77,6 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Sequence[
     if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
         return
     _seeds = ProcessSeeds(random_seed() if seed is None else seed)
-    _seeds.start()
     set_arguments(argument["target"])
     before = children_now()
     if modules:
@@ -196,7 +194,8 @@ def run_workload(
     variables = launcher_variables(payload["base_pid"])
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": seeds().record()})
     cls = load_class(payload["target"])
-    isolation: TrialIsolation = "process" if supports_process(cls) else "in_process"
+    supported = getattr(cls, "trial_isolation_supported", ())
+    isolation: TrialIsolation = "process" if "process" in supported else "in_process"
     added = added_options(
         payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
     )

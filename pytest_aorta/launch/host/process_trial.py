@@ -264,7 +264,7 @@ class ProcessTrial:
             "folder": str(self._folder),
             "grace": spec.limits.grace,
             "memory": spec.limits.memory,
-            "elastic": spec.execution.elastic.to_plain(),
+            "elastic": vars(spec.execution.elastic),
             "seed": self._seed,
             "rank_seed": None if spec.origin is None else spec.origin.rank_seed,
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
