@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -767,7 +768,7 @@ def _run_shell(
     What it has left in its process group when it ends is killed. When an exception ends the wait, such as Ctrl-C, it
     and all its descendants, daemons too, get SIGTERM and, ``grace`` seconds later, SIGKILL.
     """
-    tag = process_tree.new_tag()
+    tag = uuid.uuid4().hex
     process = subprocess.Popen(
         # It tells its process group first: a shell that has not yet done so holds the pipe open.
         ["/bin/bash", "-c", f"echo $$ >&{guard.write}; exec {guard.write}>&-; {script}"],

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -187,10 +186,6 @@ def end_all(
 
 #: The variable. Every process below a zygote has it, with the zygote's tag.
 VARIABLE = "PYTEST_AORTA_ZYGOTE"
-
-
-def new_tag() -> str:
-    return uuid.uuid4().hex
 
 
 def tagged_processes(*tags: str) -> list[int]:

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -261,7 +262,9 @@ class Task:
         while True:
             # After its end, read what is there, and do not wait for a descendant that still holds the channel.
             over = self.ended is not None or self._lost is not None
-            sources = [channel for channel in (self._channel, None if over else self._fate) if channel is not None]
+            sources = [] if over else [self._fate]
+            if self._channel is not None:
+                sources.append(self._channel)
             limit = 0.0 if over else deadline
             ready = wait(sources, None if limit is None else max(0.0, limit - time.monotonic())) if sources else []
             if self._channel is not None and self._channel in ready:
@@ -446,7 +449,7 @@ class Zygote:
         self.spec = spec
         self.info: dict[str, Any] = {}
         self.against_forking: list[str] = []
-        self.tag = process_tree.new_tag()
+        self.tag = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | Seed
         self.load_sec: float | None = None
         self.loaded_at = 0.0
@@ -459,24 +462,49 @@ class Zygote:
         self._dying = threading.Lock()
         #: Open until a zygote behind a prefix has reported; keeps the way to end it until this is closed.
         self._socket: PrefixSocket | None = None
-        if seed is not None:
+        if seed is None:
+            self._start()
+        else:
             self._log.close()
             self._process, self.control, self._log = seed, seed.control, seed.log
-            with contextlib.suppress(OSError):
-                self._send_order()
-            return
+        order: dict[str, Any] = {}
+        for name in ("prepare", "argument", "run", "sys_path", "fresh", "load", "rehearse"):
+            order[name] = getattr(spec, name)
+        # The end of the channel alone says too little: every fork of this process has a copy of it.
+        owner: tuple[int, ...] = ()
+        with contextlib.suppress(OSError):  # Linux before 5.3
+            owner = (os.pidfd_open(os.getpid()),)
+        try:
+            with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
+                if spec.has_prefix:
+                    environ = {**spec.behind.restored, process_tree.VARIABLE: self.tag}
+                    self.control.send({"environ": environ, "cwd": spec.cwd})
+                self.control.send({**order, "owner": bool(owner)}, owner)
+        finally:
+            for descriptor in owner:
+                os.close(descriptor)
+
+    def _start(self) -> None:
+        spec = self.spec
         self.control, theirs = Channel.pair()
+        fd, parent = theirs.fileno(), str(os.getpid())
         try:
             if spec.has_prefix:
                 self._socket = PrefixSocket(theirs, self.tag)
+                packages = spec.behind.packages
+                script = _ENTRY if packages is None else Path(packages, *_ENTRY.parts[-3:])
+                words = [*self._with_tag(spec.command), str(script), parent, *self._socket.arguments()]
+                command = words if packages is None else [*words, packages]
+            else:
+                command = [*spec.command, "-c", _BOOTSTRAP, str(fd), parent]
             self._process = subprocess.Popen(
-                self._command(theirs.fileno()),
+                command,
                 env={**spec.environ, process_tree.VARIABLE: self.tag},
                 cwd=spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=[] if spec.has_prefix else [theirs.fileno()],
+                pass_fds=[] if spec.has_prefix else [fd],
                 start_new_session=True,  # Ctrl-C is for pytest, which then ends its trials in order
             )
         except OSError as error:
@@ -489,37 +517,6 @@ class Zygote:
         finally:
             if self._socket is None:
                 theirs.close()
-        with contextlib.suppress(OSError):  # it has died already, which ``wait_ready`` notices
-            self._send_order()
-
-    def _send_order(self) -> None:
-        """Say what to prepare, and hand over this process, whose end is the zygote's.
-
-        The end of the channel alone says too little: every fork of this process has a copy of it.
-        """
-        spec = self.spec
-        if spec.has_prefix:
-            environ = {**spec.behind.restored, process_tree.VARIABLE: self.tag}
-            self.control.send({"environ": environ, "cwd": spec.cwd})
-        names = ("prepare", "argument", "run", "sys_path", "fresh", "load", "rehearse")
-        order = {name: getattr(spec, name) for name in names}
-        try:
-            owner = os.pidfd_open(os.getpid())
-        except OSError:  # Linux before 5.3
-            self.control.send({**order, "owner": False})
-            return
-        try:
-            self.control.send({**order, "owner": True}, [owner])
-        finally:
-            os.close(owner)
-
-    def _command(self, fd: int) -> list[str]:
-        if self._socket is None:
-            return [*self.spec.command, "-c", _BOOTSTRAP, str(fd), str(os.getpid())]
-        packages = self.spec.behind.packages
-        script = _ENTRY if packages is None else Path(packages, *_ENTRY.parts[-3:])
-        words = [*self._with_tag(self.spec.command), str(script), str(os.getpid()), *self._socket.arguments()]
-        return words if packages is None else [*words, packages]
 
     def _with_tag(self, words: Sequence[str]) -> list[str]:
         return [word.replace(TAG_WORD, self.tag) for word in words]
@@ -571,7 +568,16 @@ class Zygote:
         grace: float,
         wanted: Callable[[], bool],
     ) -> Message:
-        while not self._poll(min(LOOK, max(0.0, give_up - time.monotonic()))):
+        while True:
+            timeout, prefix = min(LOOK, max(0.0, give_up - time.monotonic())), self._socket
+            if prefix is None or prefix.fileno() < 0:
+                if self.control.poll(timeout):
+                    break
+            elif prefix.fileno() in (ready := wait([self.control, prefix.fileno()], timeout)):
+                prefix.admit()
+            elif ready or not self.alive():
+                prefix.hang_up()
+                break
             if not wanted():
                 self.close()
                 raise ZygoteUnwanted("its start was cancelled", phase=phase)
@@ -588,19 +594,6 @@ class Zygote:
         if report is None:
             raise self._failed_start(phase)
         return report
-
-    def _poll(self, timeout: float) -> bool:
-        waiting = self._socket
-        if waiting is None or waiting.fileno() < 0:
-            return self.control.poll(timeout)
-        ready = wait([self.control, waiting.fileno()], timeout)
-        if waiting.fileno() in ready:
-            waiting.admit()
-            return False
-        if not ready and self.alive():
-            return False
-        waiting.hang_up()
-        return True
 
     def _end_import(self, grace: float) -> str:
         family = process_tree.Family(lambda: [self._process.pid, *process_tree.tagged_processes(self.tag)])
@@ -657,10 +650,11 @@ class Zygote:
         Raises:
             ZygoteError: the zygote is gone. That it cannot fork, the task says.
         """
-        files = {"stdout": stdout, "stderr": stderr, "stacks": stacks}
         task = {
             "payload": payload,
-            **{name: None if path is None else str(path) for name, path in files.items()},
+            "stdout": stdout and str(stdout),
+            "stderr": stderr and str(stderr),
+            "stacks": stacks and str(stacks),
             "cores": None if cores is None else list(cores),
             "descriptors": len(descriptors),
         }

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pytest_aorta.runtime.zygote import (
     LOOK,
@@ -20,12 +21,12 @@ from pytest_aorta.runtime.zygote import (
 _LIMITS = StartLimits()
 
 
+@dataclass
 class _Entry:
-    def __init__(self) -> None:
-        self.starting = threading.Lock()
-        self.zygote: Zygote | None = None
-        self.error: ZygoteError | None = None
-        self.users = 0
+    starting: threading.Lock = field(default_factory=threading.Lock)
+    zygote: Zygote | None = None
+    error: ZygoteError | None = None
+    users: int = 0
 
 
 class ZygotePool:
@@ -66,50 +67,46 @@ class ZygotePool:
             ZygoteUnwanted: it was not wanted any more.
             ZygoteError: it cannot be started or prepared (then all who wait for it get the error).
         """
-        key = spec.key
+        key, surplus = spec.key, []
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
             entry.users += 1
-            unused = [other for other, held in self._entries.items() if held.users == 0]
-            surplus = [self._entries.pop(other).zygote for other in unused[: max(0, len(self._entries) - self._limit)]]
+            for other, held in list(self._entries.items()):
+                if held.users == 0 and len(self._entries) > self._limit:
+                    surplus.append(self._entries.pop(other).zygote)
         for zygote in surplus:
             if zygote is not None:
                 zygote.close()
+        has_turn = False
         try:
-            while not entry.starting.acquire(timeout=LOOK):
-                self._check(wanted)
-            try:
-                self._check(wanted)
-                zygote = entry.zygote
-                if zygote is not None and not zygote.against_forking and not zygote.alive():
-                    zygote.death()  # tasks still waiting learn how it died, not that it was closed
-                    zygote.close()
-                    entry.zygote = None
-                if entry.error is not None:
-                    raise entry.error
-                if entry.zygote is None:
-                    entry.zygote = self._start(spec, limits, wanted)
-                return entry.zygote
-            except ZygoteUnwanted:
-                raise  # who waits starts it
-            except ZygoteError as error:
-                entry.error = error
-                raise
-            finally:
-                entry.starting.release()
-        except BaseException:
+            while not has_turn:
+                has_turn = entry.starting.acquire(timeout=LOOK)
+                if self._closed:
+                    raise ZygoteError("the zygotes have been closed")
+                if not wanted():
+                    raise ZygoteUnwanted("its start was cancelled")
+            zygote = entry.zygote
+            if zygote is not None and not zygote.against_forking and not zygote.alive():
+                zygote.death()  # tasks still waiting learn how it died, not that it was closed
+                zygote.close()
+                entry.zygote = None
+            if entry.error is not None:
+                raise entry.error
+            if entry.zygote is None:
+                entry.zygote = self._start(spec, limits, wanted)
+            return entry.zygote
+        except BaseException as error:
+            if isinstance(error, ZygoteError) and not isinstance(error, ZygoteUnwanted) and has_turn:
+                entry.error = error  # of one that is not wanted: who waits starts it
             with self._lock:
                 entry.users -= 1
                 if entry.zygote is None and (entry.error or not entry.users) and self._entries.get(key) is entry:
                     del self._entries[key]
             raise
-
-    def _check(self, wanted: Callable[[], bool]) -> None:
-        if self._closed:
-            raise ZygoteError("the zygotes have been closed")
-        if not wanted():
-            raise ZygoteUnwanted("its start was cancelled")
+        finally:
+            if has_turn:
+                entry.starting.release()
 
     def _start(self, spec: ZygoteSpec, limits: StartLimits, wanted: Callable[[], bool]) -> Zygote:
         with self._lock:

@@ -15,7 +15,7 @@ import pytest
 from support.nursery import Nursery, finish, message_of
 from support.processes import is_gone, wait_for, wait_until
 
-from pytest_aorta.runtime.channel import Channel
+from pytest_aorta.runtime.channel import Channel, wait
 from pytest_aorta.runtime.process_tree import VARIABLE
 from pytest_aorta.runtime.zygote import (
     TAG_WORD,
@@ -174,8 +174,10 @@ IMPORTS_FOREVER = "import time\nprint('importing', flush=True)\nopen('begun', 'w
 def importing(nursery: Nursery, zygote: Zygote) -> psutil.Process:
     """The process that imports, which is no child of this one."""
     waiting = psutil.Process()
+    assert zygote._socket is not None
     while not (nursery.path / "begun").exists():
-        zygote._poll(0.1)
+        if wait([zygote._socket.fileno()], 0.1):
+            zygote._socket.admit()
     return waiting.children(recursive=True)[-1]
 
 
