@@ -82,7 +82,7 @@ class TrialRunner:
             return self._engine
 
     def _make_engine(self) -> TrialEngine:
-        from pytest_aorta.runtime.event_loop import SIGINT_HELD
+        from pytest_aorta.common.interrupts import SIGINT_HELD
 
         with SIGINT_HELD:
             from pytest_aorta.launch.engine import TrialEngine

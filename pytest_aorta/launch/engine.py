@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pytest_aorta.common.bounded_waits import pieces, wait_bounded
+from pytest_aorta.common.interrupts import pieces, wait_bounded
 from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
 from pytest_aorta.launch.host.allocation import SlotJob

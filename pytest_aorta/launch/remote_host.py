@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.common.interrupts import PIECE
 from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
 from pytest_aorta.launch.host.allocation import SlotJob
 from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost

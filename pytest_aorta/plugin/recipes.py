@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_aorta.common.bounded_waits import wait_bounded
+from pytest_aorta.common.interrupts import wait_bounded
 from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError, unit_of
 from pytest_aorta.plugin import is_controller, is_worker

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_aorta.common.bounded_waits import PIECE
-from pytest_aorta.runtime.event_loop import SIGINT_HELD, EventLoop
+from pytest_aorta.common.interrupts import PIECE, SIGINT_HELD
+from pytest_aorta.runtime.event_loop import EventLoop
 from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, State, Tag
 from pytest_aorta.runtime.records import (
     Completion,

@@ -19,7 +19,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.common.interrupts import PIECE
 from pytest_aorta.runtime.arguments import TaskArgs
 from pytest_aorta.runtime.callables import dumps, loads
 from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of

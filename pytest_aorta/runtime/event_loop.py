@@ -1,27 +1,19 @@
-"""One thread of a worker that waits for descriptors and timers; and interrupts, which must not damage a worker.
-
-``SIGINT`` is deferred while the main thread changes the graph: Python runs signal handlers wherever that thread is, and
-a KeyboardInterrupt in the middle of a change would leave a task half added, and a worker that waits for it at its end.
-"""
+"""One thread of a worker that waits for descriptors and timers."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import math
 import os
 import select
-import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
-from typing import Any
 
-from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.common.interrupts import SIGINT_HELD
 
 Callback = Callable[[], object]
 
@@ -159,94 +151,3 @@ def _call(callback: Callback) -> None:
         callback()
     except Exception:
         traceback.print_exc()  # an error of this package; those of tasks are theirs
-
-
-# The C functions: ``signal``'s wrappers convert to enumeration members, which takes twenty times as long as the rest.
-_raw = importlib.import_module("_signal")
-_SIGINT = int(signal.SIGINT)
-_get_ident = threading.get_ident
-
-
-class _SigintHold:
-    def __init__(self) -> None:
-        self._depth = 0
-        self._handler: Callable[[int, FrameType | None], Any] | None = None
-        self._noted: tuple[int, FrameType | None] | None = None
-        self._main = threading.main_thread().ident
-        os.register_at_fork(after_in_child=self._forked)
-
-    def _forked(self) -> None:
-        self._main = _get_ident()
-
-    def piece(self) -> float:
-        """Seconds that this thread may wait with SIGINT deferred."""
-        return 0.1 if _get_ident() == self._main else PIECE
-
-    def __enter__(self) -> None:
-        if _get_ident() == self._main:
-            if self._depth == 0:
-                self._install()
-            self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        if _get_ident() == self._main:
-            # Never below 0: an interrupt that is raised at the end of ``released`` leaves fewer holds than there were.
-            self._depth = max(0, self._depth - 1)
-            if self._depth == 0:
-                self._restore()
-
-    def _install(self) -> None:
-        self._noted = None
-        handler = _raw.getsignal(_SIGINT)
-        self._handler = handler if callable(handler) else None  # SIG_DFL, SIG_IGN, or one of C code
-        if self._handler is not None:
-            try:
-                _raw.signal(_SIGINT, self._note)
-            except ValueError:  # the main thread of another interpreter
-                self._handler = None
-
-    def _restore(self) -> None:
-        handler, self._handler = self._handler, None
-        if handler is not None:
-            if _raw.getsignal(_SIGINT) == self._note:  # else other code has installed a handler, which stays
-                _raw.signal(_SIGINT, handler)
-            noted, self._noted = self._noted, None
-            if noted is not None:
-                handler(*noted)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted = number, frame
-
-    @contextlib.contextmanager
-    def released(self) -> Iterator[None]:
-        """Let interrupts through within a hold: around code of users, and around waits."""
-        if _get_ident() != self._main or self._depth == 0:
-            yield
-            return
-        depth, self._depth = self._depth, 0
-        try:
-            self._restore()
-            yield
-        finally:
-            self._install()
-            self._depth = depth
-
-
-#: A process has one main thread.
-SIGINT_HELD = _SigintHold()
-
-
-def wait_for(event: threading.Event, timeout: float | None) -> bool:
-    """Wait for an event; whether it is set within ``timeout`` seconds.
-
-    SIGINT is raised between pieces of the wait: within the Python code of ``threading``, it would leave a lock broken.
-    """
-    give_up = None if timeout is None else time.monotonic() + timeout
-    while True:
-        piece = SIGINT_HELD.piece()
-        left = piece if give_up is None else max(0.0, min(piece, give_up - time.monotonic()))
-        with SIGINT_HELD:
-            if event.wait(left):
-                return True
-        if give_up is not None and time.monotonic() >= give_up:
-            return False

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.bounded_waits import PIECE
+from pytest_aorta.common.interrupts import PIECE, SIGINT_HELD, wait_for
 from pytest_aorta.runtime.arguments import (
     TaskArgs,
     blank_tensor,
@@ -25,7 +25,6 @@ from pytest_aorta.runtime.arguments import (
 )
 from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphTask, Member, RingFull, TaskKind, record_of
-from pytest_aorta.runtime.event_loop import SIGINT_HELD, wait_for
 from pytest_aorta.runtime.graph import HazardWarning
 from pytest_aorta.runtime.records import TaskError, TaskRecord
 from pytest_aorta.runtime.tensors import footprint_of, snapshot

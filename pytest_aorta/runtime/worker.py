@@ -16,12 +16,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.bounded_waits import pieces
+from pytest_aorta.common.interrupts import SIGINT_HELD, pieces
 from pytest_aorta.runtime.arguments import check_function, check_timeout, expect, listed, seconds, whole_number
 from pytest_aorta.runtime.callables import CallableHandle, Callables, WorkerSpec, define
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphRun, TaskKind
 from pytest_aorta.runtime.endpoint import Link, Message, ProcessEndpoint, ProcessLink
-from pytest_aorta.runtime.event_loop import SIGINT_HELD
 from pytest_aorta.runtime.graph import Hazards
 from pytest_aorta.runtime.orchestrator import Orchestrator, RunHandle
 from pytest_aorta.runtime.records import StartupError

@@ -421,10 +421,7 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
         for stream in (sys.stdout, sys.stderr):
             # A crash must not take printed lines with it.
             stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-        faulthandler.enable(file=2)
-        if task["stacks"] is not None:
-            stacks = os.open(task["stacks"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            faulthandler.register(process_tree.STACK_SIGNAL, file=stacks, all_threads=True)
+        arm(task["stacks"])
     except OSError as error:  # a folder that has vanished, a full disk
         channel.send({"type": "failed", "phase": "launch", "error": describe_exception(error)})
         leave(0)
@@ -454,6 +451,14 @@ def _given(value: T | None) -> T:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
     return value
+
+
+def arm(stacks: str | None) -> None:
+    """Write Python stacks on a fatal signal (to stderr) and when asked to (to the file ``stacks``)."""
+    faulthandler.enable(file=2)
+    if stacks is not None:
+        fd = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        faulthandler.register(process_tree.STACK_SIGNAL, file=fd, all_threads=True)
 
 
 def leave(code: int) -> NoReturn:

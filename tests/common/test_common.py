@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.bounded_waits import PIECE, pieces, wait_bounded
+from pytest_aorta.common.interrupts import PIECE, pieces, wait_bounded
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
 from pytest_aorta.common.texts import format_ranges, parse_ranges, read_tail
 
@@ -35,7 +35,7 @@ def test_a_signal_that_is_handled_too_late_for_the_system_call_ends_the_wait() -
     # that has begun when the signal comes to another thread is the same: no system call of this one is interrupted.
     code = """
 import signal, threading
-from pytest_aorta.common.bounded_waits import wait_bounded
+from pytest_aorta.common.interrupts import wait_bounded
 
 def interrupt_here():
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)

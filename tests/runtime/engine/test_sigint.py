@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.processes import PATIENCE, reset_signals
 
-from pytest_aorta.runtime.event_loop import SIGINT_HELD
+from pytest_aorta.common.interrupts import SIGINT_HELD
 
 
 @pytest.mark.usefixtures("interruptible")
