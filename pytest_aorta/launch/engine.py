@@ -24,7 +24,7 @@ from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
 from pytest_aorta.launch.host.allocation import SlotJob
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.trial_files import node_folder, report_unstarted
-from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost, cell_name
+from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
 from pytest_aorta.launch.nodes import endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.launch.record import build_record, logs_in, request_of
@@ -297,7 +297,8 @@ class SlotTrial(SlotJob):
         else:
             trace = "".join(traceback.format_exception(error))
             seen.lost = Failure(self._phase(), "exception", str(error), type(error).__name__, trace)
-        if self.cancelled and was_terminated(seen.lost):  # a batch system sends its signals to all processes of a job
+        # A batch system sends its signals to all processes of a job.
+        if self.cancelled.is_set() and was_terminated(seen.lost):
             seen.lost = interruption(self._phase(), why)
         logs = logs_in(self.folder) if has_logs else {}
         if isinstance(error, START_FAILURES) and own_rank() > 0 and (failure := conclude(seen)[1]) is not None:
@@ -514,7 +515,7 @@ class TrialEngine:
         first = spec if nodes is None else nodes.spec_for(spec, 0)
         trial = SlotTrial(self._order(first, folder, timeout), self.pool)
         if nodes is None:
-            trial.cell, trial.round = cell_name(spec), spec.trial_index
+            trial.cell, trial.round = (spec.workload.name, spec.cell), spec.trial_index
         else:  # its parts keep their places in the queue: all hosts have to come to the same trial
             trial.host = 0
             for node in range(1, nodes.count):

@@ -9,7 +9,7 @@ import pwd
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -190,7 +190,7 @@ class Inherited:
         folder = None if results is None else str(results.absolute())
         if origin is not None:
             return cls(os.environ, origin.cwd, origin.sys_path, folder)
-        return cls(os.environ, os.getcwd(), tuple(path for path in sys.path if path), folder)
+        return cls(os.environ, os.getcwd(), tuple(filter(None, sys.path)), folder)
 
 
 class EnvironmentUnusable(Exception):
@@ -324,13 +324,17 @@ def zygote_spec(
     if environment.enter:
         words, behind = container_command(spec, inherited, imposed)
         # Those of the engine itself.
-        variables = {name: value for name, value in inherited.variables.items() if name not in _NOT_INHERITED}
+        variables = dict(inherited.variables)
+        for name in _NOT_INHERITED:
+            variables.pop(name, None)
         sys_path = _sources(inherited.sys_path)
     else:
         words = command(environment)
         variables = environ(environment, spec.overlay, inherited.variables, threads, devices)
-        own = imposed if environment.venv is None else {*imposed, "VIRTUAL_ENV"}
-        behind = PrefixFacts({name: variables[name] for name in own})
+        own = dict(imposed) if environment.venv is None else {**imposed, "VIRTUAL_ENV": ""}
+        for name in own:
+            own[name] = variables[name]
+        behind = PrefixFacts(own)
         sys_path = () if environment.venv is not None else inherited.sys_path
     return ZygoteSpec(
         command=words,
@@ -392,12 +396,6 @@ class WorkloadInfo(BaseModel):
     startup_variables: dict[str, str] = Field(default={}, repr=False)  # may be secrets
     requires_process: bool = False
     packages: dict[str, Any] | None = None
-
-    def without_variables(self, names: Collection[str]) -> WorkloadInfo:
-        """As this, without some of the variables of the surroundings."""
-        variables = self.surroundings.get("variables", {})
-        kept = {name: value for name, value in variables.items() if name not in names}
-        return self.model_copy(update={"surroundings": {**self.surroundings, "variables": kept}})
 
     def digests_now(self, paths: Iterable[str]) -> dict[str, str]:
         """Digests of those source files that are there now; paths as of ``trials.sources``."""

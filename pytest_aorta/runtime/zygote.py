@@ -526,13 +526,13 @@ class Zygote:
     def wait_ready(
         self,
         limits: StartLimits = StartLimits(),
-        wanted: Callable[[], bool] = lambda: True,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Block until prepared. ``wanted`` is asked again and again, and must answer quickly.
+        """Block until prepared. ``cancelled`` is asked again and again, and must answer quickly.
 
         Raises:
             ZygoteTimeout: it took longer to prepare than it may, and was ended.
-            ZygoteUnwanted: it was not ``wanted`` any more, and was ended.
+            ZygoteUnwanted: it was ``cancelled``, and was ended.
             ZygoteError: it could not be started or prepared; ``phase`` is ``launch`` or ``import``.
         """
         if self._ready:
@@ -540,7 +540,7 @@ class Zygote:
         phase: Literal["launch", "import"] = "launch"
         limit, overall = limits.total, time.monotonic() + limits.total
         give_up = overall
-        while (report := self._start_report(phase, give_up, limit, limits.grace, wanted))["type"] != "ready":
+        while (report := self._start_report(phase, give_up, limit, limits.grace, cancelled))["type"] != "ready":
             phase, limit, give_up = "import", limits.total, overall
             if report["type"] == "failed":
                 self.close()
@@ -566,7 +566,7 @@ class Zygote:
         give_up: float,
         limit: float,
         grace: float,
-        wanted: Callable[[], bool],
+        cancelled: Callable[[], bool],
     ) -> Message:
         while True:
             timeout, prefix = min(LOOK, max(0.0, give_up - time.monotonic())), self._socket
@@ -578,7 +578,7 @@ class Zygote:
             elif ready or not self.alive():
                 prefix.hang_up()
                 break
-            if not wanted():
+            if cancelled():
                 self.close()
                 raise ZygoteUnwanted("its start was cancelled", phase=phase)
             if time.monotonic() < give_up:

@@ -51,7 +51,7 @@ class ZygotePool:
         self,
         spec: ZygoteSpec,
         limits: StartLimits = _LIMITS,
-        wanted: Callable[[], bool] = lambda: True,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> Zygote:
         """A zygote, for all who ask for it; started by the first of them. Stays at least until it is released.
 
@@ -60,11 +60,11 @@ class ZygotePool:
         Args:
             spec: what it is started from.
             limits: of its start.
-            wanted: asked again and again, and must answer quickly; a start that is not wanted any more is ended.
+            cancelled: asked again and again, and must answer quickly; a start that is cancelled is ended.
 
         Raises:
             ZygoteTimeout: its start took too long.
-            ZygoteUnwanted: it was not wanted any more.
+            ZygoteUnwanted: it was cancelled.
             ZygoteError: it cannot be started or prepared (then all who wait for it get the error).
         """
         key, surplus = spec.key, []
@@ -84,7 +84,7 @@ class ZygotePool:
                 has_turn = entry.starting.acquire(timeout=LOOK)
                 if self._closed:
                     raise ZygoteError("the zygotes have been closed")
-                if not wanted():
+                if cancelled():
                     raise ZygoteUnwanted("its start was cancelled")
             zygote = entry.zygote
             if zygote is not None and not zygote.against_forking and not zygote.alive():
@@ -94,11 +94,11 @@ class ZygotePool:
             if entry.error is not None:
                 raise entry.error
             if entry.zygote is None:
-                entry.zygote = self._start(spec, limits, wanted)
+                entry.zygote = self._start(spec, limits, cancelled)
             return entry.zygote
         except BaseException as error:
             if isinstance(error, ZygoteError) and not isinstance(error, ZygoteUnwanted) and has_turn:
-                entry.error = error  # of one that is not wanted: who waits starts it
+                entry.error = error  # of one that is cancelled: who waits starts it
             with self._lock:
                 entry.users -= 1
                 if entry.zygote is None and (entry.error or not entry.users) and self._entries.get(key) is entry:
@@ -108,7 +108,7 @@ class ZygotePool:
             if has_turn:
                 entry.starting.release()
 
-    def _start(self, spec: ZygoteSpec, limits: StartLimits, wanted: Callable[[], bool]) -> Zygote:
+    def _start(self, spec: ZygoteSpec, limits: StartLimits, cancelled: Callable[[], bool]) -> Zygote:
         with self._lock:
             seed = self._seed if self._seed is not None and self._seed.fits(spec) else None
             if seed is not None:
@@ -117,7 +117,7 @@ class ZygotePool:
         with self._lock:
             self._starting.add(zygote)
         try:
-            zygote.wait_ready(limits, lambda: not self._closed and wanted())
+            zygote.wait_ready(limits, lambda: self._closed or cancelled())
         except BaseException:
             zygote.close()
             raise

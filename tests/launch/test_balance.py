@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import threading
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,14 +18,14 @@ from support.plans import grid
 
 from pytest_aorta.launch.engine import Balance
 from pytest_aorta.launch.host.allocation import Allocator, SlotJob
-from pytest_aorta.launch.host.trial_host import Slot, cell_name
+from pytest_aorta.launch.host.trial_host import Slot
 from pytest_aorta.plan import ordered
 from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.spec import TrialSpec
 
 #: A trial that is never cancelled.
-JOB: Any = SimpleNamespace(cancelled=False, on_cancel=lambda callback: None)
+JOB: Any = SimpleNamespace(cancelled=threading.Event(), on_cancel=lambda callback: None)
 
 
 class Job(SlotJob):
@@ -33,7 +34,7 @@ class Job(SlotJob):
     def __init__(self, spec: TrialSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.cell, self.round = cell_name(spec), spec.trial_index
+        self.cell, self.round = (spec.workload.name, spec.cell), spec.trial_index
 
     def run(self, slot: Slot) -> None: ...
 
@@ -141,7 +142,7 @@ def test_of_more_devices_than_run_at_a_time_each_cell_gets_all_equally_often(
         if slot in running:
             running.pop(slot).close()
         running[slot] = ExitStack()
-        found = running[slot].enter_context(allocator.allocate(JOB, slot, need, cell_name(spec)))
+        found = running[slot].enter_context(allocator.allocate(JOB, slot, need, (spec.workload.name, spec.cell)))
         used[spec.cell, found.device_ids] += 1
         assert found.side_by_side.slot == slot
     for stack in running.values():

@@ -154,7 +154,6 @@ def test_what_trials_leave_in_a_shared_folder_is_said_once(tmp_path: Path, monke
     for number in range(600):
         (tmp_path / "many" / str(number)).touch()
     shared = SharedFolder(str(tmp_path), str(tmp_path / "results"))
-    shared.begin()
     for name in (".coverage", "__pycache__/a.pyc", "results/x.json", "many/1"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("changed")

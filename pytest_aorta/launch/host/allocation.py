@@ -46,6 +46,7 @@ class SlotJob:
 
     def __init__(self) -> None:
         self._cancelling = threading.Lock()
+        self.cancelled = threading.Event()
         self.why: str | None = None
         self._callbacks: list[Callable[[str], object]] = []
 
@@ -64,10 +65,6 @@ class SlotJob:
     def packages_listed(self, listing: dict[str, Any]) -> None:
         """The installed distributions, once for each host and list."""
 
-    @property
-    def cancelled(self) -> bool:
-        return self.why is not None
-
     def on_cancel(self, callback: Callable[[str], object]) -> None:
         """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
         with self._cancelling:
@@ -82,6 +79,7 @@ class SlotJob:
             if self.why is not None:
                 return
             self.why = why
+            self.cancelled.set()
             callbacks = list(self._callbacks)
         for callback in callbacks:
             callback(why)
@@ -101,8 +99,9 @@ class Allocation:
 
     def imposed(self, inherited: Mapping[str, str], overlay: Mapping[str, str]) -> Imposed:
         """For the record of a trial that inherits some variables and has others as its ``overlay``."""
-        threads = {name: value for name, value in self.threads.items() if name not in inherited}
-        variables = {name: value for name, value in {**threads, **self.devices}.items() if name not in overlay}
+        variables = {**self.threads, **self.devices}
+        for name in (inherited.keys() - self.devices.keys() | overlay.keys()) & variables.keys():
+            del variables[name]
         return Imposed(
             threads=self.imposes.threads if _THREADS[0] in variables else None,
             cpus=None if self.cores is None else list(self.cores),
@@ -120,7 +119,6 @@ class Allocator:
 
     def __init__(self, resources: Resources, hosts: int = 1) -> None:
         devices = resources.devices
-        self._resources = resources
         cpus = os.sched_getaffinity(0)
         self._side_by_side = SideBySide(
             slots=resources.slots,
@@ -129,10 +127,12 @@ class Allocator:
             cores=threads_of(cpus),
             job=os.environ.get("SLURM_JOB_ID"),
         )
-        at_a_time = resources.slots * resources.workers
-        self._divides = resources.own_cores and at_a_time > 1
-        #: Of all slots of all workers; ``None`` where cores are not divided, or there are too few.
-        self._shares = equal_shares(at_a_time, cpus) if self._divides else None
+        #: Slots of all workers of this host, and the number of this one's first slot among them.
+        self._at_a_time = resources.slots * resources.workers
+        self._first = resources.worker * resources.slots
+        self._divides = resources.own_cores and self._at_a_time > 1
+        #: Of all slots; ``None`` where cores are not divided, or there are too few.
+        self._shares = equal_shares(self._at_a_time, cpus) if self._divides else None
         self._found = None if devices is None else find_devices()
         self._leases: Leases | None = None
         self._used: Counter[tuple[object, int]] = Counter()
@@ -143,15 +143,6 @@ class Allocator:
                 self._leases = Leases(choose_devices(devices, self._found))
             except (ValueError, LeaseError, OSError) as error:
                 raise LaunchModeError(f"--aorta-devices {devices_text(devices)}: {error}") from None
-
-    def check_need(self, name: str, need: int) -> None:
-        """Raise ``LaunchModeError`` when there are fewer devices than a trial of workload ``name`` needs."""
-        there = self._leases.devices if self._leases is not None else ()
-        if there and need > len(there):
-            raise LaunchModeError(
-                f"workload {name} needs {need} devices, one per rank, but --aorta-devices {devices_text(there)} "
-                f"gives {len(there)}"
-            )
 
     @contextlib.contextmanager
     def allocate(self, job: SlotJob, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
@@ -164,19 +155,20 @@ class Allocator:
             LeaseCancelled: the job was cancelled before.
             DevicesQuarantined: so many will never be free again.
         """
-        imposes = self.imposes(need)
+        imposes, number = self.imposes(need), self._first + slot
         shared = Allocation(
             imposes,
-            cores=self._cores(slot),
+            cores=None if self._shares is None else self._shares[number % len(self._shares)],
             threads={} if imposes.threads is None else dict.fromkeys(_THREADS, str(imposes.threads)),
-            side_by_side=self._side_by_side.model_copy(update={"slot": self._number(slot)}),
+            side_by_side=self._side_by_side.model_copy(update={"slot": number}),
         )
         if self._found is None:
             yield shared
         elif self._leases is None:  # --aorta-devices none
             yield replace(shared, devices=device_variables([], self._found))
         else:
-            with self._lease(self._leases, job, need, self._preferred(self._leases.devices, slot, need, cell)) as lease:
+            preferred = self._preferred(self._leases.devices, number, need, cell)
+            with self._lease(self._leases, job, need, preferred) as lease:
                 if cell is not None:
                     self._used.update((cell, device) for device in lease.devices)
                 yield replace(
@@ -186,8 +178,18 @@ class Allocator:
                     descriptors=tuple(lease.descriptors),
                 )
 
-    def imposes(self, need: int) -> ImposedCounts:
-        """What an allocation for so many processes changes for them."""
+    def imposes(self, need: int, workload: str | None = None) -> ImposedCounts:
+        """What an allocation for so many processes changes for them.
+
+        Raises:
+            LaunchModeError: there are fewer devices than a trial of the ``workload`` needs.
+        """
+        there = self._leases.devices if self._leases is not None else ()
+        if workload is not None and there and need > len(there):
+            raise LaunchModeError(
+                f"workload {workload} needs {need} devices, one per rank, but --aorta-devices {devices_text(there)} "
+                f"gives {len(there)}"
+            )
         devices = None if self._found is None else need if self._leases is not None else 0
         if not self._divides:
             return ImposedCounts(devices=devices)
@@ -196,24 +198,14 @@ class Allocator:
         cores = threads_of(self._shares[0])
         return ImposedCounts(threads=max(1, cores // need), cores=cores, devices=devices)
 
-    def _cores(self, slot: int) -> tuple[int, ...] | None:
-        if self._shares is None:
-            return None
-        return self._shares[self._number(slot) % len(self._shares)]
-
-    def _number(self, slot: int) -> int:
-        """Of a slot among those of all workers of this host."""
-        return self._resources.worker * self._resources.slots + slot
-
-    def _preferred(self, devices: Sequence[int], slot: int, need: int, cell: object) -> list[int]:
+    def _preferred(self, devices: Sequence[int], number: int, need: int, cell: object) -> list[int]:
         """Devices in the order in which they are taken if they are free: parts of ``need`` that are next to each other.
 
         Where there is one part for each slot, a slot keeps its own: as slots are balanced over cells, so are devices.
         Where there are more, the cell takes those that it has had least often.
         """
         parts = [devices[start : start + need] for start in range(0, len(devices), need)]
-        number = self._number(slot)
-        has_own = len(devices) // need == self._resources.slots * self._resources.workers
+        has_own = len(devices) // need == self._at_a_time
 
         def rank(part: int) -> tuple[bool, bool, int, int]:
             used = sum(self._used[cell, device] for device in parts[part])
@@ -227,9 +219,9 @@ class Allocator:
 
         if not too_few():
             try:
-                return leases.acquire(need, preferred, cancelled=lambda: job.cancelled or too_few())
+                return leases.acquire(need, preferred, cancelled=lambda: job.cancelled.is_set() or too_few())
             except LeaseCancelled:
-                if job.cancelled or not too_few():
+                if job.cancelled.is_set() or not too_few():
                     raise
         held = "; ".join(f"device {device} is held by {stuck}" for device, stuck in sorted(self._quarantined.items()))
         raise DevicesQuarantined(f"{held}, which cannot be ended; a trial takes {need} of the devices that are left")

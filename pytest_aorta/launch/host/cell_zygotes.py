@@ -20,8 +20,8 @@ _WARM = 8
 #: Seconds that imports in advance may take.
 _LEARNING = 60.0
 
-#: Whether something is still waited for.
-Wanted = Callable[[], bool]
+#: Whether something is not waited for any more.
+Cancelled = Callable[[], bool]
 
 
 class CellZygotes:
@@ -31,8 +31,9 @@ class CellZygotes:
         self.pool = ZygotePool(_WARM * slots)
         self.lock = threading.Lock()
         self._cells: dict[str, CellZygote] = {}
-        #: Warnings, and whether each has been taken.
-        self._warnings: dict[str, bool] = {}
+        #: All warnings, and those that were not taken.
+        self._warnings: set[str] = set()
+        self._new: list[str] = []
 
     def of(self, order: TrialOrder, allocation: Allocation) -> CellZygote:
         """What a trial is forked from; raises ``EnvironmentUnusable``."""
@@ -44,13 +45,14 @@ class CellZygotes:
 
     def warn(self, text: str) -> None:
         with self.lock:  # once: a workload is imported again for every cell, and for every set of devices
-            self._warnings.setdefault(text, False)
+            if text not in self._warnings:
+                self._warnings.add(text)
+                self._new.append(text)
 
     def take_warnings(self) -> list[str]:
         """Warnings since the last call: which module cannot be forked, and why."""
         with self.lock:
-            new = [text for text, taken in self._warnings.items() if not taken]
-            self._warnings |= dict.fromkeys(new, True)
+            new, self._new = self._new, []
         return new
 
     def close(self) -> None:
@@ -60,80 +62,77 @@ class CellZygotes:
 class CellZygote:
     """The zygote of the trials of a cell that have equal devices."""
 
-    def __init__(self, zygotes: CellZygotes, plain: ZygoteSpec) -> None:
+    def __init__(self, zygotes: CellZygotes, spec: ZygoteSpec) -> None:
         self._zygotes = zygotes
-        self._plain = plain
-        #: With the variables that the workload declares for the start of its process.
-        self._spec = plain
+        #: Once it is prepared, with the variables that the workload declares for the start of its process.
+        self._spec = spec
         self._info: WorkloadInfo | None = None
         self._error: ZygoteError | None = None
         self._is_forkable = True
         #: What trials have imported, so that it is imported in advance for those that follow; whether that is all.
         self._learned: tuple[str, ...] = ()
-        self._has_learned = False
+        self.has_learned = False
         self._note: str | None = None
 
-    def prepare(self, order: TrialOrder, allocation: Allocation, wanted: Wanted) -> PreparedCell:
+    def prepare(self, order: TrialOrder, allocation: Allocation, cancelled: Cancelled) -> PreparedCell:
         """Import the workload, unless that has been done, and plan the launch of its trials.
 
         Args:
             order: the first trial.
             allocation: where it runs.
-            wanted: whether it is still waited for.
+            cancelled: whether it is not waited for any more.
 
         Raises:
             ConfigError: an option that the workload does not have, or a value that does not fit.
             LaunchModeError: the workload cannot be launched this way.
             ZygoteTimeout: the import took too long.
-            ZygoteUnwanted: it was not wanted any more.
+            ZygoteUnwanted: it was cancelled.
             ZygoteError: its process cannot be started, or cannot import it.
         """
-        info = self._info
-        if info is None:
-            spec = self._plain
-            info = self._import(order, spec, allocation, wanted)
-            missing = {name: value for name, value in info.startup_variables.items() if name not in spec.environ}
-            if missing:
-                spec = replace(spec, environ={**missing, **spec.environ})
-                info = self._import(order, spec, allocation, wanted)
-            self._spec, self._info = spec, info
-        if info.config_error is not None:
-            raise ConfigError(info.config_error)
-        plan = resolve_launch(order.spec, info.launch_mode, info.min_world_size)
-        return PreparedCell(info, plan, allocation.imposes)
-
-    def _import(self, order: TrialOrder, spec: ZygoteSpec, allocation: Allocation, wanted: Wanted) -> WorkloadInfo:
-        name, limits, pool = order.spec.workload.name, start_limits(order), self._zygotes.pool
-        while True:
+        workload, limits, pool, warn = order.spec.workload, start_limits(order), self._zygotes.pool, self._zygotes.warn
+        longest, spec = min(limits.load or limits.total, limits.total), self._spec
+        while self._info is None:
             error = self._error
-            longest = min(limits.load or limits.total, limits.total)
             if error is not None and not (isinstance(error, ZygoteTimeout) and error.limit < longest):
                 raise error
             try:
-                zygote = pool.acquire(spec, limits, wanted)
-                break
+                zygote = pool.acquire(spec, limits, cancelled)
             except ZygoteUnwanted:
                 raise
             except ZygoteError as failed:
                 self._error = failed
-        info = WorkloadInfo.model_validate(zygote.info)
-        pool.release(zygote)
-        for path, digest in info.data_files.items():
-            if digest is None:
-                self._zygotes.warn(f"data_files of {name} names {path!r}, which is not there")
-        if zygote.against_forking:
-            self._is_forkable = False
-            if order.spec.execution.isolation == "fork":
-                self._zygotes.warn(
-                    f"importing {info.source or order.spec.workload.target} {', '.join(zygote.against_forking)}; a "
-                    f"fork would not be safe, so every trial of {name} starts a fresh interpreter (as with "
+                continue
+            info = WorkloadInfo.model_validate(zygote.info)
+            pool.release(zygote)
+            missing = dict(info.startup_variables)
+            for name in missing.keys() & spec.environ.keys():
+                del missing[name]
+            if missing:
+                spec = replace(spec, environ={**missing, **spec.environ})
+                continue
+            for path, digest in info.data_files.items():
+                if digest is None:
+                    warn(f"data_files of {workload.name} names {path!r}, which is not there")
+            self._is_forkable = not zygote.against_forking
+            if zygote.against_forking and order.spec.execution.isolation == "fork":
+                warn(
+                    f"importing {info.source or workload.target} {', '.join(zygote.against_forking)}; a fork would not "
+                    f"be safe, so every trial of {workload.name} starts a fresh interpreter (as with "
                     "--aorta-isolation spawn)"
                 )
-        for text in info.config_warnings:
-            self._zygotes.warn(text)
-        return info.without_variables(allocation.imposed(order.inherited.variables, {}).variables)
+            for text in info.config_warnings:
+                warn(text)
+            around = dict(info.surroundings)
+            around["variables"] = variables = dict(around.get("variables", {}))
+            for name in allocation.imposed(order.inherited.variables, {}).variables.keys() & variables.keys():
+                del variables[name]
+            self._spec, self._info = spec, info.model_copy(update={"surroundings": around})
+        if self._info.config_error is not None:
+            raise ConfigError(self._info.config_error)
+        plan = resolve_launch(order.spec, self._info.launch_mode, self._info.min_world_size)
+        return PreparedCell(self._info, plan, allocation.imposes)
 
-    def acquire(self, order: TrialOrder, allocation: Allocation, seed: int, wanted: Wanted) -> Zygote:
+    def acquire(self, order: TrialOrder, allocation: Allocation, seed: int, cancelled: Cancelled) -> Zygote:
         """What a trial of the prepared cell is forked from; a ``fresh`` one where the workload cannot be forked.
 
         What a trial has imported within its timeout has as long to be imported in advance.
@@ -145,7 +144,7 @@ class CellZygote:
         if spec.execution.isolation == "spawn" or not self._is_forkable:
             fresh = zygote_spec(spec, order.inherited, allocation.threads, allocation.devices, seed)
             zygote = Zygote(replace(fresh, environ=self._spec.environ))
-            zygote.wait_ready(wanted=wanted)
+            zygote.wait_ready(cancelled=cancelled)
             return zygote
         own = _LEARNING if order.timeout is None else min(order.timeout, _LEARNING)
         learning = replace(limits, grace=0.0, total=min(limits.total, own + (limits.load or _LEARNING)))
@@ -153,7 +152,7 @@ class CellZygote:
             cores = None if allocation.cores is None else sorted(allocation.cores)
             argument = {**self._spec.argument, "learned": list(modules), "cores": cores}
             try:
-                zygote = pool.acquire(replace(self._spec, argument=argument), learning, wanted)
+                zygote = pool.acquire(replace(self._spec, argument=argument), learning, cancelled)
                 zygote.load_sec = None  # the trial that showed what to import has that time in its record
                 return zygote
             except ZygoteUnwanted:
@@ -167,11 +166,7 @@ class CellZygote:
                         self._learned = modules[: modules.index(culprit)] if known else ()
                         named = culprit if known else ", ".join(modules)
                         self._note = f"{named}: its import in advance {why or culprit}"
-        return pool.acquire(self._spec, limits, wanted)
-
-    def watches(self, order: TrialOrder, zygote: Zygote) -> bool:
-        """Whether a trial is to show what could be imported in advance for the next ones."""
-        return order.spec.execution.preload == "auto" and not zygote.spec.fresh and not self._has_learned
+        return pool.acquire(self._spec, limits, cancelled)
 
     def release(self, zygote: Zygote, seen: Observation, *, forked: bool) -> None:
         """Give back what was acquired when the trial is over, and note in ``seen`` what was imported for it.
@@ -185,9 +180,9 @@ class CellZygote:
             before = zygote.spec.argument["learned"]
             seen.preloaded = [*zygote.spec.argument["preload"], *before]
             with self._zygotes.lock:
-                if (seen.imported or seen.imports_over) and not self._has_learned and self._learned == tuple(before):
+                if (seen.imported or seen.imports_over) and not self.has_learned and self._learned == tuple(before):
                     self._learned += tuple(seen.imported)
-                    self._has_learned, self._note = seen.imports_over, seen.not_preloaded
+                    self.has_learned, self._note = seen.imports_over, seen.not_preloaded
                 seen.not_preloaded = self._note
         self._zygotes.pool.release(zygote)
 

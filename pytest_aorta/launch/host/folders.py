@@ -12,8 +12,9 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pytest_aorta.common.texts import first_names
@@ -74,9 +75,14 @@ class TemporaryFolders:
                     base = Path(replaced).absolute()
                 for place in dict.fromkeys((base, SHORT)):  # there are links to the folders that are removed first
                     sweep(place)
-                launcher = self._launcher
-                used = UsedFolder(lambda: make_own(base) if launcher is None else _shared_folder(base, launcher))
-                root = self._roots[replaced] = _Root(_short_name(used.path), used)
+                made = (
+                    partial(make_own, base) if self._launcher is None else partial(_shared_folder, base, self._launcher)
+                )
+                used = UsedFolder(made)
+                path, short = used.path, SHORT / used.path.name
+                if len(os.fsencode(path)) > _LIMIT and short != path:
+                    path = _link(short, path)
+                root = self._roots[replaced] = _Root(path, used)
             if self._launcher is None:
                 name = str(next(root.numbers))
             else:
@@ -137,10 +143,8 @@ def _shared_folder(base: Path, launcher: int) -> Path:
     return folder
 
 
-def _short_name(folder: Path) -> Path:
-    short = SHORT / folder.name
-    if len(os.fsencode(folder)) <= _LIMIT or short == folder:
-        return folder
+def _link(short: Path, folder: Path) -> Path:
+    """A ``short`` name for a folder; the folder where it cannot be made."""
     try:
         short.symlink_to(folder)
     except FileExistsError:
@@ -163,46 +167,52 @@ class TrialFolders:
     problem: str | None = None
     shared: bool = False
 
-    def variables(self, overlay: Container[str], seed: int | None = None) -> dict[str, str]:
+    def variables(self, overlay: Iterable[str], seed: int | None = None) -> dict[str, str]:
         """What the trial finds in its environment, but for what its ``overlay`` sets; ``seed``: for a command."""
         found = {TRIAL_INDEX: str(self.index), TRIAL: str(self.index), TRIAL_DIR: str(self.files)}
         if seed is not None:
             found[TRIAL_SEED] = str(command_seed(seed))
         if self.tmp is not None:
             found["TMPDIR"] = str(self.tmp)
-        return {name: value for name, value in found.items() if name not in overlay}
+        for name in found.keys() & overlay:
+            del found[name]
+        return found
 
 
 def make_place(
-    index: int, folder: Path, temporary: TemporaryFolders, environ: Mapping[str, str], *, ranks: bool = False
+    index: int,
+    folder: Path,
+    temporary: TemporaryFolders,
+    environ: Mapping[str, str],
+    *,
+    ranks: bool = False,
+    shared: bool = False,
 ) -> TrialFolders:
     """A place for a trial with the artifacts ``folder``, where trials otherwise have the variables ``environ``.
 
-    ``ranks``: whether it starts ranks.
+    Args:
+        index: of the trial.
+        folder: of this rank.
+        temporary: where its TMPDIR is made.
+        environ: with the TMPDIR that it replaces.
+        ranks: whether it starts ranks.
+        shared: whether it is one of several ranks' of an outer launcher. Only rank 0 makes the folder of files, because
+            it moves an earlier trial's away before. The others' processes make it after they have met, where it is
+            missing still.
     """
-    files = (folder / FILES).absolute()
-    with contextlib.suppress(FileExistsError):  # of an earlier trial that no record was written of
-        files.mkdir()
+    rank = own_rank() if shared else 0
+    if rank > 0:
+        files = folder.with_name(folder.name.removesuffix(f".rank_{rank}")).absolute() / FILES
+    else:
+        files = (folder / FILES).absolute()
+        with contextlib.suppress(FileExistsError):  # of an earlier trial that no record was written of
+            files.mkdir()
     try:
         tmp = temporary.make(environ.get("TMPDIR"), str(files))
-        return TrialFolders(index, files, tmp, temporary.make_beside(tmp) if ranks else None)
+        return TrialFolders(index, files, tmp, temporary.make_beside(tmp) if ranks else None, shared=shared)
     except OSError as error:  # a full disk: the trial may do without
-        return TrialFolders(index, files, None, problem=f"no TMPDIR of its own: {error}")
-
-
-def share_place(index: int, folder: Path, temporary: TemporaryFolders, environ: Mapping[str, str]) -> TrialFolders:
-    """The place of a trial that is one of several ranks' of an outer launcher; ``folder`` is this rank's.
-
-    Only rank 0 makes the folder of files, because it moves an earlier trial's away before. The others' processes make
-    it after they have met, where it is missing still.
-    """
-    if own_rank() == 0:
-        return replace(make_place(index, folder, temporary, environ), shared=True)
-    files = folder.with_name(folder.name.removesuffix(f".rank_{own_rank()}")).absolute() / FILES
-    tmp = None
-    with contextlib.suppress(OSError):
-        tmp = temporary.make(environ.get("TMPDIR"), str(files))
-    return TrialFolders(index, files, tmp, shared=True)
+        problem = f"no TMPDIR of its own: {error}" if rank == 0 else None
+        return TrialFolders(index, files, None, problem=problem, shared=shared)
 
 
 def clear_place(
@@ -228,6 +238,9 @@ def clear_place(
 
 _FICLONE = 0x40049409  # as ioctl_ficlonerange(2) has it
 
+#: What a virtual environment has.
+_OF_VENV = "pyvenv.cfg"
+
 #: Size and time of modification, by path.
 Manifest = dict[str, tuple[int, int]]
 
@@ -250,7 +263,7 @@ def copy_folder(source: Path, target: Path, results: Path) -> Manifest:
             inside = path.resolve().is_relative_to(source) and not os.path.isabs(os.readlink(path))
             copy.symlink_to(os.readlink(path) if inside else path.resolve())
         elif entry.is_dir():
-            if entry.name == ".git" or _is_venv(path):
+            if entry.name == ".git" or os.path.lexists(path / _OF_VENV):
                 copy.symlink_to(path)
             else:
                 copy.mkdir()
@@ -262,7 +275,8 @@ def copy_folder(source: Path, target: Path, results: Path) -> Manifest:
             _copy_file(path, copy)
         else:
             continue
-        made[entry.name] = _look_of(copy.lstat())
+        status = copy.lstat()
+        made[entry.name] = (status.st_size, status.st_mtime_ns)
     return made
 
 
@@ -275,21 +289,14 @@ def _copy_file(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _look_of(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
-
-
-def _is_venv(folder: Path | str) -> bool:
-    return os.path.lexists(os.path.join(folder, "pyvenv.cfg"))
-
-
 def remove_unchanged(folder: Path, made: Manifest) -> None:
     """After the end of a trial: remove from its copy what it has neither made nor changed."""
     folders: set[Path] = set()
     for name, before in made.items():
         path = folder / name
         with contextlib.suppress(OSError):
-            if _look_of(path.lstat()) == before:
+            status = path.lstat()
+            if (status.st_size, status.st_mtime_ns) == before:
                 path.unlink()
             folders.update(parent for parent in path.parents if parent != folder and folder in parent.parents)
     for empty in sorted(folders, key=lambda path: len(path.parts), reverse=True):
@@ -320,34 +327,27 @@ class SharedFolder:
 
     def __init__(self, folder: str, results: str | None) -> None:
         self._folder = folder
-        self._own = [results] if results is not None else []
+        self._results = results
         self._lock = threading.Lock()
-        self._seen: Seen | None = None
         self._next = 0.0
         self._looks = 0
         self._is_over = False
-
-    def begin(self) -> None:
-        with self._lock:
-            if self._seen is None:
-                self._seen = self._look()
+        self._seen = self._look()
 
     def warning(self) -> str | None:
         """A trial has ended: what the user should know, the first time that there is something."""
         with self._lock:
-            if self._is_over or self._seen is None or time.monotonic() < self._next:
+            if self._is_over or time.monotonic() < self._next:
                 return None
             before, self._seen = self._seen, self._look()
-            found = sorted(
-                os.path.join(folder, name)
-                for folder, names in self._seen.items()
-                for name, look in names.items()
-                if folder in before and before[folder].get(name) != look
-            )
+            found = []
+            for folder in before.keys() & self._seen.keys():
+                for name, _ in self._seen[folder].items() - before[folder].items():
+                    found.append(os.path.join(folder, name))
             self._is_over = bool(found)
         if not found:
             return None
-        names = ", ".join(first_names(found, _FILES_NAMED))
+        names = ", ".join(first_names(sorted(found), _FILES_NAMED))
         return (
             f"files in the working directory appeared or changed while trials ran: {names}; one trial may find what "
             "another has left (--aorta-cwd fresh or copy)"
@@ -368,18 +368,21 @@ class SharedFolder:
         folders, count = [""], 0
         for folder in folders:  # to which is added
             with contextlib.suppress(OSError), os.scandir(os.path.join(self._folder, folder)) as entries:
-                listed = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in _NO_FILES]
+                listed = []
+                for entry in entries:
+                    if not entry.name.startswith(".") and entry.name not in _NO_FILES:
+                        listed.append(entry)
                 count += len(listed)
                 if len(listed) > _MOST_IN_FOLDER or count > _MOST:
                     continue
                 seen[folder] = {}
                 for entry in listed:
                     if entry.is_dir(follow_symlinks=False):
-                        if entry.path not in self._own and not _is_venv(entry.path):
+                        if entry.path != self._results and not os.path.lexists(f"{entry.path}/{_OF_VENV}"):
                             folders.append(os.path.join(folder, entry.name))
                             seen[folder][f"{entry.name}/"] = (0, 0)
                     elif entry.is_file() and (status := entry.stat()) and (status.st_dev, status.st_ino) not in outputs:
-                        seen[folder][entry.name] = _look_of(status)
+                        seen[folder][entry.name] = (status.st_size, status.st_mtime_ns)
         ended = time.monotonic()
         self._looks += 1
         self._next = ended + (_TIMES * (ended - began) if self._looks >= _FIRST else 0)

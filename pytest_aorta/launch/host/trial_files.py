@@ -86,8 +86,11 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
                     kept.append(path)
                 elif exchanged_is_read and (name.endswith(_EXCHANGED) or path.match("torchrun*.json")):
                     path.unlink()
-    relative = [path.relative_to(folder.parent) for path in sorted(kept)]
-    return {path.relative_to(folder.name).with_suffix("").as_posix(): path.as_posix() for path in relative}
+    artifacts = {}
+    for path in sorted(kept):
+        inside = path.relative_to(folder)
+        artifacts[inside.with_suffix("").as_posix()] = f"{folder.name}/{inside.as_posix()}"
+    return artifacts
 
 
 class OpenedFiles(NamedTuple):

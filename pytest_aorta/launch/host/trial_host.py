@@ -22,7 +22,6 @@ from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
-from pytest_aorta.trials.spec import TrialSpec
 
 #: Seconds between two looks of a trial that waits for another one's import: whether it was cancelled.
 _LOOK = 0.1
@@ -60,7 +59,7 @@ class TrialHost:
         with self._lock:
             preparing = self._preparing.setdefault(order.key, threading.Lock())
         while not preparing.acquire(timeout=_LOOK):
-            if job.cancelled:
+            if job.cancelled.is_set():
                 raise ZygoteUnwanted("its start was cancelled")
         try:
             if order.key not in self._prepared:
@@ -68,14 +67,12 @@ class TrialHost:
                     collecting.prepared(order, load(order.spec.collect))
                 prepare_events()  # before a trial runs: an event that waits for it would be late
                 with self.allocator.allocate(job, slot, 1) as allocation:
-                    cell = self.zygotes.of(order, allocation).prepare(order, allocation, lambda: not job.cancelled)
-                self.allocator.check_need(order.spec.workload.name, cell.plan.nproc)
-                self._prepared[order.key] = replace(cell, imposes=self.allocator.imposes(cell.plan.nproc))
+                    cell = self.zygotes.of(order, allocation).prepare(order, allocation, job.cancelled.is_set)
+                imposes = self.allocator.imposes(cell.plan.nproc, order.spec.workload.name)
+                self._prepared[order.key] = replace(cell, imposes=imposes)
         except ZygoteError as error:
             if -(error.returncode or 0) in process_tree.TERMINATIONS:  # pytest may have got the signal, too
-                cancelled = threading.Event()
-                job.on_cancel(lambda why: cancelled.set())
-                cancelled.wait(BEHIND)
+                job.cancelled.wait(BEHIND)
             raise
         finally:
             preparing.release()
@@ -86,15 +83,16 @@ class TrialHost:
         spec = order.spec
         # One device per rank.
         need = self.prepare(order, slot, job).plan.nproc
-        with self.allocator.allocate(job, slot, need, cell_name(spec)) as allocation:
+        with self.allocator.allocate(job, slot, need, (spec.workload.name, spec.cell)) as allocation:
             trial = ProcessTrial(order, allocation, self.zygotes, self.temporary, self.node_store)
             job.on_cancel(trial.interrupt)
             shared = None
             if self._shared is not None and spec.execution.cwd == "here":
                 here = order.inherited
                 with self._lock:
-                    shared = self._shared.setdefault(here.cwd, SharedFolder(here.cwd, here.results))
-                shared.begin()
+                    if here.cwd not in self._shared:
+                        self._shared[here.cwd] = SharedFolder(here.cwd, here.results)
+                    shared = self._shared[here.cwd]
             trial.start()
             for text in self.zygotes.take_warnings():
                 job.warn(text)
@@ -124,10 +122,6 @@ class TrialHost:
         self.temporary.close()
         if self.node_store is not None:
             self.node_store.close()
-
-
-def cell_name(spec: TrialSpec) -> tuple[str, str]:
-    return spec.workload.name, spec.cell
 
 
 @dataclass(frozen=True)
