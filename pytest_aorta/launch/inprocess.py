@@ -24,7 +24,6 @@ from pytest_aorta.trials.execution import NAMES, enter, leave, note_tmp, take_pl
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     ConfigError,
-    added_options,
     describe,
     imported_later,
     load_class,
@@ -194,9 +193,9 @@ class InProcessTrial:
             self.seen.seeds = seeds.record()
             spec = self.spec
             options = resolve_config(cls, spec.overrides, spec.steps).value
-            trial = spec.trial_id, spec.environment_data, spec.overlay, list(spec.collect)
-            added = added_options(*trial, isolation="in_process")
-            self._lifecycle = Lifecycle(cls, with_added(cls, options, added), self.seen.see)
+            of_trial = spec.trial_id, spec.environment_data, spec.overlay, list(spec.collect)
+            options = with_added(options, cls, "in_process", *of_trial)
+            self._lifecycle = Lifecycle(cls, options, self.seen.see)
             self._lifecycle.do("setup", reraise=True)
         elif phase == "run" and self._lifecycle is not None and self._cell is not None:
             try:

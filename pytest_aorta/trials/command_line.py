@@ -27,8 +27,9 @@ _PLACEHOLDER = re.compile(r"\{(" + "|".join(_PLACEHOLDERS) + r")\}")
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 
-#: Ends of the names of programs in source form.
-_SCRIPTS = (".py", ".sh", ".bash", ".pl", ".rb", ".js", ".lua", ".jl", ".r")
+#: Ends of the names of programs in source form: of those that no shell reads, and of all.
+_NO_SHELL_SCRIPTS = (".py", ".pl", ".rb", ".js", ".lua", ".jl", ".r")
+_SCRIPTS = (*_NO_SHELL_SCRIPTS, ".sh", ".bash")
 
 #: Ends of the names of files that a program is configured by.
 _CONFIGURATIONS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf")
@@ -45,9 +46,6 @@ _SHELL = re.compile(r"(?<![\w.-])(ba|da|k|z)?sh\s+(-\S+\s+(pipefail\s+)?)*-\w*c\
 
 #: What only a shell does: pipes, lists, redirections, substitutions.
 _SHELL_SYNTAX = re.compile(r"[|&;<>`]+|\$(\w+|[{(])|(?<!\S)~(?=/|\s|$)")
-
-#: Ends of the names of scripts that no shell reads.
-_NO_SHELL_SCRIPTS = tuple(end for end in _SCRIPTS if end not in (".sh", ".bash"))
 
 #: What stands between words of a shell.
 _SEPARATORS = re.compile(r"[\s;|&()<>'\"=`]+")

@@ -83,7 +83,7 @@ class Lifecycle:
                 report_progress_to(self.workload, self.send, self.steps, self.clock)
                 self.workload.setup()
             elif phase == "run":
-                self.clock.start()
+                self.clock.is_running = True
                 result = self.workload.run()
                 read = read_result(result)
                 end["result"] = read if read.step_times_ms else replace(read, step_times_ms=self.clock.times_ms())

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common.import_target import target_file
@@ -236,14 +236,14 @@ def file_digest(path: Path) -> str | None:
         is_folder = stat.S_ISDIR(status.st_mode)
         if not is_folder and not stat.S_ISREG(status.st_mode):
             return None
-        files = {path: status}
+        files, size = {path: status}, status.st_size
         if is_folder:
             files = {file: file.stat() for file in sorted(path.rglob("*")) if file.is_file()}
-        is_small = sum([status.st_size for status in files.values()]) <= READ_AT_MOST
+            size = sum(status.st_size for status in files.values())
         lines = []
         for each, status in files.items():
             text = f"{status.st_size} bytes of {status.st_mtime_ns}"
-            if is_small:
+            if size <= READ_AT_MOST:
                 text = hashlib.sha256(each.read_bytes()).hexdigest()[:16]
             if not is_folder:
                 return text
@@ -355,10 +355,36 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
     return found
 
 
-def added_options(
-    trial_id: str, environment: dict[str, Any], overlay: Iterable[str], collect: list[str], isolation: TrialIsolation
-) -> dict[str, Any]:
-    """What AORTA's runner adds, in the process of a trial; ``overlay`` are the names of its variables."""
+class Options(dict[str, Any]):
+    """Options of a workload. What AORTA's runner adds can be looked up in it, but is not listed.
+
+    So ``Model(**config)`` gets the options alone, and ``config["_aorta_trial_env"]`` is there.
+    """
+
+    _added: Mapping[str, Any] = MappingProxyType({})
+
+    def __missing__(self, key: str) -> Any:
+        return self._added[key]
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._added
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key, self._added.get(key, default))
+
+
+def with_added(
+    value: Any,
+    cls: type[Any],
+    isolation: TrialIsolation,
+    trial_id: str,
+    environment: dict[str, Any],
+    overlay: Iterable[str],
+    collect: list[str],
+) -> Any:
+    """Options with what AORTA's runner adds, in the process of a trial; ``overlay`` are the names of its variables."""
+    if not isinstance(value, dict):
+        return value  # a typed Config has no place for them
     variables: dict[str, str] = {}
     own: dict[str, str] = {}
     for name in overlay:
@@ -379,33 +405,11 @@ def added_options(
         added |= {"_aorta_save_logs": True, "_aorta_log_prefix": stem}
         if collect:
             added["_aorta_collect_dir"] = stem
-    return added
-
-
-class Options(dict[str, Any]):
-    """Options of a workload. What AORTA's runner adds can be looked up in it, but is not listed.
-
-    So ``Model(**config)`` gets the options alone, and ``config["_aorta_trial_env"]`` is there.
-    """
-
-    def __init__(self, options: Mapping[str, Any], added: Mapping[str, Any]) -> None:
-        super().__init__(options)
-        self._added = added
-
-    def __missing__(self, key: str) -> Any:
-        return self._added[key]
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or key in self._added
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return super().get(key, self._added.get(key, default))
-
-
-def with_added(cls: type[Any], value: Any, added: Mapping[str, Any]) -> Any:
-    if not isinstance(value, dict):
-        return value  # a typed Config has no place for them
-    return {**value, **added} if is_aorta_workload(cls) else Options(value, added)
+    if is_aorta_workload(cls):
+        return {**value, **added}
+    options = Options(value)
+    options._added = added
+    return options
 
 
 # Options: as declared, as given, and as its constructor gets them

@@ -156,20 +156,28 @@ class Observation:
 
 def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
     """Exit status and failure, by the table of docs/results.md."""
-    if seen.lost is not None and seen.result is None:
+    result, of_rank, failures = seen.result, seen.rank_failure, seen.failures
+    if result is None and seen.lost is not None:
         return "infrastructure_failed", seen.lost
-    failure = _failure(seen)
-    if seen.result is not None:
-        if seen.rank_failure is not None:
-            # Also where rank 0 has passed.
-            of_rank = _judged(seen.rank_failure, seen.result)
-            return _status_with(seen.result, of_rank), _with_location(of_rank, seen.location)
-        if not seen.result.passed:
-            own = _judged(seen.failures.get("run") or unpassed_failure(seen.result), seen.result)
-            return _status_with(seen.result, own), own
-        return "ok", failure
-    if failure is None:
+    if result is not None and of_rank is not None:
+        # Also where rank 0 has passed.
+        of_rank = _judged(of_rank, result)
+        return _status_with(result, of_rank), _with_location(of_rank, seen.location)
+    if result is not None and not result.passed:
+        own = _judged(failures.get("run") or unpassed_failure(result), result)
+        return _status_with(result, own), own
+    # A rank that hangs outweighs what rank 0 has lost by its end, before a deadline of its own.
+    if of_rank is not None and (not seen.timed_out or (of_rank.is_late and failures)):
+        failure: Failure | None = _with_location(of_rank, seen.location)
+    else:
+        failure = failures.get("import") or failures.get("setup") or failures.get("run")
+        if failure is None and seen.timed_out:
+            failure = timeout_failure(seen)
+        failure = failure or seen.rank_cleanup or failures.get("cleanup") or seen.lost
+    if failure is None and (result is None or seen.returncode not in (0, None) or not seen.finished):
         failure = _ended_early(seen)
+    if result is not None or failure is None:
+        return "ok", failure
     if failure.phase in _BEFORE_WORK and not failure.is_late:
         return "infrastructure_failed", failure
     return _status_of(failure), failure
@@ -230,22 +238,6 @@ def _judged(failure: Failure, result: ResultRecord) -> Failure:
 def _status_with(result: ResultRecord, failure: Failure) -> ExitStatus:
     unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or (result.output and failure.phase in _BEFORE_WORK)
     return "infrastructure_failed" if unjudged and not failure.is_late else _status_of(failure)
-
-
-def _failure(seen: Observation) -> Failure | None:
-    # A rank that hangs outweighs what rank 0 has lost by its end, before a deadline of its own.
-    of_rank = seen.rank_failure
-    if of_rank is not None and (not seen.timed_out or (of_rank.is_late and seen.failures)):
-        return _with_location(of_rank, seen.location)
-    if failure := seen.failures.get("import") or seen.failures.get("setup") or seen.failures.get("run"):
-        return failure
-    if seen.timed_out:
-        return timeout_failure(seen)
-    if failure := seen.rank_cleanup or seen.failures.get("cleanup") or seen.lost:
-        return failure
-    if seen.returncode not in (0, None) or not seen.finished:
-        return _ended_early(seen)
-    return None
 
 
 def _with_location(failure: Failure, location: str | None) -> Failure:

@@ -483,8 +483,8 @@ class _Steps:
         self.are_mixed = False
         self._first = self._most = 0
         self._clock, self._of_first = StepClock(), StepClock()
-        self._clock.start()
-        self._of_first.start()
+        self._clock.is_running = True
+        self._of_first.is_running = True
 
     def report(self, step: int, at: float) -> None:
         if self.step is None:

@@ -66,24 +66,6 @@ def generator_state(name: str) -> list[Any]:
     return plain
 
 
-def _descends(name: str, seed: int) -> bool:
-    """Whether the state of a generator is what ``seed`` gives, whatever has been drawn since."""
-    module: Any = sys.modules[name]
-    if name == "torch":
-        return bool(module.initial_seed() == seed)
-    if name == "random":
-        copy, words = random.Random(seed), module.getstate()[1][:-1]
-    else:  # NumPy has the same generator, and ``random`` advances whole blocks quickly
-        copy, words = random.Random(), tuple(map(int, module.get_state()[1]))
-        given = module.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state()[1]
-        copy.setstate((3, (*map(int, given), 624), None))
-    for _ in range(_BLOCKS):
-        if copy.getstate()[1][:-1] == words:
-            return True
-        copy.getrandbits(32 * 624)
-    return False
-
-
 class ProcessSeeds(importlib.abc.MetaPathFinder):
     """The seeds of this process's generators, from now on; one instance per process and per fork.
 
@@ -125,10 +107,29 @@ class ProcessSeeds(importlib.abc.MetaPathFinder):
                 getattr(sys.modules[name], GENERATORS[name][1])(self.kept[name])
 
     def note_kept(self) -> None:
-        """Remember which generators have been seeded otherwise so far: once, before many forks."""
+        """Remember which generators have been seeded otherwise so far: once, before many forks.
+
+        The others have a state that their seed gives, whatever has been drawn since.
+        """
         for name, seed in self.given.items():
-            if not _descends(name, seed):
-                self.kept[name] = getattr(sys.modules[name], GENERATORS[name][0])()
+            module: Any = sys.modules[name]
+            state = getattr(module, GENERATORS[name][0])()
+            if name == "torch":
+                if module.initial_seed() != seed:
+                    self.kept[name] = state
+                continue
+            if name == "random":
+                copy, words = random.Random(seed), state[1][:-1]
+            else:  # NumPy has the same generator, and ``random`` advances whole blocks quickly
+                copy, words = random.Random(), tuple(map(int, state[1]))
+                given = module.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state()[1]
+                copy.setstate((3, (*map(int, given), 624), None))
+            for _ in range(_BLOCKS):
+                if copy.getstate()[1][:-1] == words:
+                    break
+                copy.getrandbits(32 * 624)
+            else:
+                self.kept[name] = state
 
     def is_fresh(self, name: str) -> bool:
         """Whether the generator of a module has the state that it was given, or has been given none."""

@@ -18,7 +18,7 @@ KEPT = 10_000
 
 
 class StepClock:
-    """Takes down when steps are reported, from ``start()`` on.
+    """Takes down when steps are reported while it is running: not those of ``setup()``.
 
     Each report says how many steps are done. The steps reported at one moment share the time since the moment before
     it: a pipe may bring many lines at once. The first report has none before it, and a lower number begins a new count.
@@ -32,23 +32,18 @@ class StepClock:
         #: The moment of the last report, the one before it, and how many steps were done in between.
         self._at = self._before = 0.0
         self._done = 0
-        self._is_running = False
+        self.is_running = False
         #: Gets each step that is reported as well.
         self.also_tell: Callable[[int], object] | None = None
 
-    def start(self) -> None:
-        """What was reported before, in ``setup()``, does not count."""
-        self._is_running = True
-        self._step = None
-
     def report(self, step: Any, now: float) -> None:
         """``step`` steps are done, at ``now`` seconds of a clock. What is no ``int`` ends the count."""
-        if not self._is_running:
+        if not self.is_running:
             return
         if self.also_tell is not None and type(step) is int:
             self.also_tell(step)
         if type(step) is not int:
-            self._is_running = False
+            self.is_running = False
             self._milliseconds, self._done = array("d"), 0
             return
         if self._step is None or step < self._step:

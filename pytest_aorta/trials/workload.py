@@ -184,7 +184,10 @@ def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -
     if isinstance(value, Set):
         value = sorted(value, key=repr)
     if isinstance(value, Sequence):
-        return [to_plain(element, notes, f"{where}[{index}]", inside) for index, element in enumerate(value)]
+        listed: list[Any] = []
+        for index, element in enumerate(value):
+            listed.append(to_plain(element, notes, f"{where}[{index}]", inside))
+        return listed
     if callable(getattr(value, "model_dump", None)):
         return to_plain(value.model_dump(), notes, where, inside)
     if hasattr(value, "dtype") and callable(getattr(value, "tolist", None)):
@@ -195,9 +198,9 @@ def _reduce(value: Any, notes: list[str], where: str, inside: tuple[int, ...]) -
         if size > _ARRAY_LIMIT:
             notes.append(f"{where or 'value'}: {size} elements; kept as text")
             return f"<{type(value).__qualname__} of shape {tuple(value.shape)}, {value.dtype}>"
-        listed = value.tolist()
+        found = value.tolist()
         # numpy.longdouble has no Python counterpart, and returns itself
-        return float(listed) if type(listed) is type(value) else to_plain(listed, notes, where, inside)
+        return float(found) if type(found) is type(value) else to_plain(found, notes, where, inside)
     raise _NoForm(f"{type(value).__qualname__} has no JSON form")
 
 
@@ -266,7 +269,14 @@ def read_result(result: object) -> ResultRecord:
             raise NotAResult(f"run() returned passed={shown} ({type(passed).__name__}); it has to be True or False")
         passed = bool(passed)
     notes: list[str] = []
-    plain: dict[str, Any] = {"passed": passed, "step_times_ms": _step_times(fields.get("step_times_ms"), notes)}
+    plain: dict[str, Any] = {"passed": passed, "step_times_ms": []}
+    if (times := fields.get("step_times_ms")) is not None:
+        times = to_plain(times.tolist() if callable(getattr(times, "tolist", None)) else times, notes, "step_times_ms")
+        given = times if isinstance(times, list) else [times]
+        plain["step_times_ms"] = [float(it) for it in given if isinstance(it, int | float) and 0 <= it < math.inf]
+        if left_out := len(given) - len(plain["step_times_ms"]):
+            many = f"{left_out} of {len(given)} are not finite numbers"
+            notes.append(f"step_times_ms: {many} of at least 0; left out")
     for name, value in fields.items():
         if value is not None and name not in plain:
             plain[name] = to_plain(value, notes, name)
@@ -307,15 +317,3 @@ _EXPECTED: dict[str, tuple[type, str]] = {
     "elapsed_sec": (float, "a finite number of at least 0"),
     "main_work_started": (bool, "a bool"),
 }
-
-
-def _step_times(value: Any, notes: list[str]) -> list[float]:
-    if value is None:
-        return []
-    plain = to_plain(value.tolist() if callable(getattr(value, "tolist", None)) else value, notes, "step_times_ms")
-    given = plain if isinstance(plain, list) else [plain]
-    times = [float(time) for time in given if isinstance(time, int | float) and 0 <= time < math.inf]
-    if len(times) < len(given):
-        left_out = len(given) - len(times)
-        notes.append(f"step_times_ms: {left_out} of {len(given)} are not finite numbers of at least 0; left out")
-    return times

@@ -18,7 +18,7 @@ from pytest_aorta.trials.steps import KEPT, StepClock, StepCounter, read_steps, 
 
 def clocked(*reports: tuple[object, float]) -> list[float]:
     clock = StepClock()
-    clock.start()
+    clock.is_running = True
     for step, at in reports:
         clock.report(step, at)
     return clock.times_ms()
@@ -45,7 +45,7 @@ def test_reports_before_run_do_not_count() -> None:
     clock = StepClock()
     clock.report(1, 0.0)
     clock.report(2, 1.0)
-    clock.start()
+    clock.is_running = True
     clock.report(3, 5.0)
     assert clock.times_ms() == []
 

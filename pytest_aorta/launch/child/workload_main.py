@@ -38,7 +38,6 @@ from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
     TrialIsolation,
-    added_options,
     describe,
     imported_later,
     load_class,
@@ -196,10 +195,9 @@ def run_workload(
     cls = load_class(payload["target"])
     supported = getattr(cls, "trial_isolation_supported", ())
     isolation: TrialIsolation = "process" if "process" in supported else "in_process"
-    added = added_options(
-        payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"], isolation
-    )
-    config = with_added(cls, resolve_config(cls, payload["overrides"], payload["steps"]).value, added)
+    config = resolve_config(cls, payload["overrides"], payload["steps"]).value
+    of_trial = payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"]
+    config = with_added(config, cls, isolation, *of_trial)
     if payload["watch_imports"] and _static is not None:
         learner = LearnedImports(seeds(), send)
 
