@@ -45,6 +45,8 @@ def utc_now() -> str:
 
 def printable(text: str) -> str:
     """A text that does nothing to a terminal but be shown."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
@@ -148,13 +150,15 @@ def _more(several: Sequence[object], shown: int, what: str) -> list[str]:
 
 def format_ranges(numbers: Iterable[int]) -> str:
     """``{0, 1, 2, 5}`` as ``0-2,5``."""
-    runs: list[tuple[int, int]] = []
+    parts: list[str] = []
+    first = last = None
     for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+        if last is None or number != last + 1:
+            first = number
+            parts.append("")
+        last = number
+        parts[-1] = str(first) if first == last else f"{first}-{last}"
+    return ",".join(parts)
 
 
 def parse_ranges(text: str) -> list[range]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _HOMES = {
     "worker": ("Worker",),
 }
 
-__all__ = sorted(name for names in _HOMES.values() for name in names)
+__all__ = sorted(chain(*_HOMES.values()))
 
 
 def __getattr__(name: str) -> Any:

@@ -161,8 +161,29 @@ class ForkServer:
         """Handle orders and deaths of children until the channel closes; then end all of them. Never returns."""
         code = 1
         try:
-            while self.step():
-                pass
+            while True:
+                heard: list[Channel | int] = [self.control, self.wake_read, *self.owners]
+                due = math.inf
+                for task in self.tasks.values():
+                    due = min(due, task.kill_at)
+                    if not task.deaf:
+                        heard.append(task.fate)
+                limit = LOOK if self.killed else None if due == math.inf else max(0.0, due - time.monotonic())
+                ready = wait(heard, limit)
+                if not self.owners.isdisjoint(ready):
+                    break
+                if self.wake_read in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        while os.read(self.wake_read, 512):
+                            pass
+                for task in self.tasks.values():
+                    if task.fate in ready:
+                        self.hear(task)
+                self.tend()
+                if self.control in ready:
+                    if self.control.receive() is None:
+                        break
+                    self.fork_task()
             code = 0
         except (BrokenPipeError, ConnectionResetError):
             code = 0  # the parent has gone while a report was sent
@@ -172,32 +193,6 @@ class ForkServer:
             process_tree.end_all(lambda: process_tree.tree(process_tree.children_of_self()), self.reap, grace=0)
             sys.stderr.flush()
             os._exit(code)
-
-    def step(self) -> bool:
-        """Wait for something to happen and handle it; whether the channel is still open."""
-        heard: list[Channel | int] = [self.control, self.wake_read, *self.owners]
-        due = math.inf
-        for task in self.tasks.values():
-            due = min(due, task.kill_at)
-            if not task.deaf:
-                heard.append(task.fate)
-        limit = LOOK if self.killed else None if due == math.inf else max(0.0, due - time.monotonic())
-        ready = wait(heard, limit)
-        if not self.owners.isdisjoint(ready):
-            return False
-        if self.wake_read in ready:
-            with contextlib.suppress(BlockingIOError):
-                while os.read(self.wake_read, 512):
-                    pass
-        for task in self.tasks.values():
-            if task.fate in ready:
-                self.hear(task)
-        self.tend()
-        if self.control in ready:
-            if self.control.receive() is None:
-                return False
-            self.fork_task()
-        return True
 
     # The beginning of a task
 

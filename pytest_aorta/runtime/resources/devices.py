@@ -286,13 +286,10 @@ def threads_of(share: Collection[int], root: Path = Path("/")) -> int:
 def _cores(cpus: Iterable[int], root: Path) -> list[tuple[int, ...]]:
     cores: dict[frozenset[int], list[int]] = {}
     for cpu in cpus:
-        cores.setdefault(_siblings(cpu, root), []).append(cpu)
-    return [tuple(core) for core in cores.values()]
-
-
-def _siblings(cpu: int, root: Path) -> frozenset[int]:
-    file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    try:
-        return frozenset(chain(*parse_ranges(file.read_text(encoding="ascii"))))
-    except (OSError, ValueError):  # a container, or a kernel, without this information
-        return frozenset((cpu,))
+        file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        try:
+            siblings = frozenset(chain(*parse_ranges(file.read_text(encoding="ascii"))))
+        except (OSError, ValueError):  # a container, or a kernel, without this information
+            siblings = frozenset((cpu,))
+        cores.setdefault(siblings, []).append(cpu)
+    return list(map(tuple, cores.values()))

@@ -69,12 +69,12 @@ def make_own(base: Path | None = None) -> Path:
 def sweep(base: Path) -> None:
     """Remove what this user's dead runs have left."""
     try:
-        found = [entry for entry in os.scandir(base) if entry.name.startswith(PREFIX)]
+        entries = list(os.scandir(base))
     except OSError:
         return
-    for entry in found:
+    for entry in entries:
         with contextlib.suppress(OSError):
-            if entry.stat(follow_symlinks=False).st_uid != os.getuid():
+            if not entry.name.startswith(PREFIX) or entry.stat(follow_symlinks=False).st_uid != os.getuid():
                 continue
             if entry.is_symlink():
                 remove_dangling(Path(entry.path))
@@ -104,16 +104,14 @@ def _host() -> list[str]:
     return [socket.gethostname(), boot]
 
 
-def _is_of_this_host(lock: Path) -> bool:
-    own = zip(lock.read_text().splitlines(), _host(), strict=False)
-    return any(theirs == ours != "" for theirs, ours in own)
-
-
 def _sweep_folder(folder: Path) -> None:
     held = Locks()
     try:
         locks = list(folder.glob(f"{_LOCK}*"))
-        if not locks or not all(_is_of_this_host(lock) and held.add_locked(lock, 0) for lock in locks):
+        for lock in locks:
+            if set(lock.read_text().split()).isdisjoint(_host()) or not held.add_locked(lock, 0):
+                return
+        if not locks:
             return
         for path in folder.iterdir():
             kept = path.with_name(path.name + _KEPT)
@@ -121,7 +119,7 @@ def _sweep_folder(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
                 kept.unlink(missing_ok=True)
         left = list(folder.iterdir())
-        if not any(path.is_dir() for path in left):
+        if not any(map(Path.is_dir, left)):
             for path in left:
                 path.unlink(missing_ok=True)
             folder.rmdir()
