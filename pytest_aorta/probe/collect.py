@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.texts import format_ranges, utc_now
-from pytest_aorta.probe.accelerator import accelerator, compilers
 from pytest_aorta.probe.guard import Facts, Guard, describe, plain, printable, read_text
-from pytest_aorta.probe.host import host, interpreter, mhz, runtime_context
+from pytest_aorta.probe.host import accelerator, compilers, host, interpreter, mhz, runtime_context
 from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
 from pytest_aorta.probe.variables import other_variables, recorded_variables

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.probe import accelerator as module
-from pytest_aorta.probe.accelerator import amd, compilers, cuda_toolkit_in_use, nvidia, rocm
+from pytest_aorta.probe import host as module
 from pytest_aorta.probe.guard import Guard
+from pytest_aorta.probe.host import amd, compilers, cuda_toolkit_in_use, nvidia, rocm
 
 Double = Callable[[str, str], None]
 
