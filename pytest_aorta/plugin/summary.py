@@ -19,7 +19,7 @@ from pytest_aorta.triage.matrix import MATRIX_MD
 from pytest_aorta.triage.rates import smallest_fault
 from pytest_aorta.triage.verdicts import Row, Table, VerdictKind
 from pytest_aorta.trials.command_line import COMMAND_TARGET, launcher_in, line_of
-from pytest_aorta.workspace.paths import HISTORY, repeat_of
+from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 
 if TYPE_CHECKING:
     import pytest
@@ -75,7 +75,7 @@ class Summary:
 
     def add(self, trial: FinishedTrial, key: CellKey) -> None:
         result = trial.result
-        if repeat_of(PurePosixPath(trial.path)):
+        if TrialPaths(PurePosixPath(trial.path)).repeat:
             self._repeats[result["exit_status"]] += 1
             return
         self._resumed += trial.resumed

@@ -69,11 +69,11 @@ def canonical_json(value: Any) -> str:
 ENCODED = "encoded"
 
 
+@dataclass(eq=False)
 class _FreeForm:
     """Free-form data. Strict JSON has no NaN: it travels as a string, and comes back as a float."""
 
-    def __init__(self, schema: dict[str, Any]) -> None:
-        self._schema = schema
+    schema: dict[str, Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -85,7 +85,7 @@ class _FreeForm:
         return core_schema.with_info_before_validator_function(decode, handler(source), serialization=encode)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
-        return self._schema
+        return self.schema
 
 
 class _Strict:

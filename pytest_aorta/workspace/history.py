@@ -11,12 +11,11 @@ import math
 import os
 import re
 import shutil
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths, repeat_of
+from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
 
 #: Earlier records of a trial that are kept.
 KEPT_RECORDS = 10
@@ -39,7 +38,7 @@ def earlier_files(results: Path, folder: PurePosixPath, run: str) -> list[Path]:
     """The trial files of a folder, and those that a run has moved from there to the history."""
     found = results.joinpath(folder).glob("trial_*.json")
     moved = results.glob(f"{HISTORY}/{run}*/{folder}/trial_*.json")
-    return [path for path in (*found, *moved) if not repeat_of(PurePosixPath(path.name))]
+    return [path for path in (*found, *moved) if not TrialPaths(PurePosixPath(path.name)).repeat]
 
 
 def retire(
@@ -65,33 +64,19 @@ def retire(
         parts = [paths.file]
     elif rank is None and may_have_further:
         parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in further_folders(results, paths)]
-    present = [part for part in parts if os.path.lexists(results / part)]
-    if not present:
-        return
-    folder = _free(results / HISTORY, run, parts)
-    (folder / parts[0]).parent.mkdir(parents=True, exist_ok=True)
-    for part in present:
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            (results / part).rename(folder / part)
+    folder = None
+    for part in parts:
+        if os.path.lexists(results / part):
+            if folder is None:
+                folder = _free(results / HISTORY, run, parts)
+                (folder / parts[0]).parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                (results / part).rename(folder / part)
 
 
 def further_folders(results: Path, paths: TrialPaths) -> list[Path]:
     name, folder = glob.escape(paths.folder.name), results / paths.folder.parent
     return sorted([*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")])
-
-
-def repeats(folder: Path, before: float) -> dict[str, list[int]]:
-    """Which repeats of each trial there are in a folder that were written before a time, in seconds since the epoch."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for path in folder.glob("trial_*.repeat_*.json"):
-        number = repeat_of(PurePosixPath(path.name))
-        if number and path.lstat().st_mtime < before:
-            found[path.name.partition(".")[0]].append(number)
-    return found
-
-
-def trials_with_further_folders(folder: Path) -> set[str]:
-    return {path.name.rpartition(".")[0] for kind in ("rank", "node") for path in folder.glob(f"trial_*.{kind}_*")}
 
 
 def _free(history: Path, run: str, parts: Collection[PurePosixPath]) -> Path:

@@ -18,6 +18,8 @@ REPLAY = "replay"
 #: What pytest processes that run the same trials together are.
 PartKind = Literal["rank", "node"]
 
+_REPEAT = re.compile(r"trial_\d+\.repeat_(\d+)\.json")
+
 
 @dataclass(frozen=True)
 class TrialPaths:
@@ -37,7 +39,8 @@ class TrialPaths:
     @property
     def repeat(self) -> int:
         """Which repeat of the trial in one run this is; 0 for the trial itself."""
-        return repeat_of(self.file)
+        found = _REPEAT.fullmatch(self.file.name)
+        return int(found[1]) if found else 0
 
     def repeated(self, number: int) -> TrialPaths:
         """Paths of the trial's repeat ``number``: ``trial_<T>.repeat_<N>.json``; 0 is the trial itself."""
@@ -51,15 +54,6 @@ class TrialPaths:
 
     def folder_in(self, results: Path, rank: int = 0, kind: PartKind = "rank") -> Path:
         return results / self.folder_of(rank, kind)
-
-
-_REPEAT = re.compile(r"trial_\d+\.repeat_(\d+)\.json")
-
-
-def repeat_of(file: PurePosixPath) -> int:
-    """Which repeat of a trial has this file; 0 for the trial itself."""
-    found = _REPEAT.fullmatch(file.name)
-    return int(found[1]) if found else 0
 
 
 def trial_paths(workload: str, cell: str | None, trial_index: int) -> TrialPaths:

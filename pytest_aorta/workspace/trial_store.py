@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -15,7 +16,7 @@ from pytest_aorta.probe.software import package_list_name, read_package_list
 from pytest_aorta.trials.outcome import is_lost, shared_event
 from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
-from pytest_aorta.workspace.paths import PartKind, TrialPaths, repeat_of
+from pytest_aorta.workspace.paths import PartKind, TrialPaths
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
@@ -81,6 +82,7 @@ class TrialStore:
         self.resume = resume
         self.number = number
         self.kind: PartKind = kind
+        self.is_writer = not number
         self._begun = time.time()
         #: Trial files of this run, relative to the results directory, also those that could not be written.
         self.written: set[PurePosixPath] = set()
@@ -92,10 +94,6 @@ class TrialStore:
         self._repeats: dict[PurePosixPath, dict[str, list[int]]] = {}
         #: Trials of each folder that an earlier run has lost, each for a reason of its own.
         self._lost: dict[PurePosixPath, int] = {}
-
-    @property
-    def is_writer(self) -> bool:
-        return not self.number
 
     def artifacts(self, paths: TrialPaths) -> Path:
         """The folder of a trial's artifacts of this process."""
@@ -153,13 +151,16 @@ class TrialStore:
                 history.move_other_cell(self.results, paths, self.stamp)
             folder = paths.file.parent
             if folder not in self._further:
-                self._further[folder] = history.trials_with_further_folders(self.results / folder)
+                self._further[folder] = set()
+                for kind in ("rank", "node"):
+                    for path in (self.results / folder).glob(f"trial_*.{kind}_*"):
+                        self._further[folder].add(path.name.rpartition(".")[0])
             further = paths.file.stem in self._further[folder] or paths.file in self.written
             history.retire(self.results, paths, self.stamp, self.number, self.kind, may_have_further=further)
 
     def retire_unplanned(self, planned: Collection[TrialPaths]) -> None:
         """After a run of a whole plan: move to the history what the plan no longer holds."""
-        trials = {file for file in self.written if not repeat_of(file)}
+        trials = {file for file in self.written if not TrialPaths(file).repeat}
         if planned and not self.resume and {paths.file for paths in planned} == trials:
             workloads = {paths.file.parts[0] for paths in planned}
             with locked(self.results):
@@ -213,38 +214,41 @@ class TrialStore:
         Raises:
             OSError: the file cannot be written.
         """
+        file, folder = paths.file_in(self.results), paths.file.parent
+        is_flat = len(paths.file.parts) == _FLAT
         try:
             if resumed:
-                retitle(paths.file_in(self.results), result["trial_id"])
-            else:
-                with staged_text(paths.file_in(self.results), as_json(result)) as temporary, locked(self.results):
-                    target = self._target(paths, result)
-                    if target is not None:
-                        temporary.rename(target)
-                        # Another run may have moved the one of before there, after this run had begun.
-                        before = target.parent / identifier(result["cell"]) / target.name
-                        if len(paths.file.parts) == _FLAT and before.exists():
-                            history.move(self.results, before, target.parent, self.stamp)
-                    folder = paths.file.parent
-                    if not paths.repeat and folder not in self._repeats:
-                        self._repeats[folder] = history.repeats(self.results / folder, before=self._begun)
-                    for number in () if paths.repeat else self._repeats[folder].pop(paths.file.stem, ()):
-                        if (repeat := paths.repeated(number)).file not in self.written:
-                            history.retire(self.results, repeat, self.stamp)
+                retitle(file, result["trial_id"])
+                return
+            with staged_text(file, as_json(result)) as temporary, locked(self.results):
+                target: Path | None = file
+                if file.exists():
+                    paths = replace(paths, cell=result["cell"] if is_flat else None)
+                    # It was retired when the trial started, so another run has written it since.
+                    later = paths.file not in self.written and history.started_at(file) > result["started_at"]
+                    if is_lost(result) and self._stays(paths):
+                        target = None
+                    elif later and paths.cell in (None, history.cell_of(file)):
+                        target = history.retired_file(self.results, paths, self.stamp)
+                    else:
+                        # Its artifacts were moved aside when it started, and what is there now are this trial's.
+                        self._move_aside(paths, with_artifacts=not result.get("artifacts"))
+                if target is not None:
+                    temporary.rename(target)
+                    # Another run may have moved the one of before there, after this run had begun.
+                    before = target.parent / identifier(result["cell"]) / target.name
+                    if is_flat and before.exists():
+                        history.move(self.results, before, target.parent, self.stamp)
+                if paths.repeat:
+                    return
+                if folder not in self._repeats:
+                    self._repeats[folder] = defaultdict(list)
+                    for path in (self.results / folder).glob("trial_*.repeat_*.json"):
+                        number = TrialPaths(PurePosixPath(path.name)).repeat
+                        if number and path.lstat().st_mtime < self._begun:
+                            self._repeats[folder][path.name.partition(".")[0]].append(number)
+                for number in self._repeats[folder].pop(paths.file.stem, ()):
+                    if (repeat := paths.repeated(number)).file not in self.written:
+                        history.retire(self.results, repeat, self.stamp)
         finally:
             self.written.add(paths.file)
-
-    def _target(self, paths: TrialPaths, result: Mapping[str, Any]) -> Path | None:
-        file = paths.file_in(self.results)
-        if not file.exists():
-            return file
-        if is_lost(result) and self._stays(paths):
-            return None
-        paths = replace(paths, cell=result["cell"] if len(paths.file.parts) == _FLAT else None)
-        # It was retired when the trial started, so another run has written it since.
-        later = paths.file not in self.written and history.started_at(file) > result["started_at"]
-        if later and paths.cell in (None, history.cell_of(file)):
-            return history.retired_file(self.results, paths, self.stamp)
-        # Its artifacts were moved aside when this trial started, and what is there now are this trial's.
-        self._move_aside(paths, with_artifacts=not result.get("artifacts"))
-        return file
