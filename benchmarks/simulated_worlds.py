@@ -287,7 +287,6 @@ def _judged(world: World, generator: np.random.Generator, spots: Sequence[Spot],
             if len(decisions.stopped) == cells:
                 break
         if decisions is None or keys[spot.cell] not in decisions.stopped:
-            triage.begin(keys[spot.cell], spot.index)
             triage.add(_facts(spot, fate, float(step_ms)))
     return triage
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,22 +46,32 @@ def request_of(
 ) -> Request:
     """The request for a trial, without the values of secrets."""
     workload, environment, execution = spec.workload, spec.environment, spec.execution
-    requested = {name: getattr(environment, name) for name in RequestedEnvironment.model_fields}
+    requested = dict(vars(environment))
+    del requested["env"]  # its variables are in the overlay
     for name in ("launcher", "engine_options"):
         line = " ".join(requested[name])
         redacted = redacted_command_line(line)
         requested[name] = list(requested[name]) if redacted == line else redacted.split(" ")
-    there, resources = inherited.variables, spec.resources
-    own_path = environment.venv is not None and not environment.enter
+    overlay: dict[str, str] = {}
+    for name, value in spec.overlay.items():
+        overlay[printable(name)] = shown_value(name, value)
+    ambient: dict[str, str | None] = {}
+    for name in spec.all_watched:
+        there = inherited.variables.get(name)
+        ambient[printable(name)] = None if there is None else shown_value(name, there)
+    resources, sys_path = spec.resources, []
+    if environment.venv is None or environment.enter:
+        own = os.path.join(sys.prefix, ""), os.path.join(sys.base_prefix, "")
+        for path in inherited.sys_path:
+            if not os.path.join(path, "").startswith(own):
+                sys_path.append(path)
     return Request(
         workload=RequestedWorkload(name=workload.name, target=workload.target, source_package=workload.source_package),
         environment=RequestedEnvironment(**requested),
         environment_index=spec.environment_index,
         mitigation_index=spec.mitigation_index,
-        overlay={printable(name): shown_value(name, value) for name, value in spec.overlay.items()},
-        ambient={
-            printable(name): shown_value(name, there[name]) if name in there else None for name in spec.all_watched
-        },
+        overlay=overlay,
+        ambient=ambient,
         config=to_plain(dict(spec.overrides)),
         steps=spec.steps,
         isolation=execution.isolation,
@@ -77,14 +87,8 @@ def request_of(
         interpreter=interpreter(environment),
         cwd=inherited.cwd,
         cwd_of_trial=execution.cwd,
-        sys_path=[] if own_path else list(_added(inherited.sys_path, (sys.prefix, sys.base_prefix))),
+        sys_path=sys_path,
     )
-
-
-@lru_cache(maxsize=8)
-def _added(sys_path: tuple[str, ...], prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    own = set(map(Path, prefixes))
-    return tuple(path for path in sys_path if own.isdisjoint([Path(path), *Path(path).parents]))
 
 
 #: Whether a claim is true, where that can be checked, and what was found.
@@ -101,12 +105,15 @@ def check_claims(environment: Environment, env: Mapping[str, Any], digest: str |
         found[f"venv {venv}"] = _venv(venv, env.get("python") or {})
     if rocm is not None:
         found[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
-    return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in found.items()]
+    claims = []
+    for claim, (value, text) in found.items():
+        claims.append(Claim(claim=claim, verified=value, found=text))
+    return claims
 
 
 def overall(claims: Sequence[Claim]) -> bool | None:
     """False if one is false; true if all are true; ``None`` where there are none, or one is not known."""
-    values = [claim.verified for claim in claims]
+    values = set(map(operator.attrgetter("verified"), claims))
     return False if False in values else None if not values or None in values else True
 
 
@@ -220,12 +227,29 @@ def build_record(
     other = [] if cleanup is None or cleanup is failure else [cleanup.known()]
     env = seen.env or EnvSnapshot.unavailable("the trial's process took no snapshot").to_dict()
     mode = "single" if cell is None else cell.plan.mode
+    environment, engine, digest = spec.environment, None, None
+    if environment.enter and (found := choose_engine(environment)):
+        engine = found[0]
+    if environment.docker:
+        digest = image_digest(environment.docker, engine or "docker")
+    claims = check_claims(environment, env, digest)
     return TrialResult(
         trial_id=spec.trial_id,
         workload=spec.workload.name,
         cell=spec.cell,
         trial_index=spec.trial_index,
-        execution_env=execution_env(spec.environment, env),
+        execution_env=ExecutionEnv(
+            kind=environment.kind,
+            name=environment.name,
+            image=environment.docker,
+            digest=digest,
+            venv=environment.venv,
+            rocm=environment.rocm,
+            verified=overall(claims),
+            claims=claims,
+            entered_with=engine if env.get("runtime_context") else None,
+            source_package=environment.source_package,
+        ),
         mitigations_applied=list(spec.mitigations),
         config={} if cell is None else cell.info.config,
         env=env,
@@ -258,25 +282,6 @@ def build_record(
         side_by_side=side_by_side,
         artifacts=dict(artifacts),
         collected=dict(collected),
-    )
-
-
-def execution_env(environment: Environment, env: Mapping[str, Any]) -> ExecutionEnv:
-    """The environment of a trial, with what its snapshot says of it."""
-    found = choose_engine(environment) if environment.enter else None
-    digest = image_digest(environment.docker, found[0] if found else "docker") if environment.docker else None
-    claims = check_claims(environment, env, digest)
-    return ExecutionEnv(
-        kind=environment.kind,
-        name=environment.name,
-        image=environment.docker,
-        digest=digest,
-        venv=environment.venv,
-        rocm=environment.rocm,
-        verified=overall(claims),
-        claims=claims,
-        entered_with=found[0] if found and env.get("runtime_context") else None,
-        source_package=environment.source_package,
     )
 
 

@@ -218,9 +218,8 @@ class TrialWriter:
     def begin(self, nodeid: str) -> None:
         found = self.find(nodeid)
         if found is not None:
-            key, spec = cell_of(found[0]), found[0]
-            self.triage.declare(key, spec.environment.name, spec.mitigations)
-            self.triage.begin(key, spec.trial_index)
+            spec = found[0]
+            self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations, spec.trial_index)
 
     def write_report(self, report: pytest.TestReport) -> None:
         payload, properties = report.aorta, dict(report.user_properties)
@@ -254,7 +253,9 @@ class TrialWriter:
         if trial in self.run.unreported:
             self.run.unreported.remove(trial)
         if not trial.resumed and trial.result["workload"] not in self._understood:
-            self._say_what_was_understood(trial.result)
+            target = ((trial.result.get("request") or {}).get("workload") or {}).get("target", "")
+            if is_command(target) and trial.result["config"]:
+                self._say_what_was_understood(trial.result)
         facts = facts_of(trial.result, trial.path, self.triage.settings.signatures)
         self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
@@ -267,9 +268,6 @@ class TrialWriter:
         return facts
 
     def _say_what_was_understood(self, result: Mapping[str, Any]) -> None:
-        target = ((result.get("request") or {}).get("workload") or {}).get("target", "")
-        if not is_command(target) or not result["config"]:
-            return
         self._understood.add(result["workload"])
         terminal = self.run.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and self.run.config.get_verbosity() >= 0 and self.run.selection.trials > 1:
@@ -281,7 +279,7 @@ class TrialWriter:
         found = list(new)
         for spec, facts in self.run.others() if self.run.others is not None else ():
             # Also of those that still run: what comes after them has to wait.
-            self.triage.begin(cell_of(spec), spec.trial_index)
+            self.triage.declare(cell_of(spec), spec.environment.name, spec.mitigations, spec.trial_index)
             if facts is not None:
                 found.append(facts)
         has_stopped = False
@@ -303,7 +301,10 @@ class TrialWriter:
         if self.run.others is not None:
             self._decide()
         else:
-            self.triage.keep({cell_of(trial[0]) for nodeid in nodeids if (trial := self.find(nodeid)) is not None})
+            kept = set()
+            for trial in filter(None, map(self.find, nodeids)):
+                kept.add(cell_of(trial[0]))
+            self.triage.keep(kept)
 
     def write_lost(self, nodeid: str, why: str) -> tuple[TrialSpec, TrialPaths] | None:
         """Record an item whose process died before it could report; its trial, ``None`` where it is none."""

@@ -341,10 +341,14 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
         if all(each["rank"] == rank and each.get("blame") != "unknown" for each in failed):
             culprit = (rank, len(ranks))
+    # In a plan, the name of the cell says all; trials of a test may differ in all that a test can choose.
+    cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
+    test = record.get("test") or {}
+    options, digest = test.get("options") or "", test.get("digest") or ""
     # A total of 0 is the default of workloads that do not count their iterations.
     executed = result.get("executed_iterations")
     return TrialFacts(
-        key=key_of(record),
+        key=CellKey(record["workload"], cell, test.get("node_id", ""), options, digest),
         environment=record["execution_env"]["name"],
         mitigations=tuple(record["mitigations_applied"]),
         trial_id=record["trial_id"],
@@ -378,15 +382,6 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         not_collected=tuple(not_found),
         observed=bool(request.get("collect")),
     )
-
-
-def key_of(record: Mapping[str, Any]) -> CellKey:
-    """In a plan, the name of the cell says all; trials of a test may differ in all that a test can choose."""
-    cell = record.get("cell") or f"{record['execution_env']['name']}-{'+'.join(record['mitigations_applied'])}"
-    test = record.get("test")
-    if not test:
-        return CellKey(record["workload"], cell)
-    return CellKey(record["workload"], cell, test["node_id"], test.get("options") or "", test.get("digest") or "")
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:

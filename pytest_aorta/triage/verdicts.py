@@ -383,10 +383,18 @@ class Triage:
         #: The sequential tests so far, of cell, baseline and way to fail.
         self._tests: dict[tuple[CellKey, CellKey, Signature | None], SequentialTest] = {}
 
-    def declare(self, key: CellKey, environment: str, mitigations: tuple[str, ...]) -> None:
-        """A cell of the plan. Cells are listed in the order in which they are declared, or first have a trial."""
-        if key not in self._cells:
-            self._cells[key] = CellTrials(key, environment, mitigations)
+    def declare(
+        self, key: CellKey, environment: str, mitigations: tuple[str, ...], begun: int | None = None
+    ) -> CellTrials:
+        """A cell of the plan, and perhaps the index of a trial that has ``begun``.
+
+        Cells are listed in the order in which they are declared, or first have a trial.
+        """
+        if (cell := self._cells.get(key)) is None:
+            cell = self._cells[key] = CellTrials(key, environment, mitigations)
+        if begun is not None:
+            cell.trials.setdefault(begun, None)
+        return cell
 
     def keep(self, keys: Collection[CellKey]) -> None:
         """Forget declared cells that have no trial, and will have none."""
@@ -394,14 +402,9 @@ class Triage:
             if key not in keys and not cell.trials:
                 del self._cells[key]
 
-    def begin(self, key: CellKey, index: int) -> None:
-        """A trial of a declared cell has begun."""
-        self._cells[key].trials.setdefault(index, None)
-
     def add(self, facts: TrialFacts) -> None:
         """A trial is over."""
-        self.declare(facts.key, facts.environment, facts.mitigations)
-        self._cells[facts.key].add(facts)
+        self.declare(facts.key, facts.environment, facts.mitigations).add(facts)
 
     @property
     def cells(self) -> list[CellTrials]:

@@ -251,8 +251,7 @@ def test_while_trials_run_only_pairs_that_are_over_count() -> None:
     base, cell = trials("none", "F" * 30), trials("a", "." * 30)
     for one, two in zip(base, cell, strict=True):
         for each in (one, two):
-            triage.declare(each.key, each.environment, each.mitigations)
-            triage.begin(each.key, each.index)
+            triage.declare(each.key, each.environment, each.mitigations, each.index)
             if each.index != 0 or each is two:
                 triage.add(each)
     held_up = triage.table(running=True).row(cell[0].key)
