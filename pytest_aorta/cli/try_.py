@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import click
 import psutil
 
-from pytest_aorta.common.texts import first_names, one_line, read_tail
+from pytest_aorta.common.texts import counted, first_names, one_line, read_tail
 from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
 from pytest_aorta.settings import RequestError, seconds, shown_command
-from pytest_aorta.triage.columns import below, counted
+from pytest_aorta.triage.columns import below
 from pytest_aorta.triage.rates import rate_below, smallest_fault, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
 from pytest_aorta.trials.command_line import checked_command, files_in, launcher_in, program_not_found, words_of

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_aorta.common.texts import (
+    counted,
     format_ranges,
     own_frames,
     printable,
@@ -24,7 +25,6 @@ from pytest_aorta.plugin import SUFFIXES, is_of_recipe
 from pytest_aorta.plugin.compat import WithLines, has_no_summary, longrepr_of
 from pytest_aorta.plugin.run import PAYLOAD
 from pytest_aorta.settings import SETTINGS
-from pytest_aorta.triage.columns import counted
 from pytest_aorta.trials.execution import KEPT_DAYS
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pytest_aorta.collectors.divergence import (
     read_trial,
     trace_file,
 )
-from pytest_aorta.common.texts import printable
+from pytest_aorta.common.texts import counted, printable
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
 from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.plan import Plan
@@ -32,7 +32,6 @@ from pytest_aorta.plugin.run import Run, end_in_order_when_terminated, reason_of
 from pytest_aorta.plugin.trial_item import TrialItem, WorkloadModules, item_of
 from pytest_aorta.registry import one_line_of
 from pytest_aorta.replay import Replay, ReplayError, find_replays, read_record, spec_of
-from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.facts import CellKey, TrialFacts
 from pytest_aorta.triage.observer import Replayed, replay_effects
 from pytest_aorta.triage.starts import divergences, facts_of_replay

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_aorta.common.texts import first_names, one_line, printable
+from pytest_aorta.common.texts import counted, first_names, one_line, printable
 from pytest_aorta.launch.launch_mode import AS_TYPED
 from pytest_aorta.plugin.compat import terminal_width
-from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions, counted
+from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions
 from pytest_aorta.triage.facts import LOSSES, CellKey
 from pytest_aorta.triage.matrix import MATRIX_MD
 from pytest_aorta.triage.rates import smallest_fault

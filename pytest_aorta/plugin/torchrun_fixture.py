@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest_aorta.settings as valid
 from pytest_aorta.common.import_target import module_file
-from pytest_aorta.common.texts import printable
+from pytest_aorta.common.texts import counted, printable
 from pytest_aorta.launch.launch_mode import SCRIPT_TARGET
 from pytest_aorta.plan import check_variables, trials_of
 from pytest_aorta.plugin.failures import tail_of
 from pytest_aorta.plugin.ordinary_tests import check_keywords, in_a_process, shortened
 from pytest_aorta.registry import WorkloadEntry
-from pytest_aorta.triage.columns import counted
 from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import RankRecord

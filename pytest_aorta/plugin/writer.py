@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.texts import utc_now
+from pytest_aorta.common.texts import counted, utc_now
 from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
 from pytest_aorta.plugin.run import FinishedTrial, cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text, understood
 from pytest_aorta.plugin.workload_files import workload_facts
-from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
 from pytest_aorta.triage.reading import MATRIX_JSON

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
+from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
@@ -60,11 +61,6 @@ def p_value(p: float) -> str:
 def step_ms(milliseconds: float | None) -> str:
     """``22.10``; ``-`` where nothing was measured."""
     return "-" if milliseconds is None else f"{milliseconds:.2f}"
-
-
-def counted(number: int, what: str) -> str:
-    """``1 trial``, ``2 trials``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def verdict_note(verdict: Verdict) -> str:

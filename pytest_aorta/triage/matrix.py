@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.texts import utc_now
+from pytest_aorta.common.texts import counted, utc_now
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN, TriageSettings
 from pytest_aorta.triage import margin as read_margin
-from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, counted, p_value, plain
+from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, p_value, plain
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.reading import MATRIX_JSON, Results, recorded_rules, triage_in_order
 from pytest_aorta.triage.verdicts import LEVEL, Row, Table

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import lgamma, log
 from typing import Literal
 
+from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import MARGIN
-from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
 from pytest_aorta.triage.verdicts import LEVEL

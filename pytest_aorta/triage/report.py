@@ -18,11 +18,19 @@ from typing import Any
 from urllib.parse import quote
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.texts import ESCAPES, first_names, own_frames, read_tail, stacks_excerpt, without_runner
+from pytest_aorta.common.texts import (
+    ESCAPES,
+    counted,
+    first_names,
+    own_frames,
+    read_tail,
+    stacks_excerpt,
+    without_runner,
+)
 from pytest_aorta.probe.environment_facts import GPUS
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings, columns
-from pytest_aorta.triage.columns import COLUMNS, conclusions, counted, rate_with_interval
+from pytest_aorta.triage.columns import COLUMNS, conclusions, rate_with_interval
 from pytest_aorta.triage.environments import Environments, differences
 from pytest_aorta.triage.facts import OUTCOMES, CellKey, StepSummary, TrialFacts
 from pytest_aorta.triage.matrix import EarlierMatrix, pipe_table, text_of

@@ -17,10 +17,9 @@ from typing import Any
 
 from pytest_aorta.collectors.contract import FOLDER
 from pytest_aorta.collectors.divergence import Comparison, Place, Step, Trial, compare_trials, is_same, read_trial
-from pytest_aorta.common.texts import first_names, format_ranges
+from pytest_aorta.common.texts import counted, first_names, format_ranges
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.cells import CellStatistics, CellTrials
-from pytest_aorta.triage.columns import counted
 from pytest_aorta.triage.facts import CellKey, TrialFacts, facts_of
 from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.observer import ObserverEffect, Replayed, replay_effects
