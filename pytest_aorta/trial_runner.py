@@ -78,23 +78,20 @@ class TrialRunner:
         self._before_use()
         with self._lock:
             if self._engine is None:
-                self._engine = self._make_engine()
+                from pytest_aorta.common.interrupts import SIGINT_HELD
+
+                with SIGINT_HELD:
+                    from pytest_aorta.launch.engine import TrialEngine
+
+                elastic, resources = self.selection.execution.elastic, self.selection.resources
+                self._engine = TrialEngine(
+                    resources=resources,
+                    grace=self.selection.limits.grace,
+                    results=self.store.results,
+                    elastic=elastic if is_multi_node(elastic) else None,
+                    identity=_code_identity(self.plans) if resources.hosts else None,
+                )
             return self._engine
-
-    def _make_engine(self) -> TrialEngine:
-        from pytest_aorta.common.interrupts import SIGINT_HELD
-
-        with SIGINT_HELD:
-            from pytest_aorta.launch.engine import TrialEngine
-
-        elastic, resources = self.selection.execution.elastic, self.selection.resources
-        return TrialEngine(
-            resources=resources,
-            grace=self.selection.limits.grace,
-            results=self.store.results,
-            elastic=elastic if is_multi_node(elastic) else None,
-            identity=_code_identity(self.plans) if resources.hosts else None,
-        )
 
     def check(
         self, spec: TrialSpec, timeout: float | None = None, patience: float | None = None

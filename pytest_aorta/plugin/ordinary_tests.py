@@ -24,6 +24,7 @@ from pytest_aorta.plugin.options import read_option
 from pytest_aorta.plugin.run import (
     PAYLOAD,
     TEST_TARGET,
+    WATCHER,
     ReportPayload,
     current_run,
     deadline_of,
@@ -186,8 +187,8 @@ class RunTrial:
             running.interrupt(why)
             run.add_record(self.item, paths, _started_by(key, running.finish()), running.resumed)
             raise
-        if run.watcher is not None:
-            run.watcher.trial_ended(paths.file_in(run.results))
+        if (watcher := run.config.stash.get(WATCHER, None)) is not None:
+            watcher.trial_ended(paths.file_in(run.results))
         run.add_record(self.item, paths, _started_by(key, record), running.resumed)
         warn(self.item, [*running.take_warnings(), *record.warnings])
         return record, paths

@@ -40,10 +40,10 @@ def check_trials(session: pytest.Session) -> None:
             return
     if config.getoption("setuponly", False):
         return
-    items = [item for item in getattr(session, "items", ()) if isinstance(item, TrialItem)]
     firsts: dict[object, TrialItem] = {}
-    for item in items:  # of each action, or each workload that options and files ask for
-        firsts.setdefault(item.spec.workload.target if item.trial_run.action is None else item.trial_run, item)
+    for item in getattr(session, "items", ()):  # of each action, or each workload that options and files ask for
+        if isinstance(item, TrialItem):
+            firsts.setdefault(item.spec.workload.target if item.trial_run.action is None else item.trial_run, item)
     specs = []
     for item in firsts.values():
         run, deadline = item.trial_run, deadline_of(item, item.spec)
@@ -53,7 +53,7 @@ def check_trials(session: pytest.Session) -> None:
             end_in_order_when_terminated(config)
             check_resources(run.selection, option_text)
             check_results(run.selection, run.results, str(run.results))
-            run.runner.check(_with_collectors(item.spec, run), deadline)
+            run.runner.check(replace(item.spec, collect=run.selection.collect), deadline)
     if is_controller(config):
         if under_launcher():
             raise pytest.UsageError(
@@ -85,14 +85,11 @@ def check_trials(session: pytest.Session) -> None:
 
     patience = _PATIENCE if run.selection.resources.total_slots > 1 else None
     for spec, deadline in specs:
-        run.runner.check(_with_collectors(spec, run), deadline, patience)
+        # With collectors also where trials get them only when they are run again: after hours of trials, a missing
+        # tool is too late.
+        run.runner.check(replace(spec, collect=run.selection.collect), deadline, patience)
     for plan in plans:
         run.runner.store.sort_into_cells(plan.flat_cells)
-
-
-def _with_collectors(spec: TrialSpec, run: Run) -> TrialSpec:
-    """Also of trials that get them only when they are run again: after hours of trials, a missing tool is too late."""
-    return replace(spec, collect=run.selection.collect)
 
 
 def option_text(name: str, value: object) -> str:

@@ -308,11 +308,6 @@ class Stopping:
             return "the time is over (--aorta-stop)"
         return found
 
-    def check(self, item: pytest.Item, key: CellKey) -> None:
-        reason = self.reason(item, key)
-        if reason is not None:
-            raise NotNeeded(reason)
-
     def close(self) -> None:
         used: UsedFolder | None = self.__dict__.get("_used")
         if used is not None:
@@ -490,13 +485,9 @@ class Run:
         self.runner.add_plan(plan)
         return plan
 
-    @property
-    def watcher(self) -> TrialWatcher | None:
-        return self.config.stash.get(WATCHER, None)
-
     def trial_started(self, trial: SlotTrial, paths: TrialPaths) -> None:
         """A slot is about to start a trial; called on its thread."""
-        if (watcher := self.watcher) is not None:
+        if (watcher := self.config.stash.get(WATCHER, None)) is not None:
             cell = self.shown_cell(trial.spec.workload.name, trial.spec.cell)
             watcher.trial_started(trial, paths.file_in(self.results), self.shown_name(trial.spec), cell)
 
@@ -551,8 +542,8 @@ class Run:
         earlier = self.runner.find(spec, paths, deadline) if not again else None
         if earlier is not None:
             return earlier
-        if key is not None:
-            self.stopping.check(item, key)
+        if key is not None and (why := self.stopping.reason(item, key)) is not None:
+            raise NotNeeded(why)
         return self.runner.start(spec, paths, deadline)
 
     def add_record(self, item: pytest.Item, paths: TrialPaths, record: TrialResult, resumed: bool = False) -> None:

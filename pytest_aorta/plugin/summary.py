@@ -94,13 +94,12 @@ class Summary:
             wrong = [f"{claim['claim']}: {claim['found']}" for claim in place["claims"] if claim["verified"] is False]
             cell.found_there = cell.found_there or "; ".join(wrong)
         cell.warnings.update(set(result.get("warnings", ())))
-        if beside := result.get("side_by_side"):
-            cell.at_a_time[beside["slots"] * beside["workers"] * beside["hosts"]] += 1
-            if not trial.resumed:
-                self._add_beside(result, beside)
-
-    def _add_beside(self, result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
-        imposed, env = result["imposed"], result["env"]
+        beside, imposed, env = result.get("side_by_side"), result["imposed"], result["env"]
+        if not beside:
+            return
+        cell.at_a_time[beside["slots"] * beside["workers"] * beside["hosts"]] += 1
+        if trial.resumed:
+            return
         what = counted(beside["workers"], "xdist worker") if beside["workers"] > 1 else counted(beside["slots"], "slot")
         shares = [counted(len(imposed["cpus"]), "CPU")] if imposed["cpus"] is not None else []
         if imposed["threads"] is not None:

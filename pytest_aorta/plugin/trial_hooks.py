@@ -167,10 +167,10 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Trials for which there is no time are not run."""
     run = current_run(item.config)
-    if run is None or run.stopping.rounds is None or getattr(item, "trial_run", run).has_result(item):
+    if run is None or run.selection.stop.seconds is None or getattr(item, "trial_run", run).has_result(item):
         return None
-    name = round_of(item)
-    if name is None or run.stopping.rounds.begin(name):
+    rounds, name = run.stopping.rounds, round_of(item)
+    if name is None or rounds is None or rounds.begin(name):
         return None
     tear_down_before(item, nextitem)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import codecs
 import contextlib
 import gc
@@ -27,6 +28,7 @@ from pytest_aorta.plugin.compat import GeneratedFunction, fixture_definitions
 from pytest_aorta.plugin.failures import TrialBroken, TrialFailed, add_details, failure_of
 from pytest_aorta.plugin.run import (
     PAYLOAD,
+    NotNeeded,
     PathsOf,
     Prefetcher,
     Repeat,
@@ -36,7 +38,6 @@ from pytest_aorta.plugin.run import (
     reason_of,
     warn,
 )
-from pytest_aorta.plugin.workload_files import definition_line
 from pytest_aorta.trials.loading import module_name
 from pytest_aorta.trials.outcome import CANNOT_JUDGE
 from pytest_aorta.trials.spec import TrialSpec
@@ -72,7 +73,18 @@ class UnimportedModule(pytest.Module):
 
     def location_of(self, trial: TrialSpec) -> tuple[Path, int]:
         """File and line, from 0, of a trial's workload class; the file's first where it is not to be found."""
-        return self.file, max(0, definition_line(self.file, trial.workload.target.rpartition(":")[2]) - 1)
+        try:
+            node: ast.AST = ast.parse(self.file.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return self.file, 0
+        for name in trial.workload.target.rpartition(":")[2].split("."):
+            for inner in ast.walk(node):
+                if inner is not node and isinstance(inner, ast.ClassDef) and inner.name == name:
+                    node = inner
+                    break
+            else:
+                return self.file, 0
+        return self.file, getattr(node, "lineno", 1) - 1
 
 
 #: Where a trial stands.
@@ -177,8 +189,9 @@ class TrialItem(GeneratedFunction):
         self.repeat = run.next_repeat(self)
         self.paths = self.paths_of(self.spec).repeated(self.repeat.number)
         is_ahead = run.prefetcher is not None and run.prefetcher.is_running(self.nodeid)
-        if not is_ahead and (self.repeat.again or not run.has_result(self)):
-            run.stopping.check(self, cell_of(self.spec))
+        starts_here = not is_ahead and (self.repeat.again or not run.has_result(self))
+        if starts_here and (why := run.stopping.reason(self, cell_of(self.spec))) is not None:
+            raise NotNeeded(why)
         try:
             super().setup()
             extra_env: Any = self.funcargs["aorta_extra_env"]

@@ -114,18 +114,6 @@ def _given_name(node: ast.ClassDef) -> str | None:
     return None
 
 
-def definition_line(path: Path, name: str) -> int:
-    """The line, from 1, in which a file defines a class (``Class`` or ``Outer.Inner``); 0 when it does not."""
-    try:
-        node: ast.AST | None = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return 0
-    for part in name.split("."):
-        inner = [] if node is None else list(ast.walk(node))[1:]
-        node = next((each for each in inner if isinstance(each, ast.ClassDef) and each.name == part), None)
-    return getattr(node, "lineno", 0)
-
-
 def what_lacks(path: Path, wanted: bool = True) -> str:
     """What the classes of a file lack to be workloads; empty where none is nearly one.
 

@@ -19,7 +19,7 @@ from pytest_aorta.common.texts import counted, utc_now
 from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
-from pytest_aorta.plugin.run import FinishedTrial, cell_of
+from pytest_aorta.plugin.run import WATCHER, FinishedTrial, cell_of
 from pytest_aorta.plugin.summary import Summary, duration_text, understood
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.triage.facts import CellKey, facts_of
@@ -222,7 +222,9 @@ class TrialWriter:
 
     def write_report(self, report: pytest.TestReport) -> None:
         payload, properties = report.aorta, dict(report.user_properties)
-        found = [FinishedTrial(**record) for record in json.loads(payload["records"])]
+        found = []
+        for record in json.loads(payload["records"]):
+            found.append(FinishedTrial(**record))
         if report.when == "teardown":
             self.notes += json.loads(payload["notes"])
             if not found and not hasattr(report, "node"):
@@ -260,7 +262,7 @@ class TrialWriter:
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
             return facts
         self._decide(facts)
-        if (watcher := self.run.watcher) is not None:
+        if (watcher := self.run.config.stash.get(WATCHER, None)) is not None:
             cell = self.run.shown_cell(facts.key.workload, facts.key.cell)
             watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
