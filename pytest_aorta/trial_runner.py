@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.interrupts import SIGINT_HELD
 from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.launch.nodes import is_multi_node, process_rank
 from pytest_aorta.plan import Plan, PlanError, Selection
@@ -78,8 +79,6 @@ class TrialRunner:
         self._before_use()
         with self._lock:
             if self._engine is None:
-                from pytest_aorta.common.interrupts import SIGINT_HELD
-
                 with SIGINT_HELD:
                     from pytest_aorta.launch.engine import TrialEngine
 

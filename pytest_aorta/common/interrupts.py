@@ -39,11 +39,6 @@ def pieces(timeout: float | None) -> Iterator[float]:
     yield max(0.0, left)
 
 
-def wait_bounded(wait: Callable[[float], bool], timeout: float | None = None) -> bool:
-    """Call ``wait``, which takes a limit in seconds, until it returns true or ``timeout`` has passed; its result."""
-    return any(map(wait, pieces(timeout)))
-
-
 # The C functions: ``signal``'s wrappers convert to enumeration members, which takes twenty times as long as the rest.
 _raw = importlib.import_module("_signal")
 _SIGINT = int(signal.SIGINT)

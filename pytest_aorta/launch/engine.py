@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pytest_aorta.common.interrupts import pieces, wait_bounded
+from pytest_aorta.common.interrupts import PIECE, pieces
 from pytest_aorta.common.texts import utc_now
 from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
 from pytest_aorta.launch.host.allocation import SlotJob
@@ -243,7 +243,8 @@ class SlotTrial(SlotJob):
     def wait(self, phase: str) -> bool:
         """Block until ``phase`` has ended, or the trial has; whether the phase has succeeded."""
         with self._changed:
-            wait_bounded(partial(self._changed.wait_for, lambda: phase in self._ended or self._over))
+            while phase not in self._ended and not self._over:
+                self._changed.wait(PIECE)
             return self._ended.get(phase, False)
 
     def got_through(self, phase: str) -> bool:
@@ -268,7 +269,8 @@ class SlotTrial(SlotJob):
     def finish(self) -> TrialResult:
         """Block until its processes are gone; the record. Again: the same."""
         with self._changed:
-            wait_bounded(partial(self._changed.wait_for, lambda: self._over))
+            while not self._over:
+                self._changed.wait(PIECE)
         if self._record is None:
             self._record = self._build_lost()
         for other in self.others:

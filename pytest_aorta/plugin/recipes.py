@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_aorta.common.interrupts import wait_bounded
+from pytest_aorta.common.interrupts import PIECE
 from pytest_aorta.common.texts import identifier, printable
 from pytest_aorta.plan import PlanError, unit_of
 from pytest_aorta.plugin import is_controller, is_worker
@@ -783,17 +783,12 @@ def _run_shell(
     family = process_tree.Family(lambda: [process.pid])
     ended = os.pidfd_open(process.pid)
 
-    def wait(seconds: float) -> bool:
-        if select.select([ended], [], [], seconds)[0]:
-            return True
-        family.members()  # to know those whose parents will have ended
-        return False
-
     def members() -> list[int]:
         return list({*family.members(), *process_tree.tagged_processes(tag)})
 
     try:
-        wait_bounded(wait)
+        while not select.select([ended], [], [], PIECE)[0]:
+            family.members()  # to know those whose parents will have ended
         os.killpg(process.pid, signal.SIGKILL)  # its own process is not reaped yet, so the number is still its
         return process.wait()
     except BaseException:

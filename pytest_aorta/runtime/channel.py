@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing import connection
 from typing import Any
@@ -185,6 +185,5 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def wait(sources: Sequence[Channel | int], timeout: float | None = None) -> list[Channel | int]:
-    """The channels and descriptors that can be read, or have ended; empty after ``timeout`` seconds."""
-    return list(connection.wait(sources, timeout))  # type: ignore[arg-type]  # anything with fileno()
+#: Waits for channels and descriptors that can be read, or have ended; returns those, none after ``timeout`` seconds.
+wait: Callable[[Sequence[Channel | int], float | None], list[Any]] = connection.wait  # type: ignore[assignment]

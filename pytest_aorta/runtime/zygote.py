@@ -535,65 +535,53 @@ class Zygote:
             ZygoteUnwanted: it was ``cancelled``, and was ended.
             ZygoteError: it could not be started or prepared; ``phase`` is ``launch`` or ``import``.
         """
-        if self._ready:
-            return
         phase: Literal["launch", "import"] = "launch"
         limit, overall = limits.total, time.monotonic() + limits.total
         give_up = overall
-        while (report := self._start_report(phase, give_up, limit, limits.grace, cancelled))["type"] != "ready":
-            phase, limit, give_up = "import", limits.total, overall
+        while not self._ready:
+            timeout, prefix = min(LOOK, max(0.0, give_up - time.monotonic())), self._socket
+            if prefix is None or prefix.fileno() < 0:
+                has_come = self.control.poll(timeout)
+            else:
+                ready = wait([self.control, prefix.fileno()], timeout)
+                has_come = prefix.fileno() not in ready and (bool(ready) or not self.alive())
+                if has_come:
+                    prefix.hang_up()
+                elif ready:
+                    prefix.admit()
+            if not has_come:
+                if cancelled():
+                    self.close()
+                    raise ZygoteUnwanted("its start was cancelled", phase=phase)
+                if time.monotonic() < give_up:
+                    continue
+                if phase == "launch":
+                    self.close()
+                    raise ZygoteError(f"{self._name}not ready after {limit:g} s\n{self.output()}")
+                output = self.output()
+                stacks = self._end_import(limits.grace)
+                self.close()
+                raise ZygoteTimeout(limit, stacks=stacks, output=output)
+            report = self.control.receive()
+            if report is None:
+                raise self._failed_start(phase)
             if report["type"] == "failed":
                 self.close()
                 error = report["error"]
                 raise ZygoteError(f"{error['type']}: {error['message']}", phase="import", error=error)
+            phase, limit, give_up = "import", limits.total, overall
             if report["type"] == "loading" and limits.load is not None:
                 limit, give_up = limits.load, time.monotonic() + limits.load
             elif report["type"] == "loaded":
                 self.load_sec, self.loaded_at = report["sec"], time.monotonic()
-        if report["version"] != __version__:
-            self.close()
-            raise ZygoteError(
-                f"{self.spec.command[-1]} has pytest-aorta {report['version']}, but this is "
-                f"{__version__}; install the same version there"
-            )
-        self._ready = True
-        self.info = report["info"]
-        self.against_forking = report["against_forking"]
-
-    def _start_report(
-        self,
-        phase: Literal["launch", "import"],
-        give_up: float,
-        limit: float,
-        grace: float,
-        cancelled: Callable[[], bool],
-    ) -> Message:
-        while True:
-            timeout, prefix = min(LOOK, max(0.0, give_up - time.monotonic())), self._socket
-            if prefix is None or prefix.fileno() < 0:
-                if self.control.poll(timeout):
-                    break
-            elif prefix.fileno() in (ready := wait([self.control, prefix.fileno()], timeout)):
-                prefix.admit()
-            elif ready or not self.alive():
-                prefix.hang_up()
-                break
-            if cancelled():
-                self.close()
-                raise ZygoteUnwanted("its start was cancelled", phase=phase)
-            if time.monotonic() < give_up:
-                continue
-            if phase == "launch":
-                self.close()
-                raise ZygoteError(f"{self._name}not ready after {limit:g} s\n{self.output()}")
-            output = self.output()
-            stacks = self._end_import(grace)
-            self.close()
-            raise ZygoteTimeout(limit, stacks=stacks, output=output)
-        report = self.control.receive()
-        if report is None:
-            raise self._failed_start(phase)
-        return report
+            elif report["type"] == "ready":
+                if report["version"] != __version__:
+                    self.close()
+                    raise ZygoteError(
+                        f"{self.spec.command[-1]} has pytest-aorta {report['version']}, but this is "
+                        f"{__version__}; install the same version there"
+                    )
+                self.info, self.against_forking, self._ready = report["info"], report["against_forking"], True
 
     def _end_import(self, grace: float) -> str:
         family = process_tree.Family(lambda: [self._process.pid, *process_tree.tagged_processes(self.tag)])

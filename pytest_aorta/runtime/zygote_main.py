@@ -210,14 +210,16 @@ class ForkServer:
         fate = Channel(fate_fd)
         with contextlib.closing(Channel(channel_fd)):
             if self.standby is None:
-                _report(fate, {"type": "unforked", "error": error})
+                with contextlib.suppress(OSError):  # the parent is gone, as the loop will notice
+                    fate.send({"type": "unforked", "error": error})
                 fate.close()
                 return
             (pid, there), self.standby = self.standby, None
             with contextlib.suppress(OSError), contextlib.closing(there):  # it was killed, as its end will say
                 there.send_fd(channel_fd)
         self.tasks[pid] = RunningTask(pid, fate)
-        _report(fate, {"type": "forked", "pid": pid})
+        with contextlib.suppress(OSError):
+            fate.send({"type": "forked", "pid": pid})
         if self.order["rehearse"] is not None:
             with contextlib.suppress(OSError):
                 self.standby = self.stand_by()
@@ -375,13 +377,9 @@ class ForkServer:
                 "at": time.time(),
             }
             del self.tasks[task.pid]
-            _report(task.fate, report)
+            with contextlib.suppress(OSError):
+                task.fate.send(report)
             task.fate.close()
-
-
-def _report(fate: Channel, report: Message) -> None:
-    with contextlib.suppress(OSError):  # the parent is gone, as the loop will notice
-        fate.send(report)
 
 
 # The child

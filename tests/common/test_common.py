@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from itertools import chain, islice
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.interrupts import PIECE, pieces, wait_bounded
+from pytest_aorta.common.interrupts import PIECE, pieces
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
 from pytest_aorta.common.texts import format_ranges, parse_ranges, read_tail
 
@@ -22,20 +21,12 @@ def test_no_piece_is_longer_than_a_signal_may_wait(timeout: float | None, first:
     assert list(islice(pieces(timeout), 2)) == pytest.approx(first, abs=0.01)
 
 
-def test_a_wait_ends_with_what_it_waits_for() -> None:
-    done = threading.Event()
-    assert not wait_bounded(done.wait, 0.0)
-    done.set()
-    assert wait_bounded(done.wait)
-    assert wait_bounded(done.wait, 1e9)
-
-
 def test_a_signal_that_is_handled_too_late_for_the_system_call_ends_the_wait() -> None:
     # A handler on the main thread cannot be placed between CPython's look at its signals and the system call. A wait
     # that has begun when the signal comes to another thread is the same: no system call of this one is interrupted.
     code = """
 import signal, threading
-from pytest_aorta.common.interrupts import wait_bounded
+from pytest_aorta.common.interrupts import pieces
 
 def interrupt_here():
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
@@ -43,7 +34,8 @@ def interrupt_here():
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore the signal
 threading.Timer(0.3, interrupt_here).start()
 try:
-    wait_bounded(threading.Event().wait)
+    for seconds in pieces(None):
+        threading.Event().wait(seconds)
 except KeyboardInterrupt:
     print("interrupted")
 """
