@@ -273,7 +273,9 @@ def read_result(result: object) -> ResultRecord:
     if (times := fields.get("step_times_ms")) is not None:
         times = to_plain(times.tolist() if callable(getattr(times, "tolist", None)) else times, notes, "step_times_ms")
         given = times if isinstance(times, list) else [times]
-        plain["step_times_ms"] = [float(it) for it in given if isinstance(it, int | float) and 0 <= it < math.inf]
+        for each in given:
+            if isinstance(each, int | float) and 0 <= each < math.inf:
+                plain["step_times_ms"].append(float(each))
         if left_out := len(given) - len(plain["step_times_ms"]):
             many = f"{left_out} of {len(given)} are not finite numbers"
             notes.append(f"step_times_ms: {many} of at least 0; left out")

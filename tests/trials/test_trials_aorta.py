@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from pytest_aorta.trials import loading as aorta
-from pytest_aorta.trials.loading import DeclarationError, Options, describe
+from pytest_aorta.trials.loading import DeclarationError, describe, with_added
 from pytest_aorta.trials.workload import Workload
 
-ADDED = {"_aorta_trial_env": {"A": "1"}}
+
+@pytest.fixture(autouse=True)
+def variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A", "1")
 
 
 class Plain:
@@ -28,12 +31,16 @@ class Plain:
     def run(self) -> None: ...
 
 
+def added(cls: type[Any], value: Any) -> Any:
+    return with_added(value, cls, "process", "w_d0_m0_t0", {"env": []}, ["A"], [])
+
+
 def declaring(**attributes: Any) -> type[Any]:
     return type("Declaring", (Plain,), attributes)
 
 
 def test_what_was_added_can_be_looked_up_and_is_not_listed() -> None:
-    options = Options({"size": 3}, ADDED)
+    options = added(Plain, {"size": 3})
 
     assert options["_aorta_trial_env"] == options.get("_aorta_trial_env") == {"A": "1"}
     assert "_aorta_trial_env" in options
@@ -45,7 +52,7 @@ def test_what_was_added_can_be_looked_up_and_is_not_listed() -> None:
 
 
 def test_copies_can_look_it_up_too() -> None:
-    options = Options({"size": 3}, ADDED)
+    options = added(Plain, {"size": 3})
     for other in (copy.copy(options), copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
         assert other == {"size": 3}
         assert other["_aorta_trial_env"] == {"A": "1"}
@@ -53,9 +60,14 @@ def test_copies_can_look_it_up_too() -> None:
 
 def test_a_class_that_declares_something_of_aortas_gets_them_as_options() -> None:
     known = declaring(trial_isolation_supported=frozenset({"process"}))
-    assert aorta.with_added(known, {"size": 3}, ADDED) == {"size": 3, **ADDED}
-    assert aorta.with_added(Plain, {"size": 3}, ADDED) == {"size": 3}
-    assert aorta.with_added(Plain, 5, ADDED) == 5
+    assert added(known, {"size": 3}) == {
+        "size": 3,
+        "_aorta_environment": {"env": {}},
+        "_aorta_trial_env": {"A": "1"},
+        "_aorta_trial_isolation": "process",
+    }
+    assert added(Plain, {"size": 3}) == {"size": 3}
+    assert added(Plain, 5) == 5
 
 
 @pytest.mark.parametrize(
