@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import resource
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -16,7 +18,7 @@ from typing import Any
 
 from pytest_aorta.common.texts import format_ranges, utc_now
 from pytest_aorta.probe.guard import Facts, Guard, describe, plain, printable, read_text
-from pytest_aorta.probe.host import accelerator, compilers, host, interpreter, mhz, runtime_context
+from pytest_aorta.probe.host import accelerator, compilers, host, mhz, runtime_context
 from pytest_aorta.probe.loaded import ModuleCount, Watch, libraries, note_sources
 from pytest_aorta.probe.software import git_state, installed_distributions, packages, torch_build, torch_state
 from pytest_aorta.probe.variables import other_variables, recorded_variables
@@ -104,7 +106,6 @@ def collect_static(source: Path | None = None) -> StaticEnv:
     probes: dict[str, Callable[[], object]] = {
         "host": partial(host, guard),
         "runtime_context": partial(runtime_context, guard),
-        "python": interpreter,
         **({"packages": partial(packages, installed)} if installed else {}),
         "torch": partial(torch_build, guard, installed),
         "accelerator": partial(accelerator, guard),
@@ -112,6 +113,20 @@ def collect_static(source: Path | None = None) -> StaticEnv:
         "git": partial(git_state, source, guard),
     }
     sections: Facts = {}
+    with guard.probe("python"):
+        sections["python"] = plain(
+            {
+                "version": platform.python_version(),
+                "build": sys.version,
+                "implementation": sys.implementation.name,
+                "executable": sys.executable or None,
+                "prefix": sys.prefix,
+                "base_prefix": sys.base_prefix,
+                # -O and PYTHONOPTIMIZE remove the assert statements that many reproducers rely on.
+                "optimize": sys.flags.optimize,
+                "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+            }
+        )
     for name, probe in probes.items():
         with guard.probe(name):
             sections[name] = plain(probe())

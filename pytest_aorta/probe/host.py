@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -228,20 +227,6 @@ def image_digest(image: str, engine: str = "docker") -> str | None:
         return None
     found = answer.stdout.strip()
     return None if not found else found if ":" in found else f"sha256:{found}"
-
-
-def interpreter() -> Facts:
-    return {
-        "version": platform.python_version(),
-        "build": sys.version,
-        "implementation": sys.implementation.name,
-        "executable": sys.executable or None,
-        "prefix": sys.prefix,
-        "base_prefix": sys.base_prefix,
-        # -O and PYTHONOPTIMIZE remove the assert statements that many reproducers rely on.
-        "optimize": sys.flags.optimize,
-        "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-    }
 
 
 # GPUs, their drivers, the toolkits installed for them, and the compilers on PATH

@@ -146,15 +146,11 @@ def file_of(module: object) -> str | None:
 # Child processes
 
 
-@dataclass(frozen=True)
-class Children:
-    """The child processes of this one at a moment: page faults of all that have ended, and ids of the others."""
+def children_now() -> tuple[int, frozenset[int]]:
+    """What differs once a child has been started or has ended: the page faults of all that have, and who runs.
 
-    faults: int
-    running: frozenset[int]
-
-
-def children_now() -> Children:
+    Every process has page faults.
+    """
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     running: list[int] = []
     for thread in os.listdir("/proc/self/task"):
@@ -163,13 +159,7 @@ def children_now() -> Children:
                 running += map(int, file.read().split())
         except FileNotFoundError:  # a thread that has ended, or a kernel without this file
             continue
-    return Children(usage.ru_minflt + usage.ru_majflt, frozenset(running))
-
-
-def had_children_since(before: Children) -> bool:
-    """Whether a child has ended, or been started, since; every process has page faults."""
-    now = children_now()
-    return now.faults != before.faults or not now.running <= before.running
+    return usage.ru_minflt + usage.ru_majflt, frozenset(running)
 
 
 # Names of variables
@@ -218,7 +208,7 @@ class Watch:
     names: Collection[str]
     #: Whether an import has had child processes already.
     had_children: bool = False
-    children: Children = field(default_factory=children_now)
+    children: tuple[int, frozenset[int]] = field(default_factory=children_now)
     seconds: float = PATIENCE
 
     def limit(self, timeout: float | None, stall_timeout: float | None, spent: float) -> None:
@@ -229,7 +219,7 @@ class Watch:
 
     def look(self) -> Facts:
         """What ``named_variables`` finds, and whether there have been ``subprocesses``, which may read anything."""
-        subprocesses = self.had_children or had_children_since(self.children)
+        subprocesses = self.had_children or children_now() != self.children
         return {**named_variables(self.names, self.seconds), "subprocesses": subprocesses}
 
 

@@ -59,7 +59,7 @@ def retire(
     ``None`` moves everything. ``with_artifacts``: whether the artifacts belong to the file. ``may_have_further``:
     whether to look for folders of further ranks and nodes.
     """
-    parts = [paths.file, paths.folder] if not rank else [paths.folder_of(rank, kind)]
+    parts = [paths.file, paths.folder] if not rank else [PurePosixPath(paths.folder_in(Path(), rank, kind))]
     if not with_artifacts:
         parts = [paths.file]
     elif rank is None and may_have_further:

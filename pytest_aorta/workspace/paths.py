@@ -46,14 +46,12 @@ class TrialPaths:
         """Paths of the trial's repeat ``number``: ``trial_<T>.repeat_<N>.json``; 0 is the trial itself."""
         return replace(self, file=self.file.with_name(f"{self.file.stem}.repeat_{number}.json")) if number else self
 
-    def folder_of(self, rank: int, kind: PartKind = "rank") -> PurePosixPath:
-        return self.folder if rank == 0 else self.folder.with_name(f"{self.folder.name}.{kind}_{rank}")
-
     def file_in(self, results: Path) -> Path:
         return results / self.file
 
     def folder_in(self, results: Path, rank: int = 0, kind: PartKind = "rank") -> Path:
-        return results / self.folder_of(rank, kind)
+        name = self.folder.name if rank == 0 else f"{self.folder.name}.{kind}_{rank}"
+        return results / self.folder.with_name(name)
 
 
 def trial_paths(workload: str, cell: str | None, trial_index: int) -> TrialPaths:

@@ -48,9 +48,10 @@ def test_different_trials_have_different_files_and_folders(
 ) -> None:
     first, second = trial_paths(*left), trial_paths(*right)
 
+    folder, other = first.folder_in(RESULTS, one), second.folder_in(RESULTS, two)
     assert (first.file == second.file) is (left == right)
-    assert (first.folder_of(one) == second.folder_of(two)) is ((left, one) == (right, two))
-    assert first.file != second.folder_of(two)
+    assert (folder == other) is ((left, one) == (right, two))
+    assert first.file_in(RESULTS) != other
 
 
 @pytest.mark.parametrize(

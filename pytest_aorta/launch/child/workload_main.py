@@ -27,7 +27,7 @@ from pytest_aorta.probe.collect import (
     refreshed,
     surroundings,
 )
-from pytest_aorta.probe.loaded import Watch, children_now, had_children_since
+from pytest_aorta.probe.loaded import Watch, children_now
 from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
@@ -84,7 +84,7 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Sequence[
         except ImportError as error:
             raise ImportError(f"--aorta-preload {error}") from error
     load_class(argument["target"])
-    _had_children = had_children_since(before)
+    _had_children = children_now() != before
 
 
 def seeds() -> ProcessSeeds:
@@ -129,7 +129,7 @@ def import_learned(argument: PrepareArgument) -> None:
     global _static, _sources_in_advance, _had_children
     before = children_now()
     import_in_advance(argument["learned"], argument["cores"])
-    _had_children = _had_children or had_children_since(before)
+    _had_children = _had_children or children_now() != before
     if children := process_tree.children_of_self():
         raise ImportError(", ".join(f"started {process_tree.describe(pid)}" for pid in children))
     if (pid := os.fork()) == 0:
