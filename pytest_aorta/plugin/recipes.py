@@ -37,7 +37,7 @@ from pytest_aorta.plugin.run import PAYLOAD, NotNeeded, Run, cell_of, end_in_ord
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import RegistryError
 from pytest_aorta.runtime import process_tree
-from pytest_aorta.runtime.resources.used_folders import PREFIX, UsedFolder
+from pytest_aorta.runtime.resources.leases import PREFIX, UsedFolder
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin

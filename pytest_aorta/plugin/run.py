@@ -26,7 +26,7 @@ from pytest_aorta.plugin import NOT_EACH, STAMP, decisions_of_controller, is_con
 from pytest_aorta.plugin.compat import SkippedItem, general_timeout
 from pytest_aorta.plugin.options import read_selection
 from pytest_aorta.registry import Registry
-from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
+from pytest_aorta.runtime.resources.leases import UsedFolder, make_own
 from pytest_aorta.settings import SETTINGS, OptionError
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.trial_runner import TrialRunner

@@ -27,10 +27,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import pytest_aorta.runtime.process_tree as process_tree  # ``from`` would ask the package's __getattr__ first
 from pytest_aorta._version import __version__
-from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.channel import Channel, Message, wait
-from pytest_aorta.runtime.resources.used_folders import UsedFolder, make_own
+from pytest_aorta.runtime.resources.leases import UsedFolder, make_own
 
 #: Seconds that a zygote may take to get ready.
 STARTUP_TIMEOUT = 300.0

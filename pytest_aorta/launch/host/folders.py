@@ -19,8 +19,15 @@ from pathlib import Path
 
 from pytest_aorta.common.texts import first_names
 from pytest_aorta.launch.launch_mode import own_rank
-from pytest_aorta.runtime.resources.used_folders import PREFIX, SHORT, UsedFolder, make_own, remove_dangling, sweep
-from pytest_aorta.runtime.resources.used_folders import keep as keep_folder
+from pytest_aorta.runtime.resources.leases import (
+    PREFIX,
+    SHORT,
+    UsedFolder,
+    keep_folder,
+    make_own,
+    remove_dangling,
+    sweep_folders,
+)
 from pytest_aorta.trials.execution import FILES, KEPT_DAYS, TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.seeding import command_seed
 
@@ -74,7 +81,7 @@ class TemporaryFolders:
                 if replaced is not None and os.path.isdir(replaced) and os.access(replaced, os.W_OK | os.X_OK):
                     base = Path(replaced).absolute()
                 for place in dict.fromkeys((base, SHORT)):  # there are links to the folders that are removed first
-                    sweep(place)
+                    sweep_folders(place)
                 made = (
                     partial(make_own, base) if self._launcher is None else partial(_shared_folder, base, self._launcher)
                 )
