@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -47,39 +48,6 @@ _PATIENCE = 10.0
 _PORT = 29400
 
 
-class Balance:
-    """Chooses which of the jobs that wait a slot takes, so that each cell comes to each host and slot equally often.
-
-    Otherwise cells and slots, which have devices of their own, may fall into step: then a bad device looks like the
-    effect of a cell.
-    """
-
-    def __init__(self) -> None:
-        self._taken: Counter[tuple[object, ...]] = Counter()
-
-    def choose(self, waiting: Iterable[SlotJob], slot: Slot) -> SlotJob | None:
-        """The first, or one of another cell and about the same round, before the second of any cell.
-
-        An urgent one is passed by none.
-        """
-        candidates: dict[object, SlotJob] = {}
-        for job in waiting:
-            first = next(iter(candidates.values()), job)
-            keeps_its_place = job.urgent or job.cell is None
-            if job.cell in candidates or abs(job.round - first.round) > 1 or (keeps_its_place and candidates):
-                break
-            candidates[job.cell] = job
-            if keeps_its_place:
-                break
-        return min(candidates.values(), key=lambda job: self._times(job, slot), default=None)
-
-    def _times(self, job: SlotJob, slot: Slot) -> tuple[int, int]:
-        return self._taken[job.cell, slot.number], self._taken[job.cell, slot.number, slot.index]
-
-    def note(self, job: SlotJob, slot: Slot) -> None:
-        self._taken.update([(job.cell, slot.number), (job.cell, slot.number, slot.index)])
-
-
 class JobPool:
     """Runs jobs in the order in which they come, but that slots are balanced; urgent ones first. Thread-safe.
 
@@ -89,7 +57,8 @@ class JobPool:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._changed = threading.Condition()
         self._slots = slots
-        self._balance = Balance()
+        #: How often each cell came to each host and slot.
+        self._taken: Counter[tuple[object, ...]] = Counter()
         self._waiting: list[SlotJob] = []
         self._running: dict[Slot, SlotJob] = {}
         self._dead: dict[int, Exception] = {}
@@ -97,10 +66,10 @@ class JobPool:
 
     def submit(self, job: SlotJob) -> None:
         with self._changed:
-            runs = not self._closed and not self._is_lost(job)
+            runs = not (self._closed or job.host in self._dead or len(self._dead) > self._slots[-1].number)
             if runs:
                 self._waiting.append(job)
-                self._waiting.sort(key=lambda job: not job.urgent)
+                self._waiting.sort(key=attrgetter("urgent"), reverse=True)
                 for slot in self._slots:
                     if slot not in self._running and self._take_next(slot):
                         name = f"aorta-{slot.name.replace(' ', '-')}"
@@ -108,18 +77,41 @@ class JobPool:
         if not runs:
             job.give_up(next(iter(self._dead.values()), None))
 
+    def choose(self, waiting: Iterable[SlotJob], slot: Slot) -> SlotJob | None:
+        """Of jobs that wait, the one that a slot takes, so that each cell comes to each host and slot equally often.
+
+        Otherwise cells and slots, which have devices of their own, may fall into step: then a bad device looks like the
+        effect of a cell. It is the first, or one of another cell and about the same round, before the second of any
+        cell. An urgent one is passed by none.
+        """
+        first = chosen = None
+        cells, fewest = set(), (0, 0)
+        for job in waiting:
+            if job.host not in (None, slot.number):
+                continue
+            keeps_its_place = job.urgent or job.cell is None or len(self._slots) == 1
+            if first is not None and (keeps_its_place or job.cell in cells or abs(job.round - first.round) > 1):
+                break
+            first = first or job
+            cells.add(job.cell)
+            times = self._taken[job.cell, slot.number], self._taken[job.cell, slot.number, slot.index]
+            if chosen is None or times < fewest:
+                chosen, fewest = job, times
+            if keeps_its_place:
+                break
+        if chosen is not None:
+            self._taken.update([(chosen.cell, slot.number), (chosen.cell, slot.number, slot.index)])
+        return chosen
+
     def _take_next(self, slot: Slot) -> bool:
         self._running.pop(slot, None)
-        if slot.number not in self._dead:
-            fitting = (job for job in self._waiting if job.host in (None, slot.number))
-            job = self._balance.choose(fitting, slot) if len(self._slots) > 1 else next(fitting, None)
-            if job is not None:
-                self._balance.note(job, slot)
-                self._waiting.remove(job)
-                self._running[slot] = job
-                return True
-        self._changed.notify_all()
-        return False
+        job = None if slot.number in self._dead else self.choose(self._waiting, slot)
+        if job is None:
+            self._changed.notify_all()
+            return False
+        self._waiting.remove(job)
+        self._running[slot] = job
+        return True
 
     def _work(self, slot: Slot) -> None:
         more = True
@@ -140,13 +132,10 @@ class JobPool:
     def lose_host(self, number: int, error: Exception) -> None:
         with self._changed:
             self._dead.setdefault(number, error)
-            lost = [job for job in self._waiting if self._is_lost(job)]
+            lost = [job for job in self._waiting if job.host in self._dead or len(self._dead) > self._slots[-1].number]
             self._waiting = [job for job in self._waiting if job not in lost]
         for job in lost:
             job.give_up(error)
-
-    def _is_lost(self, job: SlotJob) -> bool:
-        return job.host in self._dead or all(slot.number in self._dead for slot in self._slots)
 
     def close(self, patience: float) -> bool:
         """Cancel everything; whether all that ran has ended within ``patience`` seconds."""
@@ -172,7 +161,6 @@ class SlotTrial(SlotJob):
         started: whether a slot has taken it.
         place: the name of the slot, or of the host.
         on_start: called just before it starts.
-        on_packages: called with the list of installed distributions, once for each host and list.
         make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
     """
 
@@ -187,13 +175,13 @@ class SlotTrial(SlotJob):
         self.started = False
         self.place = ""
         self.on_start: Callable[[SlotTrial], object] = lambda trial: None
-        self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
         self.make_room: Callable[[], bool] = lambda: True
         self._pool = pool
-        self._changed = threading.Condition()
+        #: Phases that have ended, and whether well; events for those who wait for them.
         self._ended: dict[str, bool] = {}
-        self._warnings: list[str] = []
-        self._over = False
+        self._until = {"setup": threading.Event(), "run": threading.Event()}
+        self._over = threading.Event()
+        self._warnings: deque[str] = deque()
         self._error: BaseException | None = None
         self._submitted_at = utc_now()
         self._record: TrialResult | None = None
@@ -201,7 +189,7 @@ class SlotTrial(SlotJob):
     # On the slot's thread
 
     def run(self, slot: Slot) -> None:
-        if self._over:  # it was cancelled meanwhile
+        if self._over.is_set():  # it was cancelled meanwhile
             return
         try:
             slot.host.prepare(self.order, slot.index, self)
@@ -222,43 +210,38 @@ class SlotTrial(SlotJob):
         self._settle(error=error)
 
     def phase_ended(self, phase: Literal["setup", "run"], failed: bool) -> None:
-        with self._changed:
-            self._ended[phase] = not failed
-            self._changed.notify_all()
+        self._ended[phase] = not failed
+        self._until[phase].set()
 
     def warn(self, text: str) -> None:
-        with self._changed:
-            self._warnings.append(text)
-
-    def packages_listed(self, listing: dict[str, Any]) -> None:
-        self.on_packages(listing)
+        self._warnings.append(text)
 
     def _settle(self, record: TrialResult | None = None, error: BaseException | None = None) -> None:
-        with self._changed:
-            self._record, self._error, self._over = record, error, True
-            self._changed.notify_all()
+        self._record, self._error = record, error
+        for event in (self._over, *self._until.values()):
+            event.set()
 
     # On that of the caller
 
     def wait(self, phase: str) -> bool:
         """Block until ``phase`` has ended, or the trial has; whether the phase has succeeded."""
-        with self._changed:
-            while phase not in self._ended and not self._over:
-                self._changed.wait(PIECE)
-            return self._ended.get(phase, False)
+        while not self._until[phase].wait(PIECE):
+            pass
+        return self._ended.get(phase, False)
 
     def got_through(self, phase: str) -> bool:
         return self._ended.get(phase, False)
 
     def failed(self) -> bool:
-        return self._over or not all(self._ended.values())
+        return self._over.is_set() or not all(self._ended.values())
 
     def is_over(self) -> bool:
-        return self._over
+        return self._over.is_set()
 
     def take_warnings(self) -> list[str]:
-        with self._changed:
-            taken, self._warnings = self._warnings, []
+        taken = []
+        while self._warnings:
+            taken.append(self._warnings.popleft())
         return taken
 
     def interrupt(self, why: str) -> None:
@@ -268,9 +251,8 @@ class SlotTrial(SlotJob):
 
     def finish(self) -> TrialResult:
         """Block until its processes are gone; the record. Again: the same."""
-        with self._changed:
-            while not self._over:
-                self._changed.wait(PIECE)
+        while not self._over.wait(PIECE):
+            pass
         if self._record is None:
             self._record = self._build_lost()
         for other in self.others:
@@ -439,19 +421,23 @@ class TrialEngine:
             if self._unusable is not None:
                 raise self._unusable
             if self._pool is None:
+                slots: list[Slot] = []
                 try:
-                    self._pool = self._start()
+                    if self._resources.hosts:
+                        self._start_hosts()
+                    else:
+                        self._hosts.append(TrialHost(self._resources, node_store=self._node_store))
                 except (LaunchModeError, EngineUnusable) as error:
                     self._unusable = error
                     raise
+                for number, host in enumerate(self._hosts):
+                    for index in range(self._resources.slots):
+                        name = host.name if self._resources.hosts else f"slot {index}"
+                        slots.append(Slot(host, index, name, number))
+                self._pool = JobPool(slots)
             return self._pool
 
-    def _start(self) -> JobPool:
-        slots = range(self._resources.slots)
-        if not self._resources.hosts:
-            here = TrialHost(self._resources, node_store=self._node_store)
-            self._hosts.append(here)
-            return JobPool([Slot(here, index, f"slot {index}") for index in slots])
+    def _start_hosts(self) -> None:
         from pytest_aorta.launch.remote_host import RemoteHost, start_hosts  # execnet is loaded where it is needed
 
         specs = self._resources.hosts
@@ -460,8 +446,6 @@ class TrialEngine:
             died = partial(self._lose_host, number)
             self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
         start_hosts(self._hosts)
-        places = enumerate(self._hosts)
-        return JobPool([Slot(host, index, host.name, number) for number, host in places for index in slots])
 
     def _lose_host(self, number: int, error: Exception) -> None:
         if self._pool is not None:
@@ -489,7 +473,13 @@ class TrialEngine:
         if order.key not in self._cells:
             self._cells[order.key] = _CellCheck(order)
             pool.submit(self._cells[order.key])
-        return self._cells[order.key].wait(patience)
+        found = self._cells[order.key].found
+        for seconds in pieces(patience):
+            try:
+                return found.result(seconds)
+            except FutureTimeout:
+                continue
+        return None
 
     def launch(
         self,
@@ -556,23 +546,15 @@ class _CellCheck(SlotJob):
     def __init__(self, order: TrialOrder) -> None:
         super().__init__()
         self._order = order
-        self._found: Future[PreparedCell | None] = Future()
+        self.found: Future[PreparedCell | None] = Future()
 
     def run(self, slot: Slot) -> None:
         try:
-            self._found.set_result(slot.host.prepare(self._order, slot.index, self))
+            self.found.set_result(slot.host.prepare(self._order, slot.index, self))
         except (ConfigError, LaunchModeError) as error:
-            self._found.set_exception(error)
+            self.found.set_exception(error)
         except BaseException:
-            self._found.set_result(None)
+            self.found.set_result(None)
 
     def give_up(self, error: Exception | None = None) -> None:
-        self._found.set_result(None)
-
-    def wait(self, patience: float | None) -> PreparedCell | None:
-        for seconds in pieces(patience):
-            try:
-                return self._found.result(seconds)
-            except FutureTimeout:
-                continue
-        return None
+        self.found.set_result(None)

@@ -197,21 +197,6 @@ class EnvironmentUnusable(Exception):
     """An environment names something that is not there."""
 
 
-def command(environment: Environment) -> tuple[str, ...]:
-    """Launcher prefix and interpreter.
-
-    Raises:
-        EnvironmentUnusable: the venv has no interpreter.
-    """
-    python = interpreter(environment)
-    if environment.venv is not None and not os.access(python, os.X_OK):
-        raise EnvironmentUnusable(
-            f"environment {environment.name!r} ({environment.source_package}): no interpreter at {python}; "
-            f"create it with `python -m venv {environment.venv}` and install pytest-aorta there"
-        )
-    return (*environment.launcher, python)
-
-
 def interpreter(environment: Environment) -> str:
     """The path of the interpreter, which need not be there."""
     if environment.enter and environment.venv is None:
@@ -219,25 +204,6 @@ def interpreter(environment: Environment) -> str:
     if environment.venv is None:
         return sys.executable
     return str((Path(environment.venv).expanduser() / "bin" / "python").absolute())
-
-
-def environ(
-    environment: Environment,
-    overlay: Mapping[str, str],
-    base: Mapping[str, str],
-    threads: Mapping[str, str],
-    devices: Mapping[str, str],
-) -> dict[str, str]:
-    """The complete environment of a trial. Later ones win: ``threads``, ``base``, ``devices``, venv, ``overlay``."""
-    variables = {**threads, **base, **devices}
-    for name in _NOT_INHERITED:
-        variables.pop(name, None)
-    if environment.venv is not None:
-        venv = Path(environment.venv).expanduser().absolute()
-        variables["VIRTUAL_ENV"] = str(venv)
-        variables["PATH"] = os.pathsep.join([str(venv / "bin"), variables.get("PATH", os.defpath)])
-        variables.pop("PYTHONHOME", None)
-    return {**variables, **overlay}
 
 
 def container_command(
@@ -308,7 +274,11 @@ def zygote_spec(
     devices: Mapping[str, str] = MappingProxyType({}),
     fresh_seed: int | None = None,
 ) -> ZygoteSpec:
-    """The zygote that a trial is forked from. Equal for the trials of a cell that have equal devices."""
+    """The zygote that a trial is forked from. Equal for the trials of a cell that have equal devices.
+
+    Raises:
+        EnvironmentUnusable: the environment has no interpreter, or cannot be entered.
+    """
     environment = spec.environment
     argument: PrepareArgument = {
         "target": spec.workload.target,
@@ -329,8 +299,23 @@ def zygote_spec(
             variables.pop(name, None)
         sys_path = _sources(inherited.sys_path)
     else:
-        words = command(environment)
-        variables = environ(environment, spec.overlay, inherited.variables, threads, devices)
+        python = interpreter(environment)
+        # Later ones win.
+        variables = {**threads, **inherited.variables, **devices}
+        for name in _NOT_INHERITED:
+            variables.pop(name, None)
+        if environment.venv is not None:
+            if not os.access(python, os.X_OK):
+                raise EnvironmentUnusable(
+                    f"environment {environment.name!r} ({environment.source_package}): no interpreter at {python}; "
+                    f"create it with `python -m venv {environment.venv}` and install pytest-aorta there"
+                )
+            venv = Path(environment.venv).expanduser().absolute()
+            variables["VIRTUAL_ENV"] = str(venv)
+            variables["PATH"] = os.pathsep.join([str(venv / "bin"), variables.get("PATH", os.defpath)])
+            variables.pop("PYTHONHOME", None)
+        variables |= spec.overlay
+        words = (*environment.launcher, python)
         own = dict(imposed) if environment.venv is None else {**imposed, "VIRTUAL_ENV": ""}
         for name in own:
             own[name] = variables[name]

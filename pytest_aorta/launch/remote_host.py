@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path, PurePosixPath
 from queue import SimpleQueue
@@ -214,6 +215,7 @@ class _RemoteJob(SlotJob):
         self._what = what
         self._order = order
         self._channel = channel
+        self.on_packages = partial(self._answer, "call", "on_packages")
         self.thread = threading.Thread(target=self.run, args=(Slot(host, slot, ""),), daemon=True)
         self.thread.start()
 
@@ -239,9 +241,6 @@ class _RemoteJob(SlotJob):
 
     def warn(self, text: str) -> None:
         self._answer("call", "warn", text)
-
-    def packages_listed(self, listing: dict[str, Any]) -> None:
-        self._answer("call", "packages_listed", listing)
 
     def _send_files(self, folder: Path) -> None:
         for path in sorted(folder.rglob("*")):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plans import grid
 
-from pytest_aorta.launch.engine import Balance
+from pytest_aorta.launch.engine import JobPool
 from pytest_aorta.launch.host.allocation import Allocator, SlotJob
 from pytest_aorta.launch.host.trial_host import Slot
 from pytest_aorta.plan import ordered
@@ -47,13 +47,12 @@ def slots_of(hosts: int, slots: int) -> list[Slot]:
 
 def simulated(trials: tuple[TrialSpec, ...], slots: list[Slot], lasts: Any) -> list[tuple[TrialSpec, Slot]]:
     """Which slot takes which trial, where a trial on a slot lasts so long."""
-    balance, waiting = Balance(), [Job(spec) for spec in trials]
+    pool, waiting = JobPool(slots), [Job(spec) for spec in trials]
     free = [(0.0, number) for number in range(len(slots))]
     taken = []
     while waiting:
         now, number = heapq.heappop(free)
-        job = cast(Job, balance.choose(waiting, slots[number]))
-        balance.note(job, slots[number])
+        job = cast(Job, pool.choose(waiting, slots[number]))
         waiting.remove(job)
         taken.append((job.spec, slots[number]))
         heapq.heappush(free, (now + lasts(job.spec, slots[number]), number))
@@ -109,16 +108,17 @@ def test_what_is_grouped_stays_grouped_and_what_is_urgent_comes_first() -> None:
     plan = ordered(grid(1, 1, 3, 4), "grouped")
     assert [spec for spec, _ in simulated(plan, slots_of(1, 2), lambda spec, slot: 1.0)] == [*plan]
 
-    (slot, other), balance = slots_of(2, 1), Balance()
+    slot, other = slots = slots_of(2, 1)
+    pool = JobPool(slots)
     one, two = (Job(cell[0]) for cell in grid(1, 1, 2, 1))
-    balance.note(one, slot)
-    assert balance.choose([one, two], slot) is two
-    assert balance.choose([one, two], other) is one
+    assert pool.choose([one], slot) is one
+    assert pool.choose([one, two], slot) is two
+    assert pool.choose([one, two], other) is one
     one.urgent = True
-    assert balance.choose([one, two], slot) is one
+    assert pool.choose([one, two], slot) is one
     one.urgent, one.cell = False, None  # the part of one node in a trial of several
-    assert balance.choose([one, two], slot) is one
-    assert balance.choose([], slot) is None
+    assert pool.choose([one, two], slot) is one
+    assert pool.choose([], slot) is None
 
 
 @pytest.fixture

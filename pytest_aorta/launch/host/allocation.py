@@ -37,6 +37,7 @@ class SlotJob:
         cell: of whose jobs each slot takes equally many; ``None`` for one that keeps its place in the queue.
         round: index of the trial in its cell.
         why: why it was cancelled, if it was.
+        on_packages: called with the list of installed distributions, once for each host and list.
     """
 
     host: int | None = None
@@ -48,6 +49,7 @@ class SlotJob:
         self._cancelling = threading.Lock()
         self.cancelled = threading.Event()
         self.why: str | None = None
+        self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
         self._callbacks: list[Callable[[str], object]] = []
 
     def run(self, slot: Any) -> None:
@@ -61,9 +63,6 @@ class SlotJob:
 
     def warn(self, text: str) -> None:
         """A warning for the user."""
-
-    def packages_listed(self, listing: dict[str, Any]) -> None:
-        """The installed distributions, once for each host and list."""
 
     def on_cancel(self, callback: Callable[[str], object]) -> None:
         """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""

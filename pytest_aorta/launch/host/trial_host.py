@@ -99,7 +99,7 @@ class TrialHost:
             listing = None if trial.cell is None else trial.cell.info.packages
             if listing is not None and listing["digest"] not in self._listed:
                 self._listed.add(listing["digest"])
-                job.packages_listed(listing)
+                job.on_packages(listing)
             phases: tuple[Literal["setup", "run"], ...] = ("setup", "run")
             for phase in phases:
                 trial.wait(phase)
