@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.cells import CellStatistics
-from pytest_aorta.triage.facts import OUTCOMES, CellKey, Outcome
+from pytest_aorta.triage.facts import OUTCOMES, CellKey
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import (
     LEVEL,
@@ -123,23 +123,6 @@ class Column(Generic[T]):
         return self.always or any(self.text_of(row) not in ("", "-") for row in rows)
 
 
-def _name(
-    key: str, title: str, value: Callable[[Row], str], *, always: bool = False, formats: Any = ("markdown",)
-) -> Column[Row]:
-    return Column(key, value, title, formats=formats, always=always, left=True)
-
-
-def _number_of(title: str, outcome: Outcome) -> Column[Row]:
-    """Trials of one outcome; matrix.json has all outcomes in one place."""
-    return Column(
-        "",
-        lambda row: row.cell.count(outcome),
-        title,
-        lambda row: str(row.cell.count(outcome) or ""),
-        formats=("markdown",),
-    )
-
-
 def _range(numbers: Sequence[int]) -> str:
     if not numbers:
         return ""
@@ -177,16 +160,17 @@ def _step_ms(name: str, row: Row) -> str:
 
 _EVERYWHERE: Any = ("terminal", "markdown", "html")
 _WHERE_WIDE: Any = ("markdown", "html")
+_name = partial(Column[Row], formats=("markdown",), left=True)
 
 #: All that is said of a cell, in the order of matrix.json and of matrix.md.
 COLUMNS: tuple[Column[Row], ...] = (
-    _name("workload", "Workload", lambda row: row.cell.key.workload, always=True),
-    _name("test", "Test", lambda row: row.cell.key.test),
-    _name("cell", "Cell", lambda row: row.cell.key.cell, always=True, formats=_WHERE_WIDE),
+    _name("workload", lambda row: row.cell.key.workload, "Workload", always=True),
+    _name("test", lambda row: row.cell.key.test, "Test"),
+    _name("cell", lambda row: row.cell.key.cell, "Cell", always=True, formats=_WHERE_WIDE),
     Column("mitigations", lambda row: row.cell.mitigations, "Mitigations",
            lambda row: ", ".join(row.cell.mitigations), formats=("markdown",), always=True, left=True),
-    _name("environment", "Environment", lambda row: row.cell.environment, always=True),
-    _name("options", "Config", lambda row: row.cell.key.options),
+    _name("environment", lambda row: row.cell.environment, "Environment", always=True),
+    _name("options", lambda row: row.cell.key.options, "Config"),
     Column("digest", lambda row: row.cell.key.digest),
     Column("planned", lambda row: row.planned),
     Column("seen", lambda row: row.cell.total, "Seen",
@@ -201,10 +185,11 @@ COLUMNS: tuple[Column[Row], ...] = (
            else rate_with_interval(row.cell.rate, row.cell.rate_interval), formats=_EVERYWHERE, always=True),
     Column("failure_rate_interval", lambda row: row.cell.rate_interval),
     Column("rate_below", lambda row: row.rate_below),
-    _number_of("Timeouts", "timeout"),
-    _number_of("Infrastructure", "infrastructure"),
-    _number_of("Interrupted", "interrupted"),
-    _number_of("Did not run", "did not run"),
+    # Not in matrix.json, which has all outcomes in one place.
+    Column("", lambda row: row.cell.count("timeout") or "", "Timeouts", formats=("markdown",)),
+    Column("", lambda row: row.cell.count("infrastructure") or "", "Infrastructure", formats=("markdown",)),
+    Column("", lambda row: row.cell.count("interrupted") or "", "Interrupted", formats=("markdown",)),
+    Column("", lambda row: row.cell.count("did not run") or "", "Did not run", formats=("markdown",)),
     Column("error_rate", lambda row: row.cell.count("infrastructure", "did not run") / row.cell.total
            if row.cell.total else None),
     Column("outcome_counts", lambda row: {each: row.cell.count(each) for each in OUTCOMES}),
