@@ -24,10 +24,10 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import pytest_aorta.runtime.process_tree as process_tree  # ``from`` would ask the package's __getattr__ first
 from pytest_aorta._version import __version__
 from pytest_aorta.common.import_target import import_target
 from pytest_aorta.common.texts import describe_exception
-from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.channel import Channel, Message, wait
 
 if TYPE_CHECKING:
