@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,26 +156,25 @@ def recorded_variables(environ: Mapping[str, str], overlay: Collection[str] = ()
 _OF_RUNNERS = re.compile(r"AORTA_|PYTEST_(XDIST_|CURRENT_TEST|VERSION|AORTA_ZYGOTE)|(_|COLUMNS|LINES)$")
 
 
+#: Where a machine has no id, no two processes agree.
+_UNKNOWN = os.urandom(64)
+
+
 def other_variables(environ: Mapping[str, str], recorded: Collection[str]) -> dict[str, Any]:
     """The variables whose values are not ``recorded``: a digest of each, so that ``compare`` sees which has changed.
 
     ``of`` stands for machine and user: digests of others say nothing. They are keyed by the id of the machine, as
     machine-id(5) asks for, and cut to 16 bits, so that nobody else learns a value from its digest.
     """
-    key = _key()
-    digests = {}
+    machine = _UNKNOWN
+    with suppress(OSError):
+        machine = Path("/etc/machine-id").read_bytes()
+    key, digests = hashlib.blake2b(machine, salt=b"%d" % os.getuid()).digest(), {}
     for name in sorted(environ):
         if name not in recorded and not _OF_RUNNERS.match(name):
             text = f"{name}={environ[name]}".encode("utf-8", "surrogateescape")
             digests[printable(name)] = hashlib.blake2b(text, digest_size=2, key=key).hexdigest()
     return {"of": hashlib.blake2b(key, digest_size=4).hexdigest(), "digests": digests}
-
-
-@cache
-def _key() -> bytes:
-    with suppress(OSError):
-        return hashlib.blake2b(Path("/etc/machine-id").read_bytes(), salt=b"%d" % os.getuid()).digest()
-    return os.urandom(64)
 
 
 def shown_value(name: str, value: str) -> str:
