@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pytest_aorta.launch.launch_mode import LaunchPlan, PrepareArgument
+from pytest_aorta.launch.launch_mode import LaunchPlan, WorkloadArgument
 from pytest_aorta.launch.nodes import is_multi_node
 from pytest_aorta.registry import ENGINES, Engine, Environment
 from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
@@ -280,12 +280,12 @@ def zygote_spec(
         EnvironmentUnusable: the environment has no interpreter, or cannot be entered.
     """
     environment = spec.environment
-    argument: PrepareArgument = {
+    argument: WorkloadArgument = {
         "target": spec.workload.target,
         "overrides": dict(spec.overrides),
         "steps": spec.steps,
         "launcher": spec.execution.launcher,
-        "seed": fresh_seed,
+        "import_seed": fresh_seed,
         "preload": [] if fresh_seed is not None else list(spec.execution.preloaded),
         "learned": [],
         "cores": None,
@@ -324,13 +324,13 @@ def zygote_spec(
     return ZygoteSpec(
         command=words,
         environ=variables,
-        prepare="pytest_aorta.launch.child.trial_main:prepare",
+        prepare="pytest_aorta.launch.child.workload_main:prepare",
         argument=argument,
-        run="pytest_aorta.launch.child.trial_main:run",
+        run="pytest_aorta.launch.child.workload_main:run",
         sys_path=sys_path,
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,
-        load="pytest_aorta.launch.child.trial_main:load",
+        load="pytest_aorta.launch.child.workload_main:load",
         behind=behind,
         rehearse=None if fresh_seed is not None else "pytest_aorta.launch.child.workload_main:rehearse",
     )

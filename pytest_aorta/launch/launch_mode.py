@@ -142,30 +142,26 @@ def resolve_launch(
 
 
 class WorkloadArgument(TypedDict):
-    """A workload and its options."""
+    """A workload and its options, for ``launch.child.workload_main.load`` and ``prepare``.
+
+    For a zygote, more is said; cells that differ in ``launcher`` share none. ``import_seed`` is that of the trial,
+    where each trial imports the workload in a process of its own. ``preload`` names modules to import before the
+    workload, ``learned`` those that an earlier trial has imported: they are imported after the workload, on the
+    ``cores`` of a slot.
+    """
 
     target: str
     overrides: dict[str, Any]
     steps: int | None
-
-
-class PrepareArgument(WorkloadArgument):
-    """For ``launch.child.trial_main.prepare``. Cells that differ in ``launcher`` share no zygote.
-
-    ``seed`` is that of the trial, where each trial imports the workload in a process of its own. ``preload`` names
-    modules to import before the workload, ``learned`` those that an earlier trial has imported: they are imported after
-    the workload, on the ``cores`` of a slot.
-    """
-
-    launcher: str
-    seed: int | None
-    preload: list[str]
-    learned: list[str]
-    cores: list[int] | None
+    launcher: NotRequired[str]
+    import_seed: NotRequired[int | None]
+    preload: NotRequired[list[str]]
+    learned: NotRequired[list[str]]
+    cores: NotRequired[list[int] | None]
 
 
 class TrialPayload(WorkloadArgument):
-    """For ``launch.child.trial_main.run``.
+    """For ``launch.child.workload_main.run``.
 
     ``overlay`` and ``watched`` hold names of variables, those set for this trial and those to record. ``place`` holds
     variables; in the folder ``sockets``, ranks make sockets for the host, and their agent has its temporary files.

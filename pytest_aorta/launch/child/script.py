@@ -233,7 +233,8 @@ def _adjust_libraries() -> None:
     if torch is not None and threads != _fresh.threads and threads.isdecimal() and int(threads) > 0:
         torch.set_num_threads(int(threads))  # the variable comes too late for the OpenMP library
     rank, attempt = os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    seeds = workload_main.seeds()
+    seeds = workload_main.seeds
+    assert seeds is not None
     seeds.restart(rank_seed(seeds.seed, int(rank), int(attempt)) if rank is not None else seeds.seed)
 
 

@@ -1,4 +1,4 @@
-"""Preparing a workload, and running one trial of it, in the process of that trial or rank."""
+"""Entry points of a zygote and its children, and of a rank: prepare a workload, then run one trial of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.bootstrap import sitecustomize
-from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT, SCRIPT_TARGET
+from pytest_aorta.launch.launch_mode import AS_TYPED, COMMAND_RANKS_TARGET, SCRIPT, SCRIPT_TARGET, own_rank
 from pytest_aorta.probe.collect import (
     StaticEnv,
     collect_end,
@@ -31,9 +32,10 @@ from pytest_aorta.probe.loaded import Watch, children_now
 from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET
-from pytest_aorta.trials.execution import NAMES, note_tmp
+from pytest_aorta.trials.execution import NAMES, enter, note_tmp, take_place
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
@@ -46,13 +48,15 @@ from pytest_aorta.trials.loading import (
     with_added,
 )
 from pytest_aorta.trials.records import Send
-from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state, random_seed
+from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state, random_seed, rank_seed
+from pytest_aorta.trials.steps import step_file
 
 if TYPE_CHECKING:
-    from pytest_aorta.launch.launch_mode import PrepareArgument, TrialPayload, WorkloadArgument
+    from pytest_aorta.launch.launch_mode import TrialPayload, WorkloadArgument
 
 _static: StaticEnv | None = None
-_seeds: ProcessSeeds | None = None
+#: Those of this process, once it has loaded a workload.
+seeds: ProcessSeeds | None = None
 #: Those that the workload's import has found.
 _variables: dict[str, str] = {}
 #: Digests of the source files that were imported when the workload was prepared.
@@ -68,17 +72,18 @@ learner: LearnedImports | None = None
 _had_children = False
 
 
-def load(argument: WorkloadArgument, seed: int | None = None, modules: Sequence[str] = ()) -> None:
-    """Import ``modules`` and the workload, whose generators get this seed; a script is imported by its ranks."""
-    global _seeds, _variables, _had_children
+def load(argument: WorkloadArgument, seed: int | None = None) -> None:
+    """Import what comes first and the workload, whose generators get this seed; a script is imported by its ranks."""
+    global seeds, _variables, _had_children
     _variables = settings(os.environ)
     note_tmp()
     if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
         return
-    _seeds = ProcessSeeds(random_seed() if seed is None else seed)
+    seed = argument.get("import_seed") if seed is None else seed
+    seeds = ProcessSeeds(random_seed() if seed is None else seed)
     set_arguments(argument["target"])
     before = children_now()
-    if modules:
+    if modules := argument.get("preload"):
         try:
             import_in_advance(modules)
         except ImportError as error:
@@ -87,14 +92,11 @@ def load(argument: WorkloadArgument, seed: int | None = None, modules: Sequence[
     _had_children = children_now() != before
 
 
-def seeds() -> ProcessSeeds:
-    """Those of this process, once it has loaded a workload."""
-    assert _seeds is not None
-    return _seeds
-
-
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
-    """Describe the workload that was loaded, or the script or command; take the snapshot of what will not change."""
+    """Describe the workload that was loaded, or the script or command; take the snapshot of what will not change.
+
+    Imports what an earlier trial has imported, and torch's agent, where trials need it.
+    """
     global _static, _sources, _startup, _class
     target = argument["target"]
     if target == SCRIPT_TARGET:
@@ -113,22 +115,31 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
         description = describe(_class, argument["overrides"], argument["steps"])
     if target in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
         description["launch_mode"] = SCRIPT
-    if _seeds is not None:
-        _seeds.note_kept()
+    if seeds is not None:
+        seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
     _startup = tuple(description.get("startup_variables", ()))
+    may_fork = argument.get("import_seed") is None and argument.get("launcher") != AS_TYPED
+    if target == COMMAND_TARGET and may_fork and description["config_error"] is None:
+        from pytest_aorta.launch.child import script
+
+        script.prepare(argument["overrides"]["command"])
+    if learned := argument.get("learned"):
+        _import_learned(learned, argument.get("cores"))
+    if description["launch_mode"] in ("distributed", SCRIPT):
+        from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
     return description
 
 
-def import_learned(argument: PrepareArgument) -> None:
+def _import_learned(modules: Sequence[str], cores: Sequence[int] | None) -> None:
     """Import what a trial has imported, for those that will be forked from this process; raises ``ImportError``."""
     global _static, _sources_in_advance, _had_children
     before = children_now()
-    import_in_advance(argument["learned"], argument["cores"])
+    import_in_advance(modules, cores)
     _had_children = _had_children or children_now() != before
     if children := process_tree.children_of_self():
         raise ImportError(", ".join(f"started {process_tree.describe(pid)}" for pid in children))
@@ -149,8 +160,8 @@ def rehearse() -> None:
 
 def use_seed(seed: int) -> None:
     """Seed the generators of this process, unless it has imported the workload with this very seed."""
-    if _seeds is not None and _seeds.seed != seed:
-        _seeds.restart(seed)
+    if seeds is not None and seeds.seed != seed:
+        seeds.restart(seed)
 
 
 def snapshot(watched: Iterable[str]) -> dict[str, Any]:
@@ -158,14 +169,11 @@ def snapshot(watched: Iterable[str]) -> dict[str, Any]:
     return collect_env(_static, [*watched, *NAMES, *_startup]).to_dict()
 
 
-def launcher_variables(base: int | None) -> dict[str, str]:
+def launcher_variables(base: int) -> dict[str, str]:
     """Variables of this process whose values differ from those of ``base``, the process that started the launcher.
 
-    Of those that a trial file may hold, without those of the trial's place. Empty when there is no such process, or it
-    may not be read.
+    Of those that a trial file may hold, without those of the trial's place. Empty when it may not be read.
     """
-    if base is None:
-        return {}
     try:
         before = set(Path(f"/proc/{base}/environ").read_bytes().split(b"\0"))
     except OSError:
@@ -190,8 +198,10 @@ def run_workload(
     # Of the ranks of a node, the first is the one whose snapshot can become the trial's.
     is_first = payload["mode"] == "single" or os.environ.get("LOCAL_RANK", "0") == "0"
     watch = Watch(payload["watched"], _had_children) if payload["watched"] and is_first else None
-    variables = launcher_variables(payload["base_pid"])
-    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": seeds().record()})
+    assert seeds is not None
+    base = payload["base_pid"]
+    variables = {} if base is None else launcher_variables(base)
+    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": seeds.record()})
     cls = load_class(payload["target"])
     supported = getattr(cls, "trial_isolation_supported", ())
     isolation: TrialIsolation = "process" if "process" in supported else "in_process"
@@ -199,7 +209,7 @@ def run_workload(
     of_trial = payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"]
     config = with_added(config, cls, isolation, *of_trial)
     if payload["watch_imports"] and _static is not None:
-        learner = LearnedImports(seeds(), send)
+        learner = LearnedImports(seeds, send)
 
     def before_setup() -> None:
         if getattr(cls, "launch_mode", None) != "distributed" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -245,6 +255,64 @@ def run_workload(
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()
     return succeeded
+
+
+def run(payload: TrialPayload, channel: Channel) -> None:
+    mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
+    if mode == "external":  # first of all, for the folders of the trial may be made by another rank
+        agree_on_master_port(payload["trial_id"])
+    take_place(payload["place"])
+    if payload["cwd"] is not None:
+        enter(payload["cwd"])
+    payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
+    if payload["memory"] is not None:
+        # This limit counts what is allocated, and not the address space that drivers reserve.
+        resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
+    if mode in ("elastic", "torchrun"):
+        from pytest_aorta.launch.child import elastic
+
+        targets = {SCRIPT_TARGET: elastic.run_script, COMMAND_RANKS_TARGET: elastic.run_command_ranks}
+        run_ranks = elastic.run_elastic if mode == "elastic" else targets.get(payload["target"], elastic.run_torchrun)
+        run_ranks(payload, send)
+    elif mode == "external":
+        from pytest_aorta.launch.child.rank_files import EventLogWriter, event_log
+
+        rank, given = own_rank(), payload["rank_seed"]
+        log = EventLogWriter(event_log(folder, rank), relay=send)
+        use_seed(rank_seed(payload["seed"], rank) if given is None else given)
+        run_workload(payload, log.send, step_file(folder, rank))
+    else:
+        use_seed(payload["seed"])
+        run_workload(payload, send, step_file(folder))
+
+
+def agree_on_master_port(trial_id: str) -> None:
+    """Wait for the other ranks, and set ``MASTER_PORT`` to the same fresh port in all of them.
+
+    torchrun gives all trials of a pytest run one store. A second ``init_process_group()`` on it would read the
+    addresses that the first one left there, so rank 0 announces a free port under the trial's name instead.
+    Without torchrun's store (another launcher), the given ``MASTER_PORT`` is used again and again, which works as long
+    as trials follow one another.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from pytest_aorta.launch.nodes import free_port
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    agents = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    shared = dist.PrefixStore(f"aorta/{attempt}/{trial_id}", agents)  # type: ignore[attr-defined]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    shared.set(f"here/{rank}", "1")
+    if rank == 0:
+        shared.wait([f"here/{other}" for other in range(size)])
+        shared.set("port", str(free_port()))
+    os.environ["MASTER_PORT"] = shared.get("port").decode()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 
 
 # What a trial imports from installed packages, and importing it once in the zygote for the trials that follow.
@@ -302,7 +370,8 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         """Watch no longer, and say why if there is a reason."""
         if not self._over:
             self._over = True
-            self._tell({"type": "imports_over", "note": note})
+            with contextlib.suppress(OSError):  # the workload has closed the channel
+                self._send({"type": "imports_over", "note": note})
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -355,11 +424,8 @@ class LearnedImports(importlib.abc.MetaPathFinder):
         if left is not None:
             self.end(f"{name}: its import changes {left}")
         else:
-            self._tell({"type": "imported", "module": name})
-
-    def _tell(self, event: Any) -> None:
-        with contextlib.suppress(OSError):  # the workload has closed the channel
-            self._send(event)
+            with contextlib.suppress(OSError):
+                self._send({"type": "imported", "module": name})
 
 
 def _state(importing: str | None = None) -> dict[str, Any]:
@@ -370,19 +436,23 @@ def _state(importing: str | None = None) -> dict[str, Any]:
         "os.environ": environ,
         "sys.path": list(sys.path),
         "sys.argv": sys.argv[1:],  # ``python -m`` changes the first one when it has found the module
-        "the working directory": _answer(os.getcwd),
+        "the working directory": None,
         "the limit of recursion": sys.getrecursionlimit(),
         "the handlers of signals": list(map(signal.getsignal, sorted(signal.valid_signals()))),
         "the handlers of logging": [logging.root.level, logging.root.manager.disable, *logging.root.handlers],
         "the open devices": open_gpu_devices(),
         "the output": _output(),
     }
+    with contextlib.suppress(Exception):  # whatever the workload has done to it
+        state["the working directory"] = os.getcwd()
     for name in GENERATORS:
         if name in sys.modules and name != importing:
             state[f"random numbers of {name}"] = generator_state(name)
     if importing != "torch" and (torch := sys.modules.get("torch")) is not None:
         names = ("get_default_dtype", "is_grad_enabled", "are_deterministic_algorithms_enabled")
-        state["settings of torch"] = _answer(lambda: [getattr(torch, name)() for name in names])
+        state["settings of torch"] = None
+        with contextlib.suppress(Exception):
+            state["settings of torch"] = [getattr(torch, name)() for name in names]
     return state
 
 
@@ -391,15 +461,9 @@ def _output() -> Any:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # replaced or closed by the workload
             stream.flush()
-    return _answer(lambda: (os.fstat(1).st_size, os.fstat(2).st_size))
-
-
-def _answer(question: Callable[[], Any]) -> Any:
-    """``None`` where there is none, whatever the workload has done to it."""
-    try:
-        return question()
-    except Exception:
-        return None
+    with contextlib.suppress(OSError):
+        return os.fstat(1).st_size, os.fstat(2).st_size
+    return None
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
