@@ -3,7 +3,7 @@
 The option of pytest, its twins in an ini file and in the environment, the fields of ``RunRequest`` and the table in
 ``docs/options.md`` follow from ``SETTINGS``; ``python -m pytest_aorta.settings docs/options.md`` writes the table.
 
-pytest loads this module at every start, so it imports neither pydantic nor other modules of this package. Readers that
+pytest loads this module at every start, so it imports neither pydantic nor modules that do anything. Readers that
 need one are given as ``module:function``, and imported when a value is read. A reader takes a text, as on the command
 line, or a value from Python; it returns the value, or raises ``ValueError`` with what would be valid.
 """
@@ -19,6 +19,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from pytest_aorta.common import RequestError as RequestError
 
 Reader = Callable[[Any], Any]
 
@@ -42,10 +44,6 @@ NEXT_PAIR = r"(?=[A-Za-z_][A-Za-z0-9_]*=)"
 
 #: Variables, as they are typed.
 PAIRS = "NAME=VALUE[,NAME=VALUE...], a name being letters, digits and underscores"
-
-
-class RequestError(ValueError):
-    """A request that cannot be carried out, refused before its first trial; the message says what would be valid."""
 
 
 class OptionError(RequestError):

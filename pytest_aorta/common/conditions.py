@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from jsonpointer import JsonPointer, JsonPointerException
 
-from pytest_aorta.settings import RequestError
+from pytest_aorta.common import RequestError
 
 #: What ``json.loads`` returns.
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from typing_extensions import NotRequired
 
-from pytest_aorta.settings import RequestError
+from pytest_aorta.common import RequestError
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.spec import TrialSpec
 

@@ -156,7 +156,7 @@ def short_reason(record: TrialResult) -> str:
 
 def _what(failure: Failure) -> str:
     kind = failure.type if failure.type and failure.kind == "exception" else ""
-    return ": ".join(part for part in (kind, failure.message) if part)
+    return ": ".join(filter(None, (kind, failure.message)))
 
 
 def _status(record: TrialResult) -> str:
@@ -169,19 +169,18 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
     """The failure, the ends of the logs, and a command that runs just this trial again; ``file`` has its record."""
     failure = record.failure
     assert failure is not None
-    lines = [": ".join(part for part in (_status(record), _what(failure)) if part)]
+    lines = [": ".join(filter(None, (_status(record), _what(failure))))]
     if failure.confidence in ("likely", "unknown"):
         unknown = "the rank that is the cause is unknown"
         rank = unknown if failure.rank is None else f"rank {failure.rank} is likely the cause"
         lines.append(f"{rank}: {failure.evidence}")
     if failure.traceback and failure.kind == "exception":
         lines += ["", *own_frames(failure.traceback.rstrip().splitlines())]
-    details = [
-        detail
-        for detail in record.result.failure_details
-        if failure.rank is None
-        or (failure.rank, failure.message) != (detail.get("rank"), f"rank {failure.rank}: {detail.get('message')}")
-    ]
+    details = []
+    for detail in record.result.failure_details:
+        message = f"rank {failure.rank}: {detail.get('message')}"
+        if failure.rank is None or (failure.rank, failure.message) != (detail.get("rank"), message):
+            details.append(detail)
     for detail in details[:_DETAILS]:
         lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
     wanted = getattr(item.config.option, "showcapture", "all")
@@ -193,9 +192,9 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
         if tail:
             lines += ["", f"--- {'' if is_stacks else 'end of '}{name} ({relative}) ---", *tail]
     lines += ["", f"trial file: {file}"]
-    lines += [
-        f"{what}: {file.parent / record.artifacts[name]}" for name, what in _FOLDERS.items() if name in record.artifacts
-    ]
+    for name, what in _FOLDERS.items():
+        if name in record.artifacts:
+            lines.append(f"{what}: {file.parent / record.artifacts[name]}")
     kept = "remove the trial file, which the recipe keeps, then " if is_of_recipe(item.nodeid) else ""
     lines += [f"run it again: {kept}{rerun_line(item)}"]
     if record.request is not None and record.replay_of is None:

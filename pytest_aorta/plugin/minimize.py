@@ -14,7 +14,7 @@ from pytest_aorta.plan import Plan, PlanError, Selection, check_variables, overl
 from pytest_aorta.plugin.compat import GeneratedFunction
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.ordinary_tests import in_a_process
-from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, Run, reason_of, run_of, warn
+from pytest_aorta.plugin.run import PAYLOAD, ReportPayload, Run, reason_of, run_of
 from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, use_fixtures
 from pytest_aorta.registry import Mitigation
 from pytest_aorta.triage.facts import TrialFacts, facts_of
@@ -101,7 +101,8 @@ class MinimizeItem(GeneratedFunction):
                 record = trial.finish()
                 run.add_record(self, paths, record, trial.resumed)
                 facts.append(facts_of(record.to_dict(), str(paths.file)))
-                warn(self, [*trial.take_warnings(), *record.warnings])
+                for text in (*trial.take_warnings(), *record.warnings):
+                    self.warn(pytest.PytestWarning(text))
         except BaseException as error:
             why = reason_of(error)
             if isinstance(error, KeyboardInterrupt):

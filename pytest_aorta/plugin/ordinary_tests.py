@@ -30,7 +30,6 @@ from pytest_aorta.plugin.run import (
     deadline_of,
     reason_of,
     run_of,
-    warn,
 )
 from pytest_aorta.plugin.trial_item import TrialItem, item_of
 from pytest_aorta.registry import WorkloadEntry
@@ -190,7 +189,8 @@ class RunTrial:
         if (watcher := run.config.stash.get(WATCHER, None)) is not None:
             watcher.trial_ended(paths.file_in(run.results))
         run.add_record(self.item, paths, _started_by(key, record), running.resumed)
-        warn(self.item, [*running.take_warnings(), *record.warnings])
+        for text in (*running.take_warnings(), *record.warnings):
+            self.item.warn(pytest.PytestWarning(text))
         return record, paths
 
 
@@ -430,7 +430,7 @@ def _in_place_of(node: pytest.Item | pytest.Collector, run: Run) -> Sequence[pyt
     elif node.get_closest_marker("xdist_group") is not None:
         why = "its xdist_group has tests that run in one process"
     if why:
-        warn(node, [f"{node.nodeid} runs once, and not as trials: {why}"])
+        node.warn(pytest.PytestWarning(f"{node.nodeid} runs once, and not as trials: {why}"))
         return [node]
     for name in itertools.chain.from_iterable(selection.mitigations):
         if run.registry.mitigation(name).options:

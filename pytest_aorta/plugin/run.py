@@ -163,12 +163,6 @@ class ReportPayload:
 PAYLOAD = pytest.StashKey[ReportPayload]()
 
 
-def warn(item: pytest.Item, texts: Iterable[str]) -> None:
-    """Show what the user should know about a trial; raises what the user has turned into an error."""
-    for text in texts:
-        item.warn(pytest.PytestWarning(text))
-
-
 class TrialWatcher(Protocol):
     def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None: ...
     def trial_ended(self, file: Path) -> None: ...

@@ -36,7 +36,6 @@ from pytest_aorta.plugin.run import (
     Run,
     cell_of,
     reason_of,
-    warn,
 )
 from pytest_aorta.trials.loading import module_name
 from pytest_aorta.trials.outcome import CANNOT_JUDGE
@@ -250,7 +249,8 @@ class TrialItem(GeneratedFunction):
         assert running is not None
         try:
             got_through = running.wait(phase)
-            warn(self, running.take_warnings())
+            for text in running.take_warnings():
+                self.warn(pytest.PytestWarning(text))
             record = None if got_through else self.completed(running.finish())  # known only when all has ended
         except pytest.PytestWarning:  # the user has warnings turned into errors
             running.interrupt("a warning was raised as an error")
@@ -291,7 +291,8 @@ class TrialItem(GeneratedFunction):
         run.add_record(self, self.paths, record, running.resumed)
         add_details(self, record, run.results, self.paths)
         try:
-            warn(self, record.warnings)
+            for text in record.warnings:
+                self.warn(pytest.PytestWarning(text))
         except pytest.PytestWarning as error:
             raise TrialFailed(f"a warning, turned into an error: {error}") from None
         # After an interruption there is no report that could show it, and pytest's own end must not fail with it.

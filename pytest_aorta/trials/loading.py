@@ -18,12 +18,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_aorta.common import RequestError
 from pytest_aorta.common.import_target import target_file
 from pytest_aorta.probe.loaded import file_of, imported_since
-from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.execution import LAUNCHER_OWNED, TRIAL_DIR
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.workload import to_plain
@@ -40,17 +40,44 @@ class WorkloadLoadError(Exception): ...
 def load_class(target: str) -> type[Any]:
     """Import ``module:Class`` or ``/path/file.py:Class``.
 
+    A file is imported under the name that a process started by it can import it by, too: ``multiprocessing`` with
+    ``spawn`` or ``forkserver`` hands ``sys.path`` down, and names of modules in pickles.
+
     Raises:
         WorkloadLoadError: there is no such attribute, or it is no workload.
         Exception: any that the import raises.
     """
-    where, _, name = target.rpartition(":")
-    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    cls: Any = module
-    for part in name.split("."):
+    where, _, qualname = target.rpartition(":")
+    module, path = where, Path(where)
+    if where.endswith(".py"):
+        module, root = module_name(path)
+        # As with `python file.py`, its neighbours can be imported.
+        for folder in (str(path.parent), str(root)):
+            if sys.path[:1] != [folder]:
+                sys.path.insert(0, folder)
+        loaded = sys.modules.get(module)
+        found = getattr(loaded, "__file__", None)
+        if loaded is None and "." not in path.stem and path.is_file():
+            importlib.invalidate_caches()
+            found = getattr(importlib.util.find_spec(module), "origin", None)
+        if found is None or not Path(found).exists() or not path.samefile(found):
+            # Another module has the name. Descendants with an interpreter of their own cannot import this one.
+            module = f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+            if module not in sys.modules:
+                spec = importlib.util.spec_from_file_location(module, path)
+                if spec is None or spec.loader is None:
+                    raise WorkloadLoadError(f"{path} cannot be loaded as Python")
+                sys.modules[module] = importlib.util.module_from_spec(spec)
+                try:
+                    spec.loader.exec_module(sys.modules[module])
+                except BaseException:
+                    del sys.modules[module]
+                    raise
+    cls: Any = importlib.import_module(module)
+    for part in qualname.split("."):
         cls = getattr(cls, part, None)
         if cls is None:
-            raise WorkloadLoadError(f"{where} has no {name!r}")
+            raise WorkloadLoadError(f"{where} has no {qualname!r}")
     if not isinstance(cls, type):
         raise WorkloadLoadError(f"{target} is a {type(cls).__name__}, not a class")
     missing = []
@@ -60,39 +87,6 @@ def load_class(target: str) -> type[Any]:
     if missing:
         raise WorkloadLoadError(f"{target} is no workload: it has no {' and no '.join(missing)}()")
     return cls
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Import a file under the name that a process started by it can import it by, too.
-
-    ``multiprocessing`` with ``spawn`` or ``forkserver`` hands ``sys.path`` down, and names of modules in pickles.
-    """
-    name, root = module_name(path)
-    # As with `python file.py`, its neighbours can be imported.
-    for folder in (str(path.parent), str(root)):
-        if sys.path[:1] != [folder]:
-            sys.path.insert(0, folder)
-    loaded = sys.modules.get(name)
-    found = getattr(loaded, "__file__", None)
-    if loaded is None and "." not in path.stem and path.is_file():
-        importlib.invalidate_caches()
-        found = getattr(importlib.util.find_spec(name), "origin", None)
-    if found is not None and Path(found).exists() and path.samefile(found):
-        return importlib.import_module(name)
-    # Another module has the name. Descendants with an interpreter of their own cannot import this one.
-    name = f"aorta_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise WorkloadLoadError(f"{path} cannot be loaded as Python")
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def module_name(path: Path) -> tuple[str, Path]:

@@ -414,19 +414,24 @@ def recorded_result(seen: Observation) -> ResultRecord:
     if seen.rank_failure is None:
         return result
     cause = seen.rank_failure
-    failed = []
+    failed, others = [], []
     for rank in seen.ranks:
         if rank.failure is not None and not rank.collateral and rank.failure.phase != "cleanup":
             failed.append(rank.failure)
+            if rank.failure.rank != cause.rank:
+                others.append(rank.failure)
     if cause.confidence != "unknown" or not failed:
-        failed = [cause, *(failure for failure in failed if failure.rank != cause.rank)]
+        failed = [cause, *others]
+    ranks = [detail.get("rank") for detail in result.failure_details]
     listed: list[dict[str, Any]] = []
     for failure in failed[:_LISTED]:
-        ranks = [detail.get("rank") for detail in result.failure_details]
         if failure.kind != "result" or failure.rank not in ranks:
-            told = {key: value for key in _CAUSE if (value := getattr(failure, key)) is not None}
-            message = failure.message.removeprefix(f"rank {failure.rank}: ")[:_MESSAGE]
-            listed.append({**told, "message": message})
+            told = {}
+            for key in _CAUSE:
+                if (value := getattr(failure, key)) is not None:
+                    told[key] = value
+            told["message"] = failure.message.removeprefix(f"rank {failure.rank}: ")[:_MESSAGE]
+            listed.append(told)
     if len(failed) > _LISTED:
         listed.append({"note": f"{len(failed) - _LISTED} more ranks failed; see ranks"})
     count = max(result.failure_count or 0, len(failed))

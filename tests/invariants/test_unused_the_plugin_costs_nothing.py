@@ -20,6 +20,7 @@ from pytest_aorta.settings import SETTINGS
 #: All that pytest imports of this package at its start.
 AT_START = [
     "pytest_aorta",
+    "pytest_aorta.common",
     "pytest_aorta.settings",
     "pytest_aorta.plugin",
     "pytest_aorta.plugin.hooks",

@@ -56,7 +56,7 @@ from pytest_aorta.trials.command_line import (
     runnable,
     words_of,
 )
-from pytest_aorta.trials.execution import DEFAULTS, TRIAL_SEED, ElasticOptions, elastic_options
+from pytest_aorta.trials.execution import DEFAULTS, TRIAL_SEED, ElasticOptions
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.loading import load_class, resolve_config
 from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, merged
@@ -129,7 +129,7 @@ def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
 
 def run_elastic(payload: TrialPayload, send: Send) -> None:
     """Start the ranks, wait for them, report how they ended."""
-    nproc, options = payload["nproc"], elastic_options(payload["elastic"])
+    nproc, options = payload["nproc"], ElasticOptions(**payload["elastic"])
     if options.start_method == "fork" and (reasons := reasons_against_forking()):
         said = f"importing the workload {', '.join(reasons)}: its ranks start as with start_method=spawn"
         print(said, file=sys.stderr)
@@ -212,7 +212,7 @@ def run_torchrun(payload: TrialPayload, send: Send) -> None:
     """Run a workload in ranks that torchrun starts, which run this module."""
     order = Path(payload["folder"], "torchrun.json")
     order.write_text(json.dumps({"payload": payload, "agent": os.getpid(), "sys_path": sys.path}))
-    options = elastic_options(payload["elastic"])
+    options = ElasticOptions(**payload["elastic"])
     recorder = RankRecorder(payload, "torchrun", options, send)
     trial, _ = _run_torchrun(recorder, payload, options, ["-m", "pytest_aorta.launch.child.elastic", str(order)])
     order.unlink(missing_ok=True)
