@@ -16,8 +16,7 @@ from pydantic import ValidationError
 
 from pytest_aorta.common.import_target import module_spec
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, own_rank, under_launcher, world_size
-from pytest_aorta.launch.nodes import is_multi_node
+from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, is_multi_node, own_rank, under_launcher, world_size
 from pytest_aorta.probe.environment_facts import FILES
 from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry

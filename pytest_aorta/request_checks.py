@@ -6,8 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes import check_step, check_tasks, is_multi_node
+from pytest_aorta.launch.launch_mode import check_step, check_tasks, is_multi_node, under_launcher
 from pytest_aorta.plan import Selection
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.execution import Execution

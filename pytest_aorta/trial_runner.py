@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.interrupts import SIGINT_HELD
-from pytest_aorta.launch.launch_mode import is_command
-from pytest_aorta.launch.nodes import is_multi_node, process_rank
+from pytest_aorta.launch.launch_mode import is_command, is_multi_node, process_rank
 from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.trials.command_line import tells_what_it_reads, words_of
 from pytest_aorta.trials.spec import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of

@@ -26,8 +26,15 @@ from pytest_aorta.launch.host.allocation import SlotJob
 from pytest_aorta.launch.host.process_trial import START_FAILURES, see_start_failure
 from pytest_aorta.launch.host.trial_files import node_folder, report_unstarted
 from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost
-from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, own_rank
-from pytest_aorta.launch.nodes import endpoint, free_port, is_multi_node, node_rank
+from pytest_aorta.launch.launch_mode import (
+    EngineUnusable,
+    LaunchModeError,
+    endpoint,
+    free_port,
+    is_multi_node,
+    node_rank,
+    own_rank,
+)
 from pytest_aorta.launch.record import build_record, logs_in, request_of
 from pytest_aorta.runtime.resources.leases import LeaseCancelled
 from pytest_aorta.runtime.zygote import ZygoteUnwanted

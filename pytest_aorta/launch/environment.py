@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pytest_aorta.launch.launch_mode import LaunchPlan, WorkloadArgument
-from pytest_aorta.launch.nodes import is_multi_node
+from pytest_aorta.launch.launch_mode import LaunchPlan, WorkloadArgument, is_multi_node
 from pytest_aorta.registry import ENGINES, Engine, Environment
 from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
 from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
@@ -324,9 +323,9 @@ def zygote_spec(
     return ZygoteSpec(
         command=words,
         environ=variables,
-        prepare="pytest_aorta.launch.child.workload_main:prepare",
+        prepare="pytest_aorta.launch.child.trial_main:prepare",
         argument=argument,
-        run="pytest_aorta.launch.child.workload_main:run",
+        run="pytest_aorta.launch.child.trial_main:run",
         sys_path=sys_path,
         cwd=inherited.cwd,
         fresh=fresh_seed is not None,

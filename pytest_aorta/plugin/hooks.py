@@ -109,7 +109,7 @@ def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
             asked = is_mentioned(config) or any(workload_facts(Path(path)).workloads for path in config.args)
             is_rank = asked and own_rank() != 0
         if not is_rank and is_mentioned(config) and not config.option.help:
-            from pytest_aorta.launch.nodes import node_rank
+            from pytest_aorta.launch.launch_mode import node_rank
             from pytest_aorta.plugin.run import run_of
 
             selection = run_of(config).selection
@@ -262,7 +262,7 @@ class FurtherRankHooks:
     def pytest_unconfigure(self) -> None:
         """End after node 0, where this node's exit status may have srun end the job (``KillOnBadExit``)."""
         if self._is_node and self._failed:
-            from pytest_aorta.launch.nodes import endpoint, wait_for_end
+            from pytest_aorta.launch.launch_mode import endpoint, wait_for_end
             from pytest_aorta.plugin.run import run_of
 
             elastic = run_of(self._config).selection.execution.elastic

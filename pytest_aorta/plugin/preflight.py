@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_aorta.launch.launch_mode import under_launcher
-from pytest_aorta.launch.nodes import check_tasks
+from pytest_aorta.launch.launch_mode import check_tasks, under_launcher
 from pytest_aorta.plan import Plan
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.collection import plan_of_file

@@ -23,8 +23,7 @@ from pytest_aorta.collectors.divergence import (
     trace_file,
 )
 from pytest_aorta.common.texts import counted, printable
-from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
-from pytest_aorta.launch.nodes import is_multi_node
+from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError, is_multi_node
 from pytest_aorta.plan import Plan
 from pytest_aorta.plugin.compat import end_line
 from pytest_aorta.plugin.failures import TrialFailed

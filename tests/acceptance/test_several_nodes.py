@@ -11,8 +11,7 @@ from support.processes import free_port
 from support.stage import Stage
 from support.workloads import GLOO
 
-from pytest_aorta.launch.launch_mode import LaunchModeError
-from pytest_aorta.launch.nodes import endpoint, node_rank
+from pytest_aorta.launch.launch_mode import LaunchModeError, endpoint, node_rank
 from pytest_aorta.trials.execution import ElasticOptions
 
 WORKLOAD = (

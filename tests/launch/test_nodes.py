@@ -13,8 +13,7 @@ import pytest
 
 from pytest_aorta.launch.child.rendezvous import NodeExchange, connect_nodes
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
-from pytest_aorta.launch.launch_mode import LaunchModeError
-from pytest_aorta.launch.nodes import NodeStore, check_step, check_tasks, endpoint, listen
+from pytest_aorta.launch.launch_mode import LaunchModeError, NodeStore, check_step, check_tasks, endpoint, listen
 from pytest_aorta.trials.execution import ElasticOptions
 
 

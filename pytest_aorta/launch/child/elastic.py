@@ -42,8 +42,7 @@ from pytest_aorta.launch.child.rendezvous import NodeExchange, close_stores, ope
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, snapshot, use_seed
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
-from pytest_aorta.launch.launch_mode import TrialPayload
-from pytest_aorta.launch.nodes import LOOPBACK, free_port, is_multi_node, node_rank
+from pytest_aorta.launch.launch_mode import LOOPBACK, TrialPayload, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime.process_tree import die_with_parent, reasons_against_forking
 from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.command_line import (

@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, TrialEvidence
-from pytest_aorta.launch.nodes import LOOPBACK, endpoint, free_port, is_multi_node, node_rank
+from pytest_aorta.launch.launch_mode import LOOPBACK, endpoint, free_port, is_multi_node, node_rank
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.trials.execution import ElasticOptions
 from pytest_aorta.trials.records import to_json

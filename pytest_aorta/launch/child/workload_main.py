@@ -1,4 +1,4 @@
-"""Entry points of a zygote and its children, and of a rank: prepare a workload, then run one trial of it."""
+"""Preparing a workload, and running one trial of it, in the process of that trial or rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.abc
 import importlib.machinery
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.launch.child.bootstrap import sitecustomize
-from pytest_aorta.launch.launch_mode import AS_TYPED, COMMAND_RANKS_TARGET, SCRIPT, SCRIPT_TARGET, own_rank
+from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT, SCRIPT_TARGET
 from pytest_aorta.probe.collect import (
     StaticEnv,
     collect_end,
@@ -32,10 +31,9 @@ from pytest_aorta.probe.loaded import Watch, children_now
 from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
-from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET
-from pytest_aorta.trials.execution import NAMES, enter, note_tmp, take_place
+from pytest_aorta.trials.execution import NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
@@ -48,8 +46,7 @@ from pytest_aorta.trials.loading import (
     with_added,
 )
 from pytest_aorta.trials.records import Send
-from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state, random_seed, rank_seed
-from pytest_aorta.trials.steps import step_file
+from pytest_aorta.trials.seeding import GENERATORS, ProcessSeeds, generator_state, random_seed
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.launch_mode import TrialPayload, WorkloadArgument
@@ -93,10 +90,7 @@ def load(argument: WorkloadArgument, seed: int | None = None) -> None:
 
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
-    """Describe the workload that was loaded, or the script or command; take the snapshot of what will not change.
-
-    Imports what an earlier trial has imported, and torch's agent, where trials need it.
-    """
+    """Describe the workload that was loaded, or the script or command; take the snapshot of what will not change."""
     global _static, _sources, _startup, _class
     target = argument["target"]
     if target == SCRIPT_TARGET:
@@ -123,19 +117,10 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
     _startup = tuple(description.get("startup_variables", ()))
-    may_fork = argument.get("import_seed") is None and argument.get("launcher") != AS_TYPED
-    if target == COMMAND_TARGET and may_fork and description["config_error"] is None:
-        from pytest_aorta.launch.child import script
-
-        script.prepare(argument["overrides"]["command"])
-    if learned := argument.get("learned"):
-        _import_learned(learned, argument.get("cores"))
-    if description["launch_mode"] in ("distributed", SCRIPT):
-        from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
     return description
 
 
-def _import_learned(modules: Sequence[str], cores: Sequence[int] | None) -> None:
+def import_learned(modules: Sequence[str], cores: Sequence[int] | None) -> None:
     """Import what a trial has imported, for those that will be forked from this process; raises ``ImportError``."""
     global _static, _sources_in_advance, _had_children
     before = children_now()
@@ -255,64 +240,6 @@ def run_workload(
     with contextlib.suppress(OSError, ValueError):  # closed by the workload, or the disk is full
         sys.stdout.flush()
     return succeeded
-
-
-def run(payload: TrialPayload, channel: Channel) -> None:
-    mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
-    if mode == "external":  # first of all, for the folders of the trial may be made by another rank
-        agree_on_master_port(payload["trial_id"])
-    take_place(payload["place"])
-    if payload["cwd"] is not None:
-        enter(payload["cwd"])
-    payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
-    if payload["memory"] is not None:
-        # This limit counts what is allocated, and not the address space that drivers reserve.
-        resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
-    if mode in ("elastic", "torchrun"):
-        from pytest_aorta.launch.child import elastic
-
-        targets = {SCRIPT_TARGET: elastic.run_script, COMMAND_RANKS_TARGET: elastic.run_command_ranks}
-        run_ranks = elastic.run_elastic if mode == "elastic" else targets.get(payload["target"], elastic.run_torchrun)
-        run_ranks(payload, send)
-    elif mode == "external":
-        from pytest_aorta.launch.child.rank_files import EventLogWriter, event_log
-
-        rank, given = own_rank(), payload["rank_seed"]
-        log = EventLogWriter(event_log(folder, rank), relay=send)
-        use_seed(rank_seed(payload["seed"], rank) if given is None else given)
-        run_workload(payload, log.send, step_file(folder, rank))
-    else:
-        use_seed(payload["seed"])
-        run_workload(payload, send, step_file(folder))
-
-
-def agree_on_master_port(trial_id: str) -> None:
-    """Wait for the other ranks, and set ``MASTER_PORT`` to the same fresh port in all of them.
-
-    torchrun gives all trials of a pytest run one store. A second ``init_process_group()`` on it would read the
-    addresses that the first one left there, so rank 0 announces a free port under the trial's name instead.
-    Without torchrun's store (another launcher), the given ``MASTER_PORT`` is used again and again, which works as long
-    as trials follow one another.
-    """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    from datetime import timedelta
-
-    import torch.distributed as dist
-
-    from pytest_aorta.launch.nodes import free_port
-
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    agents = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))  # type: ignore[attr-defined]
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    shared = dist.PrefixStore(f"aorta/{attempt}/{trial_id}", agents)  # type: ignore[attr-defined]
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    shared.set(f"here/{rank}", "1")
-    if rank == 0:
-        shared.wait([f"here/{other}" for other in range(size)])
-        shared.set("port", str(free_port()))
-    os.environ["MASTER_PORT"] = shared.get("port").decode()
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 
 
 # What a trial imports from installed packages, and importing it once in the zygote for the trials that follow.

@@ -38,8 +38,15 @@ from pytest_aorta.launch.host.trial_files import (
     stacks_to_read,
     stderr_to_read,
 )
-from pytest_aorta.launch.launch_mode import SCRIPT_TARGET, LaunchModeError, TrialPayload, is_command, own_rank
-from pytest_aorta.launch.nodes import NodeStore, is_multi_node
+from pytest_aorta.launch.launch_mode import (
+    SCRIPT_TARGET,
+    LaunchModeError,
+    NodeStore,
+    TrialPayload,
+    is_command,
+    is_multi_node,
+    own_rank,
+)
 from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.loading import ConfigError

@@ -34,8 +34,17 @@ from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvide
 from pytest_aorta.launch.diagnosis.judge import attempt_event, judge, ranks_event
 from pytest_aorta.launch.diagnosis.traces import STACKS, locate, read_dump
 from pytest_aorta.launch.environment import PreparedCell
-from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET, SCRIPT_TARGET, is_command, own_rank
-from pytest_aorta.launch.nodes import NodeStore, endpoint, is_multi_node, network_problem, node_rank
+from pytest_aorta.launch.launch_mode import (
+    COMMAND_RANKS_TARGET,
+    SCRIPT_TARGET,
+    NodeStore,
+    endpoint,
+    is_command,
+    is_multi_node,
+    network_problem,
+    node_rank,
+    own_rank,
+)
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest

@@ -14,8 +14,7 @@ from pytest_aorta.launch.host.allocation import Allocator, SlotJob
 from pytest_aorta.launch.host.cell_zygotes import CellZygotes
 from pytest_aorta.launch.host.folders import SharedFolder, TemporaryFolders
 from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
-from pytest_aorta.launch.launch_mode import own_rank, under_launcher
-from pytest_aorta.launch.nodes import NodeStore
+from pytest_aorta.launch.launch_mode import NodeStore, own_rank, under_launcher
 from pytest_aorta.launch.record import check_claims, warning_of
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted

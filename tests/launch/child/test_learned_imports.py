@@ -217,6 +217,6 @@ def test_a_child_process_of_the_trial_reports_nothing(trial: Trial) -> None:
 
 
 def test_what_runs_in_every_trial_imports_no_torch_by_itself() -> None:
-    code = "import sys, pytest_aorta.launch.child.workload_main; print({'torch', 'numpy', 'scipy'} & {*sys.modules})"
+    code = "import sys, pytest_aorta.launch.child.trial_main; print({'torch', 'numpy', 'scipy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -1,0 +1,96 @@
+"""Entry points of a zygote and its children: prepare a workload once, then run one trial per child."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.child import workload_main
+from pytest_aorta.launch.launch_mode import (
+    AS_TYPED,
+    COMMAND_RANKS_TARGET,
+    SCRIPT,
+    SCRIPT_TARGET,
+    TrialPayload,
+    WorkloadArgument,
+    free_port,
+    own_rank,
+)
+from pytest_aorta.runtime.channel import Channel
+from pytest_aorta.trials.command_line import COMMAND_TARGET
+from pytest_aorta.trials.execution import enter, take_place
+from pytest_aorta.trials.seeding import rank_seed
+from pytest_aorta.trials.steps import step_file
+
+
+def prepare(argument: WorkloadArgument) -> dict[str, Any]:
+    """Describe what was loaded; import what an earlier trial has imported, and torch's agent where trials need it."""
+    description = workload_main.prepare(argument)
+    may_fork = argument.get("import_seed") is None and argument.get("launcher") != AS_TYPED
+    if argument["target"] == COMMAND_TARGET and may_fork and description["config_error"] is None:
+        from pytest_aorta.launch.child import script
+
+        script.prepare(argument["overrides"]["command"])
+    if learned := argument.get("learned"):
+        workload_main.import_learned(learned, argument.get("cores"))
+    if description["launch_mode"] in ("distributed", SCRIPT):
+        from pytest_aorta.launch.child import elastic  # noqa: F401  (once for all trials)
+    return description
+
+
+def run(payload: TrialPayload, channel: Channel) -> None:
+    mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
+    if mode == "external":  # first of all, for the folders of the trial may be made by another rank
+        agree_on_master_port(payload["trial_id"])
+    take_place(payload["place"])
+    if payload["cwd"] is not None:
+        enter(payload["cwd"])
+    payload["base_pid"] = os.getpid() if mode in ("elastic", "torchrun") else payload["launcher_pid"]
+    if payload["memory"] is not None:
+        # This limit counts what is allocated, and not the address space that drivers reserve.
+        resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
+    if mode in ("elastic", "torchrun"):
+        from pytest_aorta.launch.child import elastic
+
+        targets = {SCRIPT_TARGET: elastic.run_script, COMMAND_RANKS_TARGET: elastic.run_command_ranks}
+        run_ranks = elastic.run_elastic if mode == "elastic" else targets.get(payload["target"], elastic.run_torchrun)
+        run_ranks(payload, send)
+    elif mode == "external":
+        from pytest_aorta.launch.child.rank_files import EventLogWriter, event_log
+
+        rank, given = own_rank(), payload["rank_seed"]
+        log = EventLogWriter(event_log(folder, rank), relay=send)
+        workload_main.use_seed(rank_seed(payload["seed"], rank) if given is None else given)
+        workload_main.run_workload(payload, log.send, step_file(folder, rank))
+    else:
+        workload_main.use_seed(payload["seed"])
+        workload_main.run_workload(payload, send, step_file(folder))
+
+
+def agree_on_master_port(trial_id: str) -> None:
+    """Wait for the other ranks, and set ``MASTER_PORT`` to the same fresh port in all of them.
+
+    torchrun gives all trials of a pytest run one store. A second ``init_process_group()`` on it would read the
+    addresses that the first one left there, so rank 0 announces a free port under the trial's name instead.
+    Without torchrun's store (another launcher), the given ``MASTER_PORT`` is used again and again, which works as long
+    as trials follow one another.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    agents = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    shared = dist.PrefixStore(f"aorta/{attempt}/{trial_id}", agents)  # type: ignore[attr-defined]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    shared.set(f"here/{rank}", "1")
+    if rank == 0:
+        shared.wait([f"here/{other}" for other in range(size)])
+        shared.set("port", str(free_port()))
+    os.environ["MASTER_PORT"] = shared.get("port").decode()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
