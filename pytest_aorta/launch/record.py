@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,9 +53,7 @@ def request_of(
         line = " ".join(requested[name])
         redacted = redacted_command_line(line)
         requested[name] = list(requested[name]) if redacted == line else redacted.split(" ")
-    overlay: dict[str, str] = {}
-    for name, value in spec.overlay.items():
-        overlay[printable(name)] = shown_value(name, value)
+    overlay = dict(zip(map(printable, spec.overlay), starmap(shown_value, spec.overlay.items()), strict=True))
     ambient: dict[str, str | None] = {}
     for name in spec.all_watched:
         there = inherited.variables.get(name)
@@ -105,10 +104,7 @@ def check_claims(environment: Environment, env: Mapping[str, Any], digest: str |
         found[f"venv {venv}"] = _venv(venv, env.get("python") or {})
     if rocm is not None:
         found[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
-    claims = []
-    for claim, (value, text) in found.items():
-        claims.append(Claim(claim=claim, verified=value, found=text))
-    return claims
+    return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in found.items()]
 
 
 def overall(claims: Sequence[Claim]) -> bool | None:
