@@ -148,7 +148,8 @@ def test_ranks_of_a_workload_with_threads_are_fresh_interpreters(stage: Stage, s
     variables = ("FAIL_FIRST=1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     options = [text for each in variables for text in ("--aorta-extra-env", each)]
     result = stage.run("meets.py", "--aorta-launcher", launcher, "--aorta-elastic", "max_restarts=1", *options)
-    result.assert_outcomes(passed=1, warnings=2)  # the other one names the file that it writes
+    # torchrun forks no rank; elsewhere another warning names the file that is written at forks.
+    result.assert_outcomes(passed=1, warnings=1 if launcher == "torchrun" else 2)
 
     trial = stage.trial("Meets/trial_0.json")
     assert trial["elastic"]["restarts"] == 1
