@@ -133,6 +133,7 @@ def _import_all() -> None:
         os.dup2(silence, stream)
     with tempfile.TemporaryDirectory() as folder:
         pytest.main([folder, "-p", "no:cacheprovider", "-p", "no:hypothesispytest"], plugins=[_Imports()])
+    sys.stdout.flush()  # what is buffered would be written by each fork
     for stream, copy in zip((1, 2), kept, strict=True):
         os.dup2(copy, stream)
         os.close(copy)

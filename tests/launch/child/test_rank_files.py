@@ -120,7 +120,8 @@ if __name__ == "__main__":
 
 
 def test_a_program_and_its_children_do_not_notice(tmp_path: Path) -> None:
-    looks = "import json, os, sys; print(json.dumps([sorted(os.environ), os.environ.get('PYTHONPATH'), sys.path[1:]]))"
+    seen = "[sorted(os.environ), os.environ.get('PYTHONPATH'), sys.path[1:]]"
+    looks = f"import json, os, sys; print(json.dumps({seen}), flush=True)"
     program = f"""
 import os, subprocess, sys
 here = [sys.executable, "-c", {looks!r}]
