@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest_aorta.settings as valid
 from pytest_aorta.plan import Selection, check_variables, make_plan
 from pytest_aorta.registry import Registry
-from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.settings import RequestError
-from pytest_aorta.trial_runner import TrialRunner
+from pytest_aorta.trial_runner import TrialRunner, check_resources, check_results
 from pytest_aorta.trials.execution import ElasticOptions, Execution, Limits, Resources, automatic_slots, elastic_options
 from pytest_aorta.workspace.history import KEPT_RECORDS
 

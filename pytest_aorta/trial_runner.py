@@ -1,16 +1,25 @@
-"""The trials of one run, with pytest or without: each is started, or its earlier result is found."""
+"""The trials of one run, with pytest or without: what is refused before the first, started, or found from earlier."""
 
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.interrupts import SIGINT_HELD
-from pytest_aorta.launch.launch_mode import is_command, is_multi_node, process_rank
+from pytest_aorta.launch.launch_mode import (
+    check_step,
+    check_tasks,
+    is_command,
+    is_multi_node,
+    process_rank,
+    under_launcher,
+)
 from pytest_aorta.plan import Plan, PlanError, Selection
+from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.command_line import tells_what_it_reads, words_of
 from pytest_aorta.trials.spec import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of
 from pytest_aorta.workspace import history
@@ -20,9 +29,16 @@ if TYPE_CHECKING:
     from pytest_aorta.launch.engine import ResumedTrial, RunningTrial, SlotTrial, TrialEngine
     from pytest_aorta.launch.environment import PreparedCell
     from pytest_aorta.launch.host.folders import TemporaryFolders
+    from pytest_aorta.trials.execution import Execution
     from pytest_aorta.trials.result import TrialResult
     from pytest_aorta.trials.spec import TrialSpec
     from pytest_aorta.workspace.paths import TrialPaths
+
+#: How the user has spelled an option and its value.
+Spelling = Callable[[str, object], str]
+
+#: torchrun has no option for these; its ranks are fresh interpreters.
+_NOT_OF_TORCHRUN = ("exit_barrier_timeout", "node_rank", "start_method")
 
 
 class TrialRunner:
@@ -217,3 +233,123 @@ def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
         elif found is not None and found.origin:
             files[str(found.origin)] = Path(found.origin)
     return code_identity(files)
+
+
+def check_elastic(execution: Execution, spell: Spelling) -> None:
+    options = execution.elastic
+    given = options.given()
+    if execution.launcher == "external" or (execution.launcher == "auto" and under_launcher()):
+        for name, value in given.items():
+            raise RequestError(
+                f"{_spelled(spell, name, value)}: pytest is a rank, and the launcher that has started it is the agent; "
+                "give the option to that launcher"
+            )
+    if execution.launcher == "torchrun":
+        for name in _NOT_OF_TORCHRUN:
+            if name in given:
+                raise RequestError(
+                    f"{_spelled(spell, name, given[name])}: torchrun has no such option, or does nothing with it; use "
+                    f"{spell('launcher', 'auto')}"
+                )
+        for name in ("master_addr", "master_port"):
+            if name in given and options.rdzv_backend != "static":
+                raise RequestError(
+                    f"{_spelled(spell, name, given[name])}: torchrun uses it with rdzv_backend=static only"
+                )
+    least, most = options.nnodes
+    if is_multi_node(options) and options.node_rank is not None and options.node_rank >= most:
+        raise RequestError(
+            f"{_spelled(spell, 'node_rank', options.node_rank)}: of {most} nodes, the last one is {most - 1}"
+        )
+    if is_multi_node(options) and options.rdzv_backend == "static" and least != most:
+        raise RequestError(
+            f"{_spelled(spell, 'nnodes', options.nnodes)}: with rdzv_backend=static the number of nodes is fixed"
+        )
+
+
+def _spelled(spell: Spelling, name: str, value: object) -> str:
+    text = ":".join(map(str, value)) if isinstance(value, tuple) else value
+    return spell("elastic", f"{name}={text}")
+
+
+def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = False) -> None:
+    """Refuse devices that are not there or cannot be leased, and trials side by side where that cannot be.
+
+    Args:
+        selection: what the user asked for.
+        spell: for messages.
+        parallel: whether there are several processes that start trials, as with ``-n``.
+
+    Raises:
+        RequestError: naming the options.
+    """
+    check_elastic(selection.execution, spell)
+    _check_slots(selection, spell, parallel)
+    _check_devices(selection, spell)
+    if is_multi_node(selection.execution.elastic):
+        if not selection.resources.hosts:
+            check_step(selection.execution.elastic)
+        for given, option in ((parallel, "-n"), (selection.resources.slots > 1, spell("slots", "").rstrip(" ="))):
+            if given:
+                raise RequestError(
+                    f"{spell('elastic', 'nnodes')}: trials of several nodes run one at a time, without {option}"
+                )
+
+
+def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
+    resources = selection.resources
+    if resources.own_cores and selection.execution.isolation == "none":
+        raise RequestError(
+            f"{spell('slots', 'own-cores')} and {spell('isolation', 'none')}: "
+            "a trial in pytest's own process has that process's cores"
+        )
+    if resources.total_slots == 1 and not resources.hosts:
+        return
+    option = spell("host", "").rstrip(" =") if resources.hosts else spell("slots", resources.slots)
+    if parallel:
+        raise RequestError(f"{option} and -n both run trials side by side; use one of them")
+    if under_launcher():
+        raise RequestError(f"{option}: pytest is a rank of an outer launcher, and runs one trial at a time")
+
+
+def _check_devices(selection: Selection, spell: Spelling) -> None:
+    from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
+    from pytest_aorta.runtime.resources.leases import LeaseError, Leases
+
+    devices = selection.resources.devices
+    if devices is None:
+        return
+    option = spell("devices", devices_text(devices))
+    if selection.execution.isolation == "none":
+        raise RequestError(
+            f"{option} and {spell('isolation', 'none')}: a trial in pytest's own process has that process's devices"
+        )
+    if devices and under_launcher():
+        raise RequestError(f"{option}: pytest is a rank of an outer launcher, which gives out the devices")
+    if devices and not selection.resources.hosts:
+        try:
+            Leases(choose_devices(devices, find_devices()))
+        except (ValueError, LeaseError, OSError) as error:
+            raise RequestError(f"{option}: {error}") from None
+
+
+def check_results(selection: Selection, results: Path, source: str) -> None:
+    """Make the results directory, or say why it cannot be used.
+
+    Args:
+        selection: what the user asked for.
+        results: the path of the directory from here.
+        source: where the user has given it, for messages.
+
+    Raises:
+        RequestError: it is not a directory that can be written to, or other tasks of SLURM run the same trials there.
+    """
+    check_tasks(selection.results_dir, selection.execution.elastic)
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results):
+            pass
+    except OSError as error:
+        raise RequestError(f"{source}: cannot write there: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the path
+        raise RequestError(f"{source}: {error}") from None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_aorta.plan import PlanError, check_variables
-from pytest_aorta.request_checks import check_elastic
 from pytest_aorta.settings import RequestError
+from pytest_aorta.trial_runner import check_elastic
 from pytest_aorta.trials.execution import Execution, elastic_options
 
 #: One value for each option, not its default.

@@ -16,10 +16,10 @@ from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.run import Run, current_run, deadline_of, end_in_order_when_terminated, run_of
 from pytest_aorta.plugin.trial_item import TrialItem
 from pytest_aorta.plugin.workload_files import workload_facts
-from pytest_aorta.request_checks import check_resources, check_results
 from pytest_aorta.settings import RequestError, shown_command
 from pytest_aorta.triage.gates import check_gates
 from pytest_aorta.triage.verdicts import check_baseline
+from pytest_aorta.trial_runner import check_resources, check_results
 from pytest_aorta.trials.command_line import placeholders_in, program_not_found, words_of
 from pytest_aorta.trials.loading import check_names
 from pytest_aorta.trials.output import OUTPUT_OPTIONS

@@ -244,7 +244,7 @@ class Stopping:
         self._config = config
         self._shared = shared
         self._selection = selection
-        self._may_end_early = selection.may_end_early
+        self.may_end_early = selection.may_end_early
         self._decided: dict[CellKey, str] = {}
         #: Gives the cells that were decided before this run, and why.
         self.decided_before: Callable[[], Mapping[CellKey, str]] = dict
@@ -260,7 +260,7 @@ class Stopping:
     @cached_property
     def folder(self) -> Path | None:
         """Private to the run, where several processes take part; ``None`` on a host that does not have it."""
-        if not self._may_end_early:
+        if not self.may_end_early:
             return None
         if self._shared is not None or is_controller(self._config):
             return self._used.path
@@ -295,7 +295,7 @@ class Stopping:
 
     def reason(self, item: pytest.Item, key: CellKey) -> str | None:
         """Why the trial of an item, which has no result yet, is not to be started; ``None`` where it is."""
-        if not self._may_end_early:
+        if not self.may_end_early:
             return None
         found = self.decided(key)
         if found is None and self.rounds is not None and not self.rounds.begin(round_of(item) or ""):

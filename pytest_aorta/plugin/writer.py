@@ -183,7 +183,7 @@ class TrialWriter:
             settings = replace(settings, sequential=True)
         self.triage = Triage(settings)
         self.decisions = None
-        if run.selection.stop.ends_cells:
+        if run.stopping.may_end_early and run.selection.stop.ends_cells:
             before = run.stopping.decided_before()
             self.decisions = Decisions(self.triage, run.selection.stop, before)
         self.gates = run.selection.gates

@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest_aorta.runtime.process_tree as process_tree  # ``from`` would ask the package's __getattr__ first
 from pytest_aorta._version import __version__
-from pytest_aorta.common.import_target import import_target
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.runtime.channel import Channel, Message, wait
 
@@ -73,7 +73,7 @@ def main(fd: int, parent: int) -> None:
         if not order["fresh"]:
             info = prepare(order, control.send)
             against = process_tree.reasons_against_forking()
-            run = import_target(order["run"])
+            run = resolve_name(order["run"])
     except BaseException as error:
         control.send({"type": "failed", "error": describe_exception(error)})
         os._exit(0)
@@ -97,9 +97,9 @@ def prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> An
 
     Our own imports are not part of it: the parent limits its time.
     """
-    prepare_it = import_target(order["prepare"])
+    prepare_it = resolve_name(order["prepare"])
     if order["load"] is not None:
-        load = import_target(order["load"])
+        load = resolve_name(order["load"])
         report({"type": "loading"})
         start = time.monotonic()
         load(order["argument"])
@@ -394,7 +394,7 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
         sys.modules["torch"].default_generator.seed()
     if order["rehearse"] is not None:
         with contextlib.suppress(Exception):
-            import_target(order["rehearse"])()
+            resolve_name(order["rehearse"])()
     channel = Channel(_given(waiting.receive_fd()))
     waiting.close()
     task = _given(channel.receive())
@@ -424,7 +424,7 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
         if run is None:
             try:
                 info = prepare(order, channel.send)
-                run = import_target(order["run"])
+                run = resolve_name(order["run"])
             except BaseException as error:
                 channel.send({"type": "failed", "error": describe_exception(error)})
                 leave(0)

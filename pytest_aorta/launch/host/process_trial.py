@@ -251,7 +251,7 @@ class ProcessTrial:
             "cwd": None if spec.execution.cwd == "here" else str(place.files),
             "place": {
                 **place.variables(spec.overlay, self._seed if is_command(spec.workload.target) else None),
-                **variable(self._collectors, self._folder.absolute()),
+                **(variable(self._collectors, self._folder.absolute()) if self._collectors else {}),
             },
             "sockets": str(place.sockets or os.devnull),  # in which nothing can be made
             "mode": cell.plan.mode,
