@@ -6,6 +6,7 @@ A trial file is absent or complete.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -139,7 +140,7 @@ def test_run_trials_keeps_the_results_of_other_cells(echo: Stage) -> None:
             run_trials(RunRequest("echo", 2, mitigations=(name,), history=1))
         """
     )
-    assert echo.command("python", "script.py").ret == 0
+    assert echo.command(sys.executable, "script.py").ret == 0
     assert cells_by_folder(echo) == {"echo": {"local-none"}, "echo/local-omp_1": {"local-omp_1"}}
     assert len(echo.files()) == 4
     assert echo.earlier() == ["echo/trial_0.json", "echo/trial_1.json"]
