@@ -102,6 +102,13 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
         serve_recorder(str(sockets / socket))
     if not run_workload(payload, log.send, step_file(folder, rank), on_error=on_error):
         os._exit(1)
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # closed by the workload: torch would fail to flush it as well, and end the rank with 1
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        except (AttributeError, ValueError):
+            pass
 
 
 def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: int) -> None:

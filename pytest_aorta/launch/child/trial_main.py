@@ -43,7 +43,7 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
 def run(payload: TrialPayload, channel: Channel) -> None:
     mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
-        # A rank may be far ahead of another, whose last trial takes until its deadline: that wait is none of this trial.
+        # A rank may be far ahead of another, whose last trial takes until its deadline. That wait does not count.
         send({"type": "ranks_start"})
         agree_on_master_port(payload["trial_id"])
         send({"type": "ranks_ready"})
