@@ -185,7 +185,9 @@ class Stage:
     def everything(self, results: str | None = None) -> list[str]:
         """Paths of all files below the results directory, relative to it, sorted."""
         folder = self.results if results is None else self.path / results
-        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        # A run that goes on removes folders meanwhile; ``rglob`` would raise.
+        found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+        return sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
 
     def trial(self, path: str, results: str | None = None) -> dict[str, Any]:
         """The content of a trial file, which must be strict JSON; ``path`` relative to the results directory."""
