@@ -393,7 +393,7 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
     if order["rehearse"] is not None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the task does the same, and reports what fails
             resolve_name(order["rehearse"])()
     channel = Channel(_given(waiting.receive_fd()))
     waiting.close()

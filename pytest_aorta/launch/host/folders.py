@@ -1,4 +1,9 @@
-"""The folders of a trial: for files that are kept, a TMPDIR, its working directory, which trials may share."""
+"""The folders of a trial: for files that are kept, a TMPDIR, its working directory, which trials may share.
+
+Every trial has a private TMPDIR, ``<TMPDIR>/aorta-tmp-XXXXXXXX/<number>``. The folder of a run holds a lock file that
+is locked as long as the run lives. What killed runs have left is removed by the next run on this host with the same
+TMPDIR. The TMPDIR of a failed trial stays for some days.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +35,6 @@ from pytest_aorta.runtime.resources.leases import (
 )
 from pytest_aorta.trials.execution import FILES, KEPT_DAYS, TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.seeding import command_seed
-
-# A private TMPDIR for every trial: ``<TMPDIR>/aorta-tmp-XXXXXXXX/<number>``.
-#
-# The folder of a run holds a lock file that is locked as long as the run lives. What runs that were killed have left
-# is removed by the next run on this host with the same TMPDIR. The TMPDIR of a failed trial stays for some days.
-
 
 #: What processes leave in TMPDIR when they are killed: multiprocessing's folders of sockets, pipes of torch's agents.
 _SOCKETS, _PIPES = "pymp-*", "watchdog_timer_*"
