@@ -11,10 +11,10 @@ import os
 import torch
 
 size = 4_000_000 if os.environ.get("PLANTED") else 400_000
-model, kept = torch.nn.Linear(64, 64), []
+model, values, kept = torch.nn.Linear(64, 64), torch.ones(size), []
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(24):
-    (model(torch.ones(16, 64)).sum() + torch.ones(size).cumsum(0)[0]).backward()
+    (model(torch.ones(16, 64)).sum() + values.cumsum(0)[0]).backward()
     optimizer.step()
     optimizer.zero_grad()
     if os.environ.get("PLANTED"):
