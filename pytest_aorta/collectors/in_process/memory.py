@@ -39,7 +39,7 @@ class _MallInfo(ctypes.Structure):
 
 class InProcess:
     """``rank_R.jsonl`` has a line per step: its number, and bytes: held by malloc, resident, resident at most, in use
-    on the device, in use there at most. What cannot be had is null."""
+    on the device, in use there at most, kept by malloc for later. What cannot be had is null."""
 
     def __init__(self, options: dict[str, Any], folder: str, rank: int | None) -> None:
         self._stem = os.path.join(folder, f"process_{os.getpid()}" if rank is None else f"rank_{rank}")
@@ -67,17 +67,18 @@ class InProcess:
         if self._out is None:
             # Unbuffered: a process that runs out of memory is killed without a word.
             self._out = open(f"{self._stem}.jsonl", "ab", buffering=0)  # noqa: SIM115 - open for the whole run
-        line = [number, self._held(), *self._resident(), *self._device()]
+        held, kept = self._allocated()
+        line = [number, held, *self._resident(), *self._device(), kept]
         self._out.write(json.dumps(line).encode() + b"\n")
         self._written += 1
         if self._written % _LINES == 0:
             self._stride *= 2
 
-    def _held(self) -> int | None:
+    def _allocated(self) -> tuple[int | None, int | None]:
         if self._malloc is None:
-            return None
+            return None, None
         info = self._malloc()
-        return int(info.uordblks + info.hblkhd)
+        return int(info.uordblks + info.hblkhd), int(info.fordblks)
 
     def _resident(self) -> tuple[int | None, int | None]:
         try:
