@@ -53,6 +53,8 @@ def main(fd: int, parent: int) -> None:
     if beside:
         process_tree.die_with_parent(parent)
     process_tree.become_subreaper()
+    # Where the parent ignores it, as some services do, nobody would learn how a child has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = Channel(fd)
     order = control.receive()
     if order is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,17 @@ def test_its_exit_status_is_the_outcome_of_the_trial(stage: Stage) -> None:
     for trial in trials:
         assert (stage.results / "command-ends" / trial["artifacts"]["stdout"]).read_text() == "begins\n"
         assert "to stderr\n" in (stage.results / "command-ends" / trial["artifacts"]["stderr"]).read_text()
+
+
+def test_it_is_the_same_where_pytest_was_started_with_sigchld_ignored(stage: Stage) -> None:
+    stage.write(ends=ENDS)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        result = stage.run_here(*command("ends.py {trial}"), "--aorta-trials", "2")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    result.assert_outcomes(passed=1, failed=1)
+    assert stage.trial("command-ends/trial_1.json")["failure"]["exit_code"] == 3
 
 
 def test_a_script_without_a_first_line_runs_in_sh_as_in_a_shell(stage: Stage) -> None:
