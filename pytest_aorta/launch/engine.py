@@ -319,19 +319,14 @@ class ResumedTrial:
         self.spec = spec
         self._record = record.model_copy(update={"trial_id": spec.trial_id})
 
-    def wait(self, phase: str) -> bool:
-        return self.got_through(phase)
-
     def got_through(self, phase: str) -> bool:
-        """Whether ``phase`` has ended well."""
         record = self._record
-        if record.exit_status == "ok":
-            return True
-        if phase == "run":
-            return False
         # A rank may have failed in its setup while rank 0, whose phases count, was in its run.
         failed_here = record.failure is not None and record.failure.phase == "setup" and "run" not in record.phases_sec
-        return "setup" in record.phases_sec and not failed_here
+        got_to_run = "setup" in record.phases_sec and not failed_here
+        return record.exit_status == "ok" or (phase == "setup" and got_to_run)
+
+    wait = got_through
 
     def failed(self) -> bool:
         return self._record.exit_status != "ok"
@@ -343,43 +338,29 @@ class ResumedTrial:
         return self._record
 
     def take_warnings(self) -> list[str]:
-        """None: the earlier run has shown them."""
-        return []
+        return []  # the earlier run has shown them
 
 
 #: A trial that was started, or need not run because an earlier run has its result.
 RunningTrial: TypeAlias = "SlotTrial | ResumedTrial | InProcessTrial"
 
 
-class MultiNodePlan:
-    def __init__(self, options: ElasticOptions, hosts: Sequence[str]) -> None:
-        if len(hosts) < options.nnodes[0]:
-            raise LaunchModeError(
-                f"nnodes={options.nnodes[0]}:{options.nnodes[1]} needs {options.nnodes[0]} hosts, "
-                f"but --aorta-host names {len(hosts)}"
-            )
-        self.count = min(options.nnodes[1], len(hosts))
-        at = options.rdzv_endpoint
-        if at is None:
-            import execnet
+def meeting_point(options: ElasticOptions, hosts: Sequence[str]) -> str:
+    """``HOST:PORT`` at which the first of the hosts keeps the store of trials with several nodes.
 
-            first = execnet.XSpec(hosts[0])
-            host = str(first.ssh).split()[-1].rpartition("@")[2]
-            at = f"localhost:{free_port()}" if first.popen else f"{host}:{_PORT}"
-        self._endpoint = at
+    Raises:
+        LaunchModeError: there are fewer hosts than nodes.
+    """
+    least, most = options.nnodes
+    if len(hosts) < least:
+        raise LaunchModeError(f"nnodes={least}:{most} needs {least} hosts, but --aorta-host names {len(hosts)}")
+    if options.rdzv_endpoint is not None:
+        return options.rdzv_endpoint
+    import execnet
 
-    @property
-    def endpoint(self) -> tuple[str, int]:
-        """Where the first host keeps the run's store."""
-        host, _, port = self._endpoint.rpartition(":")
-        return host, int(port)
-
-    def spec_for(self, spec: TrialSpec, node: int) -> TrialSpec:
-        elastic = spec.execution.elastic
-        least = elastic.nnodes[0]
-        nnodes = (least, max(least, self.count))
-        elastic = replace(elastic, nnodes=nnodes, node_rank=node, rdzv_endpoint=self._endpoint)
-        return replace(spec, execution=replace(spec.execution, elastic=elastic))
+    first = execnet.XSpec(hosts[0])
+    host = str(first.ssh).split()[-1].rpartition("@")[2]
+    return f"localhost:{free_port()}" if first.popen else f"{host}:{_PORT}"
 
 
 class TrialEngine:
@@ -406,14 +387,18 @@ class TrialEngine:
         self._identity = identity or {}
         self._grace = grace
         self._results = results
-        self._nodes: MultiNodePlan | None = None
-        #: Where the nodes meet, if this is the first of them.
+        #: Options of trials whose nodes are the hosts.
+        self._nodes: ElasticOptions | None = None
+        #: Where the nodes meet, if this is the first of them, or has it as a host.
         self._node_store: tuple[str, int] | None = None
         if elastic is not None and resources.hosts and is_multi_node(elastic):
-            self._nodes = MultiNodePlan(elastic, resources.hosts)
+            least, most = elastic.nnodes
+            at = meeting_point(elastic, resources.hosts)
+            self._nodes = replace(elastic, nnodes=(least, min(most, len(resources.hosts))), rdzv_endpoint=at)
+            self._node_store = endpoint(self._nodes)
         elif elastic is not None and not resources.hosts:
-            at = endpoint(elastic)
-            self._node_store = at if node_rank(elastic) == 0 else None
+            where = endpoint(elastic)
+            self._node_store = where if node_rank(elastic) == 0 else None
         self._lock = threading.Lock()
         self._pool: JobPool | None = None
         self._hosts: list[Any] = []
@@ -449,7 +434,7 @@ class TrialEngine:
 
         specs = self._resources.hosts
         for number, spec in enumerate(specs):
-            store = self._nodes.endpoint if self._nodes is not None and number == 0 else None
+            store = self._node_store if number == 0 else None
             died = partial(self._lose_host, number)
             self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
         start_hosts(self._hosts)
@@ -510,20 +495,21 @@ class TrialEngine:
             on_packages: called with a list of the installed distributions that is new in this run.
             make_room: called before anything is put into the folder of a trial that could not start; whether it may be.
         """
-        nodes = self._nodes
-        first = spec if nodes is None else nodes.spec_for(spec, 0)
-        trial = SlotTrial(self._order(first, folder, timeout), self.pool)
-        if nodes is None:
-            trial.cell, trial.round = (spec.workload.name, spec.cell), spec.trial_index
-        else:  # its parts keep their places in the queue: all hosts have to come to the same trial
-            trial.host = 0
-            for node in range(1, nodes.count):
-                order = self._order(nodes.spec_for(spec, node), node_folder(folder, node), timeout)
-                other = SlotTrial(order, self.pool)
-                other.host = node
-                trial.others.append(other)
+        parts: list[SlotTrial] = []
+        if self._nodes is None:
+            parts.append(SlotTrial(self._order(spec, folder, timeout), self.pool))
+            parts[0].cell, parts[0].round = (spec.workload.name, spec.cell), spec.trial_index
+        else:  # the parts keep their places in the queue: all hosts have to come to the same trial
+            for node in range(self._nodes.nnodes[1]):
+                nnodes, at = self._nodes.nnodes, self._nodes.rdzv_endpoint
+                elastic = replace(spec.execution.elastic, nnodes=nnodes, rdzv_endpoint=at, node_rank=node)
+                own = replace(spec.execution, elastic=elastic)
+                its = folder if node == 0 else node_folder(folder, node)
+                parts.append(SlotTrial(self._order(replace(spec, execution=own), its, timeout), self.pool))
+                parts[node].host = node
+        trial, *trial.others = parts
         trial.on_start, trial.on_packages, trial.make_room = on_start, on_packages, make_room
-        for job in (trial, *trial.others):
+        for job in parts:
             job.urgent = urgent
             self.pool.submit(job)
         return trial

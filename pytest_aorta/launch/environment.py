@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import importlib.util
+import io
 import os
 import pwd
 import shutil
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,6 +30,9 @@ from pytest_aorta.trials.spec import ImposedCounts, Ingredients, Origin, Parts, 
 #: Where the packages of this distribution are mounted; what they depend on has to be in the image.
 PACKAGES = "/opt/pytest-aorta"
 
+#: Name of the container of a zygote.
+CONTAINER = f"pytest-aorta-{TAG_WORD}"
+
 #: Engines for an image, first choice first, by the suffix of the image; of an image without one, the last row.
 _BY_SUFFIX: tuple[tuple[tuple[str, ...], tuple[Engine, ...]], ...] = (
     ((".sif", ".simg"), ("apptainer", "singularity")),
@@ -40,11 +45,10 @@ Gpu = Literal["nvidia", "amd"]
 _AMD_DEVICES = ("/dev/kfd", "/dev/dri")
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     source: str
     target: str
-    writable: bool = True
+    mode: Literal["rw", "ro"] = "rw"
 
 
 @dataclass(frozen=True)
@@ -84,19 +88,13 @@ def choose_engine(
     return next(((engine, path) for engine, path in found if path is not None), None)
 
 
-def outermost(folders: Iterable[str]) -> list[str]:
-    """Folders without those that lie in others of them, sorted. The root of the file system is left out."""
-    kept: list[str] = []
-    for folder in sorted({os.path.abspath(folder) for folder in folders} - {"/"}):
-        if not any(PurePosixPath(folder).is_relative_to(other) for other in kept):
-            kept.append(folder)
-    return kept
-
-
 def mounts(folders: Iterable[str], packages: Mapping[str, str]) -> list[Mount]:
-    own = [Mount(folder, folder) for folder in outermost(folders)]
-    code = [Mount(folder, f"{PACKAGES}/{name}", writable=False) for name, folder in packages.items()]
-    return [*own, *code]
+    """Folders but those that lie in others of them, and the root of the file system; then the ``packages``."""
+    kept: list[Mount] = []
+    for folder in sorted({os.path.abspath(folder) for folder in folders} - {"/"}):
+        if not any(PurePosixPath(folder).is_relative_to(other.source) for other in kept):
+            kept.append(Mount(folder, folder))
+    return [*kept, *(Mount(folder, f"{PACKAGES}/{name}", "ro") for name, folder in packages.items())]
 
 
 def run_command(
@@ -114,57 +112,41 @@ def run_command(
     The container is called by the tag of the zygote. It shares network and shared memory with this host, as ranks and
     loaders need them, and the GPUs. The image has to be here: a download is no part of a trial.
     """
-    if engine in ("docker", "podman"):
-        shared = _oci(engine, mounts, cwd, caller)
-    elif engine == "enroot":
-        shared = ["start", *(f"--mount={m.source}:{m.target}:none:x-create=dir,rbind,{_mode(m)}" for m in mounts)]
-        if caller.gpu == "nvidia":
-            shared.append("--env=NVIDIA_VISIBLE_DEVICES=all")
-        if caller.gpu == "amd":
-            shared += [f"--mount={device}:{device}:none:x-create=auto,rbind,rw" for device in _AMD_DEVICES]
-    else:
+    nvidia, amd = caller.gpu == "nvidia", caller.gpu == "amd"
+    if engine in ("apptainer", "singularity"):
         # Neither the variables of this host nor what is installed in its home folder.
-        shared = ["exec", "--cleanenv", "--no-home", f"--pwd={cwd}"]
-        shared += [f"--bind={m.source}:{m.target}:{_mode(m)}" for m in mounts]
-        shared += {"nvidia": ["--nv"], "amd": ["--rocm"], None: []}[caller.gpu]
-    return (program, *shared, *options, image)
-
-
-def _oci(engine: Engine, mounts: Sequence[Mount], cwd: str, caller: Caller) -> list[str]:
-    words = ["run", "--rm", f"--name={container_name()}", "--pull=never", "--network=host", "--ipc=host"]
-    words += [f"--user={caller.uid}:{caller.gid}", "--security-opt=label=disable", f"--workdir={cwd}"]
-    rootless = engine == "podman" and caller.uid != 0
-    if rootless:
-        words.append("--userns=keep-id")
-    if caller.uid != 0:
-        # The image has no such user: libraries that look for one read these first.
-        words += ["--env=HOME=/tmp", f"--env=USER={caller.name}", f"--env=LOGNAME={caller.name}"]
-    if caller.gpu == "nvidia":
-        words.append("--gpus=all" if engine == "docker" else "--device=nvidia.com/gpu=all")
-    if caller.gpu == "amd":
-        words += [*(f"--device={device}" for device in _AMD_DEVICES), "--security-opt=seccomp=unconfined"]
-        groups = ["keep-groups"] if rootless else list(map(str, caller.gpu_groups))
-        words += [f"--group-add={group}" for group in groups]
-    for mount in mounts:
-        fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
-        words.append("--mount=" + ",".join(map(_csv, fields if mount.writable else [*fields, "readonly"])))
-    return words
-
-
-def container_name() -> str:
-    return f"pytest-aorta-{TAG_WORD}"
+        words = ["exec", "--cleanenv", "--no-home", f"--pwd={cwd}"]
+        words += [f"--bind={source}:{target}:{mode}" for source, target, mode in mounts]
+        words += ["--nv"] if nvidia else ["--rocm"] if amd else []
+    elif engine == "enroot":
+        words = ["start"]
+        words += [f"--mount={source}:{target}:none:x-create=dir,rbind,{mode}" for source, target, mode in mounts]
+        words += ["--env=NVIDIA_VISIBLE_DEVICES=all"] if nvidia else []
+        words += [f"--mount={device}:{device}:none:x-create=auto,rbind,rw" for device in _AMD_DEVICES if amd]
+    else:
+        words = ["run", "--rm", f"--name={CONTAINER}", "--pull=never", "--network=host", "--ipc=host"]
+        words += [f"--user={caller.uid}:{caller.gid}", "--security-opt=label=disable", f"--workdir={cwd}"]
+        rootless = engine == "podman" and caller.uid != 0
+        words += ["--userns=keep-id"] if rootless else []
+        if caller.uid != 0:
+            # The image has no such user: libraries that look for one read these first.
+            words += ["--env=HOME=/tmp", f"--env=USER={caller.name}", f"--env=LOGNAME={caller.name}"]
+        if nvidia:
+            words.append("--gpus=all" if engine == "docker" else "--device=nvidia.com/gpu=all")
+        if amd:
+            words += [*(f"--device={device}" for device in _AMD_DEVICES), "--security-opt=seccomp=unconfined"]
+            groups = ["keep-groups"] if rootless else caller.gpu_groups
+            words += [f"--group-add={group}" for group in groups]
+        for source, target, mode in mounts:
+            fields = io.StringIO()
+            read_only = ["readonly"] if mode == "ro" else []
+            csv.writer(fields).writerow(["type=bind", f"source={source}", f"target={target}", *read_only])
+            words.append(f"--mount={fields.getvalue().rstrip()}")
+    return (program, *words, *options, image)
 
 
 def stop_command(engine: Engine, program: str) -> tuple[str, ...]:
-    return (program, "kill", container_name()) if engine in ("docker", "podman") else ()
-
-
-def _mode(mount: Mount) -> str:
-    return "rw" if mount.writable else "ro"
-
-
-def _csv(field: str) -> str:
-    return '"' + field.replace('"', '""') + '"' if set(field) & set(',"') else field
+    return (program, "kill", CONTAINER) if engine in ("docker", "podman") else ()
 
 
 #: Variables that change from item to item.

@@ -13,7 +13,6 @@ from pytest_aorta.launch.environment import (
     candidates,
     choose_engine,
     mounts,
-    outermost,
     run_command,
     stop_command,
 )
@@ -22,7 +21,7 @@ from pytest_aorta.runtime.zygote import TAG_WORD
 
 USER = Caller(1000, 100, "me")
 ROOT = Caller(0, 0, "root")
-PROJECT = [Mount("/project/a,b", "/project/a,b"), Mount("/lib/x", "/opt/x", writable=False)]
+PROJECT = [Mount("/project/a,b", "/project/a,b"), Mount("/lib/x", "/opt/x", "ro")]
 
 
 def line(engine: Engine, caller: Caller = USER, **changes: Any) -> str:
@@ -98,13 +97,14 @@ def test_a_container_is_ended_by_its_name_where_it_has_one() -> None:
 
 
 def test_folders_in_one_another_are_mounted_once() -> None:
-    assert outermost(["/home/p/results", "/home/p", "/home/pp", "/", "/home/p/"]) == ["/home/p", "/home/pp"]
+    found = mounts(["/home/p/results", "/home/p", "/home/pp", "/", "/home/p/"], {})
+    assert [mount.source for mount in found] == ["/home/p", "/home/pp"]
 
 
 def test_a_trial_gets_its_folders_and_the_packages() -> None:
     assert mounts(["/project"], {"aorta_workloads": "/src/projectloads"}) == [
         Mount("/project", "/project"),
-        Mount("/src/projectloads", "/opt/pytest-aorta/aorta_workloads", writable=False),
+        Mount("/src/projectloads", "/opt/pytest-aorta/aorta_workloads", "ro"),
     ]
 
 
