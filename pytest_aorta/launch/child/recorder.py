@@ -8,7 +8,9 @@ import signal
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch.distributed.elastic import multiprocessing
@@ -367,7 +369,7 @@ def use_popen_in_agent(popen: Callable[..., Any]) -> None:
     setattr(subprocess_handler, "Popen", popen)  # noqa: B010
     setattr(launcher_api, "LocalElasticAgent", _QuickAgent)  # noqa: B010
     # For the name of each caller, torch would read the source of all functions that are running.
-    setattr(dynamic_rendezvous, "inspect", _Callers)  # noqa: B010
+    setattr(dynamic_rendezvous, "inspect", SimpleNamespace(stack=partial(inspect.stack, 0)))  # noqa: B010
     # Before it meets others, an agent would wait for 0 to 0.3 seconds, so that thousands do not come at once.
     setattr(dynamic_rendezvous, "_delay", _delay_only_retries)  # noqa: B010
 
@@ -384,15 +386,3 @@ class _QuickAgent(LocalElasticAgent):
         if spec.monitor_interval == launcher_api.LaunchConfig.monitor_interval:
             spec.monitor_interval = MONITOR_INTERVAL
         super().__init__(spec, *arguments, **keywords)
-
-
-class _Callers:
-    """What torch's rendezvous uses of ``inspect``."""
-
-    @staticmethod
-    def stack() -> list[inspect.FrameInfo]:
-        frames, frame = [], inspect.currentframe()
-        while frame is not None and (frame := frame.f_back) is not None:
-            code = frame.f_code
-            frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-        return frames
