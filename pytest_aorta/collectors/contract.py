@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -176,3 +177,12 @@ def variable(collectors: Mapping[str, Collector], folder: Path) -> dict[str, str
         if (file := collector.in_process) is not None
     ]
     return {VARIABLE: json.dumps({"folder": str(folder / FOLDER), "collectors": asked})} if asked else {}
+
+
+def print_summary(asked: Mapping[str, Any], to_plain: Callable[[object], object]) -> None:
+    """In a process of its own: print a summary as JSON; what the collector itself prints goes to standard error."""
+    output, sys.stdout = sys.stdout, sys.stderr
+    collector = collector_class(f"{asked['module']}:{asked['name']}")(asked["given"])
+    found = collector.summarize(Path(asked["folder"]), asked["ranks"])
+    plain = {"sentence": found.sentence, "data": to_plain(dict(found.data)), "artifacts": [*map(str, found.artifacts)]}
+    json.dump(plain, output)  # a NaN among the data is read back as one

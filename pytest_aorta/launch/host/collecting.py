@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, Context, Summary
+from pytest_aorta.launch.child.rank_files import read_log
 from pytest_aorta.launch.environment import TrialOrder, interpreter
 from pytest_aorta.launch.launch_mode import LaunchModeError, is_command
 from pytest_aorta.trials.command_line import words_of
@@ -28,11 +29,14 @@ _PATIENCE = 120.0
 _MOST = 10
 
 _PROGRAM = """
-import json, sys
+import json, os, sys
 asked = json.load(sys.stdin)
 sys.path[:] = asked["path"]
-from pytest_aorta.launch.host.summarize import print_summary
-print_summary(asked)
+from pytest_aorta.collectors.contract import print_summary
+from pytest_aorta.runtime.process_tree import die_with_parent
+from pytest_aorta.trials.workload import to_plain
+die_with_parent(os.getppid())
+print_summary(asked, to_plain)
 """
 
 
@@ -86,7 +90,7 @@ def make_folders(folder: Path, collectors: Mapping[str, Collector]) -> None:
 def collected(folder: Path, collectors: Mapping[str, Collector], ranks: Sequence[RankRecord]) -> dict[str, Collected]:
     """What they have found in the folder of a trial whose processes are gone."""
     own = folder / FOLDER
-    processes = _lines(own / "processes.jsonl")
+    processes = read_log(own / "processes.jsonl") or []
     stems = _rename(own, processes, {rank.pid: rank.rank for rank in ranks if rank.pid is not None})
     begun = sorted({int(stem.removeprefix("rank_")) for stem in stems if stem.startswith("rank_")})
     found = {name: _one(own / name, collector, begun, processes) for name, collector in collectors.items()}
@@ -121,7 +125,7 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
         why = "no process of the trial has imported torch" if processes else "no Python process was started"
         problems.append(f"it has seen nothing: {why}")
     for path in sorted(folder.rglob("*.problem")):
-        problems += [f"{path.stem}: {entry.get('error')}" for entry in _lines(path)]
+        problems += [f"{path.stem}: {entry.get('error')}" for entry in read_log(path) or ()]
         path.unlink(missing_ok=True)
     problems += _shrink(folder)
     summary, data = Summary(), dict[str, Any]()
@@ -180,13 +184,3 @@ def _shrink(folder: Path) -> list[str]:
         total -= size
         removed.append(f"{path.relative_to(folder)} was removed: its {size} bytes are more than a trial may keep")
     return removed
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Of a file of JSON lines; one may be cut off."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in path.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return found
