@@ -173,7 +173,9 @@ def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
         failure = failures.get("import") or failures.get("setup") or failures.get("run")
         if failure is None and seen.timed_out:
             failure = timeout_failure(seen)
-        failure = failure or seen.rank_cleanup or failures.get("cleanup") or seen.lost
+        # What it had sent when it was lost is read afterwards, and has brought it past the phase that it was lost in.
+        lost = seen.lost and replace(seen.lost, phase="cleanup")
+        failure = failure or seen.rank_cleanup or failures.get("cleanup") or lost
     if failure is None and (result is None or seen.returncode not in (0, None) or not seen.finished):
         failure = _ended_early(seen)
     if result is not None or failure is None:

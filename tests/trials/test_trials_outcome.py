@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from pytest_aorta.trials.lifecycle import failure_of
-from pytest_aorta.trials.outcome import Observation, after_step, conclude
+from pytest_aorta.trials.outcome import Observation, after_step, conclude, interruption
 from pytest_aorta.trials.records import Event, Failure, Phase, Progress, RankRecord, ResultRecord
 
 TOLD: tuple[Phase, ...] = ("setup", "run", "cleanup")
@@ -184,3 +185,11 @@ def test_a_rank_that_hangs_outweighs_what_rank_0_has_lost_by_its_end() -> None:
     seen.failures["run"] = Failure(phase="run", kind="exception", message="Connection closed by peer")
 
     assert conclude(seen) == ("timeout", hangs)
+
+
+def test_a_trial_that_was_interrupted_while_its_result_came_keeps_the_result() -> None:
+    seen = Observation(phase="setup")
+    seen.lost = interruption(seen.phase, "stopping after 1 failures")
+    ends_well(seen)
+
+    assert conclude(seen) == ("ok", replace(seen.lost, phase="cleanup"))
