@@ -457,18 +457,6 @@ def checked_metric(text: object) -> str:
     return checked
 
 
-def merged(reports: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"matched": {}, "detected": {}, "warnings": []}
-    for report in reports:
-        for name, lines in report["matched"].items():
-            found["matched"][name] = found["matched"].get(name, 0) + lines
-        for name, said in report["detected"].items():
-            lines = found["detected"].get(name, {"lines": 0})["lines"] + said["lines"]
-            found["detected"][name] = {**said, **found["detected"].get(name, {}), "lines": lines}
-        found["warnings"] += [text for text in report["warnings"] if text not in found["warnings"]]
-    return found
-
-
 class _Steps:
     """The steps that one process has said, or several that do not say which of them it is.
 
@@ -529,6 +517,7 @@ class OutputFindings:
         self.matched = {name: 0 for each in self._patterns.values() for name, _ in each}
         self._steps: dict[int, _Steps] = {}
         self._metrics: dict[int, dict[str, int | float | str]] = {}
+        self._knows_ranks = False
         #: Values that are no numbers, by the name of their metric.
         self._texts: dict[str, str] = {}
         self._files: dict[str, _FollowedFiles] = {}
@@ -562,11 +551,16 @@ class OutputFindings:
             name: value for rank in sorted(self._metrics, reverse=True) for name, value in self._metrics[rank].items()
         }
 
-    def take(self, line: str, at: float) -> bool:
-        """One line, which came ``at`` a time in seconds; whether it has said a step."""
+    def take(self, line: str, at: float, rank: int | None = None) -> bool:
+        """One line, which came ``at`` a time in seconds; whether it has said a step.
+
+        ``rank``: of the process that has written it, where each has an output of its own.
+        """
         line = plain_line(line)
-        found_rank = _RANK.search(line[:_LOOKED_AT])
-        rank = int(found_rank[1] or found_rank[2]) if found_rank else _UNNAMED
+        self._knows_ranks = rank is not None
+        if rank is None:
+            found_rank = _RANK.search(line[:_LOOKED_AT])
+            rank = int(found_rank[1] or found_rank[2]) if found_rank else _UNNAMED
         steps = [
             self._take_match(found, name, rank, line, at)
             for name, pattern in self._patterns["metric"]
@@ -649,6 +643,11 @@ class OutputFindings:
             )
         return {"matched": self.matched, "detected": self.detected, "warnings": warnings}
 
+    def steps_of(self, rank: int) -> tuple[int | None, int | None]:
+        """The last step of a rank, and of how many."""
+        told = self._steps.get(rank, _Steps())
+        return told.step, told.total
+
     def _step_of(self, rank: int) -> int | None:
         return self._steps[rank].step if rank in self._steps else self.step
 
@@ -659,13 +658,16 @@ class OutputFindings:
 
     def _fail(self, rank: int, what: str, why: str = "", line: str = "") -> None:
         step = self._step_of(rank)
+        is_known = self._knows_ranks and rank != _UNNAMED
         if self.failure_count == 0:
             self.first_failure = step if step is not None and step >= 0 else None
             where = "" if step is None else f" at step {step}"
             self.reason = f"{why or what}{where}" + (f": {line.strip()[:_SHOWN]}" if line else "")
+            self.reason = f"rank {rank}: {self.reason}" if is_known else self.reason
         self.failure_count += 1
         if len(self.failures) < _LISTED:
-            self.failures.append({"message": what, **({} if step is None else {"step": step})})
+            of = {"rank": rank} if is_known else {}
+            self.failures.append({"message": what, **({} if step is None else {"step": step}), **of})
 
 
 # What a user could look for

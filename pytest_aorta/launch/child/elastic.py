@@ -8,6 +8,7 @@ all their trials. ``python -m pytest_aorta.launch.child.elastic ORDER`` is a ran
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -58,7 +59,7 @@ from pytest_aorta.trials.command_line import (
 from pytest_aorta.trials.execution import DEFAULTS, TRIAL_SEED, ElasticOptions
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.loading import load_class, resolve_config
-from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, merged
+from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules
 from pytest_aorta.trials.records import Event, Failure, ResultRecord, Send
 from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import StepCounter, step_file
@@ -336,95 +337,63 @@ class CommandOutput:
     """What the ranks of a command print, read from their logs while they run."""
 
     def __init__(self, payload: TrialPayload, send: Send, rules: OutputRules, seed: int | None) -> None:
-        self._folder = Path(payload["folder"])
-        self._nproc = payload["nproc"]
-        self._send = send
-        self._rules = rules
-        self._seed = seed
-        self._attempt = -1
-        self._ranks: list[_RankOutput] = []
+        self._folder, self._nproc = Path(payload["folder"]), payload["nproc"]
+        self._send, self._seed = send, seed
+        self._attempt, self._found = -1, OutputFindings(rules)
+        self._steps: list[StepCounter] = []
+        self._logs: dict[Path, tuple[int, BinaryIO, Lines]] = {}
         self._started = time.perf_counter()
         self._said: tuple[float, int | None] = (0.0, None)
 
     def look(self, attempt: int) -> None:
+        folder, ranks = attempt_folder(self._folder, attempt), range(self._nproc)
         if attempt != self._attempt:
-            self._attempt = attempt
             self._close()
-            self._ranks = [_RankOutput(self._folder, attempt, rank, self._rules) for rank in range(self._nproc)]
-        new = [rank.read() for rank in self._ranks]
-        found, now = self._ranks[0].found, time.monotonic()
-        sent_at, sent = self._said
+            self._attempt, self._found = attempt, OutputFindings(self._found.rules)
+            self._steps = [StepCounter(step_file(folder, rank)) for rank in ranks]
+        for rank, name in itertools.product(ranks, ("stdout", "stderr")):
+            path = folder / f"rank_{rank}.{name}.log"
+            if path not in self._logs and path.exists():
+                self._logs[path] = rank, path.open("rb"), Lines()
+        found, is_new = self._found, False
+        for rank, file, lines in self._logs.values():
+            while chunk := file.read(_LOG_CHUNK):
+                is_new = True
+                self._take(rank, lines.feed(chunk))
+        now, (sent_at, sent) = time.monotonic(), self._said
         if now - sent_at < _INTERVAL:
             return
         if found.step is not None and found.step != sent:
             self._said = now, found.step
             self._send({"type": "progress", "step": found.step, "total": found.total})
-        elif any(new) and not self._rules.has_steps:
+        elif is_new and not found.rules.has_steps:
             self._said = now, sent
             self._send({"type": "alive"})
+
+    def _take(self, rank: int, lines: list[str]) -> None:
+        at = time.perf_counter()
+        for line in lines:
+            self._found.take(line, at, rank)
+        step, total = self._found.steps_of(rank)
+        if step is not None:
+            self._steps[rank].set(step, total)
+
+    def _close(self) -> None:
+        for rank, file, lines in self._logs.values():
+            self._take(rank, lines.close())  # those that have no end
+            file.close()
+        self._logs = {}
 
     def result(self, attempt: int, code: int) -> tuple[ResultRecord, Failure | None]:
         """Of all ranks; where torchrun has ended with another code than 0, its ranks say why."""
         self.look(attempt)
         self._close()
-        all_found = [rank.found for rank in self._ranks]
-        first = all_found[0]
-        first.read_files()
-        failed = next((rank for rank, found in enumerate(all_found) if found.failures), 0)
-        first.passed = all_found[failed].passed = any(found.passed for found in all_found)
-        elapsed = time.perf_counter() - self._started
-        result = command_result(code, all_found[failed], "", elapsed)
-        own = command_result(code, first, "", elapsed)
-        own.passed = result.passed and code == 0
-        own.failure_details = [
-            {**detail, "rank": rank} for rank, found in enumerate(all_found) for detail in found.failures
-        ]
-        own.failure_count = sum(found.failure_count for found in all_found)
-        own.output = merged(found.report() for found in all_found)
-        own.first_failure_iteration = result.first_failure_iteration
+        self._found.read_files()
+        result = command_result(code, self._found, "", time.perf_counter() - self._started)
         if self._seed is not None:
-            own.metrics[SEED] = self._seed
-        failure = result.failure if code == 0 else None
-        if failure is not None and all_found[failed].failures:
-            failure = replace(failure, message=f"rank {failed}: {failure.message}")
-        return read_result(own), failure
-
-    def _close(self) -> None:
-        for rank in self._ranks:
-            rank.close()
-
-
-class _RankOutput:
-    def __init__(self, folder: Path, attempt: int, rank: int, rules: OutputRules) -> None:
-        self.found = OutputFindings(rules)
-        self._folder, self._rank = attempt_folder(folder, attempt), rank
-        self._steps = StepCounter(step_file(self._folder, rank))
-        self._logs: dict[str, tuple[BinaryIO, Lines]] = {}
-
-    def read(self) -> bool:
-        for name in ("stdout.log", "stderr.log"):
-            path = self._folder / f"rank_{self._rank}.{name}"
-            if name not in self._logs and path.exists():
-                self._logs[name] = path.open("rb"), Lines()
-        new = False
-        for file, lines in self._logs.values():
-            while chunk := file.read(_LOG_CHUNK):
-                new = True
-                self._take(lines.feed(chunk))
-        return new
-
-    def _take(self, lines: list[str]) -> None:
-        at = time.perf_counter()
-        for line in lines:
-            if self.found.take(line, at):
-                self._steps.set(self.found.step, self.found.total)
-
-    def close(self) -> None:
-        """Take in lines that have no end; twice is harmless."""
-        for file, lines in self._logs.values():
-            self._take(lines.close())
-            file.close()
-        self._logs = {}
+            result.metrics[SEED] = self._seed
+        result.passed = result.passed and code == 0
+        return read_result(result), result.failure if code == 0 else None
 
 
 if __name__ == "__main__":
