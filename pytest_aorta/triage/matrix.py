@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_aorta._version import __version__
 from pytest_aorta.common.texts import counted, utc_now
-from pytest_aorta.triage import MARGIN, SPEED_MARGIN, TriageSettings
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage import margin as read_margin
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, conclusions, p_value, plain
 from pytest_aorta.triage.facts import CellKey
@@ -182,38 +182,26 @@ class EarlierMatrix:
         self._was_sequential = False
         try:
             content = json.loads((results / MATRIX_JSON).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            settings = {each.name: content["settings"][each.name] for each in fields(TriageSettings)}
+            numbers = [
+                (CellKey(*(cell[each.name] for each in fields(CellKey))), cell["seen"], cell["planned"])
+                for cell in content["cells"]
+            ]
+            for each in content.get("divergence", ()):
+                if "zoom" in each:
+                    self.zooms[each["workload"], each["cell"], each["compared_with"]] = each["zoom"]["sentence"]
+            # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
+            settings |= {
+                "margin": read_margin(settings["margin"]),
+                "signatures": recorded_rules(content),
+                "sequential": settings["sequential"] or not content["complete"],
+            }
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return
-        content = content if isinstance(content, dict) else {}
-        settings, cells, compared = (content.get(name) for name in ("settings", "cells", "divergence"))
-        if isinstance(settings, dict):
-            baseline, speed = settings.get("baseline"), settings.get("speed_margin")
-            self._was_sequential = settings.get("sequential") is True
-            try:
-                margin = read_margin(settings.get("margin"))
-            except ValueError:
-                margin = MARGIN
-            self.settings = TriageSettings(
-                baseline=baseline if isinstance(baseline, str) else None,
-                margin=margin,
-                speed_margin=speed if isinstance(speed, float) and 0 < speed < 1 else SPEED_MARGIN,
-                confirm=settings.get("confirm") is True,
-                screens=settings.get("screens") is True,
-                by_node=settings.get("by_node") is True,
-                # Of a run that was ended before its time, the number of trials may depend on what was seen of them.
-                sequential=self._was_sequential or content.get("complete") is False,
-                signatures=recorded_rules(content),
-            )
-        for cell in cells if isinstance(cells, list) else ():
-            if isinstance(cell, dict):
-                key = CellKey(*(str(cell.get(each.name, "")) for each in fields(CellKey)))
-                for name, numbers in (("seen", self.seen), ("planned", self.planned)):
-                    if isinstance(number := cell.get(name), int):
-                        numbers[key] = number
-        for each in compared if isinstance(compared, list) else ():
-            if isinstance(each, dict) and isinstance(zoom := each.get("zoom"), dict):
-                names = (str(each.get("workload")), str(each.get("cell")), each.get("compared_with"))
-                self.zooms[names] = str(zoom.get("sentence"))
+        self._was_sequential = content["settings"]["sequential"]
+        self.settings = TriageSettings(**settings)
+        self.seen = {key: seen for key, seen, _ in numbers}
+        self.planned = {key: planned for key, _, planned in numbers if planned is not None}
 
     def was_looked_at(self, planned: Mapping[CellKey, int]) -> bool:
         """Whether the number of trials of a resumed run, of each cell ``planned``, may depend on what this one showed.

@@ -30,30 +30,8 @@ _ARTIFACTS = re.compile(r"(trial_\d+)(?:\.repeat_\d+)?(?:\.(?:rank|node)_\d+)?")
 
 _TRIAL_ID = re.compile(r"_d(\d{1,9})_m(\d{1,9})_t\d+$")
 
-#: The only version there is.
-_SCHEMA_VERSION = "0.1"
-
-_STATUSES = ("ok", "workload_failed", "infrastructure_failed", "timeout")
-
-#: What a record needs; what it may have; and texts of its failure.
-_REQUIRED: Mapping[str, type] = {
-    "trial_id": str,
-    "workload": str,
-    "execution_env": dict,
-    "mitigations_applied": list,
-    "result": dict,
-    "exit_status": str,
-}
-_OPTIONAL: Mapping[str, tuple[type, ...]] = {
-    "cell": (str,),
-    "trial_index": (int,),
-    "started_at": (str,),
-    "wall_clock_sec": (int, float),
-    "host": (str,),
-    "env": (dict,),
-    "artifacts": (dict,),
-}
-_FAILURE = ("phase", "kind", "type", "message", "traceback", "signal")
+#: Characters of a wrong value that are shown.
+_SHOWN = 100
 
 #: How many folders above a trial file the results directory is at most: workload or test, and cell.
 _DEEPEST = 2
@@ -225,24 +203,14 @@ def triage_in_order(facts: Iterable[TrialFacts], settings: TriageSettings | None
 
 def _problem(record: Any) -> str | None:
     """Why the content of a file is no record that this version reads."""
-    if not isinstance(record, dict) or "schema_version" not in record:
-        return "it is not the record of a trial"
-    if record["schema_version"] != _SCHEMA_VERSION:
-        return f"schema_version is {record['schema_version']!r}; this version reads {_SCHEMA_VERSION!r}"
-    for name, kind in _REQUIRED.items():
-        if not isinstance(record.get(name), kind):
-            return f"{name} is missing, or of another type than {kind.__name__}"
-    failure = record.get("failure")
-    failure = failure if isinstance(failure, dict) else {}
-    others = [
-        *((name, record.get(name), kinds) for name, kinds in _OPTIONAL.items()),
-        ("execution_env.name", record["execution_env"].get("name"), (str,)),
-        *((f"mitigations_applied[{index}]", each, (str,)) for index, each in enumerate(record["mitigations_applied"])),
-        *((f"failure.{name}", failure.get(name), (str,)) for name in _FAILURE),
-    ]
-    for name, value, kinds in others:
-        if value is not None and not isinstance(value, kinds):
-            return f"{name} is of another type than {kinds[-1].__name__}"
-    if record["exit_status"] not in _STATUSES:
-        return f"exit_status is {record['exit_status']!r}; expected one of {', '.join(_STATUSES)}"
+    from pydantic import ValidationError
+
+    from pytest_aorta.trials.result import TrialResult
+
+    try:
+        TrialResult.from_dict(record)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        place = ".".join(map(str, wrong["loc"]))
+        return f"not the record of a trial: {place}: {wrong['msg']}, not {repr(wrong['input'])[:_SHOWN]}"
     return None

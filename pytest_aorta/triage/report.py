@@ -279,14 +279,8 @@ class Report:
             command = config.get("command") if isinstance(config, Mapping) else None
             named = f"pytest --aorta-workload {shlex.quote(str(record.get('workload')))}"
             self.commands[one_line(str(command), 1_000) if command else one_line(named)] += 1
-            if facts.outcome == "ok":
-                continue
-            try:
+            if facts.outcome != "ok":
                 self.failed[trial.file] = _failed_trial(record, trial.file)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:  # others may have written anything
-                headline = one_line(f"this record cannot be shown: {type(error).__name__}: {error}")
-                nothing = {"texts": {}, "warnings": [], "artifacts": {}, "can_replay": False}
-                self.failed[trial.file] = {"ended": str(record.get("exit_status")), "headline": headline, **nothing}
         if not trials:
             raise results.nothing_found()
         self.found.add_replays(self.folder)

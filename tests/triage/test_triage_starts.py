@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 from support.results_folders import write_cell
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.triage.matrix import RunState, matrix_json
+from pytest_aorta.triage.reading import read_triage
 from pytest_aorta.triage.report import write_report
 
 MODULES = [f"layers.{number}" for number in range(14)]
@@ -110,11 +113,10 @@ def test_the_first_tensor_that_differs_is_marked(tmp_path: Path) -> None:
     files = write_cell(results, "none", "..F")
     for file, steps in zip(files, (("abc", "def"), ("abc", "def"), ("abc", "dxy")), strict=True):
         _trace(file, *steps)
-    (results / "matrix.json").write_text(
-        json.dumps(
-            {"divergence": [{"workload": "train", "cell": "local-none", "zoom": {"sentence": "run again: aten.div"}}]}
-        )
-    )
+    zoom = {"sentence": "run again: aten.div"}
+    seen = {"workload": "train", "cell": "local-none", "compared_with": None, "zoom": zoom}
+    table = replace(read_triage(results)[0].table(), divergence=(seen,))
+    (results / "matrix.json").write_text(matrix_json(table, RunState()))
     said = _shown(results)
     assert "local-none: 1 of 3 trials differ from the 2 others (2); 1 of these failed, 0 of the others" in said
     assert "  run again: aten.div" in said.splitlines()
@@ -136,7 +138,7 @@ def test_replays_show_where_the_trials_without_collectors_went_wrong(tmp_path: P
     then = json.loads(first.read_text())
     [again] = write_cell(results / "replay", "none", "F")
     _first_bad(again, 5)
-    replayed = {"replay_of": {"file": str(first), "started_at": then["started_at"]}}
+    replayed = {"replay_of": {"file": str(first), "started_at": then["started_at"], "exit_status": "workload_failed"}}
     record = json.loads(again.read_text())
     request = {**record["request"], "collect": ["numerics"]}
     again.write_text(json.dumps({**record, **replayed, "request": request}))
