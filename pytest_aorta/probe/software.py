@@ -153,7 +153,8 @@ def torch_build(guard: Guard, installed: Mapping[str, str]) -> Facts:
     """Facts about torch; only ``imported`` and the ``version`` that is ``installed`` while it is not imported.
 
     Only what is compiled in is asked for. Questions that look as harmless initialise a GPU's runtime, after which no
-    forked child can use it: ``torch.cuda.is_available()`` and, on ROCm, ``torch.__config__.show()``.
+    forked child can use it: ``torch.cuda.is_available()``, ``torch.backends.cudnn.version()`` (torch 2.11 compares
+    it with the devices) and, on ROCm, ``torch.__config__.show()``.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -204,9 +205,8 @@ def _distributed_backends() -> list[str]:
 
 
 def _dnn_version(torch: ModuleType) -> int | None:
-    if not (_on_gpu(torch) and torch.backends.cudnn.is_available()):
-        return None
-    version: int | None = torch.backends.cudnn.version()
+    library = getattr(torch._C, "_cudnn", None)  # of ROCm builds, too
+    version: int | None = library.getVersionInt() if library is not None and _on_gpu(torch) else None
     return version
 
 

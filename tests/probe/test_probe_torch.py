@@ -56,6 +56,28 @@ print(json.dumps([static.sections["torch"], static.reasons, process, after - bef
     assert any("ATen parallel backend" in line for line in facts["parallel_info"])
 
 
+def test_torchs_own_code_asks_no_device_when_a_gpu_build_is_described() -> None:
+    """The installed torch, told that it is a build for CUDA: only the library of cuDNN is a double."""
+    code = """
+import importlib, traceback, types
+import torch
+asked = []
+def note(name, value):
+    setattr(torch.cuda, name, lambda *args, **more: (asked.append([name, traceback.format_stack()[-2]]), value)[1])
+for name, value in dict(is_available=True, device_count=1, get_device_capability=(9, 0), get_device_properties=None,
+                        _lazy_init=None, current_device=0).items():
+    note(name, value)
+torch.version.cuda = "13.0"
+torch._C._cudnn = types.SimpleNamespace(is_cuda=True, getVersionInt=lambda: 91900,
+                                        getRuntimeVersion=lambda: (9, 19, 0), getCompileVersion=lambda: (9, 19, 0))
+importlib.reload(torch.backends.cudnn)
+static = collect_static()
+collect_env(static)
+print(json.dumps([static.sections["torch"]["cudnn_version"], static.reasons, asked]))
+"""
+    assert in_a_fresh_process(code) == [91900, [], []]
+
+
 def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: str | None) -> SimpleNamespace:
     """A double of a GPU build of torch, in the place of the real one."""
     nccl = ModuleType("torch.cuda.nccl")
@@ -69,13 +91,17 @@ def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: s
         compiled_with_cxx11_abi=true,
         cuda=SimpleNamespace(is_available=Forbidden(), get_arch_list=Forbidden(), nccl=nccl),
         backends=SimpleNamespace(
-            cudnn=SimpleNamespace(is_available=true, version=lambda: 90100),
+            cudnn=SimpleNamespace(is_available=true, version=Forbidden()),
             mkl=SimpleNamespace(is_available=false),
             openmp=SimpleNamespace(is_available=true),
         ),
         get_num_threads=lambda: 8,
         get_num_interop_threads=lambda: 4,
-        _C=SimpleNamespace(_nccl_version=lambda: 0, _cuda_getArchFlags=lambda: "gfx90a gfx942"),
+        _C=SimpleNamespace(
+            _nccl_version=lambda: 0,
+            _cuda_getArchFlags=lambda: "gfx90a gfx942",
+            _cudnn=SimpleNamespace(getVersionInt=lambda: 90100),
+        ),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.cuda.nccl", nccl)
