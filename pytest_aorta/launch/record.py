@@ -90,18 +90,18 @@ def request_of(
     )
 
 
-#: Whether a claim is true, where that can be checked, and what was found.
-Finding = tuple[bool | None, str]
-
-
 def check_claims(environment: Environment, env: Mapping[str, Any], digest: str | None = None) -> list[Claim]:
     """Check what an environment claims; empty where it claims nothing."""
     image, venv, rocm = environment.docker, environment.venv, environment.rocm
-    found: dict[str, Finding] = {}
+    found: dict[str, tuple[bool | None, str]] = {}
     if image is not None:
         found[f"image {image}"] = _image(image, bool(environment.enter), env.get("runtime_context") or {}, digest)
     if venv is not None:
-        found[f"venv {venv}"] = _venv(venv, env.get("python") or {})
+        prefix = (env.get("python") or {}).get("prefix")
+        same = prefix == venv or (prefix and os.path.realpath(prefix) == os.path.realpath(os.path.expanduser(venv)))
+        found[f"venv {venv}"] = (bool(same), f"the interpreter's prefix is {'this' if same else prefix}")
+        if prefix is None:
+            found[f"venv {venv}"] = None, "it is not known which interpreter ran the trial"
     if rocm is not None:
         found[f"ROCm {rocm}"] = _rocm(rocm, env.get("torch") or {}, env.get("accelerator") or {})
     return [Claim(claim=claim, verified=value, found=text) for claim, (value, text) in found.items()]
@@ -120,7 +120,7 @@ def warning_of(environment: Environment, claims: Sequence[Claim]) -> str | None:
     return f"trials of the environment {name} do not run in it: {wrong}" if wrong else None
 
 
-def _image(image: str, entered: bool, context: Mapping[str, Any], digest: str | None) -> Finding:
+def _image(image: str, entered: bool, context: Mapping[str, Any], digest: str | None) -> tuple[bool | None, str]:
     if "container" not in context:
         return None, "it is not known whether the trial ran in a container"
     container = context["container"]
@@ -130,22 +130,18 @@ def _image(image: str, entered: bool, context: Mapping[str, Any], digest: str | 
         return False, "the trial ran in no container"
     there = f"a {container['kind']} container"
     shown, shown_id = container.get("image"), container.get("image_id")
+    same: bool | None = None
     if digest is not None and shown_id is not None:
         same = digest.removeprefix("sha256:") == shown_id.removeprefix("sha256:")
-        return same, f"the trial ran in {there} of {'this image' if same else shown or shown_id}"
-    if shown is not None:
-        same = _are_equal(shown, image)
-        return same, f"the trial ran in {there} of {'this image' if same else shown}"
-    if entered:
+    elif shown is not None:
+        digests = [reference.partition("@")[2] for reference in (shown, image)]
+        if all(digests) or not any(digests):
+            same = digests[0] == digests[1] if any(digests) else _reference(shown) == _reference(image)
+    elif entered:
         return True, f"entered, and the trial ran in {there}"
-    return None, f"the trial ran in {there}, which does not show its image"
-
-
-def _are_equal(one: str, other: str) -> bool | None:
-    digests = [reference.partition("@")[2] for reference in (one, other)]
-    if any(digests):
-        return digests[0] == digests[1] if all(digests) else None
-    return _reference(one) == _reference(other)
+    else:
+        return None, f"the trial ran in {there}, which does not show its image"
+    return same, f"the trial ran in {there} of {'this image' if same else shown or shown_id}"
 
 
 def _reference(image: str) -> str:
@@ -157,20 +153,12 @@ def _reference(image: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def _venv(venv: str, python: Mapping[str, Any]) -> Finding:
-    prefix = python.get("prefix")
-    if prefix is None:
-        return None, "it is not known which interpreter ran the trial"
-    same = prefix == venv or os.path.realpath(prefix) == os.path.realpath(os.path.expanduser(venv))
-    return same, f"the interpreter's prefix is {'this' if same else prefix}"
-
-
-def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -> Finding:
+def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -> tuple[bool | None, str]:
     installed = accelerator.get("rocm") or {}
     if rocm.startswith(("/", "~")):
         path = installed.get("path")
         same = path is not None and os.path.realpath(os.path.expanduser(rocm)) == path
-        return same, "" + (f"ROCm is in {path}" if path else "there is no ROCm")
+        return same, f"ROCm is in {path}" if path else "there is no ROCm"
     # A wheel names its release; of another torch that was not imported, it is not known what it was built for.
     wheel = re.search(r"\+rocm([\d.]+)", torch.get("version") or "")
     versions = {
@@ -180,16 +168,12 @@ def _rocm(rocm: str, torch: Mapping[str, Any], accelerator: Mapping[str, Any]) -
     }
     there = {what: version for what, version in versions.items() if version}
     text = " and ".join(f"{what} {version}" for what, version in there.items()) or "there is no ROCm"
-    if any(_is_release(version, rocm) for version in there.values()):
-        return True, f"{text}"
+    wanted = rocm.lower().removeprefix("rocm").lstrip("-v ").split(".")
+    if any(version.partition("-")[0].split(".")[: len(wanted)] == wanted for version in there.values()):
+        return True, text
     if "hip" in torch or wheel or ("rocm" in accelerator and not installed):
-        return False, f"{text}"
+        return False, text
     return None, "it is not known what torch was built for"
-
-
-def _is_release(version: str, claimed: str) -> bool:
-    wanted = claimed.lower().removeprefix("rocm").lstrip("-v ").split(".")
-    return version.partition("-")[0].split(".")[: len(wanted)] == wanted
 
 
 def build_record(

@@ -13,12 +13,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path, PurePosixPath
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_aorta.common.interrupts import PIECE
 from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
@@ -36,13 +36,8 @@ if TYPE_CHECKING:
 #: Bytes of a trial's files that travel in one message.
 _CHUNK = 2**20
 
-
-@dataclass(frozen=True)
-class _Argument:
-    resources: Resources
-    hosts: int
-    node_store: tuple[str, int] | None
-    sys_path: tuple[str, ...]
+#: What a ``TrialHost`` is made of.
+_OfHost: TypeAlias = tuple[Resources, int, tuple[str, int] | None]
 
 
 class RemoteHost:
@@ -66,7 +61,7 @@ class RemoteHost:
         self._connection = HostConnection(
             spec,
             "pytest_aorta.launch.remote_host:serve",
-            _Argument(replace(resources, hosts=()), hosts, node_store, tuple(path for path in sys.path if path)),
+            ((replace(resources, hosts=()), hosts, node_store), [path for path in sys.path if path]),
             identity={**code_identity(package_files("pytest_aorta")), **identity},
             on_message=self._receive,
             on_death=self._lose,
@@ -171,12 +166,13 @@ def _append(folder: Path, name: str, data: bytes) -> None:
         file.write(data)
 
 
-def serve(argument: _Argument, channel: HostChannel) -> None:
+def serve(argument: tuple[_OfHost, Sequence[str]], channel: HostChannel) -> None:
     """On the host: run what is asked for, each on a thread, until the other side ends."""
-    sys.path += [path for path in argument.sys_path if path not in sys.path]
+    of_host, sys_path = argument
+    sys.path += [path for path in sys_path if path not in sys.path]
     number, _, _ = channel.receive() or (0, "", None)
     try:
-        host = TrialHost(argument.resources, argument.hosts, argument.node_store)
+        host = TrialHost(*of_host)
     except LaunchModeError as error:
         channel.send((number, "error", error))
         return

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -43,13 +43,6 @@ _SOCKETS, _PIPES = "pymp-*", "watchdog_timer_*"
 _LIMIT = 40
 
 
-@dataclass
-class _Root:
-    path: Path
-    used: UsedFolder
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-
 class TemporaryFolders:
     """The private TMPDIRs of the trials of this process. Thread-safe.
 
@@ -59,7 +52,8 @@ class TemporaryFolders:
 
     def __init__(self, launcher: int | None = None) -> None:
         self._launcher = launcher
-        self._roots: dict[str | None, _Root] = {}
+        #: Folders of this run, perhaps by a short name, by the TMPDIR that they replace; numbers of trials there.
+        self._roots: dict[str | None, tuple[Path, UsedFolder, Iterator[int]]] = {}
         self._uses: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -74,37 +68,31 @@ class TemporaryFolders:
             OSError: it cannot be made.
         """
         with self._lock:
-            root = self._roots.get(replaced)
-            if root is None:
+            if replaced not in self._roots:
                 base = Path(tempfile.gettempdir()).absolute()
                 if replaced is not None and os.path.isdir(replaced) and os.access(replaced, os.W_OK | os.X_OK):
                     base = Path(replaced).absolute()
                 for place in dict.fromkeys((base, SHORT)):  # there are links to the folders that are removed first
                     sweep_folders(place)
-                made = (
+                used = UsedFolder(
                     partial(make_own, base) if self._launcher is None else partial(_shared_folder, base, self._launcher)
                 )
-                used = UsedFolder(made)
                 path, short = used.path, SHORT / used.path.name
                 if len(os.fsencode(path)) > _LIMIT and short != path:
                     path = _link(short, path)
-                root = self._roots[replaced] = _Root(path, used)
+                self._roots[replaced] = path, used, itertools.count()
+            root, _, numbers = self._roots[replaced]
             if self._launcher is None:
-                name = str(next(root.numbers))
+                name = str(next(numbers))
             else:
                 self._uses[trial] = number = self._uses.get(trial, -1) + 1
                 name = hashlib.sha256(f"{trial}/{number}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
-        path = root.path / name
+        path = root / name
         try:
             path.mkdir(0o700)
         except FileExistsError:
             if self._launcher is None:  # else another rank was faster
                 raise
-        return path
-
-    def make_beside(self, tmp: Path) -> Path:
-        path = tmp.with_name(f"{tmp.name}.s")
-        path.mkdir(0o700, exist_ok=True)  # left of a trial whose process could not be ended
         return path
 
     def remove(self, path: Path, *, keep: bool) -> bool:
@@ -129,9 +117,9 @@ class TemporaryFolders:
     def close(self) -> None:
         """Remove what is left; the last one of several ranks does."""
         with self._lock:
-            for root in self._roots.values():
-                root.used.close()
-                remove_dangling(root.path)
+            for path, used, _ in self._roots.values():
+                used.close()
+                remove_dangling(path)
             self._roots.clear()
 
 
@@ -215,7 +203,10 @@ def make_place(
             files.mkdir()
     try:
         tmp = temporary.make(environ.get("TMPDIR"), str(files))
-        return TrialFolders(index, files, tmp, temporary.make_beside(tmp) if ranks else None, shared=shared)
+        sockets = tmp.with_name(f"{tmp.name}.s") if ranks else None
+        if sockets is not None:
+            sockets.mkdir(0o700, exist_ok=True)  # left of a trial whose process could not be ended
+        return TrialFolders(index, files, tmp, sockets, shared=shared)
     except OSError as error:  # a full disk: the trial may do without
         problem = f"no TMPDIR of its own: {error}" if rank == 0 else None
         return TrialFolders(index, files, None, problem=problem, shared=shared)
@@ -371,24 +362,24 @@ class SharedFolder:
                         if stat.S_ISREG(status.st_mode):
                             outputs.add((status.st_dev, status.st_ino))
         seen: Seen = {}
-        folders, count = [""], 0
-        for folder in folders:  # to which is added
-            with contextlib.suppress(OSError), os.scandir(os.path.join(self._folder, folder)) as entries:
-                listed = []
-                for entry in entries:
-                    if not entry.name.startswith(".") and entry.name not in _NO_FILES:
-                        listed.append(entry)
-                count += len(listed)
-                if len(listed) > _MOST_IN_FOLDER or count > _MOST:
-                    continue
-                seen[folder] = {}
-                for entry in listed:
-                    if entry.is_dir(follow_symlinks=False):
-                        if entry.path != self._results and not os.path.lexists(f"{entry.path}/{_OF_VENV}"):
-                            folders.append(os.path.join(folder, entry.name))
-                            seen[folder][f"{entry.name}/"] = (0, 0)
-                    elif entry.is_file() and (status := entry.stat()) and (status.st_dev, status.st_ino) not in outputs:
-                        seen[folder][entry.name] = (status.st_size, status.st_mtime_ns)
+        count = 0
+        for root, folders, names in os.walk(self._folder):
+            for listed in (folders, names):
+                listed[:] = [name for name in listed if not name.startswith(".") and name not in _NO_FILES]
+            count += len(folders) + len(names)
+            if len(folders) + len(names) > _MOST_IN_FOLDER or count > _MOST:
+                folders.clear()
+                continue
+            paths = {name: os.path.join(root, name) for name in (*folders, *names)}
+            folders[:] = [
+                it for it in folders if paths[it] != self._results and not os.path.lexists(f"{paths[it]}/{_OF_VENV}")
+            ]
+            found = seen[root[len(self._folder) + 1 :]] = {f"{name}/": (0, 0) for name in folders}
+            for name in names:
+                with contextlib.suppress(OSError):
+                    status = os.stat(paths[name])
+                    if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in outputs:
+                        found[name] = (status.st_size, status.st_mtime_ns)
         ended = time.monotonic()
         self._looks += 1
         self._next = ended + (_TIMES * (ended - began) if self._looks >= _FIRST else 0)
