@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pytest_aorta.cli.shared import counted, json_option, registry_option
+from pytest_aorta.cli.shared import counted, json_option, registry_option, warn_of
 from pytest_aorta.common.texts import one_line
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import matrix
@@ -18,7 +18,7 @@ from pytest_aorta.workflow.known import Workspace
 from pytest_aorta.workflow.project import Project, Scan
 from pytest_aorta.workflow.recipe import read_recipe
 from pytest_aorta.workspace.history import stamp
-from pytest_aorta.workspace.merge import Found, MergePlan, carry_out, is_trial_file, look, plan_merge
+from pytest_aorta.workspace.merge import Merge
 
 #: Conflicts that are shown, without ``--json``.
 _MOST_CONFLICTS = 20
@@ -53,31 +53,46 @@ def merge(
         if start in end.parents or end in start.parents:
             raise RequestError(f"{given} and the destination, {destination}, lie in each other")
     with _file_errors():
-        there = look(target) if target.is_dir() else Found(target)
-        plan = plan_merge([look(root) for root in roots], there, newer=newer)
-        if not dry_run and not plan.conflicts:
-            carry_out(plan, target, stamp())
-            for results in sorted(plan.results):
+        found = Merge(roots, target, newer=newer)
+        if not dry_run and not found.conflicts:
+            found.carry_out(stamp())
+            for results in sorted(found.results):
                 merged = [root / results for root in roots if (root / results).is_dir()]
                 matrix.write_merged_matrix(target / results, merged)
-    if not dry_run and not plan.conflicts:
+    if not dry_run and not found.conflicts:
         _update_index(target, sources, files)
+    others = len(found.additions) - found.records
     if as_json:
         plain = {
             "destination": str(target),
             "dry_run": dry_run,
-            "trials": plan.records,
-            "files": len(plan.additions) - plan.records,
-            "identical": plan.identical,
-            "older": plan.older,
-            "replaced": [str(path) for _, path in plan.replaced],
-            "left_out": [str(path) for path in plan.left_out],
-            "conflicts": [{name: str(path) for name, path in vars(each).items()} for each in plan.conflicts],
+            "trials": found.records,
+            "files": others,
+            "identical": found.identical,
+            "older": found.older,
+            "replaced": [str(path) for _, path in found.replaced],
+            "left_out": [str(path) for path in found.left_out],
+            "conflicts": [{name: str(path) for name, path in each._asdict().items()} for each in found.conflicts],
         }
         click.echo(json.dumps(plain, indent=1))
     else:
-        _echo_merge(plan, target, dry_run)
-    if plan.conflicts:
+        warn_of([f"left out, as it is of no finished trial: {path}" for path in found.left_out])
+        for each in found.conflicts[:_MOST_CONFLICTS]:
+            click.echo(f"conflict: {one_line(str(each.first))} and {one_line(str(each.second))} differ", err=True)
+        if (left := len(found.conflicts) - _MOST_CONFLICTS) > 0:
+            click.echo(f"and {left} more (--json)", err=True)
+        if found.conflicts:
+            of_records = any(each.is_of_records for each in found.conflicts)
+            hint = "; --newer takes the later one of two records" if of_records else ""
+            click.echo(f"{counted(len(found.conflicts), 'conflict')}: nothing was changed{hint}", err=True)
+        else:
+            words = "would be merged" if dry_run else "merged"
+            what = f"{counted(found.records, 'trial')} and {counted(others, 'other file')} {words}"
+            more = [f"{found.identical:,} there already"] if found.identical else []
+            more += [f"{len(found.replaced):,} replaced, the older ones are in the history"] if found.replaced else []
+            more += [f"{found.older:,} older left out"] if found.older else []
+            click.echo("; ".join([f"{what} into {one_line(str(target))}", *more]))
+    if found.conflicts:
         raise click.exceptions.Exit(1)
 
 
@@ -130,23 +145,3 @@ def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -
         return
     with _file_errors():
         project.workspace.record(search.found)
-
-
-def _echo_merge(plan: MergePlan, target: Path, dry_run: bool) -> None:
-    for path in plan.left_out:
-        click.echo(f"warning: left out, as it is of no finished trial: {one_line(str(path))}", err=True)
-    for each in plan.conflicts[:_MOST_CONFLICTS]:
-        click.echo(f"conflict: {one_line(str(each.first))} and {one_line(str(each.second))} differ", err=True)
-    if (left := len(plan.conflicts) - _MOST_CONFLICTS) > 0:
-        click.echo(f"and {left} more (--json)", err=True)
-    if plan.conflicts:
-        of_records = any(is_trial_file(each.path.name) for each in plan.conflicts)
-        hint = "; --newer takes the later one of two records" if of_records else ""
-        click.echo(f"{counted(len(plan.conflicts), 'conflict')}: nothing was changed{hint}", err=True)
-        return
-    parts = [counted(plan.records, "trial"), counted(len(plan.additions) - plan.records, "other file")]
-    more = [f"{plan.identical:,} there already"] if plan.identical else []
-    more += [f"{len(plan.replaced):,} replaced, the older ones are in the history"] if plan.replaced else []
-    more += [f"{plan.older:,} older left out"] if plan.older else []
-    words = "would be merged" if dry_run else "merged"
-    click.echo(f"{' and '.join(parts)} {words} into {one_line(str(target))}{''.join(f'; {each}' for each in more)}")

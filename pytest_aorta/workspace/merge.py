@@ -9,9 +9,10 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.workspace import history
@@ -19,42 +20,36 @@ from pytest_aorta.workspace.atomic import locked
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths
 
 #: End of the name of a copy that is being made.
-UNFINISHED = ".merging"
+_UNFINISHED = ".merging"
 
 _INDEX = ".aorta"
 _TRIAL = re.compile(r"(?P<stem>trial_\d+(?:\.repeat_\d+)?)\.json")
 _ARTIFACTS = re.compile(r"(?P<stem>trial_\d+(?:\.repeat_\d+)?)(?:\.(?:rank|node)_\d+)?")
 
 #: What is made anew of the merged trials.
-MATRIX_FILES = frozenset(("matrix.json", "matrix.md"))
+_MATRIX = ("matrix.json", "matrix.md")
 
 
-def is_trial_file(name: str) -> bool:
-    """Whether this is the name of the file of a trial, or of a repeat."""
-    return _TRIAL.fullmatch(name) is not None
+class Conflict(NamedTuple):
+    """Two files that should be one, and differ. ``path``: where both would be."""
 
+    path: PurePosixPath
+    first: Path
+    second: Path
 
-def is_same(one: Path, other: Path) -> bool:
-    first, second = os.lstat(one), os.lstat(other)
-    if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino):
-        return True
-    if stat.S_IFMT(first.st_mode) != stat.S_IFMT(second.st_mode):
-        return False
-    if stat.S_ISLNK(first.st_mode):
-        return os.readlink(one) == os.readlink(other)
-    return stat.S_ISREG(first.st_mode) and first.st_size == second.st_size and filecmp.cmp(one, other, shallow=False)
+    @property
+    def is_of_records(self) -> bool:
+        return _TRIAL.fullmatch(self.path.name) is not None
 
 
 @dataclass(frozen=True)
-class Record:
+class _Record:
     """A trial file.
 
     Attributes:
-        file: where it is.
         base: folder of its workload, or of a test's cell, relative to what is merged.
         cell: that it is of; ``None`` where its folder is for nothing else, as those of tests.
         is_flat: whether it lies in the folder of the workload, where files of one cell only may lie.
-        workload: that it is of.
         started_at: sortable.
         artifacts: files of the trial, relative to the folder of this one.
     """
@@ -65,7 +60,7 @@ class Record:
     is_flat: bool
     workload: str
     started_at: str
-    artifacts: tuple[PurePosixPath, ...]
+    artifacts: Sequence[PurePosixPath]
 
     @property
     def key(self) -> tuple[PurePosixPath, str | None, str]:
@@ -76,56 +71,41 @@ class Record:
         """The results directory, relative to what is merged."""
         return self.base.parent.parent if self.cell is None else self.base.parent
 
-    def target(self, nested: bool) -> PurePosixPath:
-        """Where it goes; ``nested``: to the folder of its cell."""
-        folder = self.base / identifier(self.cell) if nested and self.cell is not None else self.base
-        return folder / self.file.name
-
 
 @dataclass
-class Found:
-    """What a folder has.
+class _Found:
+    """What a folder has: trial files; all files but artifacts, and folders, relative to it.
 
-    Attributes:
-        records: trial files.
-        files: all others but artifacts, relative to the folder.
-        folders: likewise.
-        left_out: folders of artifacts without a trial file, and what is neither file, folder nor link.
+    ``left_out``: folders of artifacts without a trial file, and what is neither file, folder nor link.
     """
 
     root: Path
-    records: list[Record] = field(default_factory=list)
+    records: list[_Record] = field(default_factory=list)
     files: list[PurePosixPath] = field(default_factory=list)
     folders: list[PurePosixPath] = field(default_factory=list)
     left_out: list[Path] = field(default_factory=list)
 
 
-def look(root: Path) -> Found:
-    """Find all that is to be merged of a folder.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
-    found = Found(root)
-    for folder, below, folders, names in _walk(root):
+def _look(root: Path) -> _Found:
+    found = _Found(root)
+    for folder, below, folders, names in _walk(root) if root.is_dir() else ():
         found.folders.append(below)
-        in_history = HISTORY in below.parts
-        trials = {match["stem"] for name in names if (match := _TRIAL.fullmatch(name)) and not in_history}
         artifacts: dict[str, list[PurePosixPath]] = {}
-        for name in list(folders):
-            match = _ARTIFACTS.fullmatch(name) if below.parts and not in_history else None
-            if match is not None:
+        if HISTORY not in below.parts:
+            artifacts = {match["stem"]: [] for name in names if (match := _TRIAL.fullmatch(name))}
+            for name in list(folders) if below.parts else ():
+                if (match := _ARTIFACTS.fullmatch(name)) is None:
+                    continue
                 folders.remove(name)
-                if match["stem"] in trials:
-                    artifacts.setdefault(match["stem"], []).extend(_files_below(folder, name, found))
-                else:
+                if match["stem"] not in artifacts:
                     found.left_out.append(folder / name)
+                    continue
+                for inner, deeper, _, files in _walk(folder / name):
+                    kept = (each for each in files if _is_kept(inner / each, found))
+                    artifacts[match["stem"]] += [name / deeper / each for each in kept]
         for name in names:
-            stem = name.removesuffix(".json")
-            record = None
-            if stem in trials:
-                record = _record(folder / name, below, tuple(artifacts.get(stem, ())))
-            if record is not None:
+            own = artifacts.get(name.removesuffix(".json"))
+            if own is not None and (record := _read(folder / name, below, own)) is not None:
                 found.records.append(record)
             elif _is_kept(folder / name, found):
                 found.files.append(below / name)
@@ -144,182 +124,157 @@ def _walk(root: Path) -> Iterator[tuple[Path, PurePosixPath, list[str], list[str
         yield Path(name), PurePosixPath(Path(name).relative_to(root).as_posix()), folders, sorted([*files, *links])
 
 
-def _files_below(folder: Path, name: str, found: Found) -> Iterator[PurePosixPath]:
-    for _, below, _, names in _walk(folder / name):
-        yield from (name / below / each for each in names if _is_kept(folder / name / below / each, found))
-
-
-def _is_kept(path: Path, found: Found) -> bool:
-    if path.name.startswith(".") and path.name.endswith((".tmp", UNFINISHED)):  # of a killed writer
+def _is_kept(path: Path, found: _Found) -> bool:
+    if path.name.startswith(".") and path.name.endswith((".tmp", _UNFINISHED)):  # of a killed writer
         return False
-    if not (path.is_symlink() or path.is_file()):
-        found.left_out.append(path)
-        return False
-    return True
+    is_file = path.is_symlink() or path.is_file()
+    found.left_out += [] if is_file else [path]
+    return is_file
 
 
-def _record(file: Path, below: PurePosixPath, artifacts: tuple[PurePosixPath, ...]) -> Record | None:
+def _read(file: Path, below: PurePosixPath, artifacts: Sequence[PurePosixPath]) -> _Record | None:
     try:
         content = json.loads(file.read_bytes())
-        workload, cell = content["workload"], content["cell"]
-        started = str(content.get("started_at", ""))
+        workload, cell, started = content["workload"], content["cell"], str(content.get("started_at", ""))
+        is_nested = below.name == identifier(cell) and below.parent.name == identifier(workload)
+        is_flat = not is_nested and below.name == identifier(workload)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    if not isinstance(workload, str) or not isinstance(cell, str):
-        return None
-    if below.name == identifier(cell) and below.parent.name == identifier(workload):
-        return Record(file, below.parent, cell, False, workload, started, artifacts)
-    if below.name == identifier(workload):
-        return Record(file, below, cell, True, workload, started, artifacts)
-    return Record(file, below, None, False, workload, started, artifacts)
+    base = below.parent if is_nested else below
+    return _Record(file, base, cell if is_nested or is_flat else None, is_flat, workload, started, artifacts)
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """Two files that should be one, and differ. ``path``: where both would be."""
-
-    path: PurePosixPath
-    first: Path
-    second: Path
-
-
-@dataclass(frozen=True)
-class Addition:
-    source: Path
-    target: PurePosixPath
-    is_record: bool
-    may_link: bool
+def _is_same(one: Path, other: Path) -> bool:
+    first, second = os.lstat(one), os.lstat(other)
+    if os.path.samestat(first, second):
+        return True
+    if stat.S_IFMT(first.st_mode) != stat.S_IFMT(second.st_mode):
+        return False
+    if stat.S_ISLNK(first.st_mode):
+        return os.readlink(one) == os.readlink(other)
+    return stat.S_ISREG(first.st_mode) and filecmp.cmp(one, other, shallow=False)
 
 
-@dataclass
-class MergePlan:
-    """What a merge does.
-
-    Attributes:
-        additions: files, each record after its artifacts.
-        folders: that are to exist.
-        conflicts: files that differ.
-        identical: how many records are there already, or in several sources.
-        replaced: records of the destination that are older than those that come, with their results directories.
-        older: records of sources that are older than others, and stay where they are.
-        to_nest: folders of workloads, with these, whose files of the destination move to folders of their cells.
-        results: results directories that the sources have records of.
-        left_out: see ``Found``.
-    """
-
-    additions: list[Addition] = field(default_factory=list)
-    folders: set[PurePosixPath] = field(default_factory=set)
-    conflicts: list[Conflict] = field(default_factory=list)
-    identical: int = 0
-    replaced: list[tuple[PurePosixPath, PurePosixPath]] = field(default_factory=list)
-    older: int = 0
-    to_nest: dict[PurePosixPath, str] = field(default_factory=dict)
-    results: set[PurePosixPath] = field(default_factory=set)
-    left_out: list[Path] = field(default_factory=list)
-
-    @property
-    def records(self) -> int:
-        return sum(each.is_record for each in self.additions)
-
-
-def plan_merge(sources: Iterable[Found], destination: Found, *, newer: bool = False) -> MergePlan:
+class Merge:
     """What has to be done to have all of the sources in the destination.
 
     Of identical files, the first is taken. ``newer``: of two records of one trial, take the one that was started later;
     else they are a conflict.
-    """
-    sources = list(sources)
-    nested = _nested([*sources, destination])
-    plan = MergePlan(left_out=[path for found in sources for path in found.left_out])
-    here = {record.key: record for record in destination.records}
-    chosen = dict(here)
-    for record in (record for found in sources for record in found.records):
-        plan.results.add(record.results)
-        other, target = chosen.setdefault(record.key, record), record.target(nested[record.base])
-        if other is record:
-            continue
-        is_here, is_later = other is here.get(record.key), record.started_at > other.started_at
-        if is_same(record.file, other.file):
-            plan.identical += 1
-            if is_here:  # it may have got more artifacts since
-                _add_artifacts(plan, record, target, destination)
-        elif not newer:
-            plan.conflicts.append(Conflict(target, other.file, record.file))
-        else:
-            plan.older += not (is_here and is_later)
-            chosen[record.key] = record if is_later else other
-    for key, record in chosen.items():
-        target, old = record.target(nested[record.base]), here.get(key)
-        if old is not None and old.is_flat and nested[record.base]:
-            plan.to_nest[record.base] = record.workload
-        if record is old:
-            continue
-        if old is not None:
-            plan.replaced.append((record.results, target))
-        _add_artifacts(plan, record, target, destination if old is None else None)
-        plan.additions.append(Addition(record.file, target, is_record=True, may_link=True))
-    _add_files(plan, sources, destination)
-    return plan
 
-
-def _nested(folders: Iterable[Found]) -> dict[PurePosixPath, bool]:
-    cells: dict[PurePosixPath, set[str | None]] = {}
-    nested: dict[PurePosixPath, bool] = {}
-    for found in folders:
-        for record in found.records:
-            cells.setdefault(record.base, set()).add(record.cell)
-            nested[record.base] = nested.get(record.base, False) or not record.is_flat
-    return {base: nested[base] or len(cells[base]) > 1 for base in cells}
-
-
-def _add_artifacts(plan: MergePlan, record: Record, target: PurePosixPath, destination: Found | None) -> None:
-    for name in record.artifacts:
-        _add(plan, record.file.parent / name, target.parent / name, destination, may_link=True)
-
-
-def _add(plan: MergePlan, source: Path, target: PurePosixPath, destination: Found | None, *, may_link: bool) -> None:
-    there = None if destination is None else destination.root / target
-    if there is None or not os.path.lexists(there):
-        plan.additions.append(Addition(source, target, is_record=False, may_link=may_link))
-    elif not is_same(source, there):
-        plan.conflicts.append(Conflict(target, there, source))
-
-
-def _add_files(plan: MergePlan, sources: Iterable[Found], destination: Found) -> None:
-    taken: dict[PurePosixPath, Path] = {}
-    for found in sources:
-        results = {record.results for record in found.records}
-        plan.folders.update(found.folders)
-        for path in found.files:
-            is_listing = path.name.startswith("packages-") and path.suffix == ".json"
-            if path.name in MATRIX_FILES and path.parent in results and HISTORY not in path.parts:
-                continue
-            first = taken.setdefault(path, found.root / path)
-            if first != found.root / path:
-                if not is_listing and not is_same(first, found.root / path):
-                    plan.conflicts.append(Conflict(path, first, found.root / path))
-            elif not (is_listing and os.path.lexists(destination.root / path)):  # its name says what is in it
-                _add(plan, first, path, destination, may_link=is_listing or HISTORY in path.parts)
-
-
-def carry_out(plan: MergePlan, root: Path, run: str) -> None:
-    """Do what was planned, without conflicts, at ``root``. What is killed on the way can be done again.
-
-    ``run``: name in the history, for what is replaced.
+    Attributes:
+        additions: files with their targets, each record after its artifacts, and whether a link will do.
+        records: how many of them are trial files.
+        conflicts: files that differ.
+        identical: how many records are there already, or in several sources.
+        replaced: records of the destination that are older than those that come, with their results directories.
+        older: how many records of sources are older than others, and stay where they are.
+        results: results directories that the sources have records of.
+        left_out: files and folders of sources that are of no finished trial.
 
     Raises:
-        OSError: the destination cannot be written, or something else has been written there meanwhile.
+        OSError: a folder cannot be read.
     """
-    for folder in sorted(plan.folders):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-    for base, workload in plan.to_nest.items():
-        with locked(root / base.parent):
-            history.sort_into_cells(root / base.parent, workload, None, run)
-    for results, path in plan.replaced:
-        with locked(root / results):
-            history.retire(root / results, TrialPaths(path.relative_to(results)), run)
-    for addition in plan.additions:
-        _place(addition.source, root / addition.target, may_link=addition.may_link)
+
+    def __init__(self, sources: Sequence[Path], destination: Path, *, newer: bool = False) -> None:
+        self.root = destination
+        self.additions: list[tuple[Path, PurePosixPath, bool]] = []
+        self.conflicts: list[Conflict] = []
+        self.replaced: list[tuple[PurePosixPath, PurePosixPath]] = []
+        self.results: set[PurePosixPath] = set()
+        self.identical = self.older = self.records = 0
+        #: Folders of workloads, with these, whose files of the destination move to folders of their cells.
+        self._to_nest: dict[PurePosixPath, str] = {}
+        found, there = [_look(source) for source in sources], _look(destination)
+        self.left_out = [path for each in found for path in each.left_out]
+        self._folders = {folder for each in found for folder in each.folders}
+        cells: dict[PurePosixPath, set[tuple[str | None, bool]]] = {}
+        for record in (record for each in (*found, there) for record in each.records):
+            cells.setdefault(record.base, set()).add((record.cell, record.is_flat))
+        #: Folders of workloads that have one for each cell, as those with several cells.
+        self._nested = {base for base, of in cells.items() if len(of) > 1 or not all(flat for _, flat in of)}
+        self._plan_records([record for each in found for record in each.records], there, newer)
+        self._plan_files(found)
+
+    def _target(self, record: _Record) -> PurePosixPath:
+        is_nested = record.base in self._nested and record.cell is not None
+        return (record.base / identifier(record.cell or "") if is_nested else record.base) / record.file.name
+
+    def _plan_records(self, records: Sequence[_Record], destination: _Found, newer: bool) -> None:
+        here = {record.key: record for record in destination.records}
+        chosen = dict(here)
+        for record in records:
+            self.results.add(record.results)
+            other = chosen.setdefault(record.key, record)
+            if other is record:
+                continue
+            is_here, is_later = other is here.get(record.key), record.started_at > other.started_at
+            if _is_same(record.file, other.file):
+                self.identical += 1
+                if is_here:  # it may have got more artifacts since
+                    self._add_artifacts(record)
+            elif not newer:
+                self.conflicts.append(Conflict(self._target(record), other.file, record.file))
+            else:
+                self.older += not (is_here and is_later)
+                chosen[record.key] = record if is_later else other
+        for key, record in chosen.items():
+            target, old = self._target(record), here.get(key)
+            if old is not None and old.is_flat and record.base in self._nested:
+                self._to_nest[record.base] = record.workload
+            if record is old:
+                continue
+            if old is not None:
+                self.replaced.append((record.results, target))
+            self._add_artifacts(record, is_free=old is not None)
+            self.additions.append((record.file, target, True))
+            self.records += 1
+
+    def _add_artifacts(self, record: _Record, *, is_free: bool = False) -> None:
+        for name in record.artifacts:
+            self._add(record.file.parent / name, self._target(record).parent / name, may_link=True, is_free=is_free)
+
+    def _add(self, source: Path, target: PurePosixPath, *, may_link: bool, is_free: bool = False) -> None:
+        """``is_free``: what is at the target now will have been moved away."""
+        there = self.root / target
+        if is_free or not os.path.lexists(there):
+            self.additions.append((source, target, may_link))
+        elif not _is_same(source, there):
+            self.conflicts.append(Conflict(target, there, source))
+
+    def _plan_files(self, sources: Sequence[_Found]) -> None:
+        taken: dict[PurePosixPath, Path] = {}
+        for found in sources:
+            results = {record.results for record in found.records}
+            for path in found.files:
+                in_history = HISTORY in path.parts
+                is_listing = path.name.startswith("packages-") and path.suffix == ".json"  # its name says what is in it
+                if path.name in _MATRIX and path.parent in results and not in_history:
+                    continue
+                source = found.root / path
+                first = taken.setdefault(path, source)
+                if first == source and not (is_listing and os.path.lexists(self.root / path)):
+                    self._add(first, path, may_link=is_listing or in_history)
+                elif first != source and not is_listing and not _is_same(first, source):
+                    self.conflicts.append(Conflict(path, first, source))
+
+    def carry_out(self, run: str) -> None:
+        """Do it, where there are no conflicts. What is killed on the way can be done again.
+
+        ``run``: name in the history, for what is replaced.
+
+        Raises:
+            OSError: the destination cannot be written, or something else has been written there meanwhile.
+        """
+        for folder in sorted(self._folders):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        for base, workload in self._to_nest.items():
+            with locked(self.root / base.parent):
+                history.sort_into_cells(self.root / base.parent, workload, None, run)
+        for results, path in self.replaced:
+            with locked(self.root / results):
+                history.retire(self.root / results, TrialPaths(path.relative_to(results)), run)
+        for source, target, may_link in self.additions:
+            _place(source, self.root / target, may_link=may_link)
 
 
 def _place(source: Path, target: Path, *, may_link: bool) -> None:
@@ -334,7 +289,7 @@ def _place(source: Path, target: Path, *, may_link: bool) -> None:
     if os.path.lexists(target):
         raise FileExistsError(17, "another process has written it meanwhile", str(target))
     # A name that the same merge, when it is repeated, takes again.
-    temporary = target.with_name(f".{target.name[:50]}{UNFINISHED}")
+    temporary = target.with_name(f".{target.name[:50]}{_UNFINISHED}")
     shutil.copy2(source, temporary)
     with temporary.open("rb") as file:
         os.fsync(file)
