@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, get_args
+from typing import Any, Final, Literal, get_args
 
 from pytest_aorta.settings import OPTION, RequestError
 
@@ -327,53 +327,43 @@ def variable_from(text: str) -> Mitigation | None:
 
 
 def environment_from(
-    payload: object, *, name: str, source_package: str, where: str, base: Path | None = None
+    payload: object, *, name: str, source_package: str, where: str, base: Path = Path()
 ) -> Environment:
     """Of fields; a relative ``venv`` is one in ``base``."""
     if not isinstance(payload, Mapping):
         raise RegistryError(f"{where}: must be a mapping of fields, not {_kind(payload)}")
-    for key in payload:
+    found: dict[str, Any] = {}
+    for key, value in payload.items():
+        place = f"{where}.{key}"
         if key not in ENVIRONMENT_FIELDS:
             raise RegistryError(f"{where}: unknown field {key!r}; valid fields: {', '.join(ENVIRONMENT_FIELDS)}")
-    venv = _text(payload.get("venv"), f"{where}.venv")
-    if venv is not None:
-        venv = os.path.expanduser(venv)
-        if base is not None:
-            venv = str(base / venv)
-    docker = _text(payload.get("docker"), f"{where}.docker")
-    enter = _engine(payload.get("enter"), f"{where}.enter")
-    engine_options = _words(payload.get("engine_options"), f"{where}.engine_options")
-    if enter and docker is None:
+        if key == "env":
+            found[key] = _variables(value, place)
+        elif value is None:
+            continue
+        elif key == "enter":
+            if not isinstance(value, bool) and value not in ENGINES:
+                shown = repr(value) if isinstance(value, str) else _kind(value)
+                raise RegistryError(f"{place}: must be true, false or one of {', '.join(ENGINES)}, not {shown}")
+            found[key] = value
+        elif key in ("launcher", "engine_options"):
+            found[key] = _words(value, place)
+        elif not isinstance(value, str):
+            raise RegistryError(f"{place}: must be a string, not {_kind(value)}")
+        elif not value.strip() or not _fits_environ(value):
+            raise RegistryError(f"{place}: {value!r} is empty or holds a character that no command line can hold")
+        else:
+            found[key] = str(base / os.path.expanduser(value)) if key == "venv" else value
+    if found.get("enter") and "docker" not in found:
         raise RegistryError(f"{where}.enter: there is nothing to enter; name an image in the field 'docker'")
-    if engine_options and not enter:
+    if found.get("engine_options") and not found.get("enter"):
         raise RegistryError(f'{where}.engine_options: no engine is started; add "enter": true')
-    return Environment(
-        name,
-        docker=docker,
-        venv=venv,
-        rocm=_text(payload.get("rocm"), f"{where}.rocm"),
-        launcher=_words(payload.get("launcher"), f"{where}.launcher"),
-        env=_variables(payload.get("env", {}), f"{where}.env"),
-        enter=enter,
-        engine_options=engine_options,
-        source_package=source_package,
-    )
-
-
-def _engine(value: object, where: str) -> bool | Engine:
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    for engine in ENGINES:
-        if value == engine:
-            return engine
-    shown = repr(value) if isinstance(value, str) else _kind(value)
-    raise RegistryError(f"{where}: must be true, false or one of {', '.join(ENGINES)}, not {shown}")
+    return Environment(name, source_package=source_package, **found)
 
 
 def _variables(payload: object, where: str) -> dict[str, str]:
     if not isinstance(payload, Mapping):
         raise RegistryError(f"{where}: must be a mapping of environment variables, not {_kind(payload)}")
-    variables: dict[str, str] = {}
     for key, value in payload.items():
         if not isinstance(key, str):
             raise RegistryError(f"{where}: the name of a variable must be a string, not {_kind(key)}")
@@ -388,23 +378,10 @@ def _variables(payload: object, where: str) -> dict[str, str]:
             raise RegistryError(f"{where}.{key}: the value must be a string, not {_kind(value)}")
         if not _fits_environ(value):
             raise RegistryError(f"{where}.{key}: the value holds a character that no environment variable can hold")
-        variables[key] = value
-    return variables
-
-
-def _text(value: object, where: str) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise RegistryError(f"{where}: must be a string, not {_kind(value)}")
-    if not value.strip() or not _fits_environ(value):
-        raise RegistryError(f"{where}: {value!r} is empty or holds a character that no command line can hold")
-    return value
+    return dict(payload)
 
 
 def _words(value: object, where: str) -> tuple[str, ...]:
-    if value is None:
-        return ()
     if isinstance(value, str):
         try:
             words = shlex.split(value)
@@ -427,46 +404,31 @@ def _fits_environ(value: str) -> bool:
 
 
 def _kind(value: object) -> str:
-    if value is None:
-        return "null"
     if isinstance(value, (list, tuple)) and not all(isinstance(item, str) for item in value):
         return f"a {type(value).__name__} with something else in it"
-    return f"{type(value).__name__}"
+    return "null" if value is None else type(value).__name__
 
 
 # Registry files in JSON, for mitigations and environments that no package brings.
 #
 # ``{"version": 1, "mitigations": {name: {VARIABLE: value}}, "environments": {name: {field: value}}}``
 
-VERSION: Final = 1
+_VERSION: Final = 1
 
-_KEYS: Final = ("version", "mitigations", "environments")
-
-
-def _read_sidecars(paths: Sequence[Path]) -> list[tuple[Path, Mitigation | Environment]]:
-    by_name: dict[str, Path] = {}
-    for path in map(Path, paths):
-        if path.name in by_name:
-            raise RegistryCollisionError(
-                f"two registry files are called {path.name!r}: {by_name[path.name]} and {path}; "
-                "results name a file without its folder, so the names must differ"
-            )
-        by_name[path.name] = path
-    return [(path, each) for path in by_name.values() for each in _read_sidecar(path)]
+_SECTIONS: Final = ("mitigations", "environments")
 
 
 def _read_sidecar(path: Path) -> Iterator[Mitigation | Environment]:
     content = _parse(path)
     for key in content:
-        if key not in _KEYS:
-            raise RegistryError(f"{path}: unknown key {key!r}; valid keys: {', '.join(_KEYS)}")
-    if "version" not in content:
-        raise RegistryError(f"{path}: the key 'version' is missing; this release reads \"version\": {VERSION}")
-    version = content["version"]
-    if type(version) is not int or version != VERSION:  # not isinstance: true is an int in Python
-        raise RegistryError(f'{path}: version {version!r} is not known; this release reads "version": {VERSION}')
+        if key not in ("version", *_SECTIONS):
+            raise RegistryError(f"{path}: unknown key {key!r}; valid keys: version, {', '.join(_SECTIONS)}")
+    version = content.get("version")
+    if type(version) is not int or version != _VERSION:  # not isinstance: true is an int in Python
+        wrong = f"version {version!r} is not known" if "version" in content else "the key 'version' is missing"
+        raise RegistryError(f'{path}: {wrong}; this release reads "version": {_VERSION}')
     source = f"sidecar:{path.name}"  # without its folder, which differs between hosts
-    for key in ("mitigations", "environments"):
+    for key in _SECTIONS:
         section = content.get(key, {})
         if not isinstance(section, dict):
             raise RegistryError(f"{path}: {key}: must be an object of names, not {type(section).__name__}")
@@ -480,22 +442,19 @@ def _read_sidecar(path: Path) -> Iterator[Mitigation | Environment]:
 
 
 def _parse(path: Path) -> dict[str, object]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RegistryError(f"cannot read the registry file {path}: {error.strerror or error}") from error
-
     def refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
         # The json module lets the last one win, which here would drop a mitigation without a word.
-        unique: dict[str, object] = {}
-        for key, value in pairs:
-            if key in unique:
-                raise RegistryCollisionError(f"{path}: the key {key!r} is there twice in one object")
-            unique[key] = value
+        unique = dict(pairs)
+        if len(unique) < len(pairs):
+            twice = next(key for key, _ in pairs if [other for other, _ in pairs].count(key) > 1)
+            raise RegistryCollisionError(f"{path}: the key {twice!r} is there twice in one object")
         return unique
 
     try:
+        data = path.read_bytes()
         content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_duplicates)
+    except OSError as error:
+        raise RegistryError(f"cannot read the registry file {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RegistryError(f"{path}:{line}: not UTF-8: {error.reason}") from None
@@ -532,6 +491,7 @@ class _Offer:
     load: Callable[[], Any]
     #: Whether to load it imports nothing.
     is_read: bool = True
+    problem: RegistryError | None = None
 
 
 class Registry:
@@ -562,7 +522,7 @@ class Registry:
             if error is not None and not tolerant:
                 raise error
             if error is not None:
-                own[offer.name] = replace(other, load=partial(_raise, error))
+                own[offer.name] = replace(other, problem=error)
 
     @classmethod
     def load(cls, sidecars: Sequence[Path] = (), *, tolerant: bool = False) -> Registry:
@@ -572,9 +532,20 @@ class Registry:
             RegistryCollisionError: a name with two sources, or two sidecars of one name.
             RegistryError: a name that cannot be used, or a sidecar that cannot be read.
         """
-        found = [*_built_in(), *_of_plugins()]
-        for path, value in _read_sidecars(sidecars):
-            found += _of([value], f"the registry file {path}")
+        source = f"{BUILTIN_SOURCE} (built in)"
+        found = [*_of([*BUILTIN_MITIGATIONS, *BUILTIN_ENVIRONMENTS], source)]
+        for name, target in BUILTIN_COLLECTORS.items():
+            found.append(_Offer("collectors", name, source, BUILTIN_SOURCE, partial(str, target)))
+        found += _of_plugins()
+        by_name: dict[str, Path] = {}
+        for path in map(Path, sidecars):
+            if path.name in by_name:
+                raise RegistryCollisionError(
+                    f"two registry files are called {path.name!r}: {by_name[path.name]} and {path}; "
+                    "results name a file without its folder, so the names must differ"
+                )
+            by_name[path.name] = path
+            found += _of(_read_sidecar(path), f"the registry file {path}")
         return cls(found, tolerant=tolerant)
 
     def adding(self, values: Iterable[Mitigation | Environment], source: str) -> Registry:
@@ -643,17 +614,9 @@ class Registry:
         raise _UNKNOWN[kind](message)
 
 
-def get_mitigation(name: str, sidecars: Sequence[Path] = ()) -> Mitigation:
-    """The mitigation of a registry with these files."""
-    return Registry.load(sidecars).mitigation(name)
-
-
-def get_environment(name: str, sidecars: Sequence[Path] = ()) -> Environment:
-    """The environment of a registry with these files."""
-    return Registry.load(sidecars).environment(name)
-
-
 def _load(offer: _Offer) -> Any:
+    if offer.problem is not None:
+        raise offer.problem
     try:
         return offer.load()
     except RegistryError:
@@ -686,17 +649,6 @@ def _unusable(offer: _Offer) -> RegistryError | None:
     else:
         return None
     return RegistryError(f"the {offer.kind[:-1]} name {name!r} from {offer.source} cannot be used: {reason}")
-
-
-def _raise(error: RegistryError) -> NoReturn:
-    raise error
-
-
-def _built_in() -> Iterator[_Offer]:
-    source = f"{BUILTIN_SOURCE} (built in)"
-    yield from _of([*BUILTIN_MITIGATIONS, *BUILTIN_ENVIRONMENTS], source)
-    for name, target in BUILTIN_COLLECTORS.items():
-        yield _Offer("collectors", name, source, BUILTIN_SOURCE, lambda target=target: target)  # type: ignore[misc]
 
 
 def _of(values: Iterable[Mitigation | Environment], source: str) -> Iterator[_Offer]:

@@ -203,12 +203,12 @@ _NAME_LIMIT = 120
 _DIGEST = 8
 
 
-@lru_cache(maxsize=4096)  # those of a plan are asked for again and again
 def counted(number: int, what: str) -> str:
     """``1 trial``, ``2 trials``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+@lru_cache(maxsize=4096)  # those of a plan are asked for again and again
 def identifier(name: str) -> str:
     """``name`` itself where it is short ASCII without separators, else a readable form of it with a digest.
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_aorta.registry import BUILTIN_MITIGATIONS, Registry, get_mitigation, mitigation_from
+from pytest_aorta.registry import BUILTIN_MITIGATIONS, Registry, mitigation_from
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 GLIBC = platform.libc_ver()[0] == "glibc"
@@ -22,7 +22,7 @@ def seen_by_a_process_with(mitigation: str, code: str, **ambient: str) -> str:
     environ = {variable: value for variable, value in os.environ.items() if variable not in controlled}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**environ, **ambient, **get_mitigation(mitigation).env},
+        env={**environ, **ambient, **Registry.load().mitigation(mitigation).env},
         capture_output=True,
         text=True,
         check=True,
@@ -57,7 +57,7 @@ def test_omp_1_makes_torch_single_threaded_whatever_the_host_exports() -> None:
     code = "import torch; print(torch.get_num_threads())"
 
     assert seen_by_a_process_with("omp_1", code, OMP_NUM_THREADS="2", MKL_NUM_THREADS="2") == "1\n"
-    assert get_mitigation("omp_1").env["OMP_NUM_THREADS"] == "1"
+    assert Registry.load().mitigation("omp_1").env["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from pytest_aorta.registry import (
     UnknownEnvironmentError,
     UnknownMitigationError,
     UnknownWorkloadError,
-    get_mitigation,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def test_a_builtin_mitigation_is_found_by_name() -> None:
-    mitigation = get_mitigation("xnack")
+    mitigation = Registry.load().mitigation("xnack")
 
     assert mitigation == Mitigation("xnack", {"HSA_XNACK": "1"}, "pytest-aorta")
 
@@ -74,7 +73,7 @@ def test_an_unknown_name_is_answered_with_what_exists() -> None:
 @pytest.mark.parametrize("typo", ["tf32-off", "tf32of", "TF32_OFF"])
 def test_a_typo_gets_a_suggestion(typo: str) -> None:
     with pytest.raises(UnknownMitigationError, match=r"did you mean 'tf32_off'\?"):
-        get_mitigation(typo)
+        Registry.load().mitigation(typo)
 
 
 def test_a_collector_of_a_plugin_is_a_valid_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

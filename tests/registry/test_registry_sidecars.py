@@ -12,8 +12,6 @@ from pytest_aorta.registry import (
     Registry,
     RegistryCollisionError,
     RegistryError,
-    get_environment,
-    get_mitigation,
 )
 
 
@@ -31,8 +29,8 @@ def test_a_sidecar_adds_mitigations_and_environments(tmp_path: Path) -> None:
         environments={"lab-image": {"docker": "lab/image:1", "launcher": ["numactl", "-N", "0"], "env": {"A": "1"}}},
     )
 
-    mitigation = get_mitigation("lab", [path])
-    environment = get_environment("lab-image", [path])
+    mitigation = Registry.load([path]).mitigation("lab")
+    environment = Registry.load([path]).environment("lab-image")
 
     assert mitigation.env == {"LAB_MODE": "1", "LAB_EMPTY": ""}
     assert mitigation.source_package == "sidecar:lab.json"
@@ -48,7 +46,7 @@ def test_a_relative_venv_is_relative_to_the_file_and_not_to_the_working_director
     write(tmp_path / "conf" / "lab.json", version=1, environments={"x": {"venv": "venvs/x"}})
     monkeypatch.chdir(tmp_path)
 
-    environment = get_environment("x", [Path("conf/lab.json")])
+    environment = Registry.load([Path("conf/lab.json")]).environment("x")
 
     assert environment.venv == str(tmp_path / "conf" / "venvs" / "x")
     assert environment.kind == "venv"
@@ -157,7 +155,7 @@ def test_an_environment_may_ask_to_be_entered(tmp_path: Path) -> None:
     }
     path = write(tmp_path / "lab.json", version=1, environments=environments)
 
-    first, chosen, label = (get_environment(name, [path]) for name in environments)
+    first, chosen, label = (Registry.load([path]).environment(name) for name in environments)
 
     assert (first.enter, first.engine_options) == (True, ())
     assert (chosen.enter, chosen.engine_options) == ("podman", ("--shm-size=8g", "-v", "/a b:/a b"))
