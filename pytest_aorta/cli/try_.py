@@ -14,18 +14,17 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import psutil
 
-from pytest_aorta.common.texts import counted, first_names, one_line, read_tail
+from pytest_aorta.common.texts import counted, duration_text, first_names, one_line, read_tail
 from pytest_aorta.registry import BUILTIN_MITIGATIONS
 from pytest_aorta.runtime.resources.devices import find_devices
-from pytest_aorta.settings import RequestError, seconds, shown_command
+from pytest_aorta.settings import Reader, RequestError, seconds, shown_command
 from pytest_aorta.triage.columns import below
 from pytest_aorta.triage.rates import rate_below, smallest_fault, wilson
 from pytest_aorta.triage.reading import RecordedTrial, Results
@@ -60,21 +59,28 @@ _TIME, _ROUNDS = 240.0, 10
 #: Physical cores for each trial, where several run at a time.
 _CORES = 4
 
+#: What scripts import, and of that what brings torch, and other code in C that computes.
+_IMPORTS = re.compile(r"^\s*(?:import|from)\s.+", re.MULTILINE)
+_TORCH = {"torch", "transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "torchvision"}
+_NATIVE = {"numpy", "scipy", "pandas", "jax", "tensorflow", "cupy", "ctypes", "cffi"}
+
+_OF_TORCHRUN = ("torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
+
+#: How a command fails, by what was seen.
+_VERBS = {"hang": "hangs", "crash": "crashes", "nan": "says NaN", "oom": "runs out of memory", "wrong": "fails"}
+
 
 class _Candidate(NamedTuple):
-    """A mitigation of ``registry``, what the program must have, and of what one thing must have been seen.
-
-    ``parts`` are of cpu (it uses no GPU), gpu, nvidia, amd, torch, native (code in C) and ranks; ``signs`` of nan,
-    crash, hang, oom and wrong (any other failure), none for anything. ``why`` is for the user.
-    """
-
     name: str
     parts: str
     signs: str
     why: str
 
 
-#: Those to try first come first. ``registry`` says what reads each.
+#: Those to try first come first, with what the program must have and what one thing must have been seen.
+#:
+#: ``parts`` are of cpu (it uses no GPU), gpu, nvidia, amd, torch, native (code in C) and ranks; ``signs`` of nan,
+#: crash, hang, oom and wrong (any other failure), none for anything. ``registry`` says what reads each.
 _CANDIDATES_OF = (
     _Candidate("omp_1", "cpu", "", "one thread: no races between threads, and sums in one order"),
     _Candidate("hip_launch_blocking", "amd", "nan crash wrong", "no kernel runs beside another one"),
@@ -141,7 +147,7 @@ def _ended(pytest: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
         pytest.wait()
 
 
-def _checked(name: str, reader: Callable[[str], Any], text: str) -> Any:
+def _checked(name: str, reader: Reader, text: str) -> Any:
     try:
         return reader(text)
     except ValueError as error:
@@ -152,31 +158,24 @@ class _Look:
     """Runs of a command, by pytest: one as it is, then more of them with what the first one has shown.
 
     Attributes:
-        trials: those that say something about it.
-        lost: those that have not come to their work.
+        trials, bad, lost: those that say something about it, of these those that have failed, or passed in spite of a
+            NaN that they have printed; and those that have not come to their work.
+        signs, parts: as of ``_CANDIDATES_OF``; ``parts`` once all runs have ended.
         options: with which all but the first are run.
         timeout: that of the user, in seconds.
     """
 
     def __init__(self, command: str, folder: Path, looking: float, timeout: float | None) -> None:
-        self.command, self.timeout = command, timeout
+        self.command, self.timeout, self.launcher = command, timeout, launcher_in(command)
         self.options: dict[str, str] = {}
+        self.trials: list[RecordedTrial] = []
+        self.bad: list[RecordedTrial] = []
+        self.lost: list[RecordedTrial] = []
+        self.signs: set[str] = set()
+        self.parts: set[str] = set()
         self._folder, self._looking, self._began = folder, looking, time.monotonic()
-        self._ended: list[RecordedTrial] = []
         self._is_over = self._is_idle = False
         self._said = ""
-
-    @property
-    def trials(self) -> list[RecordedTrial]:
-        return [trial for trial in self._ended if trial.facts.is_counted]
-
-    @property
-    def lost(self) -> list[RecordedTrial]:
-        return [trial for trial in self._ended if not trial.facts.is_counted]
-
-    @property
-    def bad(self) -> list[RecordedTrial]:
-        return [trial for trial in self.trials if _is_bad(trial)]
 
     def run(self) -> None:
         self._pytest("first", {"timeout": f"{self.timeout:g}"} if self.timeout else {}, most=1)
@@ -185,9 +184,27 @@ class _Look:
             self._pytest("more", self.options, most=_MOST)
             self.options |= {**self._guessed(), **self.options}
         self._show("")
+        for trial in self.bad:
+            said = {"nan", "oom"}.intersection(trial.facts.detected)
+            crashed = (trial.record.get("failure") or {}).get("signal")
+            is_hang = trial.facts.outcome == "timeout"
+            self.signs |= {"hang"} if is_hang else {"crash"} if crashed else said or {"wrong"}
+        records = [trial.record for trial in self.trials]
+        if self.launcher or any(record.get("ranks") for record in records):
+            self.parts.add("ranks")
+        scripts = [file for file in files_in(words_of(self.command)) if file.endswith(".py")]
+        imports = (line for file in scripts for line in _IMPORTS.findall(Path(file).read_text(errors="replace")))
+        imported = set(re.findall(r"\w+", " ".join(imports)))
+        has_torch = imported & _TORCH or any((record["env"].get("end") or {}).get("torch") for record in records)
+        if has_torch:
+            self.parts.add("torch")
+        if has_torch or imported & _NATIVE or not scripts or "crash" in self.signs:
+            self.parts.add("native")
+        vendor, used = find_devices().vendor, [_output(record).get("devices") for record in records]
+        self.parts |= {"gpu", vendor} if vendor != "none" and (any(used) or None in used) else {"cpu"}
 
     def _pytest(self, name: str, options: Mapping[str, str], most: int) -> None:
-        results, before = self._folder / name, list(self._ended)
+        results, before = self._folder / name, [*self.trials, *self.lost]
         given = {"command": self.command, "trials": str(most), "mitigations": "none", **options}
         words = [*_words(given), f"--aorta-results-dir={results}", "-p", "no:cacheprovider"]
         log = self._folder / f"{name}.log"
@@ -201,7 +218,7 @@ class _Look:
             except KeyboardInterrupt:  # which pytest has got as well
                 self._is_over = True
             self._read(results, before)  # before what was running is ended
-        if not self._ended:
+        if not (self.trials or self.lost):
             self._said = read_tail(log, 4000).strip()
             if any(results.glob("*/trial_0/std*.log")):
                 self._said = "The first run has not ended: give it less to do, or more time (--time 10m)."
@@ -212,27 +229,30 @@ class _Look:
         process, since, written, used = psutil.Process(pytest.pid), time.monotonic(), 0, 0.0
         while pytest.poll() is None and not self._is_over:
             self._read(results, before)
-            now, failed = time.monotonic(), sum(map(_is_bad, self._ended))
-            looking = self._looking if self._ended or self._is_idle else _FIRST * self._looking
-            self._is_over = len(self._ended) >= (_ENOUGH if failed else _MOST) or now - self._began > looking
-            self._show(f"{now - self._began:.0f}s: {len(self._ended)} ended, {failed} failed (Ctrl-C: enough)")
+            now, failed, ended = time.monotonic(), len(self.bad), len(self.trials) + len(self.lost)
+            looking = self._looking if ended or self._is_idle else _FIRST * self._looking
+            self._is_over = ended >= (_ENOUGH if failed else _MOST) or now - self._began > looking
+            self._show(f"{now - self._began:.0f}s: {ended} ended, {failed} failed (Ctrl-C: enough)")
             if is_first and not self.timeout:  # a trial that neither writes nor computes does nothing any more
-                size = sum(file.stat().st_size for file in results.glob("*/trial_0/std*.log"))
-                computed = 0.0
+                logs, computed = [*results.glob("*/trial_0/std*.log")], 0.0
+                size = sum(file.stat().st_size for file in logs)
                 for child in process.children(recursive=True):
                     with contextlib.suppress(psutil.Error):
-                        times = child.cpu_times()
-                        computed += times.user + times.system
+                        computed += sum(child.cpu_times()[:2])
                 if size != written or computed - used > _IDLE * _SILENCE:
                     since, written, used = now, size, computed
-                if now - since > _SILENCE and any(results.glob("*/trial_0/stdout.log")):
+                if now - since > _SILENCE and logs:
                     self._is_idle = True
                     return
             time.sleep(0.1)
 
     def _read(self, results: Path, before: Sequence[RecordedTrial]) -> None:
-        if len(list(results.glob("*/trial_*.json"))) > len(self._ended) - len(before):
-            self._ended = [*before, *Results(results)]
+        if len(list(results.glob("*/trial_*.json"))) <= len(self.trials) + len(self.lost) - len(before):
+            return
+        ended = [*before, *Results(results)]
+        self.trials = [trial for trial in ended if trial.facts.is_counted]
+        self.lost = [trial for trial in ended if not trial.facts.is_counted]
+        self.bad = [trial for trial in self.trials if trial.facts.is_failure or "nan" in trial.facts.detected]
 
     def _show(self, text: str) -> None:
         if sys.stderr.isatty():
@@ -247,37 +267,6 @@ class _Look:
         return guessed_options(lines)
 
     @property
-    def signs(self) -> set[str]:
-        """Of ``_Candidate``."""
-        found: set[str] = set()
-        for trial in self.bad:
-            failure = trial.record.get("failure") or {}
-            said = {"nan", "oom"}.intersection(trial.facts.detected)
-            crashed = failure.get("signal") and trial.facts.outcome != "timeout"
-            found |= {"hang"} if trial.facts.outcome == "timeout" else {"crash"} if crashed else said or {"wrong"}
-        return found
-
-    @cached_property
-    def parts(self) -> set[str]:
-        """Of ``_Candidate``; asked for when all runs have ended."""
-        records = [trial.record for trial in self.trials]
-        found = {"ranks"} if self.launcher or any(record.get("ranks") for record in records) else set()
-        scripts = [file for file in files_in(words_of(self.command)) if file.endswith(".py")]
-        imports = (line for file in scripts for line in _IMPORTS.findall(Path(file).read_text(errors="replace")))
-        imported = set(re.findall(r"\w+", " ".join(imports)))
-        if imported & _TORCH or any((record["env"].get("end") or {}).get("torch") for record in records):
-            found.add("torch")
-        if "torch" in found or imported & _NATIVE or not scripts or "crash" in self.signs:
-            found.add("native")
-        vendor = find_devices().vendor
-        used = [_output(record).get("devices") for record in records]
-        return found | ({"gpu", vendor} if vendor != "none" and (any(used) or None in used) else {"cpu"})
-
-    @cached_property
-    def launcher(self) -> str | None:
-        return launcher_in(self.command)
-
-    @property
     def seconds(self) -> list[float]:
         """How long the trials took that have ended by themselves."""
         return [each.facts.wall_sec or 0 for each in self.trials if each.facts.outcome != "timeout"]
@@ -290,8 +279,6 @@ class _Look:
 
     def options_of_trials(self) -> dict[str, str]:
         """Deadline and working directory, as options of pytest."""
-        from pytest_aorta.plugin.summary import duration_text
-
         cwd = {"cwd": "copy"} if self.written and _is_small(Path.cwd()) else {}
         return {"timeout": duration_text(self.deadline), **cwd}
 
@@ -306,10 +293,31 @@ class _Look:
         if not self.trials:
             yield f"It did not run: {why}" if self.lost else self._said
             return
-        yield self._headline()
+        count, bad = len(self.trials), len(self.bad)
+        verbs = " or ".join(verb for sign, verb in _VERBS.items() if sign in self.signs)
+        places = {each.facts.failed_rank for each in self.bad}
+        where = "" if None in places or len(places) != 1 else f", by rank {places.pop()}"
+        if not bad:
+            yield f"It did not fail in {counted(count, 'run')}; its failure rate is below {below(rate_below(count))}."
+        elif bad < count:
+            yield f"It {verbs} sometimes: in {bad} of {counted(count, 'run')}{where}."
+        else:
+            yield f"It {verbs} in {'its only run' if count == 1 else f'all of {count} runs'}{where}."
         none = f"none has ended by itself within {self.deadline:g} s (--timeout 1m waits longer)"
         rows = [("runs", f"{_range(self.seconds, 's')} each" if self.seconds else none)]
-        rows += [("starts", self._starts()), ("steps", self._steps())]
+        last = self.trials[-1].record
+        ranks, devices = len(last.get("ranks") or ()), _output(last).get("devices")
+        starts = [self.launcher or "no launcher", *([f"{ranks} ranks"] if ranks else [])]
+        starts += ["torch"] if "torch" in self.parts else []
+        unused = "no GPU" if "cpu" in self.parts else f"GPUs of {'AMD' if 'amd' in self.parts else 'NVIDIA'}"
+        rows.append(("starts", ", ".join([*starts, f"used {', '.join(map(str, devices))}" if devices else unused])))
+        steps = [each for trial in self.trials if (each := trial.record["result"].get("executed_iterations"))]
+        medians = [trial.facts.steps.median_ms for trial in self.trials if trial.facts.steps]
+        if steps:
+            each = f"; {_range(medians, 'ms')} each (median of a run)" if medians else ""
+            rows.append(("steps", f"the last is {_range(steps)}{each}"))
+        elif not {"metric", "metrics-from"}.intersection(self.options):
+            rows.append(("steps", "no line was found that counts them (--aorta-metric would name it)"))
         ends: dict[str, list[float]] = {}
         for trial in self.trials:
             for name, value in trial.record["result"].get("metrics", {}).items():
@@ -321,71 +329,33 @@ class _Look:
             own = "so that no run finds what another has left, each gets a copy of this folder"
             names = ", ".join(first_names(self.written, 4))
             rows.append(("files", f"writes {names}; {own if 'cwd' in self.options else shared}"))
-        rows += [*self._ways(), *([("lost", f"{len(self.lost)}x {why}")] if self.lost else [])]
+        ways = Counter(trial.facts.signature.text for trial in self.trials if trial.facts.signature)
+        for text, times in ways.most_common(4):
+            if text.startswith("exit code"):  # what a program says as it ends is in the message alone
+                same = (it.record for it in self.trials if it.facts.signature and it.facts.signature.text == text)
+                text = _short(next(same)["failure"]["message"])
+            rows.append(("fails", f"{times}x {text}"))
+        for name, times in Counter(name for trial in self.trials for name in trial.facts.detected).items():
+            said = next(_output(each.record)["detected"][name] for each in self.trials if name in each.facts.detected)
+            rows.append(("output", f"says {name} in {times} of {count} runs, such as {_short(said['first'])!r}"))
+        rows += [("lost", f"{len(self.lost)}x {why}")] if self.lost else []
         for name, text in rows:
             if text:
                 yield f"  {name:<8} {one_line(text)}"
 
-    def _headline(self) -> str:
-        count, bad = len(self.trials), len(self.bad)
-        runs = counted(count, "run")
-        names = {"hang": "hangs", "crash": "crashes", "nan": "says NaN", "oom": "runs out of memory", "wrong": "fails"}
-        verbs = " or ".join(names[sign] for sign in names if sign in self.signs)
-        ranks = {each.facts.failed_rank for each in self.bad}
-        where = "" if None in ranks or len(ranks) != 1 else f", by rank {ranks.pop()}"
-        if not bad:
-            return f"It did not fail in {runs}; its failure rate is below {below(rate_below(count))}."
-        if bad < count:
-            return f"It {verbs} sometimes: in {bad} of {runs}{where}."
-        return f"It {verbs} in {'its only run' if count == 1 else f'all of {runs}'}{where}."
-
-    def _starts(self) -> str:
-        record = self.trials[-1].record
-        ranks = len(record.get("ranks") or ())
-        parts = [self.launcher or "no launcher", *([f"{ranks} ranks"] if ranks else [])]
-        parts += ["torch"] if "torch" in self.parts else []
-        if devices := _output(record).get("devices"):
-            parts.append(f"used {', '.join(map(str, devices))}")
-        else:
-            parts.append("no GPU" if "cpu" in self.parts else f"GPUs of {'AMD' if 'amd' in self.parts else 'NVIDIA'}")
-        return ", ".join(parts)
-
-    def _steps(self) -> str:
-        counts = [each for trial in self.trials if (each := trial.record["result"].get("executed_iterations"))]
-        if not counts and {"metric", "metrics-from"}.intersection(self.options):
-            return ""
-        if not counts:
-            return "no line was found that counts them (--aorta-metric would name it)"
-        medians = [trial.facts.steps.median_ms for trial in self.trials if trial.facts.steps]
-        text = f"the last is {_range(counts)}"
-        return f"{text}; {_range(medians, 'ms')} each (median of a run)" if medians else text
-
-    def _ways(self) -> Iterator[tuple[str, str]]:
-        ways = Counter(trial.facts.signature.text for trial in self.trials if trial.facts.signature)
-        for text, count in ways.most_common(4):
-            first = next(it.record for it in self.trials if it.facts.signature and it.facts.signature.text == text)
-            # What a program says as it ends is in the message alone.
-            yield "fails", f"{count}x {_short(first['failure']['message']) if text.startswith('exit code') else text}"
-        for name, count in Counter(name for trial in self.trials for name in trial.facts.detected).items():
-            said = next(_output(each.record)["detected"][name] for each in self.trials if name in each.facts.detected)
-            yield "output", f"says {name} in {count} of {len(self.trials)} runs, such as {_short(said['first'])!r}"
-
-
-def _is_bad(trial: RecordedTrial) -> bool:
-    """Whether it has failed, or has passed in spite of a NaN that it has printed."""
-    return trial.facts.is_failure or "nan" in trial.facts.detected
-
 
 def _measurement(found: _Look) -> tuple[list[str], list[str]]:
     """The arguments of the pytest that measures what may fix a command; its line for a shell, and why it is so."""
-    from pytest_aorta.plugin.summary import duration_text
-
+    # torchrun and what is made of it set it themselves.
+    ambient = {**({"OMP_NUM_THREADS": "1"} if found.launcher in _OF_TORCHRUN else {}), **os.environ}
+    env_of = {each.name: each.env for each in BUILTIN_MITIGATIONS}
     candidates = [
         each
         for each in _CANDIDATES_OF
         if found.parts.issuperset(each.parts.split())
         and (not each.signs or found.signs.intersection(each.signs.split()))
-        and _can_differ(each.name, found.launcher)
+        # Else it changes nothing.
+        and any(ambient.get(name) != value for name, value in env_of[each.name].items() if name != "MKL_NUM_THREADS")
     ][: _CANDIDATES_ON_GPU if "gpu" in found.parts else _CANDIDATES]
     cells, trials = len(candidates) + 1, _FEWEST_TRIALS
     if found.bad:
@@ -407,13 +377,17 @@ def _measurement(found: _Look) -> tuple[list[str], list[str]]:
     goal = "first-fix" if found.bad else "speed"
     options |= {"trials": str(trials), "stop": f"{goal},{duration_text(math.ceil(limit / 60) * 60)}"}
     arguments = _words({"command": found.command, **options, "mitigations": "none"})
-    arguments += [word for each in candidates for word in _words({"mitigations": each.name})]
+    arguments += [f"--aorta-mitigations={each.name}" for each in candidates]
 
     what = "measures what may fix it" if found.bad else "looks longer, and compares speeds"
     lines = [f"This line {what}:" if candidates else "This line looks longer:"]
-    words = (word.partition("=") for word in arguments)
-    # pytest takes a word that begins with "@" for a file with arguments.
-    shown = [f"{name}{'=' if value[0] in '@-' else ' '}{_quoted(value)}" for name, _, value in words]
+    shown = []
+    for name, _, value in (word.partition("=") for word in arguments):
+        # For a shell, readable also where it has quotes; pytest takes a word that begins with "@" for a file with
+        # arguments.
+        is_plain = "'" in value and not set(value) & set('"$`\\!')
+        quoted = f'"{value}"' if is_plain else shlex.quote(value)
+        shown.append(f"{name}{'=' if value[0] in '@-' else ' '}{quoted}")
     lines.append("\n    pytest " + " \\\n        ".join(shown) + "\n")
     width = max((len(each.name) for each in candidates), default=0)
     lines += [f"  {each.name:<{width}}  {each.why}" for each in candidates]
@@ -438,29 +412,8 @@ def _slots(found: _Look, times_too_long: float) -> dict[str, str]:
     return {"slots": str(number)} if number > 1 else {}
 
 
-def _can_differ(mitigation: str, launcher: str | None) -> bool:
-    """Whether its variables are not what they are without it."""
-    (env,) = (each.env for each in BUILTIN_MITIGATIONS if each.name == mitigation)
-    # torchrun and what is made of it set it themselves.
-    ambient = {"OMP_NUM_THREADS": "1"} if launcher in _OF_TORCHRUN else {}
-    return any({**ambient, **os.environ}.get(name) != value for name, value in env.items() if name != "MKL_NUM_THREADS")
-
-
-#: What scripts import, and of that what brings torch, and other code in C that computes.
-_IMPORTS = re.compile(r"^\s*(?:import|from)\s.+", re.MULTILINE)
-_TORCH = {"torch", "transformers", "lightning", "pytorch_lightning", "accelerate", "deepspeed", "torchvision"}
-_NATIVE = {"numpy", "scipy", "pandas", "jax", "tensorflow", "cupy", "ctypes", "cffi"}
-
-_OF_TORCHRUN = ("torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch")
-
-
 def _words(options: Mapping[str, str]) -> list[str]:
     return [f"--aorta-{name}={value}" for name, value in options.items()]
-
-
-def _quoted(text: str) -> str:
-    """For a shell, readable also where the text has quotes."""
-    return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
 def _short(text: str) -> str:
@@ -473,8 +426,7 @@ def _output(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _range(values: Sequence[float], unit: str = "") -> str:
     low, high = (f"{value:.3g}" for value in (min(values), max(values)))
-    unit = f" {unit}" if unit else ""
-    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+    return " ".join(filter(None, (low if low == high else f"{low} to {high}", unit)))
 
 
 def _is_small(folder: Path) -> bool:

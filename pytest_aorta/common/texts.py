@@ -208,6 +208,16 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def duration_text(seconds: float) -> str:
+    """``1h30m``."""
+    parts, rest = [], seconds
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if rest >= length:
+            number, rest = divmod(rest, length)
+            parts.append(f"{number:g}{unit}")
+    return "".join(parts) + (f"{rest:g}s" if rest or not parts else "")
+
+
 @lru_cache(maxsize=4096)  # those of a plan are asked for again and again
 def identifier(name: str) -> str:
     """``name`` itself where it is short ASCII without separators, else a readable form of it with a digest.

@@ -298,15 +298,6 @@ def _shown(run: Run, path: Path | None = None) -> Path:
     return path.relative_to(start) if path.is_relative_to(start) else path
 
 
-def duration_text(seconds: float) -> str:
-    parts, rest = [], seconds
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if rest >= length:
-            number, rest = divmod(rest, length)
-            parts.append(f"{number:g}{unit}")
-    return "".join(parts) + (f"{rest:g}s" if rest or not parts else "")
-
-
 # The table, in the width of the terminal
 
 #: Cells that are shown one by one: of more, those that say most.

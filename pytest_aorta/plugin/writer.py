@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_aorta.common.texts import counted, utc_now
+from pytest_aorta.common.texts import counted, duration_text, utc_now
 from pytest_aorta.launch.launch_mode import is_command
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.failures import FailedAlike
 from pytest_aorta.plugin.run import WATCHER, FinishedTrial, cell_of
-from pytest_aorta.plugin.summary import Summary, duration_text, understood
+from pytest_aorta.plugin.summary import Summary, understood
 from pytest_aorta.plugin.workload_files import workload_facts
 from pytest_aorta.triage.facts import CellKey, facts_of
 from pytest_aorta.triage.matrix import MATRIX_MD, EarlierMatrix, RunState, markdown, matrix_json
