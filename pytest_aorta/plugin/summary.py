@@ -420,38 +420,34 @@ def _names(rows: Sequence[Row]) -> dict[CellKey, tuple[str, str]]:
 
     Cells that differ in what is not shown, such as values of variables, are numbered.
     """
-    groups: dict[tuple[str, str, str], dict[CellKey, str]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[CellKey, str]]] = {}
     alike: Counter[tuple[str, str, str, str]] = Counter()
     for key in (row.cell.key for row in rows):
         shown = (key.test, key.workload, key.options, key.cell)
         alike[shown] += 1
         label = f"{key.cell} #{alike[shown]}" if alike[shown] > 1 else key.cell
-        groups.setdefault(shown[:3], {})[key] = label
+        groups.setdefault(shown[:3], []).append((key, label))
     found = {}
     for (test, workload, options), labels in groups.items():
-        for key, label in labels.items():
-            if len(labels) == 1:
-                found[key] = "", one_line(f"{test} {workload} {label} {options}")
-            else:
-                found[key] = one_line(f"{test} {workload} {options}"), f"  {one_line(label)}"
+        heading = one_line(f"{test} {workload} {options}")
+        for key, label in labels:
+            alone = one_line(f"{test} {workload} {label} {options}")
+            found[key] = ("", alone) if len(labels) == 1 else (heading, f"  {one_line(label)}")
     return found
 
 
 def _row(
     name: str, texts: Sequence[str], name_width: int, columns: Sequence[tuple[Column[Row], int]], colour: str = ""
 ) -> Line:
-    pieces = [Piece(_padded(name, name_width, True))]
+    pieces = [Piece(name + " " * (name_width - terminal_width(name)))]
     for text, (column, width) in zip(texts, columns, strict=True):
-        pieces += [Piece(_GAP), Piece(_padded(text, width, column.left), colour if column.key == "verdict" else "")]
+        space = " " * (width - terminal_width(text))
+        padded = f"{_GAP}{text}{space}" if column.left else f"{_GAP}{space}{text}"
+        pieces.append(Piece(padded, colour if column.key == "verdict" else ""))
     while not pieces[-1].text.strip():
         pieces.pop()
     pieces[-1] = Piece(pieces[-1].text.rstrip(), pieces[-1].colour)
     return tuple(pieces)
-
-
-def _padded(text: str, width: int, left: bool) -> str:
-    space = " " * (width - terminal_width(text))
-    return text + space if left else space + text
 
 
 def _notes(row: Row, has_long_verdicts: bool, has_speeds: bool, seen: set[str]) -> Iterator[Piece]:
