@@ -210,20 +210,15 @@ class StartedTrials:
         folder, task = os.environ.get(JOB_VARIABLE), os.environ.get(TASK_VARIABLE, "0")
         is_first = os.environ.get("SLURM_PROCID", "0") == "0"  # of the nodes that a trial needs
         self._file = Path(folder, log_of(int(task))) if folder is not None and is_first else None
-
-    @cached_property
-    def _counts(self) -> Counter[str]:
+        #: How often each line is there.
+        self._before: Counter[str] = Counter()
         with contextlib.suppress(OSError):
             if self._file is not None:
-                return Counter(self._file.read_text(encoding="utf-8", errors="replace").splitlines())
-        return Counter()
+                self._before.update(self._file.read_text(encoding="utf-8", errors="replace").splitlines())
 
-    def has_too_many(self, action: str, unit: str) -> str | None:
-        """Why a trial that has left no record is not started once more; ``None`` where it may be."""
-        count = self._counts[f"started {json.dumps(unit)}"]
-        if count < MAXIMUM_STARTS:
-            return None
-        return f"{action}: started {count} times by this job, which it has taken along each time"
+    def times(self, unit: str) -> int:
+        """How often this job has started a trial before it was started again itself."""
+        return self._before[f"started {json.dumps(unit)}"]
 
     def note(self, unit: str) -> None:
         if self._file is not None:
@@ -241,19 +236,15 @@ class OtherTrials:
     def __init__(self, run: Run, workspace: Workspace, job: Job, task: int) -> None:
         self._run = run
         self._workspace = workspace
-        self._job = job
         own = frozenset(job.tasks[task].units)
         others = (spec for spec in run.plan.trials if unit_of(spec) not in own)
         self._files = {run.plan.paths(spec).file_in(run.results): spec for spec in others}
         self._digests: dict[str, str] = {}
+        jobs = read_jobs(job.folder.parents[1], only_open=True)
+        self._beside = [each for each in jobs if each.action == job.action]
         #: Trial file to its number in the file system, which is another one when it is written again.
         self._seen: dict[Path, int] = {}
         self._begun: set[str] = set()
-
-    @cached_property
-    def _beside(self) -> list[Job]:
-        jobs = read_jobs(self._job.folder.parents[1], only_open=True)
-        return [job for job in jobs if job.action == self._job.action]
 
     def __call__(self) -> Iterator[tuple[TrialSpec, TrialFacts | None]]:
         tasks = ((job, number) for job in self._beside for number in range(len(job.tasks)))
@@ -313,7 +304,6 @@ class RecipeRun:
         #: Why a matrix may not run, or ``None``, once that is known: it is the same for all of its trials.
         self._of_matrices: dict[str, str | None] = {}
         self._within: dict[str, dict[str, list[str]]] = {}
-        self._keys: dict[str, Callable[[str], str]] = {}
         self.journal = Journal(recipe.index)
         self.started = StartedTrials()
 
@@ -371,12 +361,7 @@ class RecipeRun:
         if not self.project.has_products(action, unit):
             return False
         known = self.known.completed.get(action.name, {}).get(unit)
-        return known is None or known[0] != "completed" or known[1] in ("", self.key_of(action)(unit))
-
-    def key_of(self, action: Action) -> Callable[[str], str]:
-        if action.name not in self._keys:
-            self._keys[action.name] = self.project.key_of(action)
-        return self._keys[action.name]
+        return known is None or known[0] != "completed" or known[1] in ("", self.project.key_of(action)(unit))
 
     @cached_property
     def known(self) -> Known:
@@ -625,7 +610,7 @@ class RecipeFile(pytest.File):
 
     def _items(self, run: RecipeRun, action: Action) -> Iterable[pytest.Item]:
         if action.is_matrix:
-            yield from _trial_items(self, run, action)
+            yield from self._trials(run, action)
             return
         run.prefix(action, 1)  # refused now, and not when it is about to run
         matrix, each = run.recipe.matrix_before(action), action.table.each
@@ -646,6 +631,20 @@ class RecipeFile(pytest.File):
             run.declare(action.name, unit.units, item.nodeid)
             yield item
 
+    def _trials(self, recipe: RecipeRun, action: Action) -> Iterator[RecipeTrialItem]:
+        run = action_run(self.config, recipe, action)
+        recipe.trial_states[action.name] = _TrialStates(recipe, run, action)
+        item: RecipeTrialItem | None = None
+        chosen = set(recipe.chosen(action, [unit_of(spec) for spec in run.plan.trials]))
+        for spec in run.plan.trials:
+            name = run.shown_name(spec)
+            recipe.declare(action.name, [unit_of(spec)], f"{self.nodeid}::{name}")
+            if unit_of(spec) in chosen:
+                item = item_of(RecipeTrialItem, self, name, run, spec, run.plan.paths, item)
+                item.recipe, item.action, item.reproduced = recipe, action, False
+                item.extra_keyword_matches.add(action.name)
+                yield item
+
 
 class CommandItem(pytest.Item):
     """A command on its directories. What is complete is not run; neither is what has to wait for others."""
@@ -653,7 +652,6 @@ class CommandItem(pytest.Item):
     unit: CommandUnit
     run: RecipeRun
     is_whole: bool
-    _end_of_output = ""
 
     def runtest(self) -> None:
         __tracebackhide__ = True
@@ -675,7 +673,7 @@ class CommandItem(pytest.Item):
 
     def _run(self, units: Sequence[str]) -> None:
         action, run, project = self.unit.action, self.run, self.run.project
-        value_of = project.value_of(action)
+        value_of, root = project.value_of(action), run.recipe.root
         if not self.is_whole or len(units) < len(self.unit.units):  # else they are a whole group already
             check_whole(action, [units], project.units(action), value_of)
         for unit in units:
@@ -684,13 +682,30 @@ class CommandItem(pytest.Item):
         (line,) = shell_commands(action.table.command or "", paths, [value_of(unit) for unit in units], workspace)
         variables = action_variables(action.name, action.table.resources, len(units), workspace, HERE)
         line = run.prefix(action, len(units)) + line
-        keys = {unit: run.key_of(action)(unit) for unit in units}
-        status = self._execute(line, run.recipe.root, variables)
+        keys = {unit: project.key_of(action)(unit) for unit in units}
+        end_in_order_when_terminated(self.config)
+        if _SHELL not in self.config.stash:
+            self.config.stash[_SHELL] = _Shell(run_of(self.config).selection.limits.grace)
+            self.config.add_cleanup(self.config.stash[_SHELL].close)
+        shell, end = self.config.stash[_SHELL], ""
+        if self.config.getoption("capture", "fd") == "no":
+            sys.stdout.flush()
+            status = shell.run(line, root, variables, None)
+        else:
+            with tempfile.TemporaryFile() as output:
+                try:
+                    status = shell.run(line, root, variables, output)
+                finally:
+                    output.seek(max(0, output.seek(0, 2) - _SHOWN))
+                    text = printable(output.read().decode(errors="replace"))
+                    end = "\n".join(text.splitlines()[-_KEPT_LINES:])[-_KEPT:]
+                    if text:
+                        self.add_report_section("call", "output", text)
         missing = {unit: project.missing_products(action, unit) for unit in units}
         how = signal_name(-status) if status < 0 else f"exit status {status}"
         wrong = [f"the command ended with {how}"] if status else []
         wrong += [f"no {', '.join(names)} in {run.path_of(action, unit)}" for unit, names in missing.items() if names]
-        end = "\n".join(filter(None, (self._end_of_output, printable("; ".join(wrong)))))
+        end = "\n".join(filter(None, (end, printable("; ".join(wrong)))))
         for unit in units:
             done = status == 0 and not missing[unit]
             if done and action.table.products:
@@ -698,27 +713,7 @@ class CommandItem(pytest.Item):
             else:
                 run.note(action.name, unit, None if done else "failed", output="" if done else end)
         if wrong:
-            raise TrialFailed(printable(f"{'; '.join(wrong)}\ncommand: {line}\nin: {run.recipe.root}"))
-
-    def _execute(self, line: str, folder: Path, variables: Mapping[str, str]) -> int:
-        end_in_order_when_terminated(self.config)
-        grace = run_of(self.config).selection.limits.grace
-        if _GUARD not in self.config.stash:
-            self.config.stash[_GUARD] = _Guard()
-            self.config.add_cleanup(self.config.stash[_GUARD].close)
-        guard = self.config.stash[_GUARD]
-        if self.config.getoption("capture", "fd") == "no":
-            sys.stdout.flush()
-            return _run_shell(line, folder, variables, None, grace, guard)
-        with tempfile.TemporaryFile() as output:
-            try:
-                return _run_shell(line, folder, variables, output, grace, guard)
-            finally:
-                output.seek(max(0, output.seek(0, 2) - _SHOWN))
-                text = printable(output.read().decode(errors="replace"))
-                self._end_of_output = "\n".join(text.splitlines()[-_KEPT_LINES:])[-_KEPT:]
-                if text:
-                    self.add_report_section("call", "output", text)
+            raise TrialFailed(printable(f"{'; '.join(wrong)}\ncommand: {line}\nin: {root}"))
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self.unit.action.line - 1, self.name
@@ -731,73 +726,65 @@ class CommandItem(pytest.Item):
         return [partial(value_of, unit) for unit in self.unit.units]
 
 
-class _Guard:
-    """Kills the command that runs when this process is killed.
+class _Shell:
+    """Runs commands, one at a time, and kills the one that runs when this process is killed.
 
-    One shell for all commands, which hears their process groups through a pipe and acts at its end. For the kernel to
-    do it (PR_SET_PDEATHSIG), a program would have to be started in front of each command, or pytest be forked.
+    One more shell for all commands hears their process groups through a pipe and acts at its end. For the kernel to do
+    it (PR_SET_PDEATHSIG), a program would have to be started in front of each command, or pytest be forked.
     """
 
-    _SCRIPT = 'while read -r group; do last=$group; done; [ -z "$last" ] || kill -KILL -- "-$last"'
+    _GUARD = 'while read -r group; do last=$group; done; [ -z "$last" ] || kill -KILL -- "-$last"'
 
-    def __init__(self) -> None:
-        read, self.write = os.pipe()
-        self._process = subprocess.Popen(
-            ["/bin/bash", "-c", self._SCRIPT], stdin=read, stdout=subprocess.DEVNULL, start_new_session=True
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        read, self._write = os.pipe()
+        self._guard = subprocess.Popen(
+            ["/bin/bash", "-c", self._GUARD], stdin=read, stdout=subprocess.DEVNULL, start_new_session=True
         )
         os.close(read)
 
-    def forget(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self.write, b"\n")
-
     def close(self) -> None:
-        os.close(self.write)
-        self._process.kill()  # no command runs; a fork of pytest may hold the pipe open
-        self._process.wait()
+        os.close(self._write)
+        self._guard.kill()  # no command runs; a fork of pytest may hold the pipe open
+        self._guard.wait()
+
+    def run(self, script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None) -> int:
+        """Run a script by ``/bin/bash -c``; its exit status, negative for a signal.
+
+        What it has left in its process group when it ends is killed. When an exception ends the wait, such as Ctrl-C,
+        it and all its descendants, daemons too, get SIGTERM and, after the time of grace, SIGKILL.
+        """
+        tag = uuid.uuid4().hex
+        process = subprocess.Popen(
+            # It tells its process group first: a shell that has not yet done so holds the pipe open.
+            ["/bin/bash", "-c", f"echo $$ >&{self._write}; exec {self._write}>&-; {script}"],
+            cwd=folder,
+            env={**os.environ, **variables, process_tree.VARIABLE: tag},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for pytest, which then ends it with all that it has started
+            pass_fds=(self._write,),
+        )
+        family = process_tree.Family(lambda: [process.pid])
+        ended = os.pidfd_open(process.pid)
+        try:
+            while not select.select([ended], [], [], PIECE)[0]:
+                family.members()  # to know those whose parents will have ended
+            os.killpg(process.pid, signal.SIGKILL)  # its own process is not reaped yet, so the number is still its
+            return process.wait()
+        except BaseException:
+            members = lambda: list({*family.members(), *process_tree.tagged_processes(tag)})  # noqa: E731
+            process_tree.end_all(members, process.poll, self._grace)
+            process.wait()
+            raise
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._write, b"\n")  # it need not be killed
+            os.close(ended)
 
 
-_GUARD = pytest.StashKey[_Guard]()
-
-
-def _run_shell(
-    script: str, folder: Path, variables: Mapping[str, str], output: IO[bytes] | None, grace: float, guard: _Guard
-) -> int:
-    """Run a script by ``/bin/bash -c``; its exit status, negative for a signal.
-
-    What it has left in its process group when it ends is killed. When an exception ends the wait, such as Ctrl-C, it
-    and all its descendants, daemons too, get SIGTERM and, ``grace`` seconds later, SIGKILL.
-    """
-    tag = uuid.uuid4().hex
-    process = subprocess.Popen(
-        # It tells its process group first: a shell that has not yet done so holds the pipe open.
-        ["/bin/bash", "-c", f"echo $$ >&{guard.write}; exec {guard.write}>&-; {script}"],
-        cwd=folder,
-        env={**os.environ, **variables, process_tree.VARIABLE: tag},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=None if output is None else subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for pytest, which then ends it with all that it has started
-        pass_fds=(guard.write,),
-    )
-    family = process_tree.Family(lambda: [process.pid])
-    ended = os.pidfd_open(process.pid)
-
-    def members() -> list[int]:
-        return list({*family.members(), *process_tree.tagged_processes(tag)})
-
-    try:
-        while not select.select([ended], [], [], PIECE)[0]:
-            family.members()  # to know those whose parents will have ended
-        os.killpg(process.pid, signal.SIGKILL)  # its own process is not reaped yet, so the number is still its
-        return process.wait()
-    except BaseException:
-        process_tree.end_all(members, process.poll, grace)
-        process.wait()
-        raise
-    finally:
-        guard.forget()
-        os.close(ended)
+_SHELL = pytest.StashKey[_Shell]()
 
 
 class RecipeTrialItem(TrialItem):
@@ -811,8 +798,10 @@ class RecipeTrialItem(TrialItem):
         self.reproduced = False
         unit = unit_of(self.spec)
         obstacle = self.recipe.obstacle(self.action, unit)
-        if obstacle is None and self.recipe.trial_states[self.action.name](unit) == "open":
-            obstacle = self.recipe.started.has_too_many(self.action.name, unit)
+        times = self.recipe.started.times(unit)
+        # It has left no record.
+        if obstacle is None and times >= MAXIMUM_STARTS and self.recipe.trial_states[self.action.name](unit) == "open":
+            obstacle = f"{self.action.name}: started {times} times by this job, which it has taken along each time"
         if obstacle is not None:
             raise NotNeeded(printable(obstacle))
         super().setup()
@@ -848,32 +837,12 @@ class RecipeTrialItem(TrialItem):
             self.reproduced = True
 
 
-def _trial_items(parent: pytest.Collector, recipe: RecipeRun, action: Action) -> Iterator[RecipeTrialItem]:
-    run = action_run(parent.config, recipe, action)
-    recipe.trial_states[action.name] = _TrialStates(recipe, run, action)
-    sibling: RecipeTrialItem | None = None
-    chosen = set(recipe.chosen(action, [unit_of(spec) for spec in run.plan.trials]))
-    for spec in run.plan.trials:
-        name = run.shown_name(spec)
-        if unit_of(spec) not in chosen:
-            recipe.declare(action.name, [unit_of(spec)], f"{parent.nodeid}::{name}")
-            continue
-        sibling = item_of(RecipeTrialItem, parent, name, run, spec, run.plan.paths, sibling)
-        sibling.recipe, sibling.action, sibling.reproduced = recipe, action, False
-        sibling.extra_keyword_matches.add(action.name)
-        recipe.declare(action.name, [unit_of(spec)], sibling.nodeid)
-        yield sibling
-
-
 class _TrialStates:
     def __init__(self, recipe: RecipeRun, run: Run, action: Action) -> None:
         self._recipe, self._run, self._action = recipe, run, action
+        self._trials = {unit_of(spec): spec for spec in run.plan.trials}
         self._digests: dict[str, str] = {}
         self._expected = ("ok",) if action.table.expect == "pass" else _FAILED
-
-    @cached_property
-    def _trials(self) -> dict[str, TrialSpec]:
-        return {unit_of(spec): spec for spec in self._run.plan.trials}
 
     def __call__(self, unit: str) -> Progress:
         spec = self._trials[unit]

@@ -138,6 +138,7 @@ class Project:
         self.jobs: Sequence[Job] = ()
         self.problems: list[str] = []
         self._plans: dict[str, Plan] = {}
+        self._keys: dict[str, Callable[[str], str]] = {}
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -282,6 +283,8 @@ class Project:
 
     def key_of(self, action: Action) -> Callable[[str], str]:
         """Gives what a completion of a command on a unit is of: its text, and the value of the directory."""
+        if action.name in self._keys:
+            return self._keys[action.name]
         commands: dict[str, str] = {}  # where actions share the name
         same = self.recipe.by_name[action.name]
         for each in same if len(same) > 1 else ():
@@ -294,7 +297,7 @@ class Project:
             value = json.dumps(value_of(unit), sort_keys=True) if has_values else ""
             return hashlib.sha256(f"{commands.get(unit, own)}\0{value}".encode()).hexdigest()[:16]
 
-        return cache(key)
+        return self._keys.setdefault(action.name, cache(key))
 
     def _trials(self, action: Action) -> dict[str, Progress]:
         known = self.workspace.known
