@@ -7,10 +7,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import update_wrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -306,8 +304,7 @@ def show() -> None:
     pass
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """A directory, a cell or a trial, with the ``state`` that ``action`` has on it.
 
     ``counts`` are a cell's trials in each state; ``group`` is the number of the job that it is, or would be, part of.
@@ -317,117 +314,140 @@ class _Row:
     values: dict[str, Any]
     action: str | None = None
     state: State | None = None
-    counts: dict[State, int] = field(default_factory=dict)
+    counts: dict[State, int] = {}
     job: str | None = None
     group: int = 0
 
 
-@dataclass(frozen=True)
-class _Query:
-    project: Project
-    only: set[str] | None
-    action: str | None
-    pointers: Sequence[str]
-    where: Sequence[TypedCondition]
-    flags: dict[str, bool]
-    groups: int | None
+def _rows(
+    what: str,
+    project: Project,
+    only: set[str] | None,
+    action: str | None,
+    pointers: Sequence[str],
+    where: Sequence[TypedCondition],
+    flags: dict[str, bool],
+) -> Iterator[_Row]:
+    def elements(value_of: Callable[[str], Any], name: str) -> dict[str, Any]:
+        value = value_of(name) if pointers else None
+        return {pointer: element(value, pointer, name) for pointer in pointers}
 
-    def states_of(self, actions: Sequence[Action]) -> Iterator[tuple[Action, dict[str, State]]]:
-        chosen = units_where(self.project, actions, self.only, self.where)
-        for action in actions:
-            yield action, self.project.states(action, chosen[action.name])
+    if action is None:  # directories
+        if any(flags.values()):
+            raise RequestError("states are those of an action: add --action PATTERN")
+        own = project.workspace.value_of
+        names = [name for name in project.directories if only is None or name in only]
+        for name in selected(names, own, where, "--where") if where else names:
+            yield _Row(name, elements(own, name))
+        return
+    actions = [each for each in project.actions(action) if each.is_matrix == (what != "directories")]
+    if not actions and what == "directories":
+        raise RequestError(f"{action!r} matches no action with a command; for workloads: show cells, show trials")
+    if not actions:
+        there_is = "the recipe has" if action == "*" else f"{action!r} matches"
+        raise RequestError(f"{there_is} no action with a workload; for commands: show directories")
+    chosen, number = units_where(project, actions, only, where), 0
+    for each in actions:
+        states, value_of = project.states(each, chosen[each.name]), project.value_of(each)
+        if what == "cells":
+            counts: dict[str, Counter[State]] = {}
+            for unit, state in states.items():
+                counts.setdefault(unit.rpartition("/")[0], Counter())[state] += 1
+            for cell, found in counts.items():
+                if any(is_chosen(state, flags, each) for state in found):
+                    of_all = {state: found[state] for state in COLORS}
+                    yield _Row(cell, elements(value_of, cell), each.name, counts=of_all)
+            continue
+        jobs = project.submitted.get(each.name, {})
+        shown = [unit for unit, state in states.items() if is_chosen(state, flags, each)]
+        for group in [shown] if each.is_matrix else project.groups(each, shown):
+            number += 1
+            for unit in group:
+                yield _Row(unit, elements(value_of, unit), each.name, states[unit], job=jobs.get(unit), group=number)
 
-    def matrices(self) -> list[Action]:
-        found = [each for each in self.project.actions(self.action or "*") if each.is_matrix]
-        if not found:
-            there_is = "the recipe has" if self.action == "*" else f"{self.action!r} matches"
-            raise RequestError(f"{there_is} no action with a workload; for commands: show directories")
-        return found
 
-    def units(self, actions: Sequence[Action]) -> Iterator[_Row]:
-        number = 0
-        for action, found in self.states_of(actions):
-            jobs, value_of = self.project.submitted.get(action.name, {}), self.project.value_of(action)
-            shown = [unit for unit, state in found.items() if is_chosen(state, self.flags, action)]
-            for group in [shown] if action.is_matrix else self.project.groups(action, shown):
-                number += 1
-                if self.groups is not None and number > self.groups:
-                    return
-                for unit in group:
-                    values = self.elements(value_of, unit)
-                    yield _Row(unit, values, action.name, found[unit], job=jobs.get(unit), group=number)
+def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text: str) -> None:
+    @show.command(what, help=text)
+    @names_argument("[NAME | -]...")
+    @action_option("Of these actions; * and ? are wildcards.", pattern)
+    @state_options(f"Only {shown} with the state {{}}; several of these flags add up.")
+    @click.option(
+        "--value",
+        "pointers",
+        multiple=True,
+        metavar="POINTER",
+        help="Show an element of the values, such as /config/lr; repeat for several.",
+    )
+    @click.option("--short", is_flag=True, help="Names only, one a line.")
+    @json_option
+    @click.option("--no-header", is_flag=True, help="A table without its heading.")
+    @click.option(
+        "-n", "--n-groups", "groups", type=click.IntRange(1), metavar="N", help="Show the first N groups only."
+    )
+    @click.option("--no-separate-groups", is_flag=True, help="No empty lines between groups.")
+    @where_option
+    @cluster_option()
+    @registry_option
+    def command(
+        names: tuple[str, ...],
+        action: str | None,
+        pointers: tuple[str, ...],
+        where: tuple[TypedCondition, ...],
+        short: bool,
+        as_json: bool,
+        no_header: bool,
+        groups: int | None,
+        no_separate_groups: bool,
+        cluster: str | None,
+        files: tuple[str, ...],
+        **flags: bool,
+    ) -> None:
+        for pointer in pointers:
+            try:
+                check_pointer(pointer)
+            except ValueError as error:
+                raise RequestError(f"--value {error}") from None
+        project = open_project(files, cluster)
+        found = _rows(what, project, chosen_units(names, project), action, pointers, where, flags)
+        rows = [row for row in found if groups is None or row.group <= groups]
+        project.workspace.save()
+        if as_json:
+            plain: list[dict[str, Any]] = []
+            for row in rows:
+                own: dict[Any, Any] = {**row.counts} or {"state": row.state, "job": row.job}
+                plain.append({"name": row.name, "action": row.action, **own, "values": row.values})
+            click.echo(json.dumps({what: plain}, indent=1))
+        elif short:
+            for name in dict.fromkeys(row.name for row in rows):
+                click.echo(one_line(name))
+        elif not rows:
+            click.echo(f"There are no such {what}.")
+        else:
+            _echo_rows(heading, rows, has_heading=not no_header, is_separated=not no_separate_groups)
 
-    def elements(self, value_of: Callable[[str], Any], name: str) -> dict[str, Any]:
-        value = value_of(name) if self.pointers else None
-        return {pointer: element(value, pointer, name) for pointer in self.pointers}
 
-
-def _listing(
-    heading: str, pattern: str | None, shown: str
-) -> Callable[[Callable[[_Query], Iterator[_Row]]], click.Command]:
-    def add(rows_of: Callable[[_Query], Iterator[_Row]]) -> click.Command:
-        what = rows_of.__name__
-
-        @names_argument("[NAME | -]...")
-        @action_option("Of these actions; * and ? are wildcards.", pattern)
-        @state_options(f"Only {shown} with the state {{}}; several of these flags add up.")
-        @click.option(
-            "--value",
-            "pointers",
-            multiple=True,
-            metavar="POINTER",
-            help="Show an element of the values, such as /config/lr; repeat for several.",
-        )
-        @click.option("--short", is_flag=True, help="Names only, one a line.")
-        @json_option
-        @click.option("--no-header", is_flag=True, help="A table without its heading.")
-        @click.option(
-            "-n", "--n-groups", "groups", type=click.IntRange(1), metavar="N", help="Show the first N groups only."
-        )
-        @click.option("--no-separate-groups", is_flag=True, help="No empty lines between groups.")
-        @where_option
-        @cluster_option()
-        @registry_option
-        def command(
-            names: tuple[str, ...],
-            action: str | None,
-            pointers: tuple[str, ...],
-            where: tuple[TypedCondition, ...],
-            short: bool,
-            as_json: bool,
-            no_header: bool,
-            groups: int | None,
-            no_separate_groups: bool,
-            cluster: str | None,
-            files: tuple[str, ...],
-            **flags: bool,
-        ) -> None:
-            for pointer in pointers:
-                try:
-                    check_pointer(pointer)
-                except ValueError as error:
-                    raise RequestError(f"--value {error}") from None
-            project = open_project(files, cluster)
-            only = chosen_units(names, project)
-            rows = list(rows_of(_Query(project, only, action, pointers, where, flags, groups)))
-            project.workspace.save()
-            if as_json:
-                plain: list[dict[str, Any]] = []
-                for row in rows:
-                    own: dict[Any, Any] = {**row.counts} or {"state": row.state, "job": row.job}
-                    plain.append({"name": row.name, "action": row.action, **own, "values": row.values})
-                click.echo(json.dumps({what: plain}, indent=1))
-            elif short:
-                for name in dict.fromkeys(row.name for row in rows):
-                    click.echo(one_line(name))
-            elif not rows:
-                click.echo(f"There are no such {what}.")
-            else:
-                _echo_rows(heading, rows, has_heading=not no_header, is_separated=not no_separate_groups)
-
-        return show.command(what)(update_wrapper(command, rows_of))
-
-    return add
+_add_listing(
+    "directories",
+    "Directory",
+    None,
+    "directories",
+    "Directories of the workspace; with --action, those that an action is for, group by group.\n\n"
+    "With names, only these (-: names from stdin).",
+)
+_add_listing(
+    "trials",
+    "Trial",
+    "*",
+    "trials",
+    "Trials of the actions with a workload; with names of cells or trials, only these (-: names from stdin).",
+)
+_add_listing(
+    "cells",
+    "Cell",
+    "*",
+    "cells with trials",
+    "Cells of the actions with a workload, with the number of trials in each state.",
+)
 
 
 def _echo_rows(heading: str, rows: Sequence[_Row], *, has_heading: bool, is_separated: bool) -> None:
@@ -446,47 +466,6 @@ def _echo_rows(heading: str, rows: Sequence[_Row], *, has_heading: bool, is_sepa
         if is_separated and row.group != before.group:
             click.echo()
         click.echo(line if row.state is None else click.style(line, fg=COLORS[row.state]))
-
-
-@_listing("Directory", None, "directories")
-def directories(query: _Query) -> Iterator[_Row]:
-    """Directories of the workspace; with --action, those that an action is for, group by group.
-
-    With names, only these (-: names from stdin).
-    """
-    project = query.project
-    if query.action is not None:
-        commands = [each for each in project.actions(query.action) if not each.is_matrix]
-        if not commands:
-            missing = f"{query.action!r} matches no action with a command"
-            raise RequestError(f"{missing}; for workloads: show cells, show trials")
-        return query.units(commands)
-    if any(query.flags.values()):
-        raise RequestError("states are those of an action: add --action PATTERN")
-    names = [name for name in project.directories if query.only is None or name in query.only]
-    if query.where:
-        names = selected(names, project.workspace.value_of, query.where, "--where")
-    return (_Row(name, query.elements(project.workspace.value_of, name)) for name in names)
-
-
-@_listing("Trial", "*", "trials")
-def trials(query: _Query) -> Iterator[_Row]:
-    """Trials of the actions with a workload; with names of cells or trials, only these (-: names from stdin)."""
-    return query.units(query.matrices())
-
-
-@_listing("Cell", "*", "cells with trials")
-def cells(query: _Query) -> Iterator[_Row]:
-    """Cells of the actions with a workload, with the number of trials in each state."""
-    for action, units in query.states_of(query.matrices()):
-        counts: dict[str, Counter[State]] = {}
-        for unit, state in units.items():
-            counts.setdefault(unit.rpartition("/")[0], Counter())[state] += 1
-        value_of = query.project.value_of(action)
-        for cell, found in counts.items():
-            if any(is_chosen(state, query.flags, action) for state in found):
-                of_all = {state: found[state] for state in COLORS}
-                yield _Row(cell, query.elements(value_of, cell), action.name, counts=of_all)
 
 
 @show.command("collected")
