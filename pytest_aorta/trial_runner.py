@@ -238,38 +238,27 @@ def _code_identity(plans: list[Plan]) -> Mapping[str, str]:
 def check_elastic(execution: Execution, spell: Spelling) -> None:
     options = execution.elastic
     given = options.given()
+
+    def refuse(name: str, value: object, why: str) -> None:
+        text = ":".join(map(str, value)) if isinstance(value, tuple) else value
+        raise RequestError(f"{spell('elastic', f'{name}={text}')}: {why}")
+
     if execution.launcher == "external" or (execution.launcher == "auto" and under_launcher()):
+        why = "pytest is a rank, and the launcher that has started it is the agent; give the option to that launcher"
         for name, value in given.items():
-            raise RequestError(
-                f"{_spelled(spell, name, value)}: pytest is a rank, and the launcher that has started it is the agent; "
-                "give the option to that launcher"
-            )
+            refuse(name, value, why)
     if execution.launcher == "torchrun":
-        for name in _NOT_OF_TORCHRUN:
-            if name in given:
-                raise RequestError(
-                    f"{_spelled(spell, name, given[name])}: torchrun has no such option, or does nothing with it; use "
-                    f"{spell('launcher', 'auto')}"
-                )
+        for name in (name for name in _NOT_OF_TORCHRUN if name in given):
+            why = f"torchrun has no such option, or does nothing with it; use {spell('launcher', 'auto')}"
+            refuse(name, given[name], why)
         for name in ("master_addr", "master_port"):
             if name in given and options.rdzv_backend != "static":
-                raise RequestError(
-                    f"{_spelled(spell, name, given[name])}: torchrun uses it with rdzv_backend=static only"
-                )
+                refuse(name, given[name], "torchrun uses it with rdzv_backend=static only")
     least, most = options.nnodes
     if is_multi_node(options) and options.node_rank is not None and options.node_rank >= most:
-        raise RequestError(
-            f"{_spelled(spell, 'node_rank', options.node_rank)}: of {most} nodes, the last one is {most - 1}"
-        )
+        refuse("node_rank", options.node_rank, f"of {most} nodes, the last one is {most - 1}")
     if is_multi_node(options) and options.rdzv_backend == "static" and least != most:
-        raise RequestError(
-            f"{_spelled(spell, 'nnodes', options.nnodes)}: with rdzv_backend=static the number of nodes is fixed"
-        )
-
-
-def _spelled(spell: Spelling, name: str, value: object) -> str:
-    text = ":".join(map(str, value)) if isinstance(value, tuple) else value
-    return spell("elastic", f"{name}={text}")
+        refuse("nnodes", options.nnodes, "with rdzv_backend=static the number of nodes is fixed")
 
 
 def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = False) -> None:
@@ -283,54 +272,43 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
     Raises:
         RequestError: naming the options.
     """
+    from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
+    from pytest_aorta.runtime.resources.leases import LeaseError, Leases
+
     check_elastic(selection.execution, spell)
-    _check_slots(selection, spell, parallel)
-    _check_devices(selection, spell)
-    if is_multi_node(selection.execution.elastic):
-        if not selection.resources.hosts:
-            check_step(selection.execution.elastic)
-        for given, option in ((parallel, "-n"), (selection.resources.slots > 1, spell("slots", "").rstrip(" ="))):
-            if given:
-                raise RequestError(
-                    f"{spell('elastic', 'nnodes')}: trials of several nodes run one at a time, without {option}"
-                )
-
-
-def _check_slots(selection: Selection, spell: Spelling, parallel: bool) -> None:
-    resources = selection.resources
-    if resources.own_cores and selection.execution.isolation == "none":
+    resources, in_pytest = selection.resources, selection.execution.isolation == "none"
+    if resources.own_cores and in_pytest:
         raise RequestError(
             f"{spell('slots', 'own-cores')} and {spell('isolation', 'none')}: "
             "a trial in pytest's own process has that process's cores"
         )
-    if resources.total_slots == 1 and not resources.hosts:
-        return
-    option = spell("host", "").rstrip(" =") if resources.hosts else spell("slots", resources.slots)
-    if parallel:
-        raise RequestError(f"{option} and -n both run trials side by side; use one of them")
-    if under_launcher():
-        raise RequestError(f"{option}: pytest is a rank of an outer launcher, and runs one trial at a time")
-
-
-def _check_devices(selection: Selection, spell: Spelling) -> None:
-    from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
-    from pytest_aorta.runtime.resources.leases import LeaseError, Leases
-
-    devices = selection.resources.devices
-    if devices is None:
-        return
-    option = spell("devices", devices_text(devices))
-    if selection.execution.isolation == "none":
-        raise RequestError(
-            f"{option} and {spell('isolation', 'none')}: a trial in pytest's own process has that process's devices"
-        )
-    if devices and under_launcher():
-        raise RequestError(f"{option}: pytest is a rank of an outer launcher, which gives out the devices")
-    if devices and not selection.resources.hosts:
-        try:
-            Leases(choose_devices(devices, find_devices()))
-        except (ValueError, LeaseError, OSError) as error:
-            raise RequestError(f"{option}: {error}") from None
+    if resources.total_slots > 1 or resources.hosts:
+        option = spell("host", "").rstrip(" =") if resources.hosts else spell("slots", resources.slots)
+        if parallel:
+            raise RequestError(f"{option} and -n both run trials side by side; use one of them")
+        if under_launcher():
+            raise RequestError(f"{option}: pytest is a rank of an outer launcher, and runs one trial at a time")
+    if (devices := resources.devices) is not None:
+        option = spell("devices", devices_text(devices))
+        if in_pytest:
+            raise RequestError(
+                f"{option} and {spell('isolation', 'none')}: a trial in pytest's own process has that process's devices"
+            )
+        if devices and under_launcher():
+            raise RequestError(f"{option}: pytest is a rank of an outer launcher, which gives out the devices")
+        if devices and not resources.hosts:
+            try:
+                Leases(choose_devices(devices, find_devices()))
+            except (ValueError, LeaseError, OSError) as error:
+                raise RequestError(f"{option}: {error}") from None
+    if is_multi_node(selection.execution.elastic):
+        if not resources.hosts:
+            check_step(selection.execution.elastic)
+        for given, option in ((parallel, "-n"), (resources.slots > 1, spell("slots", "").rstrip(" ="))):
+            if given:
+                raise RequestError(
+                    f"{spell('elastic', 'nnodes')}: trials of several nodes run one at a time, without {option}"
+                )
 
 
 def check_results(selection: Selection, results: Path, source: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from pytest_aorta.launch.launch_mode import check_tasks, under_launcher
-from pytest_aorta.plan import Plan
+from pytest_aorta.plan import Plan, Selection
 from pytest_aorta.plugin import is_controller
 from pytest_aorta.plugin.collection import plan_of_file
 from pytest_aorta.plugin.run import Run, current_run, deadline_of, end_in_order_when_terminated, run_of
@@ -32,7 +32,7 @@ _PATIENCE = 20.0
 def check_trials(session: pytest.Session) -> None:
     """Check the options, the results directory, and one trial of every workload that is about to run."""
     config, run = session.config, current_run(session.config)
-    mentioned = run is not None and run.is_mentioned
+    mentioned, in_controller = run is not None and run.is_mentioned, is_controller(config)
     if run is not None and mentioned:  # also where trials are only started by tests
         _check_options(config, run)
         if run.selection.replays:  # what prevents a replay is in its record
@@ -53,40 +53,40 @@ def check_trials(session: pytest.Session) -> None:
             check_resources(run.selection, option_text)
             check_results(run.selection, run.results, str(run.results))
             run.runner.check(replace(item.spec, collect=run.selection.collect), deadline)
-    if is_controller(config):
-        if under_launcher():
-            raise pytest.UsageError(
-                "pytest is a rank of an outer launcher (WORLD_SIZE and RANK are set); run it without -n"
-            )
-        # It has no items, and the check costs an import of the workload: only where an option was given that can be
-        # wrong.
-        run = run_of(config)
-        chosen = run.selection
-        can_be_wrong = chosen.config or chosen.steps or chosen.execution.nproc or chosen.resources.devices
-        if (chosen.workloads or chosen.commands) and can_be_wrong:
-            specs = list({spec.workload.target: (spec, None) for spec in reversed(run.plan.trials)}.values())
+    if in_controller and under_launcher():
+        raise pytest.UsageError(
+            "pytest is a rank of an outer launcher (WORLD_SIZE and RANK are set); run it without -n"
+        )
+    run = run_of(config) if in_controller or mentioned or specs else None
+    if run is None:
+        return
+    selection, is_chosen = run.selection, bool(run.selection.workloads or run.selection.commands)
+    # A controller has no items, and the check costs an import of the workload: only where an option was given that can
+    # be wrong.
+    can_be_wrong = selection.config or selection.steps or selection.execution.nproc or selection.resources.devices
+    if in_controller and is_chosen and can_be_wrong:
+        specs = list({spec.workload.target: (spec, None) for spec in reversed(run.plan.trials)}.values())
     if not (mentioned or specs):
         return
-    run = run_of(config)
     plans = list(run.runner.plans)
-    if is_controller(config):
+    if in_controller:
         files = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
         for file in dict.fromkeys(file for file in files if workload_facts(file).workloads):
             with contextlib.suppress(RequestError):  # the workers report it
-                plans.append(plan_of_file(file, run.selection, run.registry))
-    _check_plans(session, run, plans)
+                plans.append(plan_of_file(file, selection, run.registry))
+    _check_plans(session, selection, plans)
     if specs:
-        check_results(run.selection, run.results, f"--aorta-results-dir {run.results}")
-    elif is_controller(config) and (run.selection.workloads or run.selection.commands):
-        check_tasks(run.selection.results_dir, run.selection.execution.elastic)
+        check_results(selection, run.results, f"--aorta-results-dir {run.results}")
+    elif in_controller and is_chosen:
+        check_tasks(selection.results_dir, selection.execution.elastic)
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     import pytest_aorta.plugin.writer  # noqa: F401
 
-    patience = _PATIENCE if run.selection.resources.total_slots > 1 else None
+    patience = _PATIENCE if selection.resources.total_slots > 1 else None
     for spec, deadline in specs:
         # With collectors also where trials get them only when they are run again: after hours of trials, a missing
         # tool is too late.
-        run.runner.check(replace(spec, collect=run.selection.collect), deadline, patience)
+        run.runner.check(replace(spec, collect=selection.collect), deadline, patience)
     for plan in plans:
         run.runner.store.sort_into_cells(plan.flat_cells)
 
@@ -115,9 +115,8 @@ def _check_options(config: pytest.Config, run: Run) -> None:
                 raise RequestError(f"{flag}: is about {what}a command; add --aorta-command 'CMD'")
 
 
-def _check_plans(session: pytest.Session, run: Run, plans: Sequence[Plan]) -> None:
+def _check_plans(session: pytest.Session, selection: Selection, plans: Sequence[Plan]) -> None:
     """What can be known before a workload is imported, and a folder is made."""
-    selection = run.selection
     cells: dict[tuple[str, str], TrialSpec] = {}
     for plan in plans:
         for spec in plan.trials:
@@ -125,24 +124,7 @@ def _check_plans(session: pytest.Session, run: Run, plans: Sequence[Plan]) -> No
     names = [*selection.config, *([] if selection.steps is None else ["steps"])]
     for target in dict.fromkeys([target for target, _ in cells]) if names else ():
         check_names(target, names)
-    if selection.commands and not selection.resources.hosts:
-        _check_files(cells.values(), selection.depends)
-    if not cells or (selection.triage.baseline is None and not selection.gates):
-        return
-    known = [(spec.cell, spec.mitigations) for spec in cells.values()]
-    if selection.triage.baseline is not None:
-        check_baseline(selection.triage.baseline, known)
-    if is_controller(session.config):
-        has_marked_tests = bool(session.config.args)
-    else:
-        others = (item for item in getattr(session, "items", ()) if not isinstance(item, TrialItem))
-        has_marked_tests = any(item.get_closest_marker("aorta") is not None for item in others)
-    if selection.gates and not has_marked_tests:
-        check_gates(selection.gates, known)
-
-
-def _check_files(cells: Iterable[TrialSpec], depends: Sequence[str]) -> None:
-    for spec in cells:
+    for spec in cells.values() if selection.commands and not selection.resources.hosts else ():
         elsewhere = spec.environment.docker or spec.environment.venv or spec.environment.launcher
         command = spec.workload.options.get("command")
         if elsewhere or not isinstance(command, str):
@@ -151,5 +133,14 @@ def _check_files(cells: Iterable[TrialSpec], depends: Sequence[str]) -> None:
         problem = program_not_found(words, spec.overlay.get("PATH", os.environ.get("PATH", os.defpath)))
         if problem is not None and not placeholders_in(words[:2]):
             raise RequestError(f"--aorta-command {shown_command(command)}: {problem}")
-        if missing := [path for path in depends if not os.path.exists(path)]:
+        if missing := [path for path in selection.depends if not os.path.exists(path)]:
             raise RequestError(f"--aorta-depends {missing[0]!r}: there is no such file or folder in {os.getcwd()}")
+    known = [(spec.cell, spec.mitigations) for spec in cells.values()]
+    if known and selection.triage.baseline is not None:
+        check_baseline(selection.triage.baseline, known)
+    others = (item for item in getattr(session, "items", ()) if not isinstance(item, TrialItem))
+    has_marked_tests = any(item.get_closest_marker("aorta") is not None for item in others)
+    if is_controller(session.config):
+        has_marked_tests = bool(session.config.args)
+    if known and selection.gates and not has_marked_tests:
+        check_gates(selection.gates, known)
