@@ -121,27 +121,6 @@ class _OwnFailure:
         return self.failure.is_late
 
 
-@dataclass(frozen=True)
-class _Wait:
-    """What stacks and flight recorders of all ranks show together.
-
-    ``text``: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``;
-    ``blamed``: the only rank that the others wait for, or that has entered another collective, or that hung;
-    ``waiting`` follow from it. ``waited``: the first rank that has given up, or lost a peer, where no limit has ended
-    the trial; the ranks ``unseen`` ended then, before they could be asked where they were. ``several``: what is known
-    where it is not one rank.
-    """
-
-    text: str
-    blamed: int | None
-    waiting: set[int]
-    waited: int | None
-    unseen: set[int]
-    confidence: Confidence
-    grounds: str
-    several: str = ""
-
-
 class _Case:
     def __init__(self, trial: TrialEvidence) -> None:
         self.trial = trial
@@ -165,26 +144,39 @@ class _Case:
                 self.found[number] = own
         #: The rank that the results say it was.
         self.named = self._weigh_results()
-        self.wait: _Wait | None = None
+        #: Whether ranks have waited for others, which ``_explain_wait`` explains.
+        self.is_wait = False
+        #: ``rank 1 is missing: run() at hang.py line 9; rank 0: all_reduce in run() at hang.py line 12``.
+        self.wait_text = ""
+        #: The only rank that the others wait for, or that has entered another collective, or that hung; why.
+        self.blamed: int | None = None
+        self.confidence: Confidence = "likely"
+        self.grounds = ""
+        #: What is known where it is not one rank.
+        self.several = ""
+        #: Those that follow from the wait; those that ended before they could be asked where they were.
+        self.waiting: set[int] = set()
+        self.unseen: set[int] = set()
+        #: The first rank that has given up, or lost a peer, where no limit has ended the trial.
+        self.waited: int | None = None
         #: The rank whose failure is shown; those that it cannot be told from; and the rank, if it is the cause.
         self.first: int | None = None
         self.tied: list[int] = []
         self.root: int | None = None
 
     def judgement(self) -> Judgement:
-        found, wait = self.found, None
+        found = self.found
         best = min(map(attrgetter("weight"), found.values()), default=None)
         if best in (GAVE_UP, PEER_LOST) or any(map(attrgetter("hung"), found.values())):
-            self.wait = wait = self._explain_wait()
-            for number in (wait.waiting | wait.unseen) & found.keys():
+            self._explain_wait()
+            for number in (self.waiting | self.unseen) & found.keys():
                 found[number] = replace(found[number], weight=ENDED_UNSEEN)
         order = sorted((own.weight, own.at, number) for number, own in found.items())
         causes = [number for _, _, number in order if found[number].failure.phase != "cleanup"]
         if causes and (not found[causes[0]].follows or found[order[0][2]].follows):
             self.first = causes[0]
-        blamed = None if wait is None else wait.blamed
-        if blamed in causes:
-            self.first = blamed
+        if self.blamed in causes:
+            self.first = self.blamed
         if self.named is not None and self.first is not None:
             if found[self.first].weight == found[self.named].weight == RETURNED:
                 self.first = self.named
@@ -199,10 +191,10 @@ class _Case:
             else:  # as likely to be the one that the others follow from
                 alike = (number for number in causes if found[number].weight == own.weight)
                 self.tied = sorted(number for number in alike if number == self.first or _is_equal(own, found[number]))
-            if blamed == self.first or (own.weight < GAVE_UP and not own.hung and len(self.tied) == 1):
+            if self.blamed == self.first or (own.weight < GAVE_UP and not own.hung and len(self.tied) == 1):
                 self.root = self.first
-        if wait is not None and blamed is not None and wait.waited is not None:
-            self.first = self.root = blamed
+        if self.blamed is not None and self.waited is not None:
+            self.first = self.root = self.blamed
         failure, agent = self._failure(), agent_failure(self.trial)
         cause = None if self.first is None else found.get(self.first)
         # An exit code of the agent follows from whatever has happened to a rank.
@@ -217,10 +209,10 @@ class _Case:
             shown = record.failure
             if shown is not None and shown.phase == "cleanup" and not record.collateral and cleanup is None:
                 cleanup = replace(shown, message=f"rank {record.rank}: {shown.message}")
-        if wait is None or wait.waited is not None:
+        if not self.is_wait or self.waited is not None:
             return Judgement(records, failure, cleanup)
-        location = "; ".join(filter(None, (wait.text, self.trial.network)))
-        return Judgement(records, failure, cleanup, location, blamed)
+        location = "; ".join(filter(None, (self.wait_text, self.trial.network)))
+        return Judgement(records, failure, cleanup, location, self.blamed)
 
     # What one rank shows.
 
@@ -320,8 +312,8 @@ class _Case:
 
     # The rank that others waited for.
 
-    def _explain_wait(self) -> _Wait:
-        """Find the rank that the others waited for.
+    def _explain_wait(self) -> None:
+        """Find the rank that the others waited for, by stacks and flight recorders.
 
         Where no stack shows a collective, as when it waits in C++ only, the ranks are missing that have entered fewer
         than others; of those that others wait for by their stacks, a rank without a stack is not missing when its
@@ -390,8 +382,10 @@ class _Case:
         parts = [] if mismatch is None else [mismatch.text]
         parts += [f"rank {number} is missing: {self._where(number, unseen)}" for number in named]
         parts += [f"rank {number}: {self._where(number, unseen)}" for number in ranks if number not in named]
-        only = next(iter(blamed)) if len(blamed) == 1 else None
-        return _Wait("; ".join(parts), only, present, waited, unseen, confidence, grounds, several)
+        self.is_wait, self.wait_text, self.several = True, "; ".join(parts), several
+        self.blamed = next(iter(blamed)) if len(blamed) == 1 else None
+        self.confidence, self.grounds = confidence, grounds
+        self.waiting, self.unseen, self.waited = present, unseen, waited
 
     def _where(self, number: int, unseen: set[int]) -> str:
         rank, own = self.ranks[number], self.found.get(number)
@@ -414,21 +408,14 @@ class _Case:
     # The verdict.
 
     def _failure(self) -> Failure | None:
-        first, wait, found = self.first, self.wait, self.found
+        first, found = self.first, self.found
         if first is None:
             return None
-        rank = self.ranks[first]
-        blamed = wait if wait is not None and wait.blamed == first else None
-        if blamed is not None and blamed.waited is not None:
+        rank, confidence, grounds = self.ranks[first], self.confidence, self.grounds
+        if first == self.blamed and self.waited is not None:
             # Of a rank for which others have waited until they gave up: the failure of the first that did.
-            return replace(
-                found[blamed.waited].failure,
-                rank=first,
-                message=blamed.text,
-                stacks=rank.stacks,
-                confidence=blamed.confidence,
-                evidence=blamed.grounds,
-            )
+            failure = replace(found[self.waited].failure, rank=first, message=self.wait_text, stacks=rank.stacks)
+            return replace(failure, confidence=confidence, evidence=grounds)
         own = found[first]
         message = own.failure.message
         lost = [number for number, each in self.ranks.items() if not each.is_heard_of]
@@ -440,14 +427,13 @@ class _Case:
         if rank.running and rank.location is not None:
             message += f"; {rank.location.text}"
         message = f"{rank_names(self.tied if self.root is None else [first])}: {message}"
-        several = "" if wait is None else wait.several
-        if self.root is None and wait is not None and wait.waited is not None and several:
-            message = f"{several}; {message}"
+        if self.root is None and self.waited is not None and self.several:
+            message = f"{self.several}; {message}"
+        if first == self.blamed:
+            return replace(own.failure, rank=self.root, message=message, confidence=confidence, evidence=grounds)
 
-        confidence: Confidence = "likely"
-        if blamed is not None:
-            confidence, grounds = blamed.confidence, blamed.grounds
-        elif own.weight == UNHEARD:
+        confidence = "likely"
+        if own.weight == UNHEARD:
             grounds = "nothing is known of its end"
         elif first == self.named:
             grounds = "the failure_details of the results name it first"
@@ -456,15 +442,12 @@ class _Case:
             confidence = "unknown"
             grounds = f"{rank_names(self.tied)} failed {'alike' if alike else f'within {_APART:g} s'}"
         elif self.root is None:
-            confidence, grounds = "unknown", several or "no rank shows a failure that the others could follow from"
+            confidence, grounds = "unknown", self.several or "no rank shows a failure that the others could follow from"
         else:
-            followed: list[int] = []
-            ended: list[int] = []
-            rest: list[int] = []
-            for number in found.keys() - {first}:
-                each = found[number]
-                kind = ended if each.follows else followed if each.weight in (GAVE_UP, PEER_LOST) else rest
-                kind.append(number)
+            others = found.keys() - {first}
+            ended = {number for number in others if found[number].follows}
+            followed = {number for number in others if found[number].weight in (GAVE_UP, PEER_LOST)}
+            rest = others - ended - followed
             said = [f"{rank_names(followed)} lost a peer, or waited for one"] if followed else []
             said += [f"{rank_names(ended)} ended because of another rank"] if ended else []
             said += [f"{rank_names(rest)} failed later, or in a way that is likelier to follow"] if rest else []
@@ -501,22 +484,22 @@ class _Case:
             stdout=rank.stdout,
             stderr=rank.stderr,
             stacks=rank.stacks,
-            collective=None if rank.collective is None or self.wait is None else str(rank.collective),
+            collective=None if rank.collective is None or not self.is_wait else str(rank.collective),
             seeds=seen.seeds,
             progress=seen.progress,
         )
 
     def _blame(self, number: int) -> Blame | None:
-        own, wait = self.found.get(number), self.wait
-        if number == self.root or (self.first is None and wait is not None and number == wait.blamed):
+        own = self.found.get(number)
+        if number == self.root or (self.first is None and number == self.blamed):
             return "cause"
         if own is None:
             return None
-        if wait is not None and number in wait.waiting:
+        if number in self.waiting:
             return "collateral"
-        if wait is not None and wait.blamed is None:
-            asked = wait.waited is not None and own.weight in (GAVE_UP, PEER_LOST)
-            if own.hung or asked or number in wait.unseen:
+        if self.is_wait and self.blamed is None:
+            asked = self.waited is not None and own.weight in (GAVE_UP, PEER_LOST)
+            if own.hung or asked or number in self.unseen:
                 return "unknown"
         if self.first is None and own.weight < GAVE_UP and own.failure.phase == "cleanup":
             lower = (other for other in self.found if other < number)  # the first in its cleanup
@@ -524,7 +507,7 @@ class _Case:
                 return "cause"
         if own.follows:
             return "collateral"
-        lighter = self.first is None or self.found.get(self.first, own).weight < own.weight or wait is not None
+        lighter = self.first is None or self.found.get(self.first, own).weight < own.weight or self.is_wait
         return "collateral" if own.weight >= GAVE_UP and lighter else "unknown"
 
 

@@ -50,7 +50,7 @@ from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.output import RETURNCODE
-from pytest_aorta.trials.records import Failure, RankRecord, ResultRecord
+from pytest_aorta.trials.records import Failure
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -173,10 +173,6 @@ def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
 # child, and adds its end to its event log. Rank 0 alone reports; it reads the logs of the other ranks of its host.
 
 
-def rank_folder(folder: Path, rank: int) -> Path:
-    return folder if rank == 0 else folder.with_name(f"{folder.name}.rank_{rank}")
-
-
 def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
     """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -201,7 +197,9 @@ def gather_evidence(
     """
     attempt, world_size = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ["WORLD_SIZE"])
     trial = TrialEvidence("external", attempt, world_size, stalled=stalled)
-    folders = {rank: rank_folder(folder, rank) for rank in range(int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))}
+    folders = {0: folder}
+    for rank in range(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size))):
+        folders[rank] = folder.with_name(f"{folder.name}.rank_{rank}")
     waited_for = folders.keys() - {0}
     give_up = time.monotonic() + _PATIENCE
     while waited_for and time.monotonic() < give_up:
@@ -247,30 +245,6 @@ def node_folder(folder: Path, node: int) -> Path:
     return folder.with_name(f"{folder.name}.node_{node}")
 
 
-def combined_result(records: list[RankRecord]) -> ResultRecord | None:
-    """The result of a trial with ``result_scope`` ``rank_local``; ``None`` unless all ranks have returned one.
-
-    Failures are counted together, and their details listed in the order of the ranks, each with its ``rank``; all else
-    is rank 0's.
-    """
-    results = [record.result for record in records if record.result is not None]
-    if not results or len(results) < len(records):
-        return None
-    firsts = [result.first_failure_iteration for result in results]
-    details = [
-        {"rank": record.rank, **detail}
-        for record, result in zip(records, results, strict=True)
-        for detail in result.failure_details
-    ]
-    return replace(
-        results[0],
-        passed=all(result.passed for result in results),
-        failure_count=sum(result.failure_count or 0 for result in results),
-        first_failure_iteration=min((first for first in firsts if first is not None), default=None),
-        failure_details=details,
-    )
-
-
 class TrialFiles:
     """Completes what was ``seen`` of a trial from the files in its ``folder``, and the ``sockets`` of its ranks.
 
@@ -312,7 +286,13 @@ class TrialFiles:
                 location = locate(read_dump(self._folder / STACKS), self._cell.info.source)
                 seen.location = None if location is None else location.text
         elif mode == "external":
-            self._exchange_with_ranks(overdue)
+            end, rank = None, own_rank()
+            if seen.returncode is not None and overdue is None:
+                end = RankExit(seen.returncode, at=time.time(), stopped=seen.lost is not None)
+            if rank == 0:
+                self._judge(gather_evidence(self._folder, end, overdue, self._cell.info.source, seen.stalled))
+            else:
+                write_exit(self._folder, rank, end, overdue)
         elif overdue is not None:
             self._read_overdue(overdue)
         elif seen.lost is None and not seen.ranks and (seen.returncode or 0) < 0:
@@ -340,16 +320,6 @@ class TrialFiles:
             keep_evidence(folder, trial)
             seen.attempts.append(attempt_event(trial)["attempt"])
         self._judge(self._evidence(overdue=overdue))
-
-    def _exchange_with_ranks(self, overdue: float | None) -> None:
-        seen, rank = self._seen, own_rank()
-        end = None
-        if seen.returncode is not None and overdue is None:
-            end = RankExit(seen.returncode, at=time.time(), stopped=seen.lost is not None)
-        if rank == 0:
-            self._judge(gather_evidence(self._folder, end, overdue, self._cell.info.source, seen.stalled))
-        else:
-            write_exit(self._folder, rank, end, overdue)
 
     def _read_overdue(self, overdue: float) -> None:
         trial = self._evidence(overdue=overdue)
@@ -396,9 +366,21 @@ class TrialFiles:
         self.combine_results()
 
     def combine_results(self) -> None:
-        """Where ``result_scope`` is ``rank_local``, the result is that of all ranks together; else that of rank 0."""
+        """Where ``result_scope`` is ``rank_local``, the result is that of all ranks together; else that of rank 0.
+
+        Failures are counted together, and their details listed in the order of the ranks; all else is rank 0's.
+        """
         seen = self._seen
+        results = [(rank.rank, rank.result) for rank in seen.ranks if rank.result is not None]
         if self._cell.info.result_scope == "rank_local":
-            seen.result = combined_result(seen.ranks) or seen.result
+            if results and len(results) == len(seen.ranks):
+                firsts = [result.first_failure_iteration for _, result in results]
+                seen.result = replace(
+                    results[0][1],
+                    passed=all(result.passed for _, result in results),
+                    failure_count=sum(result.failure_count or 0 for _, result in results),
+                    first_failure_iteration=min((first for first in firsts if first is not None), default=None),
+                    failure_details=[{"rank": rank, **each} for rank, it in results for each in it.failure_details],
+                )
         elif is_multi_node(self._elastic):  # rank 0 may be on any node
             seen.result = next((rank.result for rank in seen.ranks if rank.rank == 0), seen.result)
