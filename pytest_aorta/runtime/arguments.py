@@ -179,7 +179,7 @@ class TaskArgs:
 def _checked(tensor: object, tag: Tag) -> torch.Tensor:
     checked = original(check_kind(tensor))
     slab = slab_of(checked)
-    if slab is not None and slab.scope_over:
+    if slab is not None and slab.node is not None and not slab.node.in_scope:
         raise ValueError(
             "this memory (of orch.alloc or add_output) cannot be passed: its scope has ended; submit within the scope,"
             " or pass a copy (.clone())"

@@ -526,11 +526,12 @@ class Dispatcher:
                 run.waited_for = True
                 self.lock.wait(left)
 
-    def add_memory(self, run: GraphRun, slab: Slab, footprint: Footprint) -> Node:
+    def add_memory(self, run: GraphRun, slab: Slab) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
         with self.turn():
             self._check_accepts(run)
-            return self.graph.add_memory(slab, run, footprint)
+            slab.node = self.graph.add_memory(slab, run)
+            return slab.node
 
     @staticmethod
     def _check_accepts(run: GraphRun) -> None:
@@ -544,8 +545,6 @@ class Dispatcher:
     def release_scope(self, nodes: Iterable[Node]) -> None:
         with self.turn():
             for node in nodes:
-                if isinstance(node.payload, Slab):
-                    node.payload.scope_over = True
                 self.graph.release_scope(node)
 
     def cancel(self, node: Node, why: str, running: bool = True) -> None:
@@ -597,6 +596,7 @@ class Dispatcher:
     def _consumed(self, node: Node) -> None:
         if isinstance(node.payload, Slab):
             self.release_slab(node.payload)
+            node.run = None  # which a tensor that is held longer would keep
             return
         # In an open run there may be very many: of those that nothing refers to, only the record is kept.
         run: GraphRun = node.run

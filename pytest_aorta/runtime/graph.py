@@ -14,10 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, NamedTuple
 
 #: Solutions that NumPy looks at before a question about two views is given up; views of one layout need a handful.
 _EFFORT = 512
@@ -370,10 +367,6 @@ class Writers:
         for write in self.of(node):
             self._remove(write)
 
-    def clear(self, memory: Footprint, run: Hashable) -> None:
-        for write in self._found(run, memory):
-            self._remove(write)
-
     def end(self, run: Hashable) -> None:
         for node in [node for node in self._of_node if node.run == run]:
             self.forget(node)
@@ -406,8 +399,6 @@ class Graph:
         self._reporting = False
         #: Writes of the nodes that are live.
         self.writers = Writers()
-        #: Memory that lives as long as its node, which is a producer in no other way.
-        self._memory = Writers()
         #: Nodes that are not consumed.
         self.live = 0
 
@@ -419,8 +410,6 @@ class Graph:
         accesses = list(accesses)
         wanted = dict.fromkeys(after)
         for footprint, tag in accesses:
-            # A node that uses a part of a slab holds it, whatever its tag: nothing else would hold it for an overwrite.
-            wanted.update(self._memory.meeting(run, footprint))
             if tag.reads:
                 wanted.update(self.writers.meeting(run, footprint))
         node = Node(next(self._ids), run, label, payload=payload)
@@ -448,15 +437,10 @@ class Graph:
         self._report()
         return node
 
-    def add_memory(self, payload: Any, run: Hashable, footprint: Footprint) -> Node:
-        """Add a node that stands for memory. It stays until its scope has ended and all nodes of its run that use a
-        part of that memory have settled, whatever their tags.
-        """
-        node = Node(next(self._ids), run, "memory", State.COMPLETED, payload=payload, holds=1)
+    def add_memory(self, payload: Any, run: Hashable) -> Node:
+        """Add a node that stands for memory. It stays until its scope has ended, and all nodes ``after`` it have."""
         self.live += 1
-        self.writers.add(run, footprint, node)
-        self._memory.add(run, footprint, node)
-        return node
+        return Node(next(self._ids), run, "memory", State.COMPLETED, payload=payload, holds=1)
 
     def claim(self, node: Node) -> bool:
         """Take a ready node to run it. False when it has been taken, or cancelled."""
@@ -540,9 +524,6 @@ class Graph:
             self.live -= 1
             if node.error is None:  # bytes whose writer has failed stay marked until they are overwritten
                 self.writers.forget(node)
-            for write in self._memory.of(node):
-                self.writers.clear(write.footprint, node.run)
-            self._memory.forget(node)
             self._changes.append((_Change.CONSUMED, node))
 
     def _report(self) -> None:

@@ -27,7 +27,7 @@ from pytest_aorta.runtime.callables import dump_argument
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphTask, Member, RingFull, TaskKind, record_of
 from pytest_aorta.runtime.graph import HazardWarning
 from pytest_aorta.runtime.records import TaskError, TaskRecord
-from pytest_aorta.runtime.tensors import footprint_of, snapshot
+from pytest_aorta.runtime.tensors import slab_of, snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -407,13 +407,13 @@ class Orchestrator:
         """
         self._check_open()
         tensor, slab = self._heap.allocate(blank_tensor(shape, dtype), len(self._scopes) - 1)
-        self._scopes[-1].append(self._keep(tensor, slab))
+        self._scopes[-1].append(self._keep(slab))
         return tensor
 
-    def _keep(self, tensor: torch.Tensor, slab: Slab) -> Node:
+    def _keep(self, slab: Slab) -> Node:
         with SIGINT_HELD:
             try:
-                return self._dispatcher.add_memory(self._run, slab, footprint_of(tensor))
+                return self._dispatcher.add_memory(self._run, slab)
             except BaseException:
                 self._heap.release(slab)
                 raise
@@ -458,7 +458,7 @@ class Orchestrator:
 
         def output(blank: torch.Tensor) -> torch.Tensor:
             tensor, slab = self._heap.allocate(blank, len(self._scopes) - 1)
-            output_nodes.append(self._keep(tensor, slab))
+            output_nodes.append(self._keep(slab))
             outputs.append(tensor)
             return tensor
 
@@ -474,6 +474,9 @@ class Orchestrator:
                 if member.args is not None:
                     member.args = member.args.submitted(output, copy)
                     accesses += member.args.check()
+                    # Held, whatever the tag.
+                    slabs = filter(None, map(slab_of, member.args.tensors))
+                    producers += [slab.node for slab in slabs if slab.node is not None and slab.node.run is self._run]
             node = self._add(task, accesses, producers)
             self._scopes[-1].extend(output_nodes)
         except BaseException:

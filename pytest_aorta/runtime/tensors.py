@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.runtime.graph import Footprint
+from pytest_aorta.runtime.graph import Footprint, Node
 
 if TYPE_CHECKING:
     import torch
@@ -125,15 +125,15 @@ class Slab:
     ring: int
     offset: int
     size: int
-    #: Whether the scope has ended in which it was allocated: no further task may be given it.
-    scope_over: bool = False
+    #: Of the graph: held by the scope in which it was allocated, and by the tasks that use it.
+    node: Node | None = None
     #: Whether no task uses it any more; whether no tensor does.
     released: bool = False
     dropped: bool = False
 
     @property
-    def free(self) -> bool:
-        return self.released and self.dropped
+    def stop(self) -> int:
+        return self.offset + self.size
 
 
 def map_storage(fd: int, size: int) -> torch.UntypedStorage:
@@ -409,9 +409,8 @@ class _Ring:
         self.size = size
         #: Bytes of the slabs that are not free.
         self.used = 0
-        self._head = 0
-        self._behind: list[Slab] = []
-        self._ahead: deque[Slab] = deque()
+        #: In the order of their offsets.
+        self._slabs: list[Slab] = []
         #: Slabs whose last tensor has gone, in the middle of anything.
         self.dropping: deque[Slab] = deque()
 
@@ -419,44 +418,40 @@ class _Ring:
         self.reclaim()
         # A slab of no bytes takes room as well, so that no two slabs have one offset.
         size = max(1, -(-nbytes // _ALIGN)) * _ALIGN
-        behind = self._behind
-        for _ in range(2 if self.used + size <= self.size else 0):  # up to the end, and once more from the start
-            while behind and behind[-1].free:  # an empty ring uses the same pages again
-                behind.pop()
-                self._head = behind[-1].offset + behind[-1].size if behind else 0
-            while True:
-                while self._ahead and self._ahead[0].free:
-                    self._ahead.popleft()
-                if self._head + size <= (self._ahead[0].offset if self._ahead else self.size):
-                    slab = Slab(self.number, self._head, size)
-                    behind.append(slab)
-                    self._head += size
-                    self.used += size
-                    return slab
-                if not self._ahead:
-                    break
-                behind.append(self._ahead.popleft())
-                self._head = behind[-1].offset + behind[-1].size
-            self._ahead.extend(behind)
-            behind.clear()
-            self._head = 0
-        return None
+        slabs = self._slabs
+        place, offset = len(slabs), slabs[-1].stop if slabs else 0
+        if offset + size > self.size:  # no room behind the last one: the first gap
+            place, offset = 0, 0
+            while place < len(slabs) and slabs[place].offset - offset < size:
+                offset = slabs[place].stop
+                place += 1
+            if place == len(slabs):
+                return None
+        slab = Slab(self.number, offset, size)
+        slabs.insert(place, slab)
+        self.used += size
+        return slab
 
     def reclaim(self) -> None:
         while self.dropping:
             slab = self.dropping.popleft()
             slab.dropped = True
-            self.used -= slab.size * slab.released
+            self._free(slab)
 
     def release(self, slab: Slab) -> None:
         self.reclaim()
         slab.released = True
-        self.used -= slab.size * slab.dropped
+        self._free(slab)
+
+    def _free(self, slab: Slab) -> None:
+        if slab.released and slab.dropped:
+            del self._slabs[bisect.bisect_left(self._slabs, slab.offset, key=lambda other: other.offset)]
+            self.used -= slab.size
 
     @property
     def held(self) -> int:
         """Bytes that only tensors of the user keep."""
-        return sum(slab.size for slab in (*self._behind, *self._ahead) if slab.released and not slab.dropped)
+        return sum(slab.size for slab in self._slabs if slab.released and not slab.dropped)
 
 
 class Heap:
