@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -40,12 +39,6 @@ def test_it_runs_until_all_is_decided(stage: Stage) -> None:
         assert line in done.outlines
 
 
-@pytest.mark.parametrize("how", [("--aorta-slots", "2"), ("-n", "2")], ids=["slots", "xdist"])
-def test_side_by_side_less_than_forty_trials_decide(stage: Stage, how: tuple[str, ...]) -> None:
-    stage.run(*UNTIL_DECIDED, *how)
-    assert all(8 <= number < 40 for number in per_cell(stage).values())
-
-
 def test_it_runs_for_so_long(stage: Stage) -> None:
     done = stage.run_here(*["3s" if word == "8h" else word for word in FOR_SO_LONG], "--aorta-trials", "40")
     (rounds,) = set(per_cell(stage).values())
@@ -62,6 +55,6 @@ def test_gates_decide(stage: Stage) -> None:
 def test_one_of_eight_variables_is_found(stage: Stage) -> None:
     (registry,) = re.findall(r"^```json\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL)
     stage.write_file("eight.json", registry)
-    done = stage.command(sys.executable, "-m", "pytest_aorta", *MINIMIZE)
+    done = stage.aorta(*MINIMIZE)
     assert counts(done) == {"passed": 1}
     assert SHOWN[2].strip() in done.outlines

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.projects import MATRIX, ONE, command, project
-from support.records import record
 from support.stage import Stage
 
 BOTH = """
@@ -95,18 +92,3 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words:
     result = command("ci-matrix", *words)
     assert result.exit_code == 2
     assert message in result.stderr
-
-
-@pytest.mark.parametrize(
-    "words", [["ci-matrix", "--jobs", "2"], ["merge", "old", "new"], ["env", "--json"]], ids=lambda words: words[0]
-)
-def test_neither_torch_nor_pytest_is_imported(folder: Path, words: list[str]) -> None:
-    file = folder / "old/tiny/local-none/trial_0.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(record(workload="tiny", cell="local-none")))
-    code = (
-        "import sys\nfrom pytest_aorta.cli.main import main\n"
-        f"main({words!r}, standalone_mode=False)\n"
-        "assert not {'torch', 'pytest', '_pytest', 'numpy'} & set(sys.modules), 'imported'\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -273,7 +272,7 @@ def test_a_sweep_recipe_runs_as_it_is_and_converted(stage: Stage) -> None:
     again.assert_outcomes(passed=9)
     again.stdout.fnmatch_lines(["9 of 9 trials had a result already"])
 
-    assert stage.command(sys.executable, "-m", "pytest_aorta", "convert", "sweep.yaml").ret == 0
+    assert stage.aorta("convert", "sweep.yaml").ret == 0
     stage.run_here("aorta.toml", "-v").assert_outcomes(passed=9)
 
     stage.write_file("sweep.yaml", SWEEP.replace("steps: 5", "stepz: 5"))

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from support.fake_distributions import install
+from support.projects import MATRIX, project
+from support.results import write_cell
 from support.stage import Stage
 
 from pytest_aorta.cli.main import main
@@ -29,14 +31,41 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "list --help", "report --help", "compare --help", "list"])
-def test_the_command_starts_light(stage: Stage, arguments: str) -> None:
-    result = stage.command(sys.executable, "-X", "importtime", "-m", "pytest_aorta", *arguments.split())
-    assert result.ret == 0
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.errlines if "import time:" in line}
-    assert "click" in imported
-    assert imported & {"torch", "pydantic", "numpy", "scipy", "pytest", "_pytest", "jinja2"} == set()
-    assert not stage.everything(".")
+#: Commands, and what none of them imports, in this order.
+LIGHT = (
+    (
+        ("--help", "--version", "list --help", "report --help", "compare --help", "list"),
+        {"pydantic", "jinja2", "scipy"},
+    ),
+    (("status",), {"scipy", "aorta_workloads"}),
+    (("ci-matrix --jobs 2", "merge old new", "env --json"), {"jinja2"}),
+)
+
+START = """
+import sys
+from pytest_aorta.cli.main import main
+
+for commands, heavy in {light}:
+    for words in commands:
+        try:
+            main(words.split(), standalone_mode=False)
+        except SystemExit:
+            pass
+        found = {{*heavy, "torch", "numpy", "pytest", "_pytest"}} & set(sys.modules)
+        assert not found, (words, found)
+"""
+
+
+def test_commands_start_light_and_a_closed_pipe_is_silent(stage: Stage) -> None:
+    project(stage.path, MATRIX.replace('"tiny"', '"gemm"'))
+    write_cell(stage.path / "old", ".")
+    stage.write(start=START.format(light=LIGHT))
+    before = stage.everything(".")
+    started = stage.command(sys.executable, "start.py")
+    assert started.ret == 0, started.errlines
+    assert {path.split("/")[0] for path in set(stage.everything(".")) - set(before)} == {"new"}
+    piped = stage.command("sh", "-c", f"{sys.executable} -m pytest_aorta show trials --short | true")
+    assert piped.errlines == []
 
 
 def test_names_of_all_kinds_are_listed_with_what_they_stand_for() -> None:

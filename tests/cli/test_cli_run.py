@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def test_named_directories_are_run_and_no_others(stage: Stage, monkeypatch: pyte
     monkeypatch.chdir(stage.path)
 
     def run(*arguments: str) -> pytest.RunResult:
-        return stage.command(sys.executable, "-m", "pytest_aorta", "run", *arguments)
+        return stage.aorta("run", *arguments)
 
     waits = run("dir1", "-a", "sum")
     waits.stdout.fnmatch_lines(["SKIPPED * hello[[]dir1] is not complete, and not selected in this run"])
@@ -63,7 +62,7 @@ def test_a_directory_that_an_earlier_action_leaves_out_waits(stage: Stage, monke
     result.assert_outcomes(passed=12)  # eleven, and a group
     assert short_status() == {"hello": [11, 0, 0, 0, 0, 0], "sum": [11, 0, 0, 0, 0, 1]}
     assert log(stage.path)[-1] == "sum dir0 dir1 dir10 dir2 dir3 dir4 dir5 dir6 dir7 dir8 dir9"
-    alone = stage.command(sys.executable, "-m", "pytest_aorta", "run", "dir11")
+    alone = stage.aorta("run", "dir11")
     alone.stdout.fnmatch_lines(["SKIPPED * hello does not include dir11, and is not complete there"])
 
 

@@ -76,7 +76,7 @@ def test_what_a_command_does_is_said_with_the_line_that_measures_it(stage: Stage
             print("step 5/5 loss nan")
         """
     )
-    result = stage.command(*TRY, "--", "python", "train.py", "--name", "a b", env=OWN)
+    result = stage.aorta("try", "--", "python", "train.py", "--name", "a b", env=OWN)
     assert result.ret == 0, result.stderr.str()
     result.stdout.fnmatch_lines(
         [
@@ -101,7 +101,7 @@ def test_what_a_command_does_is_said_with_the_line_that_measures_it(stage: Stage
 
 
 def test_a_command_that_cannot_run_is_no_fault(stage: Stage) -> None:
-    result = stage.command(*TRY, "--yes", "--", "python", "nowhere.py", env=OWN)
+    result = stage.aorta("try", "--yes", "--", "python", "nowhere.py", env=OWN)
     assert result.ret == 2
     result.stderr.fnmatch_lines(["Error: the command 'python nowhere.py': there is no file 'nowhere.py' in *"])
     assert not list(stage.path.iterdir())

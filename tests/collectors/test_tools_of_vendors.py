@@ -51,36 +51,28 @@ class Job(Workload):
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "stand_in", "sentence", "artifact"),
-    [
-        (
-            "rocprof", "", ("rocprofv3", STAND_IN_ROCPROF),
-            "most time on the device: gemm_kernel 90%, copy_kernel 10%", "_kernel_stats.csv",
-        ),
-        ("nsys", ":trace=cuda", ("nsys", STAND_IN_NSYS), "", "profile.nsys-rep"),
-        ("amd_log", ":level=4", None, "1 errors, first: :1:hip_memory.cpp:2: out of memory", "hip.log_"),
-    ],
-)  # fmt: skip
-def test_each_trial_has_its_own_files(
-    stage: Stage, name: str, options: str, stand_in: tuple[str, str] | None, sentence: str, artifact: str
-) -> None:
-    tools = stage.path / "tools"
-    tools.mkdir()
-    if stand_in is not None:
-        path = tools / stand_in[0]
-        path.write_text(stand_in[1])
-        path.chmod(0o755)
+#: Collector to its sentence, and its artifact.
+COLLECTED = {
+    "rocprof": ("most time on the device: gemm_kernel 90%, copy_kernel 10%", "_kernel_stats.csv"),
+    "amd_log": ("1 errors, first: :1:hip_memory.cpp:2: out of memory", "hip.log_"),
+    "nsys": ("", "profile.nsys-rep"),
+}
+
+
+@pytest.mark.parametrize("asked", ["rocprof,amd_log:level=4", "nsys:trace=cuda"])
+def test_each_trial_has_its_own_files(stage: Stage, asked: str) -> None:
+    for name, script in (("rocprofv3", STAND_IN_ROCPROF), ("nsys", STAND_IN_NSYS)):
+        stage.write_file(f"tools/{name}", script).chmod(0o755)
     stage.write(job=WORKLOAD)
-    result = stage.run(
-        "job.py", "--aorta-trials=2", f"--aorta-collect={name}{options}",
-        env={"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
-    )  # fmt: skip
+    path = f"{stage.path / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    result = stage.run("job.py", "--aorta-trials=2", f"--aorta-collect={asked}", env={"PATH": path})
     assert counts(result) == {"passed": 2}, text(result)
     for record in stage.trials().values():
-        found = record["collected"][name]
-        assert (found["sentence"], found["problems"]) == (sentence, [])
-        assert [artifact in each for each in found["artifacts"]] == [True]
+        assert len(record["collected"]) == len(asked.split(","))
+        for name, found in record["collected"].items():
+            sentence, artifact = COLLECTED[name]
+            assert (found["sentence"], found["problems"]) == (sentence, [])
+            assert [artifact in each for each in found["artifacts"]] == [True]
 
 
 def test_a_tool_that_is_not_there_is_refused_at_start_with_where_it_comes_from(stage: Stage) -> None:

@@ -15,9 +15,10 @@ import signal
 import time
 
 class Works:
+    phase, steps = "run", 3
+
     def __init__(self, config):
-        self.phase = config.get("hangs_in", "run")
-        self.steps = int(config.get("steps", 3))
+        pass
 
     def setup(self):
         self.work("setup")
@@ -40,7 +41,17 @@ class Works:
         time.sleep(1000)
 
 
+class InSetup(Works):
+    phase = "setup"
+
+
+class InCleanup(Works):
+    phase = "cleanup"
+
+
 class Finishes(Works):
+    steps = 10
+
     def wait(self):
         pass
 
@@ -67,29 +78,22 @@ def works(stage: Stage) -> Stage:
     return stage
 
 
-@pytest.mark.parametrize(
-    ("phase", "status"), [("setup", "timeout"), ("run", "timeout"), ("cleanup", "ok")], ids=lambda value: str(value)
-)
-def test_no_progress_for_too_long_is_a_stall(works: Stage, phase: str, status: str) -> None:
-    options = ("-o", "aorta_stall_timeout=1", "--aorta-config", f"hangs_in={phase}")
-    result = works.run("works.py::Works", "-v", "-rA", *options)
-    trial = works.trial("Works/trial_0.json")
-    failure = trial["failure"]
-    assert trial["exit_status"] == status
-    assert (failure["phase"], failure["kind"], failure["stacks"]) == (phase, "stall", "trial_0/stacks.log")
-    line = WORKS.split("\n").index("        time.sleep(1000)")
-    expected = f"no progress for 1 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
-    assert failure["message"] == expected
-    if phase == "run":
-        assert works.words(result) == {"Works[local-none-0]": ["TIMEOUT"]}
-    result.stdout.fnmatch_lines([f"*{expected}"])
+def test_no_progress_for_too_long_is_a_stall_and_progress_keeps_a_trial_alive(works: Stage) -> None:
+    """One takes longer than the limit as a whole, but is never without a step for so long."""
+    names = [f"works.py::{name}" for name in ("InSetup", "Works", "InCleanup", "Finishes")]
+    result = works.run(*names, "-v", "-rA", "-o", "aorta_stall_timeout=1.5", "--aorta-slots", "4")
+    assert works.trial("Finishes/trial_0.json")["exit_status"] == "ok"
+    for name, phase in (("InSetup", "setup"), ("Works", "run"), ("InCleanup", "cleanup")):
+        trial = works.trial(f"{name}/trial_0.json")
+        failure = trial["failure"]
+        assert trial["exit_status"] == ("ok" if phase == "cleanup" else "timeout")
+        assert (failure["phase"], failure["kind"], failure["stacks"]) == (phase, "stall", "trial_0/stacks.log")
+        line = WORKS.split("\n").index("        time.sleep(1000)")
+        expected = f"no progress for 1.5 s in {phase}(), after step 3 of 10; wait() at works.py line {line}"
+        assert failure["message"] == expected
+        assert f"{expected}\n" in result.stdout.str()
+    assert works.words(result)["Works[local-none-0]"] == ["TIMEOUT"]
     assert works.left_running() == []
-
-
-def test_progress_keeps_a_trial_alive(works: Stage) -> None:
-    """Longer than the limit as a whole, but never without a step for so long."""
-    options = ("-o", "aorta_stall_timeout=1.5", "--aorta-config", "steps=10")
-    works.run("works.py::Finishes", *options).assert_outcomes(passed=1)
 
 
 def test_the_deadline_that_passes_first_is_told(works: Stage) -> None:

@@ -19,6 +19,8 @@ TYPED = ("--aorta-workload", "typed")
 
 COMMAND = ("--aorta-command",)
 
+TWO_RANKS = (*COMMAND, "true", "--aorta-nproc", "2")
+
 #: A workload that takes long to import, as those of torch do.
 HEAVY = """
 import torch
@@ -148,6 +150,10 @@ BAD = {
         (*PLAIN, "--aorta-fail-on", "nan"),
         "--aorta-fail-on: is about the output of a command; add --aort",
     ),
+    "ranks here": ((*TWO_RANKS, "--aorta-isolation", "none"), "the ranks of command-true are p"),
+    "launcher of a command": ((*TWO_RANKS, "--aorta-launcher", "elastic"), "are started by torchrun"),
+    "options of its launcher": ((*TWO_RANKS, "--aorta-elastic", "tee=3"), "a command, take max_restarts only"),
+    "same command": ((*COMMAND, "true", *COMMAND, "true"), "'command-true' is given twice; for more"),
     "empty": ((*PLAIN, "--aorta-mitigations", "none,"), "--aorta-mitigations: 'none,' .*names separated by commas"),
 }
 

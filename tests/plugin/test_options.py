@@ -208,7 +208,7 @@ def test_a_run_can_be_configured_in_files_and_by_variables(
         section = "[pytest]" if source == "pytest.toml" else "[tool.pytest.ini_options]"
         text = SETTINGS_FILE.format(section=section, quote='"', **{key: str(values) for key, values in LISTS.items()})
         offered.write_file(source, text.replace('"2"', "2") if source == "pytest.toml" else text)
-    result = offered.run("-v")
+    result = offered.run_here("-v")
     result.assert_outcomes(passed=4)
     names = [f"plain[default-{names}-{index}]" for names in ("none", "mine+omp_1") for index in (0, 1)]
     assert list(offered.words(result)) == names
@@ -247,23 +247,14 @@ def test_what_ends_a_run_decides_how_many_trials_there_are_at_most(pytester: pyt
     # A run that may end early is judged sequentially.
     assert read(pytester, "--aorta-stop", "8h").triage.sequential
     assert not read(pytester, "--aorta-trials", "3").triage.sequential
+    with pytest.raises(OptionError, match="aorta_order random and --aorta-stop with a time: whole"):
+        read(pytester, "--aorta-stop", "1h", "-o", "aorta_order=random")
 
 
 def test_a_search_has_two_cells(pytester: pytest.Pytester) -> None:
     found = searched(pytester, "a,b", "--aorta-mitigations", "c")
     assert found.mitigations == (("c",), ("a", "b"))
     assert (found.triage.baseline, found.max_trials, found.triage.sequential) == ("c", 7, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--aorta-stop", "1h", "-o", "aorta_order=random"], "aorta_order random and --aorta-stop with a time: whole"),
-    ],
-)
-def test_what_cannot_be_is_refused(pytester: pytest.Pytester, arguments: list[str], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        read(pytester, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -402,30 +393,14 @@ def test_an_option_that_is_called_otherwise_is_refused_with_its_name(
     result.stderr.fnmatch_lines([f"ERROR: *{message}*"])
 
 
-UNKNOWN = {
-    "--aorta-mitigations": ("xnak", "unknown mitigation 'xnak'; available: *; did you mean 'xnack'?"),
-    "--aorta-environment": ("nosuch", "unknown environment 'nosuch'; available: default, local"),
-    "--aorta-collect": ("nosuch", "unknown collector 'nosuch'; available: "),
-    "--aorta-registry-file": ("nosuch.json", "cannot read the registry file "),
-    "--aorta-baseline": ("nosuch", "there is no cell 'nosuch'; there are local-none"),
-}
-
-
-@pytest.mark.parametrize("option", UNKNOWN)
-def test_an_unknown_name_ends_a_run_before_its_first_trial(offered: Stage, option: str) -> None:
-    name, said = UNKNOWN[option]
-    offered.write(test_it="def test_it(aorta_run): pass")
-    files = ["offered.py"] if option == "--aorta-baseline" else ["offered.py", "test_it.py"]
-    for result in (offered.run_here(file, option, name) for file in files):
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"ERROR: *{said}*"])
-        result.stderr.no_fnmatch_line("*Traceback*")
-    assert offered.files() == []
-
-
-def test_the_help_of_all_options_fits_two_screens(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_of_all_options_and_ini_keys_fits_two_screens(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = pytester.runpytest_inprocess("--help").outlines
+    for each in SETTINGS:
+        flag = f"  {each.flag}" if each.scope == "option" else f"  {each.ini} ("
+        assert each.scope not in ("option", "ini") or any(line.startswith(flag) for line in lines), flag
     groups = [list(group) for _, group in itertools.groupby(lines, key=bool)]
     ours = [line for group in groups if group[0].startswith("aorta: ") for line in group]
     assert 30 < len(ours) <= 60

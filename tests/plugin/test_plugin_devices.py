@@ -98,7 +98,7 @@ def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
 
 
 def test_more_ranks_than_devices_are_refused_before_anything_starts(devices: Stage) -> None:
-    result = devices.run(*workloads("tells", "pair"), "--aorta-devices", "0")
+    result = devices.run_here(*workloads("tells", "pair"), "--aorta-devices", "0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.errlines == [
         "ERROR: workload pair needs 2 devices, one per rank, but --aorta-devices 0 gives 1",

@@ -135,18 +135,6 @@ def test_ctrl_c_records_all_that_runs(beside: Stage, how: tuple[str, ...]) -> No
     beside.wait_until(lambda: not beside.left_running())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_nothing_survives_pytest(beside: Stage, number: int) -> None:
-    process = beside.start(*workloads("stays"), *THREE)
-    beside.wait_until(lambda: notes(beside, "stays") == 3)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    beside.wait_until(lambda: not beside.left_running())
-    ended_in_order = number == signal.SIGTERM
-    assert list(beside.statuses().values()) == (["infrastructure_failed"] * 3 if ended_in_order else [])
-
-
 # Signals that a batch system sends to all processes of its job: what pytest makes of them is what is recorded
 
 #: Pytest first, as batch systems do that begin with the oldest process, or last.

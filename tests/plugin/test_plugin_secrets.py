@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Any
 
 import pytest
 from support.stage import PYTEST, Stage
@@ -154,41 +153,6 @@ def test_in_pytest_s_own_process_only_what_showlocals_is_asked_for_shows_locals(
     assert CANARIES["HF_TOKEN"] in shown
     assert GIVEN not in shown
     assert "overlay" not in shown
-
-
-def test_a_mistake_in_the_extra_variables_is_told_without_them(holder: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in (f"{GIVEN}/+==", f"MY-TOKEN={GIVEN}", f"{GIVEN},TOKEN=x", f"MASTER_ADDR={GIVEN}"):
-        typed = holder.run_here("holds.py", f"--aorta-extra-env={given}", "-vv")
-        with monkeypatch.context() as patch:
-            patch.setenv("PYTEST_AORTA_EXTRA_ENV", given)
-            exported = holder.run_here("holds.py")
-        assert {typed.ret, exported.ret} <= {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED}
-        assert "extra" in f"{typed.stdout}{typed.stderr}"
-        check(holder, typed, exported)
-
-
-BROKEN: dict[str, dict[str, Any]] = {
-    "a list": {"mitigations": {"mine": {"TOKEN": [GIVEN]}}},
-    "no mapping": {"mitigations": {"mine": GIVEN}},
-    "an unknown key": {"environments": {"here": {"env": {"TOKEN": GIVEN}, "dokcer": "x"}}},
-    "env is no mapping": {"environments": {"here": {"env": GIVEN}}},
-    "env of a list": {"environments": {"here": {"env": {"TOKEN": {"value": GIVEN}}}}},
-    "no name": {"mitigations": {"mine": {"": GIVEN}}},
-    "the launcher's": {"mitigations": {"mine": {"RANK": GIVEN}}},
-}
-
-
-@pytest.mark.parametrize("sections", BROKEN.values(), ids=BROKEN)
-def test_a_mistake_in_a_registry_file_is_told_without_the_values_of_variables(
-    holder: Stage, sections: dict[str, Any]
-) -> None:
-    holder.write_registry(**sections)
-    chosen = ("--aorta-mitigations", "mine") if "mitigations" in sections else ("--aorta-environment", "here")
-    result = holder.run_here("holds.py", "--aorta-registry-file", "registry.json", *chosen, "-vv")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: *mine*" if "mitigations" in sections else "ERROR: *here*"])
-    (holder.path / "registry.json").unlink()
-    check(holder, result)
 
 
 def test_the_python_ways_to_a_trial_show_no_variables_when_they_are_called_wrongly(holder: Stage) -> None:

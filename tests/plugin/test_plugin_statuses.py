@@ -58,7 +58,9 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.RunRe
     """One run of one trial of each workload."""
     stage = Stage(tmp_path_factory.mktemp("every"))
     stage.copy(FAULTY)
-    return stage, stage.run("-v", "--junitxml", "out.xml", *(f"faulty_workloads.py::{name}" for name in TABLE))
+    return stage, stage.run(
+        "-v", "--junitxml", "out.xml", "--aorta-slots", "3", *(f"faulty_workloads.py::{name}" for name in TABLE)
+    )
 
 
 def check_endings(stage: Stage, result: pytest.RunResult, workloads: tuple[str, ...]) -> None:
@@ -183,9 +185,8 @@ def test_import_that_fails_is_no_fault_of_the_workload(stage: Stage, isolation: 
     assert stage.left_running() == []
 
 
-def test_what_a_trial_leaves_running_is_ended_and_noted(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    stage.run_here("faulty_workloads.py::LeavesThingsBehind", "faulty_workloads.py::FailsInRunAndCleanup")
+def test_what_a_trial_leaves_running_is_ended_and_noted(every: tuple[Stage, pytest.RunResult]) -> None:
+    stage, _ = every
     notes = stage.trial("LeavesThingsBehind/trial_0.json")["result"]["failure_details"]
     assert [note["note"].partition(" (pid")[0] for note in notes] == ["sleep"]
     # A failure of the cleanup does not hide the one of the run, nor the other way round.

@@ -19,43 +19,6 @@ from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.software import torch_build, torch_state
 
 
-def test_torch_is_never_imported_only_its_version_is_looked_up() -> None:
-    code = (
-        "print(json.dumps([collect_static().sections['torch'], 'torch' in sys.modules, collect_env().partial_reasons]))"
-    )
-    facts, imported, reasons = in_a_fresh_process(code)
-    assert facts == {"imported": False, "version": metadata.version("torch")}
-    assert not imported
-    assert reasons == []
-
-
-def test_a_real_build_is_described_and_the_process_is_as_before() -> None:
-    """The zygote forks after this: no new thread, no child, and a torch that is as untouched as before."""
-    code = """
-import psutil, torch
-me = psutil.Process()
-before = me.num_threads()
-static = collect_static()
-process = collect_env(static).process
-after = me.num_threads()
-torch.set_num_interop_threads(3)  # refused once the pool is there
-os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, at the first query
-print(json.dumps([static.sections["torch"], static.reasons, process, after - before, len(me.children()),
-                  torch.get_num_interop_threads(), torch.cuda.is_initialized(),
-                  torch.backends.cpu.get_cpu_capability()]))
-"""
-    facts, reasons, process, *state = in_a_fresh_process(code, OMP_NUM_THREADS="4")
-    assert reasons == []
-    assert state == [0, 0, 3, False, "DEFAULT"]
-    assert facts["imported"] is True
-    assert facts["version"].partition("+")[0] == metadata.version("torch").partition("+")[0]
-    assert len(facts["git_version"]) == 40
-    assert "openmp" in facts["backends"]
-    assert "gloo" in facts["distributed_backends"]
-    assert facts["intraop_threads"] == process["torch_threads"]["intraop"] in range(1, 5)
-    assert any("ATen parallel backend" in line for line in facts["parallel_info"])
-
-
 def test_torchs_own_code_asks_no_device_when_a_gpu_build_is_described() -> None:
     """The installed torch, told that it is a build for CUDA: only the library of cuDNN is a double."""
     code = """
@@ -155,13 +118,21 @@ def end_of(code: str, cwd: Path | None = None, **variables: str) -> tuple[Facts,
     return found, extra
 
 
-def test_what_run_has_set_is_seen() -> None:
+def test_a_real_build_and_what_run_has_set_are_described_and_the_process_is_as_before() -> None:
+    """The zygote forks after the first look: no new thread, no child, and a torch that is as untouched as before."""
     code = """
-import torch
+import psutil, torch
+me = psutil.Process()
+before = me.num_threads()
 static = collect_static()
-os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, not before now
+process = collect_env(static).process
+after = me.num_threads()
+torch.set_num_interop_threads(3)  # refused once the pool is there
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, at the first query
 torch.use_deterministic_algorithms(True, warn_only=True)
 torch.set_default_dtype(torch.float64)
+extra = [static.sections["torch"], static.reasons, process, after - before, len(me.children()),
+         torch.get_num_interop_threads(), torch.cuda.is_initialized()]
 torch.set_num_threads(1)
 torch.set_float32_matmul_precision("high")
 torch.backends.cudnn.deterministic = True
@@ -169,7 +140,18 @@ torch.backends.cuda.enable_flash_sdp(False)
 torch.set_grad_enabled(False)
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 """
-    torch = end_of(code)[0]["torch"]
+    end, (facts, reasons, process, *state) = end_of(code, OMP_NUM_THREADS="4")
+    assert reasons == []
+    assert state == [0, 0, 3, False]
+    assert facts["imported"] is True
+    assert facts["version"].partition("+")[0] == metadata.version("torch").partition("+")[0]
+    assert len(facts["git_version"]) == 40
+    assert "openmp" in facts["backends"]
+    assert "gloo" in facts["distributed_backends"]
+    assert facts["intraop_threads"] == process["torch_threads"]["intraop"] in range(1, 5)
+    assert any("ATen parallel backend" in line for line in facts["parallel_info"])
+
+    torch = end["torch"]
     assert torch["cpu_capability"] == "DEFAULT"
     assert torch["deterministic"] == {"algorithms": True, "warn_only": True, "fill_uninitialized_memory": True}
     assert torch["default_dtype"] == "torch.float64"
@@ -181,24 +163,25 @@ torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore()
     assert torch["process_group"] == {"backend": "gloo", "world_size": 1, "rank": 0}
 
 
-def test_settings_that_torch_cannot_tell_or_start_are_no_reason() -> None:
+def test_torch_is_never_imported_and_settings_that_it_cannot_tell_or_start_are_no_reason() -> None:
     """Old and new settings of precision together, which torch refuses to read, and a GPU that is not there.
 
     Of a torch that was imported only after the first look.
     """
     code = """
 static = collect_static()
+first = [static.sections["torch"], "torch" in sys.modules, collect_env().partial_reasons]
 import torch
 torch.backends.cuda.matmul.allow_tf32 = True
 if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 torch.set_default_device("cuda")
-extra = [static.sections["torch"]["imported"]]
+extra = [first]
 extra += [hasattr(torch._C, f"_{name}") for name in ("accelerator_getAllocatorSettings", "cuda_getAllocatorBackend")]
 """
-    end, (imported, has_settings, is_for_gpus) = end_of(code, PYTORCH_ALLOC_CONF="max_split_size_mb:64")
+    end, (first, has_settings, is_for_gpus) = end_of(code, PYTORCH_ALLOC_CONF="max_split_size_mb:64")
     torch = end["torch"]
-    assert imported is False
+    assert first == [{"imported": False, "version": metadata.version("torch")}, False, []]
     assert torch["default_dtype"] == "torch.float32"
     assert any(path.endswith("libtorch_cpu.so") for path in end["libraries"]["relevant"])
     # A private name of torch; without it the settings are only those among the recorded variables.

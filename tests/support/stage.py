@@ -14,7 +14,7 @@ import tempfile
 import textwrap
 import time
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -129,11 +129,18 @@ class Stage:
 
     def run(self, *arguments: Argument, env: Mapping[str, str] | None = None) -> pytest.RunResult:
         """Run pytest, in a process of its own."""
-        words = [os.fspath(word) for word in (*PYTEST[3:], *arguments)]
+        return self._run("pytest", [*PYTEST[3:], *arguments], env)
+
+    def aorta(self, *arguments: Argument, env: Mapping[str, str] | None = None) -> pytest.RunResult:
+        """Run ``pytest-aorta``, likewise."""
+        return self._run("pytest_aorta", arguments, {"PYTEST_ADDOPTS": " ".join(PYTEST[3:]), **(env or {})})
+
+    def _run(self, module: str, arguments: Sequence[Argument], env: Mapping[str, str] | None) -> pytest.RunResult:
+        words = [os.fspath(word) for word in arguments]
         begun = time.monotonic()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             try:
-                ret = _WARM.run(words, self.path, self.environ(env), (stdout, stderr), PATIENCE)
+                ret = _WARM.run(module, words, self.path, self.environ(env), (stdout, stderr), PATIENCE)
             except subprocess.TimeoutExpired:
                 kill_all(self.processes())
                 raise AssertionError("hangs") from None
@@ -141,7 +148,7 @@ class Stage:
                 stdout.seek(0)
                 stderr.seek(0)
                 return _result(ret, stdout.read(), stderr.read(), time.monotonic() - begun)
-        return self.command(*PYTEST, *arguments, env=env)
+        return self.command(sys.executable, "-m", module, *words, env=env)
 
     def run_here(self, *arguments: Argument) -> pytest.RunResult:
         assert self._pytester is not None

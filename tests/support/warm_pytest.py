@@ -1,7 +1,7 @@
-"""Runs of pytest that are forked from an interpreter in which its modules are imported already.
+"""Runs of pytest and ``pytest-aorta``, forked from an interpreter in which their modules are imported already.
 
 A run takes a second of computing to come so far, and the tests start more than a thousand. The forked process is as
-one of ``python -m pytest``: its variables, folder, streams, session, ``sys.path``, ``sys.argv`` and ``__main__``.
+one of ``python -m``: its variables, folder, streams, session, ``sys.path``, ``sys.argv`` and ``__main__``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class WarmPytest:
 
     def run(
         self,
+        module: str,
         arguments: Sequence[str],
         folder: Path,
         variables: Mapping[str, str],
@@ -64,7 +65,8 @@ class WarmPytest:
             assert server is not None
             if _of_interpreters(variables) != self._variables:
                 return None
-            order = {"arguments": list(arguments), "folder": str(folder), "variables": dict(variables)}
+            places = {"module": module, "folder": str(folder)}
+            order = {**places, "arguments": list(arguments), "variables": dict(variables)}
             message = json.dumps(order).encode()
             socket.send_fds(server, [len(message).to_bytes(4, "big")], [file.fileno() for file in output])
             server.sendall(message)
@@ -181,7 +183,7 @@ def _become(order: Mapping[str, object], streams: Sequence[int]) -> None:
     sys.argv[1:] = arguments
     importlib.invalidate_caches()
     sys.modules.pop("xdist.plugin", None)  # which keeps the ``sys.path`` of its import, for its workers
-    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    runpy.run_module(str(order["module"]), run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ MINIMIZE = ("minimize", "four", "--aorta-workload", "flaky", "--aorta-registry-f
 
 
 def minimize(stage: Stage, *more: str) -> pytest.RunResult:
-    return stage.command(sys.executable, "-m", "pytest_aorta", *MINIMIZE, *more)
+    return stage.aorta(*MINIMIZE, *more)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +54,8 @@ def mine(stage: Stage) -> Stage:
 def ide(stage: Stage, *arguments: str) -> dict[str, Any]:
     """Run pytest as an IDE does; its report."""
     file = stage.path / "report.json"
-    support = str(Path(ide_reporter.__file__).parents[1])
-    env = {ide_reporter.FILE: str(file), "PYTHONPATH": os.pathsep.join([str(stage.path), support])}
-    stage.run("-p", "support.ide_reporter", *arguments, env=env)
+    stage.copy(Path(ide_reporter.__file__))
+    stage.run("-p", "ide_reporter", *arguments, env={ide_reporter.FILE: str(file)})
     report: dict[str, Any] = json.loads(file.read_text())
     return report
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from support.stage import Stage
@@ -83,7 +82,7 @@ def test_a_recipe_names_mitigations_with_options_and_environments_of_its_own(sta
     result.stdout.no_fnmatch_line("*second baseline*")
     trial = json.loads((stage.path / "workspace/lr/lr/boxed-small/trial_0.json").read_text())
     assert (trial["config"]["lr"], trial["execution_env"]["image"]) == (0.1, "rocm/pytorch:6.4")
-    status = stage.command(sys.executable, "-m", "pytest_aorta", "status")
+    status = stage.aorta("status")
     status.stdout.fnmatch_lines(["lr *12 *8 *0 *"])
 
     stage.write_file("aorta.toml", NAMED.replace('"local-none" = 5', '"local-non" = 5'))
@@ -100,10 +99,10 @@ def test_failures_end_the_trials_of_a_cell(stage: Stage) -> None:
     result = stage.run_here("aorta.toml")
     result.assert_outcomes(failed=2, passed=6, skipped=4)
     result.stdout.fnmatch_lines(["lr: 1 cell ended by failures, 4 trials saved (--aorta-stop=failures=2)"])
-    stage.command(sys.executable, "-m", "pytest_aorta", "status").stdout.fnmatch_lines(["lr *6 *2 *0 *0 *0 *0 *"])
+    stage.aorta("status").stdout.fnmatch_lines(["lr *6 *2 *0 *0 *0 *0 *"])
     # More are asked for: earlier ends are none.
     stage.write_file("aorta.toml", recipe.replace("stop_after = 2", "stop_after = 3"))
-    stage.command(sys.executable, "-m", "pytest_aorta", "status").stdout.fnmatch_lines(["lr *6 *2 *0 *0 *4 *"])
+    stage.aorta("status").stdout.fnmatch_lines(["lr *6 *2 *0 *0 *4 *"])
     ended = stage.run("aorta.toml", "-n2").parseoutcomes()
     assert (ended["passed"], ended["failed"] + ended["skipped"]) == (6, 6)
     assert ended["failed"] in (3, 4)  # one may run when another is the third
@@ -129,5 +128,5 @@ def test_a_condition_selects_the_value_of_an_axis(stage: Stage) -> None:
 def test_a_baseline_without_a_trial_yet_is_no_obstacle_for_a_report(stage: Stage) -> None:
     stage.write_file("aorta.toml", 'workload = "lr"\nmitigations = ["none", "FIX=1"]\nbaseline = "none"\n')
     stage.run_here("aorta.toml::lr[local-FIX=1-0]").assert_outcomes(passed=1)
-    done = stage.command(sys.executable, "-m", "pytest_aorta", "report", "workspace/lr")
+    done = stage.aorta("report", "workspace/lr")
     assert done.ret == 0, done.stderr.str()

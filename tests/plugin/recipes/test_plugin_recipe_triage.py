@@ -57,17 +57,6 @@ def test_trials_of_decided_cells_are_skipped_and_what_follows_runs(stage: Stage)
     assert short_status() == {"matrix": [8, 8, 0, 0, 0, 0], "compare": [2, 0, 0, 0, 0, 0]}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("side_by_side", [("--aorta-slots", "2"), pytest.param(("-n", "2"), marks=pytest.mark.long)])
-def test_side_by_side_decisions_reach_every_process(stage: Stage, side_by_side: tuple[str, ...]) -> None:
-    stage.write_file("aorta.toml", RECIPE.replace("trials = 20", "trials = 100"))
-    result = stage.run("aorta.toml", *side_by_side)
-    found = counts(result)
-    assert sum(found.values()) == 202
-    assert found["skipped"] > 100
-    assert short_status()["compare"] == [2, 0, 0, 0, 0, 0]
-
-
 def test_gates_decide_the_exit_status(stage: Stage) -> None:
     matrix(stage, 'gate = ["failure_rate(fix)<=0", "verdict(fix)!=worse"]')
     result = stage.run_here("aorta.toml")
