@@ -60,7 +60,6 @@ RULES = (
     Rule(r"torch\.cuda", "CUDA of torch", implied_by="torch"),
     Rule(r"torch\.hip", "HIP of torch", implied_by="torch"),
     Rule(r"torch\.git_version", "commit of torch", implied_by="torch"),
-    Rule(r"torch\.arch_list", "architectures of torch", implied_by="torch"),
     Rule(r"torch\.nccl_version", "NCCL"),
     Rule(r"torch\.rccl_version", "RCCL"),
     Rule(r"torch\.cudnn_version", "cuDNN"),

@@ -152,9 +152,9 @@ _DISTRIBUTED = ("gloo", "mpi", "nccl", "ucc", "xccl")
 def torch_build(guard: Guard, installed: Mapping[str, str]) -> Facts:
     """Facts about torch; only ``imported`` and the ``version`` that is ``installed`` while it is not imported.
 
-    Only what is compiled in is asked for. Questions that look as harmless initialise a GPU's runtime, after which no
-    forked child can use it: ``torch.cuda.is_available()``, ``torch.backends.cudnn.version()`` (torch 2.11 compares
-    it with the devices) and, on ROCm, ``torch.__config__.show()``.
+    Only what is compiled in is asked for. After questions that look as harmless, no forked child can use a GPU:
+    ``torch.cuda.is_available()``, ``torch.cuda.get_arch_list()``, ``torch.backends.cudnn.version()`` (which torch 2.11
+    compares with the devices) and, on ROCm, ``torch.__config__.show()``.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -171,7 +171,6 @@ def torch_build(guard: Guard, installed: Mapping[str, str]) -> Facts:
             "cuda": lambda: torch.version.cuda,
             "hip": lambda: torch.version.hip,
             "cxx11_abi": lambda: torch.compiled_with_cxx11_abi(),
-            "arch_list": lambda: _arch_list(torch),
             "backends": lambda: [
                 name
                 for name in _BACKENDS
@@ -189,12 +188,6 @@ def torch_build(guard: Guard, installed: Mapping[str, str]) -> Facts:
 
 def _on_gpu(torch: ModuleType) -> bool:
     return bool(torch.version.cuda or torch.version.hip)
-
-
-def _arch_list(torch: ModuleType) -> list[str] | None:
-    # Where torch keeps it: in older releases torch.cuda.get_arch_list() counts the devices first.
-    flags = getattr(torch._C, "_cuda_getArchFlags", None)
-    return (flags() or "").split() if flags and _on_gpu(torch) else None
 
 
 def _distributed_backends() -> list[str]:
