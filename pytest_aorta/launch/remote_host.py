@@ -25,7 +25,7 @@ from pytest_aorta.launch.environment import Inherited, PreparedCell, TrialOrder
 from pytest_aorta.launch.host.allocation import SlotJob
 from pytest_aorta.launch.host.trial_host import HostLost, Slot, TrialHost
 from pytest_aorta.launch.launch_mode import EngineUnusable, LaunchModeError
-from pytest_aorta.runtime.hosts import HostConnection, HostError, code_identity, package_files, without_values
+from pytest_aorta.runtime.hosts import HostConnection, HostError, without_values
 from pytest_aorta.runtime.resources.leases import UsedFolder, make_own
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.result import TrialResult
@@ -62,7 +62,7 @@ class RemoteHost:
             spec,
             "pytest_aorta.launch.remote_host:serve",
             ((replace(resources, hosts=()), hosts, node_store), [path for path in sys.path if path]),
-            identity={**code_identity(package_files("pytest_aorta")), **identity},
+            identity=identity,
             on_message=self._receive,
             on_death=self._lose,
         )

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 from pytest_aorta._version import __version__
@@ -48,9 +48,6 @@ BEAT = 1.0
 
 #: Bytes of tensors that go to another host with one task.
 MAX_INLINE = 256 * 2**20
-
-#: What execnet's end of a channel looks like to our callback.
-_END = object()
 
 _numbers = itertools.count()
 
@@ -132,8 +129,7 @@ def expand_specs(texts: Sequence[str]) -> list[str]:
         if name is not None and name in ids:
             shown = f"{without_values(ids[name])!r} and {without_values(text)!r}"
             raise ValueError(f"{shown} have the same id; give every host its own, or none")
-        if name is not None:
-            ids[name] = text
+        ids[name or ""] = text
     return specs
 
 
@@ -155,27 +151,19 @@ def package_files(package: str) -> dict[str, Path]:
     Raises:
         ModuleNotFoundError: it is not installed, or it is a single module.
     """
-    folder = _folder(package)
-    if folder is None:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"No package named {package!r}", name=package)
+    folder = Path(next(iter(spec.submodule_search_locations)))
     return {f"{package}/{path.relative_to(folder).as_posix()}": path for path in sorted(folder.rglob("*.py"))}
 
 
-def _locate(names: Iterable[str]) -> dict[str, Path]:
-    found = {}
-    for name in names:
-        package, _, rest = name.partition("/")
-        folder = _folder(package) if package else Path("/")
-        if folder is not None:
-            found[name] = folder / rest
+def _files_here(names: Iterable[str]) -> dict[str, Path]:
+    found = {name: Path(name) for name in names if name.startswith("/")}
+    for package in {name.partition("/")[0] for name in names} - {""}:
+        with contextlib.suppress(ModuleNotFoundError):
+            found |= package_files(package)
     return found
-
-
-def _folder(package: str) -> Path | None:
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations)))
 
 
 # This side
@@ -189,9 +177,9 @@ class HostConnection:
         service: ``module:function``, called there as ``function(argument, host_channel)`` in the main thread of the
             process, which ends when it returns. It should return when ``host_channel.receive()`` gives ``None``.
         argument: any object that can be pickled.
-        identity: name -> SHA-256 of all files that must be the same there, from :func:`code_identity`.
-        on_message: called with every message, one at a time, in order, in a thread of the connection.
+        on_message: called with every message, one at a time, in order, in the thread of the connection.
         on_death: called once, in the same thread, when the service has ended and ``close`` was not called.
+        identity: name -> SHA-256 of all files besides this package that must be the same there (``code_identity``).
         startup_timeout: seconds for ``start``.
         silence: seconds without a sign of life after which the host counts as dead and is killed. It shows one every
             second, unless it is frozen, native code holds its interpreter, or it sends one message for so long.
@@ -206,9 +194,9 @@ class HostConnection:
         service: str,
         argument: Any,
         *,
-        identity: Mapping[str, str],
         on_message: Callable[[Any], None],
         on_death: Callable[[HostError], None],
+        identity: Mapping[str, str] = MappingProxyType({}),
         startup_timeout: float = 300.0,
         silence: float = 60.0,
     ) -> None:
@@ -217,23 +205,24 @@ class HostConnection:
             self._spec.id = f"gw{next(_numbers)}"
         self._service = service
         self._argument = pickle.dumps(argument, 5)
-        self._identity = dict(identity)
+        self._identity = {**code_identity(package_files("pytest_aorta")), **identity}
         self._on_message = on_message
         self._on_death = on_death
         self._startup_timeout = startup_timeout
         self._silence = silence
         self._step = "connecting"
-        self._facts: dict[str, Any] = {}
+        #: What the host has said of itself, its interpreter and its pytest-aorta.
+        self.facts: dict[str, Any] = {}
         self._lock = threading.Lock()  # of the process, which must not be started once it was given up
         self._given_up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._gateway: execnet.Gateway | None = None
+        #: Once the service has started.
         self._channel: Any = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as this)
         #: Messages on their way there: execnet blocks while the host does not read.
         self._outbox: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._delivery: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._ended = threading.Event()  # the host is gone
         self._closed = False
         self._killed = False
@@ -241,17 +230,9 @@ class HostConnection:
         self._error: HostError | None = HostError(f"host {self.name} is not started")
 
     @property
-    def pid(self) -> int | None:
-        return self._facts.get("pid")
-
-    @property
-    def hostname(self) -> str | None:
-        return self._facts.get("host")
-
-    @property
     def name(self) -> str:
         """For messages: the specification, and where it has led to."""
-        place = "" if self.hostname is None else f", {self.hostname}, pid {self.pid}"
+        place = f", {self.facts['host']}, pid {self.facts['pid']}" if self.facts else ""
         return f"{without_values(str(self._spec))} ({self._spec.id}{place})"
 
     # Starting
@@ -263,46 +244,58 @@ class HostConnection:
             HostError: one of these failed, or took too long. Nothing is left running.
         """
         outcome: queue.SimpleQueue[HostError | None] = queue.SimpleQueue()
-
-        def connect() -> None:
-            failure = None
-            try:
-                self._connect()
-            except _Refused as refusal:
-                failure = self._failure(str(refusal), quote=False)
-            except Exception as error:
-                failure = self._failure(self._connection_problem(error))
-                failure.__cause__ = error
-            outcome.put(failure)
-
-        threading.Thread(target=connect, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(outcome,), name=f"{self._spec.id}-host", daemon=True)
+        self._thread.start()
+        error: HostError | None = None
         try:
             error = outcome.get(timeout=self._startup_timeout)
         except queue.Empty:
             error = self._failure(f"not ready after {self._startup_timeout:g} s, still {self._step}")
         except BaseException:
+            self._closed = True
             self._end_process()
             raise
         if error is not None:
+            self._closed, self._error = True, error
             self._end_process()
-            self._error = error
             raise error
-        self._delivery = threading.Thread(target=self._deliver, name=f"{self._spec.id}-messages", daemon=True)
+
+    def _run(self, outcome: queue.SimpleQueue[HostError | None]) -> None:
+        try:
+            channel = self._connect()
+        except Exception as error:
+            refused = isinstance(error, _Refused)
+            failure = self._failure(str(error) if refused else self._connection_problem(error), quote=not refused)
+            failure.__cause__ = error
+            outcome.put(failure)
+            return
+        self._channel = channel
         if not self._closed:
             self._error = None
-        self._delivery.start()
         threading.Thread(target=self._send_all, name=f"{self._spec.id}-sender", daemon=True).start()
+        outcome.put(None)
+        self._deliver()
 
-    def _connect(self) -> None:
-        gateway = make_gateway(self._spec, self._start_process)
+    def _connect(self) -> Any:
+        import execnet
+        from execnet.gateway_base import ThreadExecModel
+
+        # Code there runs in the main thread, which handles signals and whose end ends the children. execnet has no
+        # public way to say how it starts a process: it takes ``Popen`` from its execution model.
+        class ExecModel(ThreadExecModel):
+            subprocess = SimpleNamespace(PIPE=subprocess.PIPE, Popen=self._start_process)
+
+        group = execnet.Group()
+        group.set_execmodel(ExecModel(), "main_thread_only")  # type: ignore[arg-type]
+        gateway = group.makegateway(self._spec)
         with self._lock:
             self._gateway = gateway
         if self._given_up:
             gateway.exit()
         self._step = "looking for pytest-aorta there"
         channel: Any = gateway.remote_exec(_BOOTSTRAP)
-        self._facts = channel.receive()
-        if problem := version_problem(self._facts):
+        self.facts = channel.receive()
+        if problem := version_problem(self.facts):
             raise _Refused(problem)
         self._step = "comparing the code there"
         channel.send(list(self._identity))
@@ -321,8 +314,7 @@ class HostConnection:
             report = channel.receive()
         if report["error"] is not None:
             raise _Refused(f"cannot start {self._service}: {_error_text(report['error'])}")
-        self._channel = channel
-        channel.setcallback(self._inbox.put, endmarker=_END)
+        return channel
 
     def _start_process(self, args: list[str], **pipes: Any) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -385,8 +377,8 @@ class HostConnection:
         silent = 0.0
         while problem is None:
             try:
-                item = self._inbox.get(timeout=BEAT)
-            except queue.Empty:
+                item = self._channel.receive(BEAT)
+            except self._channel.TimeoutError:
                 silent += BEAT  # however long this process was itself stopped
                 if self._how_ended() is not None:  # although a child of it keeps the connection open
                     problem = self._lost()
@@ -394,24 +386,25 @@ class HostConnection:
                     what = "frozen, cut off, or held by native code"
                     problem = f"no sign of life for {self._silence:g} s ({what}); it was given up"
                 continue
-            silent = 0.0
-            if item is _END:
+            except (EOFError, OSError, self._channel.RemoteError):
                 problem = self._lost()
-            elif isinstance(item, dict):
+            silent = 0.0
+            if problem is None and isinstance(item, dict):
                 error = item["error"]
                 how = "returned without having been asked to" if error is None else f"failed: {_error_text(error)}"
                 problem = f"{self._service} {how}"
-            elif isinstance(item, bytes):
+            elif problem is None and isinstance(item, bytes):
                 try:
                     self._on_message(pickle.loads(item))
                 except Exception as failed:
                     problem, cause = f"given up, for its message could not be handled: {failed!r}", failed
+        has_said = isinstance(item, dict)
         if self._killed:
             problem = "it was ended, because a task there did not end when it should have"
-        failure = self._failure(problem, quote=not isinstance(item, dict))
+        failure = self._failure(problem, quote=not has_said)
         failure.__cause__ = cause
         self._error = failure if not self._closed else HostError(f"host {self.name} is closed")
-        self._end_process(_PARTING if isinstance(item, dict) else 0.0)
+        self._end_process(_PARTING if has_said else 0.0)
         self._ended.set()
         self._outbox.put("")  # wakes the sender
         if not self._closed:
@@ -445,14 +438,14 @@ class HostConnection:
         self._closed = True
         self._error = self._error or HostError(f"host {self.name} is closed")
         self._end(grace)
-        if self._delivery is not None and threading.current_thread() is not self._delivery:
-            self._delivery.join(_PARTING + grace)
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join(_PARTING + grace)
 
     def _end(self, grace: float) -> None:
         try:
-            if self._delivery is not None and not self._ended.is_set():
+            if self._channel is not None and not self._ended.is_set():
                 self._outbox.put("end")
-                if threading.current_thread() is not self._delivery:
+                if threading.current_thread() is not self._thread:
                     self._ended.wait(grace)
         finally:
             self._end_process()
@@ -475,22 +468,6 @@ class HostConnection:
         self._log.close()
 
 
-def make_gateway(spec: execnet.XSpec, popen: Callable[..., Any]) -> execnet.Gateway:
-    """Connect. Code there runs in the main thread, which handles signals and whose end ends the children.
-
-    execnet has no public way to say how it starts a process: it takes ``Popen`` from its execution model.
-    """
-    import execnet
-    from execnet.gateway_base import ThreadExecModel
-
-    class ExecModel(ThreadExecModel):
-        subprocess = SimpleNamespace(PIPE=subprocess.PIPE, Popen=popen)
-
-    group = execnet.Group()
-    group.set_execmodel(ExecModel(), "main_thread_only")  # type: ignore[arg-type]
-    return group.makegateway(spec)
-
-
 def version_problem(facts: Mapping[str, Any]) -> str | None:
     ours, here = __version__, "{}.{}".format(*sys.version_info)
     python, version, problem = facts["executable"], facts["version"], facts["problem"]
@@ -503,35 +480,29 @@ def version_problem(facts: Mapping[str, Any]) -> str | None:
         )
     if version is not None and version != ours:
         return f"{python} has pytest-aorta {version}, but this is {ours}; install the same version there"
-    if problem is not None:
-        return f"pytest-aorta cannot be imported by {python}: {problem}"
-    return None
+    return f"pytest-aorta cannot be imported by {python}: {problem}" if problem is not None else None
 
 
 def _error_text(error: Mapping[str, str]) -> str:
     return f"{error['type']}: {error['message']}\n{error['traceback']}".rstrip()
 
 
-class HostLink:
+class HostLink(HostConnection):
     """The link of an endpoint to a worker on another host. Tensors go there by value."""
 
     def __init__(self, endpoint: ProcessEndpoint, host: str, child: WorkerSpec) -> None:
-        self._connection = HostConnection(
+        super().__init__(
             host,
             "pytest_aorta.runtime.leaf:serve_host",
             (child, [path for path in sys.path if path], "torch" in sys.modules),
-            identity=code_identity(package_files("pytest_aorta")),
             on_message=lambda message: endpoint.received(message, self),
             on_death=lambda error: endpoint.died(str(error), self),
             startup_timeout=child.startup_timeout_s,
         )
-        self.start = self._connection.start
-        self.kill = self._connection.kill
-        self.close = self._connection.close
 
     def send(self, message: Message) -> None:
         with contextlib.suppress(HostError):
-            self._connection.send(message)
+            super().send(message)
 
     def tensors(self, args: TaskArgs) -> Sequence[Any]:
         """Tensors by value; raises ``ValueError`` for more than ``MAX_INLINE`` bytes."""
@@ -611,7 +582,7 @@ def serve(channel: execnet.Channel) -> None:
     os.dup2(2, 1)
     with contextlib.suppress(OSError, ValueError):
         faulthandler.enable()
-    channel.send(code_identity(_locate(names)))
+    channel.send(code_identity(_files_here(names)))
     order: Any = channel.receive()  # never comes when the parent does not like the answer
     host_channel = HostChannel(channel)
     finished = threading.Event()

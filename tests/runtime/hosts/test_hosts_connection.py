@@ -34,9 +34,9 @@ def test_a_service_gets_its_argument_in_the_main_thread_of_another_process(bench
 
     assert told["argument"] == {"a": [1, 2.5, None, True, "é", b"\0\xff"]}
     assert told["main_thread"] is True
-    assert told["pid"] == host.link.pid != os.getpid()
-    assert str(host.link.pid) in host.link.name
-    assert str(host.link.hostname) in host.link.name
+    assert told["pid"] == host.link.facts["pid"] != os.getpid()
+    assert str(host.link.facts["pid"]) in host.link.name
+    assert host.link.facts["host"] in host.link.name
 
 
 def test_messages_arrive_whole_and_in_order(bench: HostBench) -> None:
@@ -126,7 +126,7 @@ def test_a_file_that_the_host_lacks_is_named(bench: HostBench, tmp_path: Path) -
     with pytest.raises(HostError, match=f"{absent} is missing there") as caught:
         host.link.start()
 
-    assert str(host.link.hostname) in str(caught.value)
+    assert host.link.facts["host"] in str(caught.value)
 
 
 # Starting fails.

@@ -86,7 +86,7 @@ def test_a_host_is_reached_over_ssh(bench: HostBench, ssh: str) -> None:
 
     host.link.send({"body": b"x" * 3_000_000})
 
-    assert (told["argument"], told["main_thread"], told["pid"]) == ("argument", True, host.link.pid)
+    assert (told["argument"], told["main_thread"], told["pid"]) == ("argument", True, host.link.facts["pid"])
     assert host.next() == {"body": b"x" * 3_000_000}
     host.link.close()
     assert host.next() == {"bye": True}
