@@ -398,11 +398,8 @@ class Dispatcher:
         #: Called within the turn in which a run has ended.
         self.run_ended: Callable[[], None] = lambda: None
         self._ids = itertools.count()
-        self._turn = _Turn(self.lock, self._start_ready)
-
-    def turn(self) -> _Turn:
-        """The context manager within which changes are made."""
-        return self._turn
+        #: The context manager within which changes are made.
+        self.turn = _Turn(self.lock, self._start_ready)
 
     def _start_ready(self) -> None:
         while self.runs and self.runs[0].queues and self._start_next(self.runs[0]):
@@ -437,7 +434,7 @@ class Dispatcher:
             return run
 
     def close_run(self, run: GraphRun) -> None:
-        with self.turn():
+        with self.turn:
             run.closed = True
             self._end_if_over(run)
 
@@ -452,13 +449,13 @@ class Dispatcher:
         self.lock.notify_all()
 
     def cancel_run(self, run: GraphRun, why: str, running: bool) -> None:
-        with self.turn():
+        with self.turn:
             run.cancelled = run.cancelled or why
             for node in [node for node in run.nodes if not node.payload.has_settled]:
                 self.cancel(node, why, running)
 
     def cancel_runs(self, why: str) -> None:
-        with self.turn():
+        with self.turn:
             for run in tuple(self.runs):
                 self.cancel_run(run, why, running=True)
 
@@ -528,7 +525,7 @@ class Dispatcher:
 
     def add_memory(self, run: GraphRun, slab: Slab) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""
-        with self.turn():
+        with self.turn:
             self._check_accepts(run)
             slab.node = self.graph.add_memory(slab, run)
             return slab.node
@@ -543,12 +540,12 @@ class Dispatcher:
             raise TaskError(run.first_failure)
 
     def release_scope(self, nodes: Iterable[Node]) -> None:
-        with self.turn():
+        with self.turn:
             for node in nodes:
                 self.graph.release_scope(node)
 
     def cancel(self, node: Node, why: str, running: bool = True) -> None:
-        with self.turn():
+        with self.turn:
             failure = TaskFailure("Cancelled", why)
             if not self._cancel_unstarted(node, Outcome.CANCELLED, failure) and running:
                 self._stop(node.payload.running, Completion(Outcome.CANCELLED, None, failure), why)
@@ -651,7 +648,7 @@ class Dispatcher:
             self.ended(dispatch, Completion(Outcome.TASK_FAILURE, None, failure))
 
     def ended(self, dispatch: Dispatch, completion: Completion) -> None:
-        with self._turn:
+        with self.turn:
             if not dispatch.over:
                 self._end(dispatch, completion)
 
@@ -683,12 +680,12 @@ class Dispatcher:
             self.graph.fail(dispatch.node, TaskError(record_of(dispatch.node)))
 
     def _stop_peers(self, task: GraphTask) -> None:
-        with self.turn():
+        with self.turn:
             why = f"a member of its group failed {self.grace:g} s ago"
             self._stop(task.running, Completion(Outcome.CANCELLED, None, TaskFailure("Cancelled", why)), why)
 
     def _overdue(self, dispatch: Dispatch) -> None:
-        with self.turn():
+        with self.turn:
             why = f"not finished within {dispatch.node.payload.timeout:g} s"
             failure = TaskFailure("TimeoutError", f"{dispatch.endpoint.name}: TimeoutError: {why}")
             self._stop([dispatch], Completion(Outcome.TIMEOUT, None, failure), why)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_aorta.common.interrupts import PIECE
 from pytest_aorta.runtime.arguments import TaskArgs
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from pytest_aorta.runtime.callables import Callables
     from pytest_aorta.runtime.dispatcher import Dispatch, Dispatcher, TaskKind
     from pytest_aorta.runtime.event_loop import EventLoop
+    from pytest_aorta.runtime.hosts import HostLink
+
+    Link: TypeAlias = "ProcessLink | HostLink"
 
 #: What goes to a process, and what comes back: a word, and what follows it. See ``leaf``, which is the other side.
 Message = tuple[Any, ...]
@@ -56,27 +59,6 @@ _HEADER = struct.Struct("!i")
 _CHUNK = 2**15
 
 _NO_ARGUMENTS = TaskArgs()
-
-
-class Link(Protocol):
-    """Sends messages to a process, and ends it. Its messages and its death go to the endpoint."""
-
-    def start(self) -> None: ...
-
-    def send(self, message: Message) -> None:
-        """Send soon; does not block. A process that is gone is reported to the endpoint."""
-
-    def tensors(self, args: TaskArgs) -> Sequence[Any]:
-        """The tensors of a task as this process is sent them; raises what is wrong with them."""
-
-    def forgotten(self, everything: bool) -> Sequence[int]:
-        """Numbers of storages that the process should unmap: those that are gone here, or all."""
-
-    def kill(self, grace: float) -> None:
-        """End the process and all its descendants, within ``grace`` seconds; does not wait."""
-
-    def close(self, grace: float) -> None:
-        """Ask it to end, wait for ``grace`` seconds, then end it."""
 
 
 class ProcessState(enum.Enum):
@@ -211,7 +193,7 @@ class ProcessEndpoint:
             self._end_with(dispatch, self._dispatcher.grace)
 
     def _end_with(self, dispatch: Dispatch, grace: float) -> None:
-        with self._dispatcher.turn():
+        with self._dispatcher.turn:
             if not dispatch.over:
                 self._condemn(grace)
 
@@ -227,14 +209,14 @@ class ProcessEndpoint:
         word, *rest = message
         if word == "ended":
             number, completion, written = rest[0], *_completion(self.name, *rest[1:5])
-            with self._dispatcher.turn():
+            with self._dispatcher.turn:
                 dispatch = self._current
                 if link is self._link and dispatch is not None and dispatch.id == number:
                     for changed in rest[5:]:
                         dispatch.node.run.hazards.changed(dispatch.node, changed)
                     self._ended(dispatch, completion, written)
             return
-        with self._dispatcher.turn():
+        with self._dispatcher.turn:
             if link is not self._link:
                 return
             if word == "ready":
@@ -265,7 +247,7 @@ class ProcessEndpoint:
 
     def died(self, how: str, link: Link) -> None:
         failure = TaskFailure("ProcessDied", how)
-        with self._dispatcher.turn():
+        with self._dispatcher.turn:
             if link is not self._link:
                 return
             was_ready = self._state in (ProcessState.READY, ProcessState.CONDEMNED)
@@ -298,7 +280,7 @@ class ProcessEndpoint:
                 return
             except Exception as error:
                 reason = TaskFailure(type(error).__name__, f"out of service: {error}")
-            with self._dispatcher.turn():
+            with self._dispatcher.turn:
                 if self.ready or self._successor is not threading.current_thread():
                     return  # at the last moment; or it was, and has died, and another thread starts the next one
                 # Its death, which follows, says nothing about the next one.
@@ -307,7 +289,7 @@ class ProcessEndpoint:
                 link.kill(0.0)
             if self._state in (ProcessState.GONE, ProcessState.CLOSED):
                 break
-        with self._dispatcher.turn():
+        with self._dispatcher.turn:
             self.gone = self.gone or reason
             self._enter(ProcessState.GONE)
 
@@ -382,6 +364,7 @@ class ProcessLink:
     # Sending
 
     def send(self, message: Message) -> None:
+        """Send soon; does not block. A process that is gone is reported to the endpoint."""
         data = framed(message)
         with self._sending:
             if not self._closed:
@@ -401,9 +384,11 @@ class ProcessLink:
         return True
 
     def tensors(self, args: TaskArgs) -> Sequence[Any]:
+        """As this process is sent them; raises what is wrong with them."""
         return [self._views.view(tensor) for tensor in args.tensors]
 
     def forgotten(self, everything: bool) -> Sequence[int]:
+        """Numbers of storages that the process should unmap: those that are gone here, or all."""
         return self._views.forget() if everything else self._views.dead()
 
     # Receiving, on the loop
@@ -481,9 +466,11 @@ class ProcessLink:
         self._endpoint.died(f"its process {said}" if how else said, self)
 
     def kill(self, grace: float) -> None:
+        """End the process and all its descendants, within ``grace`` seconds; does not wait."""
         self._task.kill(grace)
 
     def close(self, grace: float) -> None:
+        """Ask it to end, wait for ``grace`` seconds, then end it."""
         self.send(("close",))
         if not self._ended.wait(0.0 if self._closed else grace):
             self._task.kill(0.0)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from pytest_aorta.runtime.arguments import TaskArgs
     from pytest_aorta.runtime.callables import WorkerSpec
-    from pytest_aorta.runtime.endpoint import Message, ProcessEndpoint
 
 #: Seconds in which a process ends that was asked to, was killed, or has lost its connection; and a service there.
 _PARTING, _LAST_WORDS = 5.0, 1.0
@@ -490,17 +489,23 @@ def _error_text(error: Mapping[str, str]) -> str:
 class HostLink(HostConnection):
     """The link of an endpoint to a worker on another host. Tensors go there by value."""
 
-    def __init__(self, endpoint: ProcessEndpoint, host: str, child: WorkerSpec) -> None:
+    def __init__(
+        self,
+        received: Callable[[Any, HostLink], None],
+        died: Callable[[str, HostLink], None],
+        host: str,
+        child: WorkerSpec,
+    ) -> None:
         super().__init__(
             host,
             "pytest_aorta.runtime.leaf:serve_host",
             (child, [path for path in sys.path if path], "torch" in sys.modules),
-            on_message=lambda message: endpoint.received(message, self),
-            on_death=lambda error: endpoint.died(str(error), self),
+            on_message=lambda message: received(message, self),
+            on_death=lambda error: died(str(error), self),
             startup_timeout=child.startup_timeout_s,
         )
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Any) -> None:
         with contextlib.suppress(HostError):
             super().send(message)
 

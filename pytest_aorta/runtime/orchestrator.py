@@ -499,7 +499,7 @@ class Orchestrator:
         assert definition is not None
         while True:
             try:
-                with self._dispatcher.turn():  # without SIGINT: a task belongs to its scope, or does not exist
+                with self._dispatcher.turn:  # without SIGINT: a task belongs to its scope, or does not exist
                     # In this lock, a callable is unregistered: it may have been since it was resolved.
                     if definition.digest not in self._callables.definitions:
                         raise ValueError(f"{definition.name} was unregistered while a task of it was submitted")

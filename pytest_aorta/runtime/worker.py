@@ -20,7 +20,7 @@ from pytest_aorta.common.interrupts import SIGINT_HELD, pieces
 from pytest_aorta.runtime.arguments import check_function, check_timeout, expect, listed, seconds, whole_number
 from pytest_aorta.runtime.callables import CallableHandle, Callables, WorkerSpec, define
 from pytest_aorta.runtime.dispatcher import Dispatcher, GraphRun, TaskKind
-from pytest_aorta.runtime.endpoint import Link, Message, ProcessEndpoint, ProcessLink
+from pytest_aorta.runtime.endpoint import Message, ProcessEndpoint, ProcessLink
 from pytest_aorta.runtime.graph import Hazards
 from pytest_aorta.runtime.orchestrator import Orchestrator, RunHandle
 from pytest_aorta.runtime.records import StartupError
@@ -39,10 +39,8 @@ from pytest_aorta.runtime.zygote import Seed, ZygoteError, ZygoteSpec
 from pytest_aorta.runtime.zygote_pool import ZygotePool
 
 if TYPE_CHECKING:
-    from pytest_aorta.runtime.callables import Callables, WorkerSpec
-    from pytest_aorta.runtime.dispatcher import Dispatcher
+    from pytest_aorta.runtime.endpoint import Link
     from pytest_aorta.runtime.resources.leases import Lease
-    from pytest_aorta.runtime.zygote import Seed
 
 #: Seconds that a child has to end in order.
 CLOSE_GRACE = 5.0
@@ -523,29 +521,27 @@ class ChildProcesses:
         index: int,
         name: str,
         cores: tuple[int, ...] | None,
-        variables: Mapping[str, str],
+        variables: dict[str, str],
         held: Sequence[int],
     ) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
             worker = self._describe()
-            threads = _thread_variables(cores)
             what = (list(worker.callables.definitions.values()), worker.prepare, worker.check)
-            payload = {"role": "slot", "variables": dict(variables)}
-            return self._fork(endpoint, payload, what, threads=threads, cores=cores, held=held)
+            payload = {"role": "slot", "variables": variables}
+            return self._fork(endpoint, payload, what, _thread_variables(cores), cores, held)
 
         self._add(kind, index, name, launch)
 
     def _add_child(self, index: int, level: int, host: str | None) -> None:
         def launch(endpoint: ProcessEndpoint) -> Link:
-            worker = self._describe()
-            child, _ = worker.children[index]
+            child, _ = self._describe().children[index]
             if host is None:
                 # Of the environment that the slots below need: their zygote is a fork of this one, too.
                 threads = _threads_below(child)
-                return self._fork(endpoint, {"role": "worker", "unset": list(threads)}, (child,), threads=threads)
+                return self._fork(endpoint, {"role": "worker", "unset": list(threads)}, (child,), threads)
             from pytest_aorta.runtime.hosts import HostLink
 
-            return HostLink(endpoint, host, child)
+            return HostLink(endpoint.received, endpoint.died, host, child)
 
         name = f"child_worker {index} level={level}"
         self._add(TaskKind.NEXT_LEVEL, index, name, launch, respawn=host is None, cancels=True)
@@ -565,15 +561,14 @@ class ChildProcesses:
         endpoint: ProcessEndpoint,
         payload: dict[str, Any],
         what: Message,
-        *,
-        threads: Mapping[str, str] | None = None,
+        threads: Mapping[str, str],
         cores: tuple[int, ...] | None = None,
         held: Sequence[int] = (),
     ) -> ProcessLink:
         output = _own_output()
         ours, theirs = socket.socketpair()
         try:
-            zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **(threads or {})}))
+            zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **threads}))
             if zygote.against_forking:
                 reasons = "; ".join(zygote.against_forking)
                 raise StartupError(f"{endpoint.name}: a process of this interpreter cannot be forked: {reasons}")

@@ -89,7 +89,7 @@ class DispatcherBench:
 
     def lose(self, endpoint: FakeEndpoint) -> None:
         """It is out of service."""
-        with self.dispatcher.turn():
+        with self.dispatcher.turn:
             endpoint.gone = TaskFailure("ProcessDied", "out of service")
 
     def news(self) -> list[str]:
