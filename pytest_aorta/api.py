@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest_aorta.settings as valid
-from pytest_aorta.plan import Selection, check_variables, make_plan
+from pytest_aorta.plan import Selection, check_variables, hosts_of, make_plan
 from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trial_runner import TrialRunner, check_resources, check_results
@@ -86,17 +86,9 @@ def _elastic(value: object) -> ElasticOptions:
 
 def _hosts(value: object) -> tuple[str, ...]:
     __tracebackhide__ = True  # a specification may set variables, which may be secrets
-    texts = _several(value)
-    for each in texts:
+    for each in (texts := _several(value)):
         valid.taken(valid.name, each, "Resources.hosts")
-    if not texts:
-        return ()
-    from pytest_aorta.runtime.hosts import expand_specs
-
-    try:
-        return tuple(expand_specs(texts))
-    except ValueError as error:
-        raise RequestError(f"Resources.hosts: {error}") from None
+    return hosts_of(texts, "Resources.hosts")
 
 
 def _several(value: Any) -> Sequence[Any]:

@@ -199,7 +199,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
         resources=Resources(
             **given("devices", slots=slots, own_cores=own_cores),
-            hosts=_hosts(values["host"] or ()),
+            hosts=hosts_of(values["host"] or (), "--aorta-host"),
             workers=workers,
             worker=worker,
         ),
@@ -247,13 +247,14 @@ def _check_search(values: dict[str, Any]) -> None:
     values["baseline"] = values["baseline"] or ",".join(baseline[0])
 
 
-def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
+def hosts_of(texts: Sequence[str], source: str) -> tuple[str, ...]:
+    """The execnet specifications of hosts that were typed."""
     from pytest_aorta.runtime.hosts import expand_specs
 
     try:
         return tuple(expand_specs(texts)) if texts else ()
     except ValueError as error:
-        raise OptionError(f"--aorta-host: {error}") from None
+        raise OptionError(f"{source}: {error}") from None
 
 
 def _path(text: str, base: Path) -> Path:

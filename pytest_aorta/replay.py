@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,7 +22,7 @@ from pytest_aorta.probe.variables import REDACTED
 from pytest_aorta.registry import Environment, WorkloadEntry
 from pytest_aorta.triage.environments import Environments
 from pytest_aorta.triage.environments import differences as differences_of_environments
-from pytest_aorta.trials.execution import NAMES, PLACES, ElasticOptions, Execution, elastic_options
+from pytest_aorta.trials.execution import NAMES, PLACES, Execution, elastic_options
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.result import SCHEMA_VERSION, ReplayOf, Request, TrialResult
 from pytest_aorta.trials.spec import IMPORTED_LATER, Origin, TrialSpec, differences, parts_of
@@ -46,28 +46,11 @@ _LONGEST = 60
 
 def changes(then: TrialResult, now: TrialResult) -> list[str]:
     """One line for each thing that is another one: host, interpreter, packages, code, variables, seeds."""
-    lines = list(_request_changes(then, now))
-    if then.env.get("python") and now.env.get("python"):  # else one of them did not get as far as its snapshot
-        ignored = {*_OF_A_LAUNCH, *NAMES, *_overlay_names(then), *_overlay_names(now)}
-        found = differences_of_environments(_environments(then), _environments(now))
-        lines += [str(each) for each in found if each.fact.section in _SECTIONS and each.fact.name not in ignored]
-    lines += _seeds(then, now)
-    before, after = ({name: it for name, it in parts_of(each).items() if name in _PARTS} for each in (then, now))
-    if before and after:
-        lines += differences(before, after)
-    if then.request_fingerprint and now.request_fingerprint and then.request_fingerprint != now.request_fingerprint:
-        lines.append("the fingerprint of the request")
-    return list(dict.fromkeys(lines))
-
-
-def _environments(record: TrialResult) -> Environments:
-    found = Environments()
-    found.add(record.to_dict())
-    return found
-
-
-def _request_changes(then: TrialResult, now: TrialResult) -> Iterator[str]:
+    lines: list[str] = []
     pairs: list[tuple[str, Any, Any, str]] = [("host", then.host, now.host, "none")]
+    overlaid = {*_OF_A_LAUNCH, *NAMES}
+    for request in filter(None, (then.request, now.request)):
+        overlaid |= request.ambient.keys() | request.overlay.keys()
     if then.request is not None and now.request is not None:
         pairs.append(("interpreter", then.request.interpreter, now.request.interpreter, "none"))
         pairs.append(("working directory", then.request.cwd, now.request.cwd, "none"))
@@ -77,25 +60,31 @@ def _request_changes(then: TrialResult, now: TrialResult) -> Iterator[str]:
         if one != two:
             texts = [nothing if value is None else str(value) for value in (one, two)]
             cut = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts]
-            yield f"{what} {' -> '.join(cut)}"
-
-
-def _seeds(then: TrialResult, now: TrialResult) -> Iterator[str]:
+            lines.append(f"{what} {' -> '.join(cut)}")
+    has_snapshot = bool(then.env.get("python"))
+    if has_snapshot and now.env.get("python"):  # else one of them did not get as far as its snapshot
+        environments = Environments(), Environments()
+        for record, found in zip((then, now), environments, strict=True):
+            found.add(record.to_dict())
+        others = differences_of_environments(*environments)
+        lines += [str(each) for each in others if each.fact.section in _SECTIONS and each.fact.name not in overlaid]
     if then.seeds is None and not any(rank.seeds for rank in then.ranks):
-        if then.env.get("python"):  # else it had not come to them
-            yield "seeds: there are none in the record"
-        return
-    pairs = [("seeds", then.seeds, now.seeds)]
-    others = {rank.rank: rank.seeds for rank in now.ranks}
-    pairs += [(f"seeds of rank {rank.rank}", rank.seeds, others.get(rank.rank)) for rank in then.ranks]
-    for what, one, two in pairs:
-        if one is not None and two is not None and one != two:
-            same = one.seed == two.seed
-            yield f"{what} {one.seed} -> {two.seed}" if not same else f"{what}: other generators were seeded"
-
-
-def _overlay_names(record: TrialResult) -> Mapping[str, Any]:
-    return {} if record.request is None else {**record.request.ambient, **record.request.overlay}
+        lines += ["seeds: there are none in the record"] if has_snapshot else []  # else it had not come to them
+    else:
+        of_ranks = {rank.rank: rank.seeds for rank in now.ranks}
+        seeds = [("seeds", then.seeds, now.seeds)]
+        seeds += [(f"seeds of rank {rank.rank}", rank.seeds, of_ranks.get(rank.rank)) for rank in then.ranks]
+        for what, first, second in seeds:
+            if first is not None and second is not None and first != second:
+                same = first.seed == second.seed
+                change = f" {first.seed} -> {second.seed}" if not same else ": other generators were seeded"
+                lines.append(f"{what}{change}")
+    parts = [{name: it for name, it in parts_of(each).items() if name in _PARTS} for each in (then, now)]
+    if all(parts):
+        lines += differences(parts[0], parts[1])
+    if then.request_fingerprint and now.request_fingerprint and then.request_fingerprint != now.request_fingerprint:
+        lines.append("the fingerprint of the request")
+    return list(dict.fromkeys(lines))
 
 
 _TRIAL_FILE = re.compile(r"trial_\d+\.json")
@@ -174,8 +163,9 @@ def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tup
             if not given.is_dir():
                 found[given.absolute()] = read_record(given)
                 continue
-            below = [file for file in sorted(given.rglob("trial_*.json")) if _is_trial(file.relative_to(given))]
-            records = {file.absolute(): read_record(file) for file in below}
+            below = [file for file in sorted(given.rglob("trial_*.json")) if _TRIAL_FILE.fullmatch(file.name)]
+            visible = [file for file in below if not any(it.startswith(".") for it in file.relative_to(given).parts)]
+            records = {file.absolute(): read_record(file) for file in visible}
             chosen = {file: record for file, record in records.items() if record.replay_of is None}
             if not chosen:
                 raise ReplayError(f"{given}: there is no trial file in this folder")
@@ -195,11 +185,6 @@ def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tup
     if problems:
         raise ReplayError("\n".join(problems))
     return replays
-
-
-def _is_trial(relative: Path) -> bool:
-    hidden = any(part.startswith(".") for part in relative.parts)
-    return _TRIAL_FILE.fullmatch(relative.name) is not None and not hidden
 
 
 def read_record(file: Path) -> TrialResult:
@@ -230,28 +215,52 @@ def read_record(file: Path) -> TrialResult:
 
 
 def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str, ...] = ()) -> TrialSpec:
+    __tracebackhide__ = True  # pytest would show the variables
     request = _request(record)
-    elastic = _elastic(request, hosts)
-    _check_launch(record, hosts, elastic)
-    cwd = request.cwd if os.path.isdir(request.cwd) else os.getcwd()
+    try:
+        given = {name: value for name, value in request.elastic.items() if not (hosts and name in PLACES)}
+        elastic = elastic_options(given)
+    except ValueError as error:
+        raise ReplayError(f"request.elastic: {error}") from None
+    is_external = record.elastic is not None and record.elastic.launcher == "external"
+    if is_external and not under_launcher():
+        ranks = record.env.get("env_vars", {}).get("WORLD_SIZE", len(record.ranks))
+        raise ReplayError(
+            "pytest was a rank of an outer launcher; start it as one: "
+            f"torchrun --nproc_per_node={ranks} -m pytest --aorta-replay FILE"
+        )
+    if not is_external and under_launcher() and world_size() > 1:
+        raise ReplayError(
+            "pytest is a rank of an outer launcher (RANK and WORLD_SIZE are set), which it was not when this was "
+            "recorded; start it without"
+        )
+    if is_multi_node(elastic) and not hosts:
+        raise ReplayError(f"this was a trial of several nodes; name their {elastic.nnodes[0]} hosts with --aorta-host")
     environment = request.environment
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in environment.model_dump().items()
-    }
-    rank_seed = None
-    if _is_external(record):
-        own = (rank.seeds.seed for rank in record.ranks if rank.rank == own_rank() and rank.seeds is not None)
-        rank_seed = next(own, None)
     if any(REDACTED in word for word in (*environment.launcher, *environment.engine_options)):
         raise ReplayError(
             f"the command of environment {environment.name!r} holds a secret, which is not recorded; run the "
             f"trial with --aorta-environment {environment.name} instead"
         )
+    secrets = [name for name, value in request.overlay.items() if value == REDACTED]
+    if missing := [name for name in secrets if name not in variables]:
+        raise ReplayError(
+            f"the value of {', '.join(missing)} is a secret, which is not recorded; give it with "
+            + " ".join(f"--aorta-extra-env {name}=..." for name in missing)
+        )
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in environment.model_dump().items()
+    }
+    rank_seed = None
+    if is_external:
+        own = (rank.seeds.seed for rank in record.ranks if rank.rank == own_rank() and rank.seeds is not None)
+        rank_seed = next(own, None)
+    cwd = request.cwd if os.path.isdir(request.cwd) else os.getcwd()
     return TrialSpec(
         workload=WorkloadEntry(request.workload.name, request.workload.target, request.workload.source_package),
         environment=Environment(**fields),
         mitigations=tuple(record.mitigations_applied),
-        overlay=_overlay(request, variables),
+        overlay={**request.overlay, **{name: variables[name] for name in secrets}},
         environment_index=request.environment_index,
         mitigation_index=request.mitigation_index,
         trial_index=record.trial_index or 0,
@@ -277,48 +286,6 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
 def _request(record: TrialResult) -> Request:
     assert record.request is not None  # read_record
     return record.request
-
-
-def _elastic(request: Request, hosts: tuple[str, ...]) -> ElasticOptions:
-    given = {name: value for name, value in request.elastic.items() if not (hosts and name in PLACES)}
-    try:
-        return elastic_options(given)
-    except ValueError as error:
-        raise ReplayError(f"request.elastic: {error}") from None
-
-
-def _check_launch(record: TrialResult, hosts: tuple[str, ...], elastic: ElasticOptions) -> None:
-    external = _is_external(record)
-    if external and not under_launcher():
-        ranks = record.env.get("env_vars", {}).get("WORLD_SIZE", len(record.ranks))
-        raise ReplayError(
-            "pytest was a rank of an outer launcher; start it as one: "
-            f"torchrun --nproc_per_node={ranks} -m pytest --aorta-replay FILE"
-        )
-    if not external and under_launcher() and world_size() > 1:
-        raise ReplayError(
-            "pytest is a rank of an outer launcher (RANK and WORLD_SIZE are set), which it was not when this was "
-            "recorded; start it without"
-        )
-    if is_multi_node(elastic) and not hosts:
-        least = elastic.nnodes[0]
-        raise ReplayError(f"this was a trial of several nodes; name their {least} hosts with --aorta-host")
-
-
-def _is_external(record: TrialResult) -> bool:
-    return record.elastic is not None and record.elastic.launcher == "external"
-
-
-def _overlay(request: Request, variables: Mapping[str, str]) -> dict[str, str]:
-    __tracebackhide__ = True  # pytest would show the variables
-    secrets = [name for name, value in request.overlay.items() if value == REDACTED]
-    missing = [name for name in secrets if name not in variables]
-    if missing:
-        raise ReplayError(
-            f"the value of {', '.join(missing)} is a secret, which is not recorded; give it with "
-            + " ".join(f"--aorta-extra-env {name}=..." for name in missing)
-        )
-    return {**request.overlay, **{name: variables[name] for name in secrets}}
 
 
 def _config(request: Request) -> dict[str, Any]:

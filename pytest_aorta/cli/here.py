@@ -6,7 +6,7 @@ import ast
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -67,15 +67,36 @@ def _entry(registry: Registry, kind: Kind, name: str) -> Entry:
     entry: Entry = {"name": name, "source": registry.source_package(kind, name), "problem": None}
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a plugin that prints while it is imported
-            entry |= _ENTRIES[kind](registry, name)
-    except RegistryError as error:
-        entry["problem"] = str(error)
+            return entry | _facts(registry, kind, name)
     except Exception as error:
-        entry["problem"] = one_line_of(error)
-    return entry
+        return entry | {"problem": str(error) if isinstance(error, RegistryError) else one_line_of(error)}
 
 
-def _workload(registry: Registry, name: str) -> Entry:
+def _facts(registry: Registry, kind: Kind, name: str) -> Entry:
+    if kind == "collectors":
+        from pytest_aorta.collectors.contract import collector_class
+        from pytest_aorta.collectors.contract import one_line as summary_of
+
+        target = registry.collector(name)
+        collector = collector_class(target)
+        options = {key: {"default": default, "help": help} for key, (default, help) in collector.options.items()}
+        return {"target": target, "summary": summary_of(collector), "options": options}
+    if kind == "mitigations":
+        mitigation = registry.mitigation(name)
+        given = {f"{OPTION}{key}": option_text(value) for key, value in mitigation.options.items()}
+        return {"variables": _variables({**mitigation.env, **given}), "read_by": mitigation.read_by}
+    if kind == "environments":
+        environment = registry.environment(name)
+        parts = {key: getattr(environment, key) for key in ("docker", "venv", "rocm", "launcher", "enter")}
+        venv, problem = environment.venv, None
+        if venv and not environment.enter and not Path(venv, "bin", "python").expanduser().exists():
+            problem = f"there is no virtual environment in {venv}"
+        return {
+            "kind": environment.kind,
+            **{key: list(value) if isinstance(value, tuple) else value for key, value in parts.items() if value},
+            "variables": _variables(environment.env),
+            "problem": problem,
+        }
     target = registry.workload(name).target
     module, _, cls = target.rpartition(":")
     spec = module_spec(module)
@@ -87,49 +108,11 @@ def _workload(registry: Registry, name: str) -> Entry:
             body = ast.parse(Path(str(spec.origin)).read_bytes()).body
     classes = (node for node in body if isinstance(node, ast.ClassDef) and node.name == cls)
     summary = next((ast.get_docstring(node) or "" for node in classes), "").partition("\n")[0].replace("``", "")
-    return {"target": target, "summary": summary, "problem": None}
-
-
-def _mitigation(registry: Registry, name: str) -> Entry:
-    mitigation = registry.mitigation(name)
-    options = {f"{OPTION}{key}": option_text(value) for key, value in mitigation.options.items()}
-    return {"variables": _variables({**mitigation.env, **options}), "read_by": mitigation.read_by}
-
-
-def _environment(registry: Registry, name: str) -> Entry:
-    environment = registry.environment(name)
-    parts = {key: getattr(environment, key) for key in ("docker", "venv", "rocm", "launcher", "enter")}
-    problem = None
-    if environment.venv and not environment.enter and not Path(environment.venv, "bin", "python").expanduser().exists():
-        problem = f"there is no virtual environment in {environment.venv}"
-    return {
-        "kind": environment.kind,
-        **{key: list(value) if isinstance(value, tuple) else value for key, value in parts.items() if value},
-        "variables": _variables(environment.env),
-        "problem": problem,
-    }
+    return {"target": target, "summary": summary}
 
 
 def _variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: shown_value(name, value) for name, value in variables.items()}
-
-
-def _collector(registry: Registry, name: str) -> Entry:
-    from pytest_aorta.collectors.contract import collector_class
-    from pytest_aorta.collectors.contract import one_line as summary
-
-    target = registry.collector(name)
-    cls = collector_class(target)
-    options = {key: {"default": default, "help": help} for key, (default, help) in cls.options.items()}
-    return {"target": target, "summary": summary(cls), "options": options}
-
-
-_ENTRIES: dict[Kind, Callable[[Registry, str], Entry]] = {
-    "workloads": _workload,
-    "mitigations": _mitigation,
-    "environments": _environment,
-    "collectors": _collector,
-}
 
 
 def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
@@ -154,17 +137,15 @@ def _options_of_workload(registry: Registry, name: str) -> list[Entry]:
 
 def _section(kind: str, entries: list[Entry]) -> str:
     lines = []
-    if kind == OPTIONS:
-        for entry in entries:
-            default = "" if entry["default"] is None else f" (default {entry['default']})"
-            meaning = "; ".join(filter(None, (entry["help"], f"takes {entry['takes']}")))
-            lines += [f"  {one_line(entry['name'] + default)}", f"      {one_line(meaning)}"]
-    else:
+    for entry in entries if kind == OPTIONS else ():
+        default = "" if entry["default"] is None else f" (default {entry['default']})"
+        meaning = "; ".join(filter(None, (entry["help"], f"takes {entry['takes']}")))
+        lines += [f"  {one_line(entry['name'] + default)}", f"      {one_line(meaning)}"]
+    if kind != OPTIONS:
         lines = [f"  {line}" for line in columns([_row(entry) for entry in entries if not entry["problem"]])]
-        for entry in entries:
-            if entry["problem"]:
-                [line] = columns([(entry["name"], entry["source"], f"broken: {entry['problem']}")])
-                lines.append("  " + click.style(line, fg="red"))
+        for entry in (entry for entry in entries if entry["problem"]):
+            [line] = columns([(entry["name"], entry["source"], f"broken: {entry['problem']}")])
+            lines.append("  " + click.style(line, fg="red"))
     nothing = f"  (none is {'declared' if kind == OPTIONS else 'registered'})"
     return "\n".join([click.style(kind, bold=True), *(lines or [nothing])])
 

@@ -128,7 +128,7 @@ class Summary:
             for piece in pieces:
                 terminal.write(piece.text, **{piece.colour: True} if piece.colour else {})
             terminal.write_line("")
-        for text, colour in (*self._of_table(table), *self._of_cells(), *self._of_all()):
+        for text, colour in self._lines(table):
             terminal.write_line(text, **{colour: True} if colour else {})
         for error in errors:
             terminal.write_line(f"not written: {error}", red=True)
@@ -137,7 +137,8 @@ class Summary:
             terminal.write_line(f"earlier results: {_shown(run, earlier)}")
         terminal.write_line(f"results: {_shown(run)}")
 
-    def _of_table(self, table: Table) -> Iterator[tuple[str, str]]:
+    def _lines(self, table: Table) -> Iterator[tuple[str, str]]:
+        """What is below the table, with its colours: of the table, of each cell, of all trials."""
         from pytest_aorta.triage.starts import where_it_starts
 
         for line in where_it_starts(table):
@@ -153,8 +154,6 @@ class Summary:
             lines[_WARNINGS:] = [f"{counted(more, 'more warning')} in the trial files"]
         for line in lines:
             yield line, "yellow"
-
-    def _of_cells(self) -> Iterator[tuple[str, str]]:
         for line in self._replays:
             yield line, ""
         for key, found in self._cells.items():
@@ -167,8 +166,6 @@ class Summary:
             if found.elsewhere:
                 what = f"{counted(found.elsewhere, 'trial')} of {name} did not run in that environment"
                 yield f"{what}: {found.found_there}", "yellow"
-
-    def _of_all(self) -> Iterator[tuple[str, str]]:
         run, total = self._run, sum(cell.trials for cell in self._cells.values())
         if self._repeats:
             what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
@@ -184,18 +181,16 @@ class Summary:
         new = total - self._resumed
         for text, trials in self._imposed.items():
             yield text if trials == new else f"{text}; so for {trials} of {new} trials", ""
-        if self._crowd is not None and not run.held_by:
+        if run.held_by:
+            yield f"one after the other, because of what runs before each trial: {', '.join(run.held_by)}", ""
+        elif self._crowd is not None:
             _, what, at_a_time, ranks, threads, cores = self._crowd
             together = min(at_a_time, new)
             if together > 1 and together * ranks * threads > cores:
                 processes = f"{what} x {counted(ranks, 'rank')}" if ranks > 1 else what
-                yield (
-                    f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}: steps may take many "
-                    "times longer than alone (--aorta-slots=own-cores divides the cores)",
-                    "",
-                )
-        if run.held_by:
-            yield f"one after the other, because of what runs before each trial: {', '.join(run.held_by)}", ""
+                crowd = f"{processes} x {counted(threads, 'thread')} on {counted(cores, 'core')}"
+                slow = "steps may take many times longer than alone (--aorta-slots=own-cores divides the cores)"
+                yield f"{crowd}: {slow}", ""
         if self.pruned:
             kept = counted(run.selection.history, "run")
             gone = counted(self.pruned, "earlier record")
@@ -238,59 +233,52 @@ def understood(result: Mapping[str, Any]) -> str:
 
 def header(run: Run) -> list[str]:
     """The plan in a line, how commands are started, what so many trials can show, and what part of all is run."""
-    lines = [] if run.chosen is None else [_plan_line(run), *_command_lines(run), *_forecast(run)]
-    if run.selection.shard is not None:
-        number, count = run.selection.shard
-        lines.append(f"shard {number} of {count}")
+    selection, lines = run.selection, list[str]()
+    if run.chosen is not None and run.replays:
+        lines.append(f"{counted(len(run.replays), 'replay')}, results in {_shown(run)}")
+    elif run.chosen is not None:
+        lines += _of_plan(run)
+    if selection.shard is not None:
+        lines.append(f"shard {selection.shard[0]} of {selection.shard[1]}")
     return [f"aorta: {line}" for line in lines]
 
 
-def _plan_line(run: Run) -> str:
-    if run.replays:
-        return f"{counted(len(run.replays), 'replay')}, results in {_shown(run)}"
-    resources, found = run.selection.resources, []
+def _of_plan(run: Run) -> Iterator[str]:
+    resources, cells = run.selection.resources, [*run.plan.cells.values()]
+    parts = [f"plan {run.plan.digest}"]
+    parts.append(f"{counted(len(run.plan.trials), 'trial')} in {counted(sum(map(len, cells)), 'cell')}")
     if resources.hosts:
         from pytest_aorta.runtime.hosts import without_values
 
         hosts = ", ".join(map(without_values, resources.hosts))
-        found.append(f"{counted(resources.slots, 'slot')} on each of {hosts}")
+        parts.append(f"{counted(resources.slots, 'slot')} on each of {hosts}")
     elif resources.slots > 1:
-        found.append(f"{resources.slots} slots")
+        parts.append(f"{resources.slots} slots")
     if resources.devices:
         from pytest_aorta.runtime.resources.devices import are_named_only, devices_text, find_devices
 
         names = not resources.hosts and are_named_only(find_devices())
-        found.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
-    cells = sum(len(labels) for labels in run.plan.cells.values())
-    size = f"{counted(len(run.plan.trials), 'trial')} in {counted(cells, 'cell')}"
-    return ", ".join([f"plan {run.plan.digest}", size, *found, f"results in {_shown(run)}"])
-
-
-def _command_lines(run: Run) -> list[str]:
-    """How commands are started; a trial may find out that its process cannot be forked."""
-    path = os.environ.get("PATH", os.defpath)
+        parts.append(f"devices {devices_text(resources.devices)}" + (" (names only: there is no GPU)" if names else ""))
+    yield ", ".join([*parts, f"results in {_shown(run)}"])
+    # How commands are started; a trial may find out that its process cannot be forked.
     found: dict[str, list[str]] = {"in a fork of a prepared interpreter": [], "as typed": []}
     forked, typed = found.values()
     for spec in {spec.workload.name: spec for spec in run.plan.trials}.values():
-        if spec.workload.target != COMMAND_TARGET:
-            continue
-        may_fork = spec.execution.isolation == "fork" and spec.execution.launcher != AS_TYPED
-        line = line_of(spec.overrides["command"], path) if may_fork else None
-        ranks = ", with its ranks" if line is not None and line.is_agent else ""
-        (typed if line is None else forked).append(f"{spec.workload.name}{ranks}")
-    return [f"{how}: {', '.join(first_names(names, _MOST))}" for how, names in found.items() if names]
-
-
-def _forecast(run: Run) -> list[str]:
-    """What the planned trials can show, where their number is set before."""
-    cells = max((len(labels) for labels in run.plan.cells.values()), default=0)
-    if cells < 2 or run.replays or run.selection.triage.sequential:
-        return []
-    trials = counted(run.selection.trials, "trial")
-    rate = smallest_fault(run.selection.trials, cells - 1)
-    if rate is None:
-        return [f"{trials} of each cell can show no cure"]
-    return [f"{trials} of each cell: 90% power to show a cure of a fault of {rate:.0%}"]
+        if spec.workload.target == COMMAND_TARGET:
+            may_fork = spec.execution.isolation == "fork" and spec.execution.launcher != AS_TYPED
+            path = os.environ.get("PATH", os.defpath)
+            line = line_of(spec.overrides["command"], path) if may_fork else None
+            ranks = ", with its ranks" if line is not None and line.is_agent else ""
+            (typed if line is None else forked).append(f"{spec.workload.name}{ranks}")
+    for how, commands in found.items():
+        if commands:
+            yield f"{how}: {', '.join(first_names(commands, _MOST))}"
+    # What the planned trials can show, where their number is set before.
+    most = max(map(len, cells), default=0)
+    if most > 1 and not run.selection.triage.sequential:
+        trials, rate = counted(run.selection.trials, "trial"), smallest_fault(run.selection.trials, most - 1)
+        shows = " can show no cure" if rate is None else f": 90% power to show a cure of a fault of {rate:.0%}"
+        yield f"{trials} of each cell{shows}"
 
 
 def _shown(run: Run, path: Path | None = None) -> Path:
