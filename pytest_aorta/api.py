@@ -16,7 +16,7 @@ from pytest_aorta.registry import Registry
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trial_runner import TrialRunner, check_resources, check_results
 from pytest_aorta.trials.execution import ElasticOptions, Execution, Limits, Resources, automatic_slots, elastic_options
-from pytest_aorta.workspace.history import KEPT_RECORDS
+from pytest_aorta.workspace.trial_store import KEPT_RECORDS
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult

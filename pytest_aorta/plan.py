@@ -33,8 +33,8 @@ from pytest_aorta.trials.output import OUTPUT_OPTIONS, OutputRules
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.spec import Origin, TrialSpec
 from pytest_aorta.trials.workload import to_plain
-from pytest_aorta.workspace.history import KEPT_RECORDS
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
+from pytest_aorta.workspace.trial_store import KEPT_RECORDS
 
 if TYPE_CHECKING:
     from pytest_aorta.common.conditions import Json, TypedCondition

@@ -22,8 +22,7 @@ from pytest_aorta.plan import Plan, PlanError, Selection
 from pytest_aorta.settings import RequestError
 from pytest_aorta.trials.command_line import tells_what_it_reads, words_of
 from pytest_aorta.trials.spec import IMPORTED_LATER, UNKNOWN, changed_files, differences, fingerprint, parts_of
-from pytest_aorta.workspace import history
-from pytest_aorta.workspace.trial_store import TrialStore
+from pytest_aorta.workspace.trial_store import TrialStore, stamp
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import ResumedTrial, RunningTrial, SlotTrial, TrialEngine
@@ -47,7 +46,7 @@ class TrialRunner:
     Args:
         selection: what the user asked for.
         results: the results directory.
-        stamp: name of the run in the history, a new one if not given.
+        run: name of the run in the history, a new one if not given.
         before_use: called whenever the engine is about to be used.
         on_start: called, on any thread, with each trial that a slot is about to start.
     """
@@ -56,13 +55,13 @@ class TrialRunner:
         self,
         selection: Selection,
         results: Path,
-        stamp: str | None = None,
+        run: str | None = None,
         before_use: Callable[[], None] = lambda: None,
         on_start: Callable[[SlotTrial, TrialPaths], object] = lambda trial, paths: None,
     ) -> None:
         kind, number = process_rank(selection.execution.elastic, selection.resources.hosts)
         self.selection = selection
-        self.store = TrialStore(results, stamp or history.stamp(), resume=selection.resume, number=number, kind=kind)
+        self.store = TrialStore(results, run or stamp(), resume=selection.resume, number=number, kind=kind)
         self.plans: list[Plan] = []
         self._before_use = before_use
         self._on_start = on_start

@@ -17,8 +17,8 @@ from pytest_aorta.workflow.finding import FILE_NAMES, RecipeError, find_recipe
 from pytest_aorta.workflow.known import Workspace
 from pytest_aorta.workflow.project import Project, Scan
 from pytest_aorta.workflow.recipe import read_recipe
-from pytest_aorta.workspace.history import stamp
 from pytest_aorta.workspace.merge import Merge
+from pytest_aorta.workspace.trial_store import stamp
 
 #: Conflicts that are shown, without ``--json``.
 _MOST_CONFLICTS = 20

@@ -1,22 +1,11 @@
-"""Objects by their names."""
+"""Files of modules by their names."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
-
-
-def import_target(target: str) -> Any:
-    """The object that ``module:name`` names; the name may have dots."""
-    module, _, qualname = target.partition(":")
-    found: Any = import_module(module)
-    for name in qualname.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def target_file(target: str) -> Path | None:

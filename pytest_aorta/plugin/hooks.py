@@ -128,7 +128,7 @@ def register_hooks(config: pytest.Config, *, late: bool = False) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Give all xdist workers the same name of the run in the history; ``trial_hooks`` says more, if it is there."""
     if not node.config.pluginmanager.has_plugin(TRIALS):
-        from pytest_aorta.workspace.history import stamp
+        from pytest_aorta.workspace.trial_store import stamp
 
         # Such a run may have --dist each; a worker that comes to a trial all the same refuses it.
         node.workerinput["aorta"] = {"stamp": node.config.stash.setdefault(STAMP, stamp()), "each": is_each(node)}

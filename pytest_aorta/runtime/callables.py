@@ -12,6 +12,7 @@ import inspect
 import io
 import itertools
 import pickle
+import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.import_target import import_target, module_file
+from pytest_aorta.common.import_target import module_file
 from pytest_aorta.runtime.tensors import check_kind, from_bytes, to_bytes
 
 #: Callables that one worker may have registered at a time.
@@ -70,7 +71,7 @@ class Definition:
 
     def load(self) -> Any:
         if self.data.startswith(_IMPORT):
-            return import_target(self.data.removeprefix(_IMPORT).decode())
+            return pkgutil.resolve_name(self.data.removeprefix(_IMPORT).decode())
         return loads(self.data)
 
     def load_task(self) -> Callable[[Any], Any]:

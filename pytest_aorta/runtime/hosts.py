@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import os
 import pickle
+import pkgutil
 import queue
 import re
 import signal
@@ -28,7 +29,6 @@ from types import MappingProxyType, SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 from pytest_aorta._version import __version__
-from pytest_aorta.common.import_target import import_target
 from pytest_aorta.common.texts import describe_exception
 from pytest_aorta.runtime.tensors import to_bytes
 from pytest_aorta.runtime.zygote import exit_text
@@ -595,7 +595,7 @@ def serve(channel: execnet.Channel) -> None:
     channel.setcallback(host_channel.arrived, endmarker=None)
     last: dict[str, str] | None = None
     try:
-        function = import_target(order["service"])
+        function = pkgutil.resolve_name(order["service"])
         argument = pickle.loads(order["argument"])
         host_channel.write({"error": None})
         function(argument, host_channel)

@@ -466,8 +466,7 @@ class Project:
 
     def _settle_trials(self, action: Action, job: Job, task: int, state: TaskState, journal: Journal) -> None:
         from pytest_aorta.launch.record import logs_in, lost_record
-        from pytest_aorta.workspace.history import stamp
-        from pytest_aorta.workspace.trial_store import TrialStore
+        from pytest_aorta.workspace.trial_store import TrialStore, stamp
 
         started = {json.loads(line) for line in job.noted("started", task)}
         if not started:

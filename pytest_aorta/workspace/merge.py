@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from pytest_aorta.common.texts import identifier
-from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import locked
 from pytest_aorta.workspace.paths import HISTORY, TrialPaths
+from pytest_aorta.workspace.trial_store import retire, sort_into_cells
 
 #: End of the name of a copy that is being made.
 _UNFINISHED = ".merging"
@@ -269,10 +269,10 @@ class Merge:
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         for base, workload in self._to_nest.items():
             with locked(self.root / base.parent):
-                history.sort_into_cells(self.root / base.parent, workload, None, run)
+                sort_into_cells(self.root / base.parent, workload, None, run)
         for results, path in self.replaced:
             with locked(self.root / results):
-                history.retire(self.root / results, TrialPaths(path.relative_to(results)), run)
+                retire(self.root / results, TrialPaths(path.relative_to(results)), run)
         for source, target, may_link in self.additions:
             _place(source, self.root / target, may_link=may_link)
 

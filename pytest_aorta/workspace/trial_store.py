@@ -1,9 +1,16 @@
-"""The results of one run: earlier ones are found or moved aside, new ones are written."""
+"""The results of one run: earlier ones are found or moved aside, never overwritten; new ones are written."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import glob
+import itertools
 import json
+import math
+import os
+import re
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -14,12 +21,177 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.software import package_list_name, read_package_list
 from pytest_aorta.trials.outcome import is_lost, shared_event
-from pytest_aorta.workspace import history
 from pytest_aorta.workspace.atomic import as_json, locked, remove_abandoned, staged_text, write_json
-from pytest_aorta.workspace.paths import PartKind, TrialPaths
+from pytest_aorta.workspace.paths import HISTORY, PartKind, TrialPaths
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.result import TrialResult
+
+
+#: Earlier records of a trial that are kept.
+KEPT_RECORDS = 10
+
+#: The file of a trial, or of a repeat.
+_RECORD = re.compile(r"trial_\d+(?:\.repeat_\d+)?\.json")
+
+
+def stamp() -> str:
+    """A run's folder name below ``.history``: UTC time with microseconds, sortable."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+
+
+def retire(
+    results: Path,
+    paths: TrialPaths,
+    run: str,
+    rank: int | None = None,
+    kind: PartKind = "rank",
+    *,
+    with_artifacts: bool = True,
+    may_have_further: bool = True,
+) -> None:
+    """Move a trial's file and artifacts to ``.history/<run>/``, where there are any.
+
+    The file is moved first: what is left does not look like a result then.
+
+    Where each rank is a pytest process, each moves the artifacts of its own ``rank``, and rank 0 the file as well;
+    ``None`` moves everything. ``with_artifacts``: whether the artifacts belong to the file. ``may_have_further``:
+    whether to look for folders of further ranks and nodes.
+    """
+    parts = [paths.file, paths.folder] if not rank else [PurePosixPath(paths.folder_in(Path(), rank, kind))]
+    if not with_artifacts:
+        parts = [paths.file]
+    elif rank is None and may_have_further:
+        parts += [PurePosixPath(path.relative_to(results).as_posix()) for path in further_folders(results, paths)]
+    folder = None
+    for part in parts:
+        if os.path.lexists(results / part):
+            if folder is None:
+                folder = _free(results / HISTORY, run, parts)
+                (folder / parts[0]).parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                (results / part).rename(folder / part)
+
+
+def further_folders(results: Path, paths: TrialPaths) -> list[Path]:
+    name, folder = glob.escape(paths.folder.name), results / paths.folder.parent
+    return sorted([*folder.glob(f"{name}.rank_*"), *folder.glob(f"{name}.node_*")])
+
+
+def _free(history: Path, run: str, parts: Collection[PurePosixPath]) -> Path:
+    """The folder that parts of a trial go to: ``<run>``, or where they are there already ``<run>~1``, ...
+
+    They keep their names, and so a record names its own artifacts.
+    """
+    for number in itertools.count():
+        folder = history / (f"{run}~{number}" if number else run)
+        if not any(os.path.lexists(folder / part) for part in parts):
+            return folder
+    raise AssertionError
+
+
+def retire_others(
+    results: Path, workloads: Collection[str], kept: Collection[TrialPaths], run: str, before: float = math.inf
+) -> None:
+    """Move what a complete run of ``workloads`` no longer holds to ``.history/<run>/``.
+
+    What was written after ``before`` (seconds as of ``time.time()``) stays: it is of another run, at the same time.
+    """
+    files = {paths.file for paths in kept}
+    for workload in workloads:
+        found = [*(results / workload).glob("trial_*.json"), *(results / workload).glob("*/trial_*.json")]
+        for paths in [TrialPaths(PurePosixPath(path.relative_to(results).as_posix())) for path in found]:
+            if paths.file not in files and (results / paths.file).lstat().st_mtime < before:
+                retire(results, paths, run)
+                with contextlib.suppress(OSError):
+                    (results / paths.file).parent.rmdir()  # only when it is empty
+
+
+def prune(results: Path, run: str, kept: int) -> int:
+    """Of each workload that ``run`` has moved records of, keep those of the newest ``kept`` runs; how many are gone."""
+    history, removed = results / HISTORY, 0
+    if not (history / run).is_dir():
+        return 0
+    for workload in [path.name for path in (history / run).glob("*") if path.is_dir()]:
+        found = list(history.glob(f"*/{glob.escape(workload)}"))
+        names = {folder: folder.parent.name for folder in found}  # <run>, <run>~1, ... <run>~10
+        found.sort(key=lambda folder: (names[folder].partition("~")[0], len(names[folder]), names[folder]))
+        for folder in found[: max(0, len(found) - kept)]:
+            removed += sum(_RECORD.fullmatch(path.name) is not None for path in folder.rglob("*.json"))
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in history.glob("*"):
+        if not any(path.is_dir() for path in folder.glob("*")):  # of its records, none is left
+            shutil.rmtree(folder, ignore_errors=True)
+    return removed
+
+
+#: The cell among the first lines of a trial file; to read all of thousands of them would take seconds.
+_CELL = re.compile(r'^ "cell": ("(?:[^"\\]|\\.)*"),$', re.MULTILINE)
+
+#: Characters that these lines have.
+_HEAD = 4096
+
+
+def cell_of(file: Path) -> str | None:
+    """The cell of a trial file; ``None`` when there is none, or it is torn."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            head = opened.read(_HEAD)
+        found = _CELL.search(head)
+        cell = json.loads(found[1]) if found else json.loads(file.read_text(encoding="utf-8")).get("cell")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return cell if isinstance(cell, str) else None
+
+
+def started_at(file: Path) -> str:
+    """When the trial of a file was started, sortable; empty when that cannot be read."""
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["started_at"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def sort_into_cells(results: Path, workload: str, cell: str | None, run: str) -> None:
+    """Give every file of a workload the place that it has in a plan with only this ``cell``, ``None`` for several.
+
+    Of two records of one trial, the one that was started later stays, and the other one moves to ``.history/<run>/``.
+    """
+    top = results / identifier(workload)
+    for file in sorted(top.glob("trial_*.json")):
+        own = cell_of(file)
+        if own is not None and own != cell:
+            move(results, file, top / identifier(own), run)
+    if cell is not None:
+        folder = top / identifier(cell)
+        for file in sorted(folder.glob("trial_*.json")):
+            if cell_of(file) == cell:
+                move(results, file, top, run)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only when it is empty
+
+
+def move(results: Path, file: Path, folder: Path, run: str, *, with_artifacts: bool = True) -> None:
+    """Move a trial into ``folder``, unless something that is no record is there.
+
+    The file goes last, so that a move which was cut short can be gone on with.
+    """
+    paths = TrialPaths(PurePosixPath(file.relative_to(results).as_posix()))
+    there = TrialPaths(PurePosixPath((folder / file.name).relative_to(results).as_posix()))
+    if (folder / file.name).exists():
+        if not (other := started_at(folder / file.name)):
+            return
+        if other > started_at(file):
+            retire(results, paths, run, with_artifacts=with_artifacts)
+            return
+        retire(results, there, run)
+    artifacts = [paths.folder_in(results), *further_folders(results, paths)] if with_artifacts else []
+    if any((folder / path.name).exists() and path.exists() for path in artifacts):
+        return
+    folder.mkdir(exist_ok=True)
+    for path in [*artifacts, file]:
+        with contextlib.suppress(FileNotFoundError):  # there are none, or another process was faster
+            path.rename(folder / path.name)
 
 
 def read_record(file: Path) -> TrialResult | None:
@@ -123,8 +295,13 @@ class TrialStore:
         """
         folder = paths.file.parent
         if folder not in self._lost:
-            began, numbers = history.began(self.stamp), set()
-            for path in history.earlier_files(self.results, folder, self.stamp):
+            run, numbers = self.stamp, set()
+            # As the start of a trial has it, to the millisecond.
+            began = f"{run[:4]}-{run[4:6]}-{run[6:8]}T{run[9:11]}:{run[11:13]}:{run[13:19]}"
+            moved = self.results.glob(f"{HISTORY}/{run}*/{folder}/trial_*.json")
+            for path in (*(self.results / folder).glob("trial_*.json"), *moved):
+                if TrialPaths(PurePosixPath(path.name)).repeat:
+                    continue
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                     record = _load(path)
                     if record["started_at"] < began and is_lost(record) and shared_event(record) is None:
@@ -148,7 +325,7 @@ class TrialStore:
         """Move aside what an earlier run has left of a trial: to the history, or to the folder of another cell."""
         with locked(self.results):
             if self.is_writer:
-                history.move_other_cell(self.results, paths, self.stamp)
+                self._move_other_cell(paths)
             folder = paths.file.parent
             if folder not in self._further:
                 self._further[folder] = set()
@@ -156,7 +333,7 @@ class TrialStore:
                     for path in (self.results / folder).glob(f"trial_*.{kind}_*"):
                         self._further[folder].add(path.name.rpartition(".")[0])
             further = paths.file.stem in self._further[folder] or paths.file in self.written
-            history.retire(self.results, paths, self.stamp, self.number, self.kind, may_have_further=further)
+            retire(self.results, paths, self.stamp, self.number, self.kind, may_have_further=further)
 
     def retire_unplanned(self, planned: Collection[TrialPaths]) -> None:
         """After a run of a whole plan: move to the history what the plan no longer holds."""
@@ -165,7 +342,7 @@ class TrialStore:
             workloads = {paths.file.parts[0] for paths in planned}
             with locked(self.results):
                 kept = {*planned, *map(TrialPaths, self.written)}
-                history.retire_others(self.results, workloads, kept, self.stamp, self._begun)
+                retire_others(self.results, workloads, kept, self.stamp, self._begun)
 
     def sort_into_cells(self, cells_of: Mapping[str, str | None]) -> None:
         """Before a run: give files of other cells, and of the plan's own, the places that they have now.
@@ -174,7 +351,7 @@ class TrialStore:
         """
         with locked(self.results):
             for workload, cell in cells_of.items():
-                history.sort_into_cells(self.results, workload, cell, self.stamp)
+                sort_into_cells(self.results, workload, cell, self.stamp)
                 folder, unfinished = self.results / identifier(workload), ".trial_*.json.*.tmp"
                 for path in [*folder.glob(unfinished), *folder.glob(f"*/{unfinished}")]:
                     remove_abandoned(path)
@@ -184,7 +361,7 @@ class TrialStore:
         if not self.is_writer:
             return 0
         with locked(self.results):
-            return history.prune(self.results, self.stamp, kept)
+            return prune(self.results, self.stamp, kept)
 
     def make_room(self, paths: TrialPaths) -> bool:
         """Whether a trial that could not be started may have its file; what an earlier run has left there moves away.
@@ -205,8 +382,14 @@ class TrialStore:
 
     def _move_aside(self, paths: TrialPaths, *, with_artifacts: bool = True) -> None:
         if paths.file_in(self.results).exists():
-            history.move_other_cell(self.results, paths, self.stamp, with_artifacts=with_artifacts)
-            history.retire(self.results, paths, self.stamp, with_artifacts=with_artifacts)
+            self._move_other_cell(paths, with_artifacts=with_artifacts)
+            retire(self.results, paths, self.stamp, with_artifacts=with_artifacts)
+
+    def _move_other_cell(self, paths: TrialPaths, *, with_artifacts: bool = True) -> None:
+        file = paths.file_in(self.results)
+        own = cell_of(file) if paths.cell is not None else None
+        if own is not None and own != paths.cell:
+            move(self.results, file, file.parent / identifier(own), self.stamp, with_artifacts=with_artifacts)
 
     def write(self, paths: TrialPaths, result: Mapping[str, Any], *, resumed: bool = False) -> None:
         """Write a record. With ``resumed`` the file has it already, perhaps under another ``trial_id``.
@@ -225,11 +408,12 @@ class TrialStore:
                 if file.exists():
                     paths = replace(paths, cell=result["cell"] if is_flat else None)
                     # It was retired when the trial started, so another run has written it since.
-                    later = paths.file not in self.written and history.started_at(file) > result["started_at"]
+                    later = paths.file not in self.written and started_at(file) > result["started_at"]
                     if is_lost(result) and self._stays(paths):
                         target = None
-                    elif later and paths.cell in (None, history.cell_of(file)):
-                        target = history.retired_file(self.results, paths, self.stamp)
+                    elif later and paths.cell in (None, cell_of(file)):
+                        target = _free(self.results / HISTORY, self.stamp, [paths.file]) / paths.file
+                        target.parent.mkdir(parents=True, exist_ok=True)
                     else:
                         # Its artifacts were moved aside when it started, and what is there now are this trial's.
                         self._move_aside(paths, with_artifacts=not result.get("artifacts"))
@@ -238,7 +422,7 @@ class TrialStore:
                     # Another run may have moved the one of before there, after this run had begun.
                     before = target.parent / identifier(result["cell"]) / target.name
                     if is_flat and before.exists():
-                        history.move(self.results, before, target.parent, self.stamp)
+                        move(self.results, before, target.parent, self.stamp)
                 if paths.repeat:
                     return
                 if folder not in self._repeats:
@@ -249,6 +433,6 @@ class TrialStore:
                             self._repeats[folder][path.name.partition(".")[0]].append(number)
                 for number in self._repeats[folder].pop(paths.file.stem, ()):
                     if (repeat := paths.repeated(number)).file not in self.written:
-                        history.retire(self.results, repeat, self.stamp)
+                        retire(self.results, repeat, self.stamp)
         finally:
             self.written.add(paths.file)

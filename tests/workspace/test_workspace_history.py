@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from pytest_aorta.workspace.history import prune, retire, retire_others
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
+from pytest_aorta.workspace.trial_store import prune, retire, retire_others
 
 
 def fill(results: Path, *files: str) -> None:
