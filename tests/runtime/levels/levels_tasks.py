@@ -64,19 +64,6 @@ def either(args: Any) -> Any:
     return globals()[name](SlotArgs((), rest))
 
 
-def deed(args: Any) -> None:
-    """Write down that it begins, do what the last argument says, and write down that it ends."""
-    folder, number, what = args.scalars
-    note(folder, f"+{number}")
-    if what == "boom":
-        raise ValueError(number)
-    if what == "die":
-        os._exit(1)
-    if what == "hang":
-        time.sleep(PATIENCE)
-    note(folder, f"-{number}")
-
-
 def note(folder: str, word: str) -> None:
     """Append a line, in one piece."""
     fd = os.open(f"{folder}/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -123,12 +110,6 @@ def threads_and_cores(args: Any) -> dict[str, Any]:
         "cores": sorted(os.sched_getaffinity(0)),
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-
-
-def close_everything(args: Any) -> str:
-    """What daemonising libraries do."""
-    os.closerange(3, 4096)
-    return "done"
 
 
 def close_everything_and_hang(args: Any) -> None:
@@ -230,21 +211,6 @@ def give(args: Any) -> Any:
         "liar": lambda: liar,
     }
     return things[args.scalars[0]]()
-
-
-def use_another_worker(args: Any) -> Any:
-    """A worker within a task."""
-    return with_a_worker()
-
-
-def with_a_worker() -> Any:
-    from pytest_aorta.runtime import TaskArgs, Worker
-
-    found = []
-    with Worker(3, num_sub_workers=1) as worker:
-        handle = worker.register(echo)
-        worker.run(lambda orch, args, config: found.append(orch.submit_sub(handle, TaskArgs().add_scalar("within"))))
-    return found[0].record.payload["scalars"]
 
 
 def bad_preparation() -> NoReturn:

@@ -65,12 +65,6 @@ def open_files(args: Any) -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def compute(args: Any) -> int:
-    """Threads of OpenMP, in a process that was forked."""
-    torch.mm(torch.ones(256, 256), torch.ones(256, 256))
-    return torch.get_num_threads()
-
-
 class Through:
     """Hands its tensors on to a SUB task, all of them INOUT, and its scalars."""
 

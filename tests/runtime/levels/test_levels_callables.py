@@ -18,7 +18,7 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, run_one, run_sub, scalars, use_once
+from levels_stage import Gates, run_one, run_sub, use_once
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
@@ -304,22 +304,6 @@ class _Loaded:
 
 def load_from(file: str) -> Any:
     return runpy.run_path(file)["task"]
-
-
-def test_a_callable_can_be_registered_during_a_run(worker: Worker, gates: Gates) -> None:
-    gate = worker.register(levels_tasks.gate)
-    handle = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
-    gates.wait_until_began("a")
-
-    echo = worker.register(levels_tasks.echo)
-    second = worker.submit(lambda orch, args, config: orch.submit_sub(echo, scalars(1)))
-    gates.open()
-    handle.wait()
-    second.wait()
-
-    assert run_sub(worker, echo, 1).ok
-    worker.unregister(echo)
-    worker.unregister(gate)
 
 
 def test_within_a_graph_a_callable_can_be_registered_and_used(worker: Worker) -> None:

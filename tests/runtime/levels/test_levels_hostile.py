@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,12 +73,6 @@ def test_the_end_of_its_process_is_told_as_it_was(worker: Worker, task: Any, val
     )
 
 
-def test_a_task_that_closes_its_channel_is_noticed(worker: Worker) -> None:
-    outcome, _, message = failure_of(do(worker, levels_tasks.close_everything))
-    assert outcome is Outcome.ENDPOINT_FAILURE
-    assert "its process " in message
-
-
 def test_and_does_not_hang_although_it_lives_on(worker: Worker) -> None:
     assert failure_of(do(worker, levels_tasks.close_everything_and_hang)) == (
         Outcome.ENDPOINT_FAILURE,
@@ -95,25 +87,6 @@ def test_grandchildren_of_a_task_that_has_died_are_ended(worker: Worker, tmp_pat
 
     assert outcome is Outcome.ENDPOINT_FAILURE
     assert message.endswith("exit code 7")
-    wait_until_gone([int(file.read_text())])
-
-
-def test_grandchildren_of_a_task_that_took_too_long_are_ended(worker: Worker, tmp_path: Path) -> None:
-    from levels_stage import Gates
-
-    gates = Gates(tmp_path)
-    file = tmp_path / "pid"
-
-    def fork_and_hang(args: Any) -> None:
-        pid = levels_tasks.fork_and_leave(args)
-        Path(args.scalars[0]).write_text(str(pid))
-        levels_tasks.wait_for(args.scalars[0] + ".open")
-
-    assert gates.log() == []
-    record = do(worker, fork_and_hang, str(file), timeout=1.0)
-
-    assert record.outcome is Outcome.TIMEOUT
-    wait_until(file.exists, "the fork")
     wait_until_gone([int(file.read_text())])
 
 
@@ -134,10 +107,6 @@ def test_forks_of_a_task_end_with_it_also_those_that_return(worker: Worker) -> N
 def test_tasks_may_use_processes_and_threads_of_their_own(worker: Worker) -> None:
     assert do(worker, levels_tasks.use_multiprocessing).payload == [1, 2, 3]
     assert do(worker, levels_tasks.use_threads).payload == [3, 2, 1]
-
-
-def test_tasks_may_use_a_worker_of_their_own(worker: Worker) -> None:
-    assert do(worker, levels_tasks.use_another_worker).payload == ["within"]
 
 
 @pytest.mark.parametrize(
@@ -187,16 +156,3 @@ def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
     assert record.failure.type == "ValueError"
     assert len(record.failure.message) <= MAX_MESSAGE
     assert len(record.failure.traceback) <= 2**15 + 100
-
-
-def close_stdout_and_return_twice(args: Any) -> str:
-    sys.stdout.close()
-    return "child" if os.fork() == 0 else "parent"
-
-
-def test_a_fork_that_returns_without_a_stdout_takes_no_tasks() -> None:
-    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
-        fork, pid = worker.register(close_stdout_and_return_twice), worker.register(levels_tasks.own_pid)
-        before = run_sub(worker, pid).payload
-        assert run_sub(worker, fork).payload == "parent"
-        assert [run_sub(worker, pid).payload for _ in range(3)] == [before] * 3

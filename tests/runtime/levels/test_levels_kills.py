@@ -101,44 +101,28 @@ def test_a_worker_below_comes_back_although_its_successor_cannot_start_at_once(t
         assert run_next(top, own_pid).payload not in (pid, os.getpid())
 
 
-def test_a_script_that_forgets_to_close_ends_and_takes_all_with_it(tmp_path: Path) -> None:
+def test_a_script_that_ends_without_closing_while_tasks_run_takes_all_with_it(gates: Gates, tmp_path: Path) -> None:
     script = tmp_path / "forgets.py"
-    script.write_text(
-        textwrap.dedent("""
-        import psutil
-        from pytest_aorta.runtime import Worker
-
-        worker = Worker(3, num_sub_workers=2)
-        worker.init()
-        print(*(process.pid for process in psutil.Process().children(recursive=True)))
-        """)
-    )
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=PATIENCE)
-
-    assert ran.stderr == ""
-    assert ran.returncode == 0
-    wait_until_gone(map(int, ran.stdout.split()))
-
-
-def test_a_script_that_ends_with_an_exception_while_tasks_run_does_not_hang(gates: Gates, tmp_path: Path) -> None:
-    script = tmp_path / "raises.py"
     script.write_text(
         textwrap.dedent(f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import levels_tasks
+        import psutil
         from pytest_aorta.runtime import TaskArgs, Worker
 
-        worker = Worker(3, num_sub_workers=1)
+        worker = Worker(3, num_sub_workers=2)
         gate = worker.register(levels_tasks.gate)
         args = TaskArgs().add_scalar({str(gates.folder)!r}).add_scalar("a")
         worker.submit(lambda orch, _, config: orch.submit_sub(gate, args))
+        print(*(process.pid for process in psutil.Process().children(recursive=True)))
         raise SystemExit("enough")
         """)
     )
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=PATIENCE)
 
     assert (ran.returncode, ran.stderr) == (1, "enough\n")
+    wait_until_gone(map(int, ran.stdout.split()))
 
 
 OWNER = """

@@ -83,11 +83,8 @@ def without_tag(environ: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name != VARIABLE}
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
-def test_the_variables_of_a_slot_are_those_of_an_interpreter_of_its_own(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dice = random.Random(seed)
+def test_the_variables_of_a_slot_are_those_of_an_interpreter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(0)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", *THREADS):
         monkeypatch.setenv(name, str(dice.randrange(9)))
         if dice.random() < 0.5:

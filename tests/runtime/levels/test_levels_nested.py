@@ -116,10 +116,6 @@ def test_hosts_work_at_the_same_time(pod: Pod, gates: Gates) -> None:
     pod.top.unregister(through)
 
 
-def test_level_4_has_sub_workers_too(pod: Pod) -> None:
-    assert run_sub(pod.top, pod.echo, 1).worker == "sub_worker 0"
-
-
 def test_a_group_of_hosts_starts_as_one(pod: Pod, gates: Gates) -> None:
     through = pod.top.register(Through(pod.gate))
     refs: list[TaskRef] = []
@@ -213,16 +209,6 @@ def test_a_callable_registered_late_reaches_every_level(pod: Pod) -> None:
     with pytest.raises(TaskError, match=r"is not .or no longer. one of this worker"):
         pod.top.run(lambda orch, args, config: orch.submit_next_level(through, scalars(1), worker=0))
     pod.top.unregister(through)
-
-
-@pytest.mark.statement(43)
-def test_a_callable_that_a_host_below_cannot_load_fails_its_tasks(pod: Pod) -> None:
-    nowhere = pod.top.register("levels_tasks:nowhere")
-    record = run_next(pod.top, nowhere, worker=0)
-    assert record.failure is not None
-    assert record.failure.message.startswith("child_worker 0 level=3: AttributeError")
-    assert run_next(pod.top, pod.where, worker=1).ok
-    pod.top.unregister(nowhere)
 
 
 @pytest.mark.statement(43)

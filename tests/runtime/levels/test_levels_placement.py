@@ -270,13 +270,6 @@ def test_a_callable_is_kept_from_workers_that_it_was_not_registered_for(host: Ho
         host.worker.run(lambda orch, args, config: orch.submit_next_level(host.only_0, worker=1))
 
 
-def test_slots_are_processes_of_their_own_that_stay(host: Host) -> None:
-    pids = [run_next(host.worker, host.own_pid, worker=worker).payload for worker in (0, 1, 0, 1)]
-
-    assert pids[:2] == pids[2:]
-    assert len({*pids, None}) == 3
-
-
 @pytest.mark.statement(22)
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_member_that_is_refused_fails_its_group_and_frees_it(bench_of: MakeBench, index: int) -> None:

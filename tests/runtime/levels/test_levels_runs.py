@@ -19,7 +19,7 @@ from levels_stage import host as host
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
 
 
@@ -90,22 +90,6 @@ def test_consumers_of_a_failed_task_never_start_and_say_why(host: Host, gates: G
         assert skipped.seconds is None
     assert bystander.ok
     assert all(ref.state is State.CONSUMED for ref in refs)
-
-
-@pytest.mark.statement(13)
-def test_a_task_after_one_that_has_failed_is_skipped_at_once(host: Host) -> None:
-    records: list[TaskRecord | None] = []
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        bad = orch.submit_sub(host.boom, scalars("bad"))
-        bad.wait(PATIENCE)
-        records.append(orch.submit_sub(host.nothing, after=[bad]).record)
-
-    with pytest.raises(TaskError):
-        host.worker.run(build)
-
-    assert records[0] is not None
-    assert records[0].outcome is Outcome.SKIPPED
 
 
 def test_after_takes_tasks_of_this_worker_and_nothing_else(host: Host) -> None:

@@ -165,11 +165,3 @@ def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytes
         assert sorted(payload["cores"] for payload in found) == sorted(map(list, shares))
         for payload in found:
             assert set(payload["threads"].values()) == {str(threads_of(payload["cores"]))}
-
-
-def test_a_number_of_threads_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with Worker(3, num_sub_workers=1) as worker:
-        payload = run_sub(worker, worker.register(levels_tasks.threads_and_cores)).payload
-
-    assert payload["threads"]["OMP_NUM_THREADS"] == "3"

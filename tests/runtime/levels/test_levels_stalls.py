@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import levels_tasks
 import psutil
 import pytest
-from levels_stage import Gates, run_next, run_one, run_sub, scalars
+from levels_stage import Gates, run_next, run_sub, scalars
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
@@ -138,15 +137,6 @@ def test_a_result_that_cannot_be_read_is_the_failure_of_its_task() -> None:
         assert record.outcome is Outcome.TASK_FAILURE
         assert record.failure is not None
         assert record.failure.message.startswith("sub_worker 0: its return value could not be read: ValueError")
-
-
-def test_a_configuration_that_cannot_be_pickled_is_refused_before_there_is_a_task() -> None:
-    with Worker(3, device_ids=[0]) as worker:
-        echo = worker.register(levels_tasks.echo)
-        with pytest.raises(TypeError, match="config cannot be sent to another process: TypeError: cannot pickle"):
-            worker.run(lambda orch, args, config: orch.submit_next_level(echo, config=threading.Lock()))
-        assert run_one(lambda orch: orch.submit_next_level(echo), worker).ok
-        assert worker._dispatcher.graph.live == 0
 
 
 def test_a_stopped_zygote_does_not_suspend_a_deadline(gates: Gates) -> None:

@@ -35,7 +35,6 @@ class Host:
                 "give_tensor",
                 "give_item",
                 "open_files",
-                "compute",
             )
         }
 
@@ -171,11 +170,6 @@ def test_a_successor_sees_the_same_memory(host: Host) -> None:
         host.worker.run(build)
     assert x.tolist() == [2, 2]
     host.worker.unregister(die)
-
-
-def test_a_slot_computes_with_threads_after_a_fork(host: Host) -> None:
-    pair = run_one(lambda orch: orch.submit_sub_group(host.compute, [None, None]), host.worker)
-    assert all(member.payload >= 1 for member in pair.members)
 
 
 @pytest.mark.statement(44)

@@ -319,16 +319,6 @@ def test_all_processes_of_a_user_agree_on_the_folder(tmp_path: Path, monkeypatch
         assert is_refused(Leases((0,), default_folder(tmp_path)), 1)
 
 
-def test_hosts_that_share_the_folder_have_devices_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
-    folders = set()
-    for name in ("one", "two"):
-        monkeypatch.setattr(platform, "node", lambda name=name: name)
-        folders.add(default_folder(tmp_path))
-
-    assert len(folders) == 2
-
-
 def test_a_variable_names_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(tmp_path / "shared/by us"))
 

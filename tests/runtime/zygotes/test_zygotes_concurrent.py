@@ -41,19 +41,6 @@ def test_each_task_is_one_process_and_none_stands_by(nursery: Nursery, zygote: Z
     assert psutil.Process(zygote.info["pid"]).children() == []
 
 
-def test_tasks_begin_and_end_on_many_threads(zygote: Zygote, threads: ThreadPoolExecutor) -> None:
-    def work(number: int) -> list[int | None]:
-        codes = []
-        for _ in range(10):
-            task, _ = begin(zygote, orphans=["fork"] * (number % 2), stays=number % 3 > 0)
-            task.kill(0.0) if number % 3 else None
-            codes.append(end_of(task).returncode)
-        return codes
-
-    for number, codes in enumerate(threads.map(work, range(8))):
-        assert codes == [-signal.SIGKILL if number % 3 else 0] * 10
-
-
 def test_a_child_keeps_the_files_that_it_was_given_and_no_other_has_them(zygote: Zygote, tmp_path: Path) -> None:
     def holders() -> set[int]:
         """Processes below the zygote, and itself, that have the file open."""
@@ -90,14 +77,6 @@ def test_what_a_child_has_left_is_ended_before_its_end_is_reported_and_nothing_e
     assert not any(map(is_gone, [other.pid, *others]))
     let_go(other)
     assert all(map(is_gone, others))
-
-
-def test_orphans_of_a_child_that_lives_stay(zygote: Zygote) -> None:
-    task, orphans = begin(zygote, orphans=["fork", "bare"])
-    for _ in range(3):
-        let_go(begin(zygote, orphans=["fork"])[0])
-    assert not any(map(is_gone, orphans))
-    let_go(task)
 
 
 def test_a_kill_ends_the_child_and_all_its_descendants(zygote: Zygote) -> None:

@@ -79,10 +79,6 @@ task.next_message(None), task.next_message(None)
 '''
 
 PARENTS = {
-    "while idle": """
-zygote = nursery.start("def run(payload, send): ...")
-nursery.run(zygote)
-""",
     "while a zygote imports": '''
 nursery.start("""
     import time
@@ -102,16 +98,6 @@ zygote = nursery.start("""
 """, fresh=True)
 task = nursery.submit(zygote)
 task.next_message(None)
-''',
-    "with several zygotes": '''
-for _ in range(3):
-    zygote = nursery.start("""
-        import time
-        def run(payload, send):
-            send({"value": 1})
-            time.sleep(600)
-    """)
-    nursery.submit(zygote).next_message(None)
 ''',
 }
 

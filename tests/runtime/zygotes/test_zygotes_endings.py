@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
 from support.nursery import Nursery, finish, message_of
 from support.processes import is_gone, wait_until
 
@@ -35,27 +34,6 @@ def test_a_task_may_end_itself_on_sigterm_and_say_so(nursery: Nursery) -> None:
     done = finish(task)
     assert done.told == ["saved"]
     assert done.returncode == 9
-
-
-@pytest.mark.parametrize("grace", [0.0, 0.1])
-def test_a_task_that_ignores_sigterm_ends_by_sigkill(nursery: Nursery, grace: float) -> None:
-    zygote = nursery.start(
-        """
-        import signal, time
-        def run(payload, send):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            send({"value": "ready"})
-            while True:
-                time.sleep(100)
-        """
-    )
-    task = nursery.submit(zygote)
-    message_of(task)
-
-    task.kill(grace=grace)
-
-    assert finish(task).returncode == -signal.SIGKILL
 
 
 def _state(pid: int) -> str:
@@ -118,63 +96,3 @@ def test_the_stacks_of_all_threads_and_all_python_processes_of_a_task_are_taken(
     assert all(f"in {name}" in done.stacks for name in ("wait_in_a_thread", "wait_in_a_fork", "wait_in_main"))
     assert done.returncode == -signal.SIGTERM
     assert all(map(is_gone, others))
-
-
-ESCAPE = """
-    import os, signal, subprocess, time
-    def escape(send):
-        # Twice forked, in a session of its own, deaf to everything that can be ignored.
-        read, write = os.pipe()
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)
-                os.write(write, str(os.getpid()).encode())
-                while True:
-                    time.sleep(100)
-            os._exit(0)
-        os.wait()
-        send({"value": int(os.read(read, 20))})
-"""
-
-
-def test_what_has_escaped_into_a_session_of_its_own_is_ended_and_named(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        ESCAPE
-        + """
-    def run(payload, send):
-        escape(send)
-        sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)
-        while open(f"/proc/{sleeper.pid}/comm").read() != "sleep\\n":
-            time.sleep(0.001)  # it has its new name a moment after the exec
-        send({"value": sleeper.pid})
-        """
-    )
-
-    done = nursery.run(zygote)
-
-    assert done.returncode == 0
-    assert len(done.told) == 2
-    assert all(map(is_gone, done.told))
-    assert any(name == f"sleep (pid {done.told[1]})" for name in done.ended["swept"])
-    assert any(f"(pid {done.told[0]})" in name for name in done.ended["swept"])
-    assert done.ended["unkillable"] == []
-
-
-def test_a_descendant_that_still_holds_the_channel_does_not_delay_the_end(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os, time
-        def run(payload, send):
-            if os.fork() == 0:
-                time.sleep(100)
-            send({"value": "last words"})
-            os._exit(1)
-        """
-    )
-
-    done = nursery.run(zygote)
-
-    assert done.told == ["last words"]
-    assert done.returncode == 1

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from support.nursery import Nursery, deadline, finish, message_of
+from support.nursery import Nursery, finish, message_of
 from support.processes import wait_until
 
 DIALOGUE = """
@@ -38,17 +38,6 @@ def test_a_task_can_be_spoken_to(nursery: Nursery) -> None:
         task.send({})
     os.close(read)
     os.close(write)
-
-
-def test_a_task_that_is_no_longer_spoken_to_ends(nursery: Nursery) -> None:
-    task = nursery.submit(nursery.start(DIALOGUE))
-    task.send({"op": "echo"})
-    message_of(task)
-
-    task.close()
-
-    assert task.next_message(deadline()) is None
-    assert task.ended is not None
 
 
 def test_a_message_that_is_never_sent_to_its_end_keeps_no_reader_waiting(nursery: Nursery) -> None:

@@ -30,31 +30,6 @@ def test_a_task_gets_its_payload_and_tells_what_it_wants(nursery: Nursery) -> No
     assert done.ended["max_rss_bytes"] > 1_000_000
 
 
-def test_what_was_prepared_is_there_for_every_task_and_known_to_the_parent(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os
-        prepared_by = None
-
-        def prepare(argument):
-            global prepared_by
-            prepared_by = os.getpid()
-            return {"argument": argument, "pid": prepared_by}
-
-        def run(payload, send):
-            send({"value": [prepared_by, os.getppid(), os.getpid()]})
-        """,
-        argument=[1, {"a": None}],
-    )
-    zygote.wait_ready()
-
-    first, second = nursery.run(zygote).told[0], nursery.run(zygote).told[0]
-
-    assert zygote.info["argument"] == [1, {"a": None}]
-    assert first[:2] == second[:2] == [zygote.info["pid"]] * 2
-    assert len({zygote.info["pid"], first[2], second[2]}) == 3
-
-
 def test_output_of_every_layer_lands_in_the_task_s_own_logs(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
@@ -116,18 +91,6 @@ def test_however_a_task_ends_it_is_told_and_the_next_one_runs(
     assert crashed.messages == []
     assert crashed.stdout == "before\n"
     assert (fine.returncode, fine.told) == (0, ["survived"])
-
-
-def test_a_task_that_closes_every_descriptor_ends_all_the_same(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os
-        def run(payload, send):
-            os.closerange(0, 256)
-        """
-    )
-
-    assert [nursery.run(zygote).returncode > 0 for _ in range(2)] == [True, True]
 
 
 def test_many_tasks_one_after_the_other_leave_no_descriptor_and_no_zombie(nursery: Nursery) -> None:
