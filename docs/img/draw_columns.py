@@ -12,8 +12,9 @@ from pathlib import Path
 
 from pytest_aorta.plugin.summary import Line, table_lines
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts, steady_steps
+from pytest_aorta.triage.reading import triage_in_order
 from pytest_aorta.triage.signatures import Signature
-from pytest_aorta.triage.verdicts import Table, triage_of
+from pytest_aorta.triage.verdicts import Table
 
 FOLDER = Path(__file__).with_name("columns")
 
@@ -48,14 +49,14 @@ _MARKED = {
 
 def example() -> Table:
     """A baseline with two bugs, and mitigations of which one fixes both."""
-    return triage_of(
+    return triage_in_order(
         [
             *_trials("none", "FFFFFFFFFFFFSS......", (20.0, 20.5, 20.3)),
             *_trials("omp_1", "." * 20, (20.4, 20.9, 20.7)),
             *_trials("sync", "." * 20, (27.0, 27.9, 27.3)),
             *_trials("xnack", "F" * 9 + "." * 10 + "E", (20.0, 20.5, 20.3)),
         ]
-    )
+    ).table()
 
 
 def _trials(name: str, outcomes: str, step_ms: Sequence[float]) -> list[TrialFacts]:

@@ -138,8 +138,7 @@ def markdown(table: Table, state: RunState) -> str:
 def text_of(text: str, longest: int | None = None) -> str:
     """A text that Markdown, and HTML within it, shows as it is, on one line."""
     clean = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    if longest is not None and len(clean) > longest:
-        clean = clean[: longest - 3] + "..."
+    clean = clean if longest is None or len(clean) <= longest else f"{clean[: longest - 3]}..."
     return _MARKS.sub(lambda found: f"\\{found[0]}", html.escape(clean, quote=False))
 
 

@@ -126,5 +126,10 @@ def replay_effects(
             not_collected=Counter(text for each in again for text in set(each.not_collected)),
         )
         found.append(effect)
-    adjusted = holm([effect.p for effect in found])
-    return [replace(effect, p=p) for effect, p in zip(found, adjusted, strict=True)]
+    return corrected(found)
+
+
+def corrected(effects: Sequence[ObserverEffect]) -> list[ObserverEffect]:
+    """For the number of cells."""
+    adjusted = holm([effect.p for effect in effects])
+    return [replace(effect, p=p) for effect, p in zip(effects, adjusted, strict=True)]

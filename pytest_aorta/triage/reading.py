@@ -81,7 +81,7 @@ class Results:
         self.replays = 0
         below = Path(os.path.relpath(self.path, self.folder)).parts
         asks_for_replays = self.path.is_file() or REPLAY in (os.path.basename(os.path.abspath(self.path)), *below)
-        for path in [str(self.path)] if self.path.is_file() else self._files(str(self.path)):
+        for path in [str(self.path)] if self.path.is_file() else self._files():
             file = os.path.relpath(path, self.folder)
             try:
                 record = json.loads(Path(path).read_bytes())
@@ -124,29 +124,20 @@ class Results:
         except (OSError, ValueError, RecursionError):
             return ()
 
-    def _files(self, folder: str, depth: int = 0) -> Iterator[str]:
+    def _files(self) -> Iterator[str]:
         """All trial files below a folder; no links to folders are followed, which could lead in circles."""
-        try:
-            with os.scandir(folder) as entries:
-                found = list(entries)
-        except OSError as error:
-            self.unreadable.append(Unreadable(os.path.relpath(folder, self.folder), error.strerror or str(error)))
-            return
-        numbers: list[tuple[int, str]] = []
-        folders: list[str] = []
-        for entry in found:
-            match = _FILE.fullmatch(entry.name)
-            if match is not None and entry.is_file():
-                numbers.append((int(match[1]), entry.path))
-            elif entry.is_dir(follow_symlinks=False) and entry.name != HISTORY:
-                folders.append(entry.name)
-        for _, path in sorted(numbers):
-            yield path
-        # At the top of a results directory are folders of workloads, which may have any name.
-        artifacts_here = bool(numbers) or depth > 0
-        for name in sorted(folders):
-            if not (artifacts_here and _ARTIFACTS.fullmatch(name)):
-                yield from self._files(os.path.join(folder, name), depth + 1)
+
+        def note(error: OSError) -> None:
+            file = os.path.relpath(error.filename, self.folder)
+            self.unreadable.append(Unreadable(file, error.strerror or str(error)))
+
+        for folder, folders, files in os.walk(self.path, onerror=note):
+            numbers = sorted((int(match[1]), name) for name in files if (match := _FILE.fullmatch(name)))
+            # At the top of a results directory are folders of workloads, which may have any name.
+            has_artifacts = numbers or folder != str(self.path)
+            passed_over = (HISTORY, *(name for name in folders if has_artifacts and _ARTIFACTS.fullmatch(name)))
+            folders[:] = sorted(set(folders).difference(passed_over))
+            yield from (os.path.join(folder, name) for _, name in numbers)
 
     def installed(self, digest: str) -> dict[str, str] | None:
         """All distributions with this digest, name -> version; ``None`` where no list of them lies here."""

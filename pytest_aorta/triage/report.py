@@ -23,6 +23,7 @@ from pytest_aorta.common.texts import (
     counted,
     first_names,
     own_frames,
+    printable,
     read_tail,
     stacks_excerpt,
     without_runner,
@@ -39,9 +40,6 @@ from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.starts import Found, Heat, sentences, with_replays
 from pytest_aorta.triage.verdicts import check_baseline
 from pytest_aorta.workspace.atomic import write_text
-
-#: Runs of what is not printable, among them controls, lone surrogates and marks that turn the direction of a text.
-_HIDDEN = re.compile(r"[^\n\t -~\u00a1-\u00ac\u00ae-\u02ff]")
 
 #: Longest name, and line of a heading.
 _LINE = 200
@@ -132,11 +130,10 @@ def _sort_value(value: Any) -> Any:
 
 def plain(text: str) -> str:
     """A text of several lines that shows what is in it, and does nothing."""
-    if "\x1b" in text:
-        text = ESCAPES.sub("", text)
+    text = ESCAPES.sub("", text)
     if "\r" in text:  # a progress bar, of which a terminal shows the last state
         text = re.sub(r"[^\n]*\r(?=[^\n\r])", "", text.replace("\r\n", "\n")).replace("\r", "")
-    return _HIDDEN.sub(lambda found: found[0] if found[0].isprintable() else "\N{REPLACEMENT CHARACTER}", text)
+    return printable(text)
 
 
 def one_line(text: str, longest: int = _LINE) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_aorta.common.texts import counted
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import DECIDED, Margin, Stop, TriageSettings, rates
 from pytest_aorta.triage.cells import CellStatistics, CellTrials, MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.observer import ObserverEffect
+from pytest_aorta.triage.observer import ObserverEffect, corrected
 from pytest_aorta.triage.rates import Counts, Interval
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
@@ -417,7 +418,7 @@ class Triage:
     def compare(
         self, keys: Sequence[CellKey], baseline: CellKey, family: int, *, sequential: bool = True
     ) -> list[tuple[Comparison, Verdict]]:
-        """What is known by now of cells against their baseline; if ``sequential``, valid however often one looks."""
+        """Of cells against their baseline; if ``sequential``, valid however often one looks."""
         pairs = [self._pair(key, baseline, sequential) for key in keys]
         judged = judge(pairs, self.settings.margin, family, family if sequential else 0)
         found = []
@@ -501,7 +502,13 @@ class Triage:
         if running:
             return Table(tuple(rows.values()), self.settings, tuple(contradictions))
         found = associations(self.cells, differ=any(row.verdict.kind in _DIFFERENT for row in rows.values()))
-        warnings = (*found.warnings, *contradictions, *_unmatched(self.cells))
+        matched: dict[str, list[bool]] = {}  # of each expression for metrics, whether a line of a trial matches
+        for facts in (facts for cell in self.cells for facts in cell.finished if facts.is_counted):
+            for name, has_matched in facts.matched:
+                matched.setdefault(name, []).append(has_matched)
+        unmatched = [(name, counted(len(each), "trial")) for name, each in matched.items() if not any(each)]
+        idle = (f"--aorta-{name} matched in 0 of {number}" for name, number in unmatched)
+        warnings = (*found.warnings, *contradictions, *idle)
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
         return table.observed(self._observer_effects())
@@ -519,17 +526,17 @@ class Triage:
                 part = CellKey(key.workload, side, key.test, f"{key.cell} {key.options}", key.digest)
                 keys[part] = key
                 parts.add(replace(facts, key=part))
-        rows = [row for row in parts.table().rows if row.comparison is not None] if keys else []
-        adjusted = rates.holm([row.comparison.p for row in rows if row.comparison is not None])
         found = []
-        for row, p in zip(rows, adjusted, strict=True):
-            base = parts._cells[replace(row.cell.key, cell="without")].statistics
-            counts = (row.cell.failures, row.cell.counted), (base.failures, base.counted)
-            found.append(ObserverEffect(keys[row.cell.key], *counts, p, row.speed or Speed("n/a")))
-        return found
+        for row in parts.table().rows if keys else ():
+            if row.comparison is not None:
+                base = parts._cells[replace(row.cell.key, cell="without")].statistics
+                counts = (row.cell.failures, row.cell.counted), (base.failures, base.counted)
+                effect = ObserverEffect(keys[row.cell.key], *counts, row.comparison.p, row.speed or Speed("n/a"))
+                found.append(effect)
+        return corrected(found)
 
     def nodes(self) -> list[Node]:
-        """Nodes beside each other, see ``nodes_of``."""
+        """See ``nodes_of``."""
         return nodes_of((facts for cell in self.cells for facts in cell.finished), self.settings.speed_margin)
 
     def _pair(self, key: CellKey, baseline: CellKey, sequential: bool) -> Pair:
@@ -656,27 +663,6 @@ def _uncompared(cell: CellStatistics, cells: Mapping[CellKey, CellStatistics], b
     base = cells[baselines.of[cell.key]]
     is_alone = cell.total and base.total and not base.counted
     return Verdict("undecided", f"the baseline {base.key.cell} did not run" if is_alone else "")
-
-
-def _unmatched(cells: Iterable[CellTrials]) -> list[str]:
-    """A sentence for each expression for metrics that no line of any command has matched."""
-    found: dict[str, list[bool]] = {}
-    for facts in (facts for trials in cells for facts in trials.finished if facts.is_counted):
-        for name, has_matched in facts.matched:
-            found.setdefault(name, []).append(has_matched)
-    return [
-        f"--aorta-{name} matched in 0 of {len(each)} trial{'s' * (len(each) > 1)}"
-        for name, each in found.items()
-        if not any(each)
-    ]
-
-
-def triage_of(facts: Iterable[TrialFacts], settings: TriageSettings | None = None) -> Table:
-    """The table of trials that are all over."""
-    triage = Triage(settings)
-    for each in facts:
-        triage.add(each)
-    return triage.table()
 
 
 class Decisions:

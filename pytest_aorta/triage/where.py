@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from math import comb, exp, expm1, log
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     _Numbers = np.ndarray[Any, np.dtype[Any]]
 
     #: A number of the failures less what is expected, of each row of residuals.
-    _Statistic = Callable[[_Numbers], _Numbers]
+    _Statistic = Callable[[_Numbers], Any]
 
 #: Share of the tables in which anything is said to be associated although nothing is, at most.
 ASSOCIATION_LEVEL = 0.01
@@ -215,7 +216,7 @@ def _values(factor: Factor, facts: TrialFacts) -> tuple[Any, ...]:
 
 
 def _places(trials: Sequence[TrialFacts], differ: bool = False) -> list[Association]:
-    return [test for factor in PLACES if (test := _place(factor, trials, differ)) is not None]
+    return list(filter(None, (_place(factor, trials, differ) for factor in PLACES)))
 
 
 def _place(factor: Factor, trials: Sequence[TrialFacts], differ: bool) -> Association | None:
@@ -326,12 +327,11 @@ def _in_time(
 
     failed = np.array([facts.is_failure for facts in trials], dtype=float)
     unequal = [test.factor for test in places if test.p < _SUSPICION]
-    strata = [(facts.key, *(_values(factor, facts) for factor in unequal)) for facts in trials]
+    strata = _numbered((facts.key, *(_values(factor, facts) for factor in unequal)) for facts in trials)
     before = {factor: pairs for factor, pairs in _chains(trials).items() if factor in factors}
-    statistics = [_products(*pairs) for pairs in before.values()]
-    if "order" in factors:
-        statistics.insert(0, _trend(count))
-    p_values = _permuted(failed, strata, statistics) if statistics else []
+    asked: list[_Statistic] = [_trend] if "order" in factors else []
+    asked += [partial(_products, *pairs) for pairs in before.values()]
+    p_values = _permuted(failed, strata, asked) if asked else []
     if "order" in factors:
         thirds = [failed[part * count // 3 : (part + 1) * count // 3] for part in range(3)]
         names = ("first third", "second third", "last third")
@@ -343,7 +343,7 @@ def _in_time(
         counts = (number, count, number, count)
         yield Association("order", "", *counts, p_values.pop(0), shares=tuple(shares), sentence=text)
     for (factor, pairs), p in zip(before.items(), p_values, strict=True):
-        yield _run(factor, failed, _numbered(strata), pairs, p)
+        yield _run(factor, failed, strata, pairs, p)
 
 
 def _chains(trials: Sequence[TrialFacts]) -> dict[Factor, tuple[_Numbers, _Numbers]]:
@@ -355,48 +355,40 @@ def _chains(trials: Sequence[TrialFacts]) -> dict[Factor, tuple[_Numbers, _Numbe
         "trial before": [None] * len(trials),
         "trial before at its place": [(facts.place.key, facts.place.slot) for facts in trials],
     }
-    found: dict[Factor, tuple[_Numbers, _Numbers]] = {}
-    seen: set[tuple[tuple[int, int], ...]] = set()
+    found: dict[tuple[tuple[int, int], ...], Factor] = {}
     for factor, groups in senses.items():
         members: dict[Hashable, list[int]] = {}
         for index, group in enumerate(groups):
             members.setdefault(group, []).append(index)
-        pairs = tuple(chain.from_iterable(pairwise(each) for each in members.values()))
-        if pairs and pairs not in seen:
-            seen.add(pairs)
-            first, second = np.array(pairs).T
-            found[factor] = first, second
-    return found
+        if pairs := tuple(chain.from_iterable(pairwise(each) for each in members.values())):
+            found.setdefault(pairs, factor)
+    return {factor: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for pairs, factor in found.items()}
 
 
-def _trend(count: int) -> _Statistic:
-    import numpy as np
-
-    return lambda residuals: np.abs(residuals @ (np.arange(count) / (count - 1)))
-
-
-def _products(first: _Numbers, second: _Numbers) -> _Statistic:
-    import numpy as np
-
-    return lambda residuals: np.einsum("ij,ij->i", residuals[:, first], residuals[:, second])
+def _trend(residuals: _Numbers) -> Any:
+    count = residuals.shape[1]
+    return abs(residuals @ [index / (count - 1) for index in range(count)])
 
 
-def _numbered(strata: Sequence[Hashable]) -> _Numbers:
+def _products(first: _Numbers, second: _Numbers, residuals: _Numbers) -> Any:
+    return (residuals[:, first] * residuals[:, second]).sum(axis=1)
+
+
+def _numbered(strata: Iterable[Hashable]) -> _Numbers:
     import numpy as np
 
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(stratum, len(numbers)) for stratum in strata])
 
 
-def _centred(values: _Numbers, numbers: _Numbers) -> _Numbers:
+def _centred(values: _Numbers, strata: _Numbers) -> Any:
     """Values less the mean of their stratum."""
     import numpy as np
 
-    residuals: _Numbers = values - (np.bincount(numbers, values) / np.bincount(numbers))[numbers]
-    return residuals
+    return values - (np.bincount(strata, values) / np.bincount(strata))[strata]
 
 
-def _permuted(values: _Numbers, strata: Sequence[Hashable], statistics: Sequence[_Statistic]) -> list[float]:
+def _permuted(values: _Numbers, strata: _Numbers, statistics: Sequence[_Statistic]) -> list[float]:
     """The p value of each statistic: the share of permutations within the strata in which it is as large.
 
     The same numbers give the same p values. Where all of these are clearly large, a few permutations do (Besag &
@@ -404,16 +396,15 @@ def _permuted(values: _Numbers, strata: Sequence[Hashable], statistics: Sequence
     """
     import numpy as np
 
-    numbers, generator = _numbered(strata), np.random.default_rng(len(values))
-    grouped = np.argsort(numbers, kind="stable")
-    residuals = _centred(values, numbers)
+    generator, grouped = np.random.default_rng(len(values)), np.argsort(strata, kind="stable")
+    residuals = _centred(values, strata)
     observed = np.array([statistic(residuals[None])[0] for statistic in statistics])
     # Equal but for rounding counts as equal.
     observed -= 1e-9 * (1 + np.abs(observed))
     as_large, made = np.zeros(len(statistics)), 0
     while made < _PERMUTATIONS and (made == 0 or as_large.min() < _CLEARLY_NOT):
         step = min(_STEP, _PERMUTATIONS - made)
-        order = np.argsort(generator.random((step, len(values))) + numbers[grouped], axis=1)
+        order = np.argsort(generator.random((step, len(values))) + strata[grouped], axis=1)
         permuted = np.empty((step, len(values)))
         permuted[:, grouped] = residuals[grouped][order]
         as_large += (np.array([statistic(permuted) for statistic in statistics]) >= observed[:, None]).sum(axis=1)
@@ -439,33 +430,30 @@ def _step_times(trials: Sequence[TrialFacts]) -> Iterator[Association]:
     import numpy as np
 
     times = np.array([log(facts.steps.median_ms) for facts in timed if facts.steps is not None])
-    cells, count, third = [facts.key for facts in timed], len(timed), len(timed) // 3
-    residuals = _centred(times, _numbered(cells))
+    cells, count, third = _numbered(facts.key for facts in timed), len(timed), len(timed) // 3
+    residuals = _centred(times, cells)
     change = expm1(float(residuals[-third:].mean() - residuals[:third].mean()))
-    p = _permuted(times, cells, [_trend(count)])[0] if abs(change) >= _SLOWER else 1.0
+    p = _permuted(times, cells, [_trend])[0] if abs(change) >= _SLOWER else 1.0
     text = f"step times change over the run: {change:+.0%} from its first third to its last ({_p(p)})"
     yield Association("step times", "", 0, count, 0, count, p, sentence=f"{text}; {_meaning(timed)}")
 
 
-def _run(
-    factor: Factor, failed: _Numbers, numbers: _Numbers, pairs: tuple[_Numbers, _Numbers], p: float
-) -> Association:
-    """``numbers``: of the strata."""
+def _run(factor: Factor, failed: _Numbers, strata: _Numbers, pairs: tuple[_Numbers, _Numbers], p: float) -> Association:
     import numpy as np
 
     first, second = pairs
-    counts, sums = np.bincount(numbers), np.bincount(numbers, failed)
-    rates = (sums / counts)[numbers]
+    counts, sums = np.bincount(strata), np.bincount(strata, failed)
+    rates = (sums / counts)[strata]
     # Of two trials of one stratum, the second is drawn from what is left.
-    left = ((sums - 1) / np.maximum(counts - 1, 1))[numbers]
-    same = numbers[first] == numbers[second]
+    left = ((sums - 1) / np.maximum(counts - 1, 1))[strata]
+    same = strata[first] == strata[second]
     expected = float(np.where(same, rates[first] * left[first], rates[first] * rates[second]).sum())
     both = int((failed[first] * failed[second]).sum())
     residuals = failed - rates
     spread = float((rates[first] * (1 - rates[first])).sum())
     # An estimate from residuals is too low by about one over the length of a stratum.
     correlation = float((residuals[first] * residuals[second]).sum()) / spread if spread else 0.0
-    correlation = min(0.99, max(0.0, correlation + float((same / counts[numbers[first]]).mean())))
+    correlation = min(0.99, max(0.0, correlation + float((same / counts[strata[first]]).mean())))
     independent = max(1, round(len(failed) * (1 - correlation) / (1 + correlation)))
     after = Share("after a failure", both, int(failed[first].sum()))
     after_none = Share("after none", int(failed[second].sum()) - both, len(first) - after.trials)

@@ -39,25 +39,24 @@ def explained(error: AssertionError, described: Mapping[str, str]) -> dict[str, 
         asserts = (node for node in ast.walk(tree) if isinstance(node, ast.Assert))
         spans = [node for node in asserts if node.lineno <= line <= (node.end_lineno or node.lineno)]
         test = min(spans, key=lambda node: (node.end_lineno or 0) - node.lineno).test
-        expression, values = _cut(f"assert {' '.join(ast.unparse(test).split())}", _EXPRESSION), _values(test, frame)
+        expression = _cut(f"assert {' '.join(ast.unparse(test).split())}", _EXPRESSION)
+        values = {ast.unparse(node): _shown(value) for node, value in _known(test, frame)}
     except Exception:  # no assert statement, or no source: an explanation is not worth another failure
         return dict(described)
-    lines = "".join(f"    {text} = {value}\n" for text, value in list(values.items())[:_VALUES])
-    message, trace = described["message"] or expression, f"{described['traceback'].rstrip()}\n{lines}"
+    lines = [
+        f"    {text} = {'<redacted>' if any(map(is_secret_name, text.split('.'))) else value}\n"
+        for text, value in values.items()
+        if value and len(text) <= _EXPRESSION
+    ]
+    message, trace = (
+        described["message"] or expression,
+        f"{described['traceback'].rstrip()}\n{''.join(lines[:_VALUES])}",
+    )
     return {**described, "message": message, "traceback": trace}
 
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
-
-
-def _values(test: ast.expr, frame: FrameType) -> dict[str, str]:
-    found = {ast.unparse(node): _shown(value) for node, value in _known(test, frame)}
-    return {
-        name: "<redacted>" if any(map(is_secret_name, name.split("."))) else value
-        for name, value in found.items()
-        if value and len(name) <= _EXPRESSION
-    }
 
 
 def _known(node: ast.AST, frame: FrameType) -> Iterator[tuple[ast.expr, Any]]:
@@ -72,8 +71,7 @@ def _known(node: ast.AST, frame: FrameType) -> Iterator[tuple[ast.expr, Any]]:
 def _value(node: ast.expr, frame: FrameType) -> Any:
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id, _UNKNOWN))
-    owner = _value(node.value, frame) if isinstance(node, ast.Attribute) else _UNKNOWN
-    if owner is _UNKNOWN or not isinstance(node, ast.Attribute):
+    if not isinstance(node, ast.Attribute) or (owner := _value(node.value, frame)) is _UNKNOWN:
         return _UNKNOWN
     found = inspect.getattr_static(owner, node.attr, _UNKNOWN)
     is_computed = inspect.getattr_static(type(found), "__get__", None) is not None
@@ -90,19 +88,14 @@ def _shown(value: Any) -> str:
         if len(value) > _ELEMENTS or any(type(part) not in _PLAIN for part in parts):
             return f"{kind.__name__} of {len(value)}"
     elif kind not in _PLAIN:
-        return _array(value)
+        if kind.__module__ not in ("torch", "torch.nn.parameter", "numpy") or not hasattr(value, "tolist"):
+            return ""
+        shape, dtype, device = tuple(value.shape), value.dtype, getattr(value, "device", "cpu")
+        name = kind.__name__ if shape else "scalar"
+        # The elements of a GPU's tensor would have to be waited for.
+        few = math.prod(shape) <= _ELEMENTS and "sparse" not in str(getattr(value, "layout", ""))
+        if few and str(device) == "cpu":
+            return f"{name}({value.tolist()!r}, {dtype})"
+        return f"{name} of shape {list(shape)}, {dtype}, on {device}"
     text = repr(value)
     return "<redacted>" if has_secret(text) else _cut(text, _VALUE)
-
-
-def _array(value: Any) -> str:
-    kind = type(value)
-    if kind.__module__ not in ("torch", "torch.nn.parameter", "numpy") or not hasattr(value, "tolist"):
-        return ""
-    shape, dtype = tuple(getattr(value, "shape", ())), getattr(value, "dtype", "")
-    device, size = getattr(value, "device", "cpu"), math.prod(shape)
-    name = kind.__name__ if shape else "scalar"
-    # The elements of a GPU's tensor would have to be waited for.
-    if str(device) == "cpu" and size <= _ELEMENTS and "sparse" not in str(getattr(value, "layout", "")):
-        return f"{name}({value.tolist()!r}, {dtype})"
-    return f"{name} of shape {list(shape)}, {dtype}, on {device}"

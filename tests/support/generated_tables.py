@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import CellKey, Outcome, TrialFacts, steady_steps
 from pytest_aorta.triage.signatures import Signature
-from pytest_aorta.triage.verdicts import Table, triage_of
+from pytest_aorta.triage.verdicts import Table
+from support.triage_facts import triage_of
 
 _TRAPS = (
     "a|b",

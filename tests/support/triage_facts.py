@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import NOT_WATCHED, CellKey, Outcome, TrialFacts, WatchedVariables, steady_steps
 from pytest_aorta.triage.signatures import Signature
+from pytest_aorta.triage.verdicts import Table, Triage
 
 _OUTCOMES: dict[str, Outcome] = {".": "ok", "F": "failed", "T": "timeout", "E": "infrastructure", "-": "did not run"}
 
 NAN = Signature("result", "run", message="loss is nan")
 CRASH = Signature("signal", "run", type="SIGSEGV")
+
+
+def triage_of(facts: Iterable[TrialFacts], settings: TriageSettings | None = None) -> Table:
+    triage = Triage(settings)
+    for each in facts:
+        triage.add(each)
+    return triage.table()
 
 
 def trials(

@@ -5,12 +5,12 @@ from itertools import chain
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.triage_facts import trials
+from support.triage_facts import triage_of, trials
 
 from pytest_aorta.triage import DECIDED, Stop, TriageSettings
 from pytest_aorta.triage.facts import CellKey, TrialFacts, WatchedVariables
 from pytest_aorta.triage.sequential import is_hopeless
-from pytest_aorta.triage.verdicts import Decisions, Triage, triage_of
+from pytest_aorta.triage.verdicts import Decisions, Triage
 
 SEQUENTIAL = TriageSettings(sequential=True)
 

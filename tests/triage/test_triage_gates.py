@@ -4,13 +4,12 @@ import re
 from itertools import chain
 
 import pytest
-from support.triage_facts import trials
+from support.triage_facts import triage_of, trials
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.gates import check_gates, judge, parse_gate
-from pytest_aorta.triage.verdicts import triage_of
 
 FAILS_OFTEN = trials("none", "F" * 15 + "." * 5)
 FIXES = trials("omp_1", "." * 20)

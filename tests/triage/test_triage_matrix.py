@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, settings
 from support.generated_tables import tables
-from support.triage_facts import CRASH, trials
+from support.triage_facts import CRASH, triage_of, trials
 
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.facts import CellKey
 from pytest_aorta.triage.matrix import EarlierMatrix, RunState, markdown, matrix_json
-from pytest_aorta.triage.verdicts import Table, triage_of
+from pytest_aorta.triage.verdicts import Table
 
 PAGE = Path(__file__).parents[2] / "docs" / "table.md"
 

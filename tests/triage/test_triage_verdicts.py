@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from support.records import record
-from support.triage_facts import CRASH, trials
+from support.triage_facts import CRASH, triage_of, trials
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.columns import conclusions
 from pytest_aorta.triage.facts import CellKey, TrialFacts, facts_of
-from pytest_aorta.triage.verdicts import Baselines, Row, Table, Triage, check_baseline, choose_baselines, triage_of
+from pytest_aorta.triage.verdicts import Baselines, Row, Table, Triage, check_baseline, choose_baselines
 
 
 def cells(*of: list[TrialFacts]) -> list[CellStatistics]:

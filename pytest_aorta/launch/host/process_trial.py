@@ -51,7 +51,7 @@ from pytest_aorta.launch.record import build_record, request_of
 from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
-from pytest_aorta.trials.records import parse_event
+from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
 from pytest_aorta.trials.seeding import random_seed
 
@@ -428,10 +428,10 @@ class ProcessTrial:
             self._follow_import(message)
             return True
         try:
-            event = parse_event(message)
-        except ValueError:
+            event = prepare_events().validate_python(message)
+            seen.see(event)
+        except (ValueError, KeyError):
             return True  # ``done``, or what the workload has written to the channel
-        seen.see(event)
         if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
         elif event["type"] in ("ranks_start", "ranks_ready"):

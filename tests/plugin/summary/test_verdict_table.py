@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.generated_tables import names, tables
-from support.triage_facts import CRASH, trials
+from support.triage_facts import CRASH, triage_of, trials
 
 from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.plugin.summary import MOST_CELLS, Line, shortened, table_lines
 from pytest_aorta.triage.facts import TrialFacts
-from pytest_aorta.triage.verdicts import Table, triage_of
+from pytest_aorta.triage.verdicts import Table
 
 
 def texts(lines: list[Line]) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import binom, nct, ttest_ind
 from scipy.stats import t as student
-from support.triage_facts import trials
+from support.triage_facts import triage_of, trials
 
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import conclusions
@@ -27,7 +27,7 @@ from pytest_aorta.triage.speed import (
     changed_operators,
     compare_speeds,
 )
-from pytest_aorta.triage.verdicts import Row, Triage, triage_of
+from pytest_aorta.triage.verdicts import Row, Triage
 
 Times = Callable[[np.random.Generator, int], np.ndarray]
 
