@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -13,7 +13,14 @@ from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.verdicts import Row, Table, VerdictKind, check_baseline, is_named
 
 #: What a gate can look at, in the order of messages.
-VALUES = ("failure_rate", "failures", "infrastructure", "step_ms", "speed_ratio", "verdict")
+VALUES: Mapping[str, Callable[[Row], float | str | None]] = {
+    "failure_rate": lambda row: row.cell.rate,
+    "failures": lambda row: row.cell.failures if row.cell.counted else None,
+    "infrastructure": lambda row: row.cell.lost,
+    "step_ms": lambda row: None if row.cell.steps is None else row.cell.steps.median_ms,
+    "speed_ratio": lambda row: None if row.speed is None else row.speed.ratio,
+    "verdict": lambda row: row.verdict.kind,
+}
 
 #: Those that have an interval, 95 %.
 _WITH_INTERVAL = ("failure_rate", "speed_ratio")
@@ -136,7 +143,10 @@ def _problems(gate: Gate, table: Table) -> Iterator[str]:
     if not about:
         yield f"no trial of {gate.cell!r} has run" if gate.cell else "no trial has run"
     for row in about:
-        found, counts = _found(gate, row, table), f"{row.cell.failures} of {row.cell.counted} failed"
+        found = VALUES[gate.value](row)
+        if found is not None and gate.bound:
+            found = _end(gate, row, table.settings.sequential)
+        counts = f"{row.cell.failures} of {row.cell.counted} failed"
         where = f"{row.cell.key.cell} of {row.cell.key.workload}"
         name = f"{gate.bound}({gate.value})" if gate.bound else gate.value
         if found is None:
@@ -151,27 +161,15 @@ def _problems(gate: Gate, table: Table) -> Iterator[str]:
             yield f"{where} has {name} {value}; {counts}"
 
 
-def _found(gate: Gate, row: Row, table: Table) -> float | str | None:
-    cell, speed = row.cell, row.speed
-    if gate.value == "verdict":
-        return row.verdict.kind
-    if gate.value == "infrastructure":
-        return cell.lost
-    if gate.value == "step_ms":
-        return None if cell.steps is None else cell.steps.median_ms
-    interval = cell.rate_interval
+def _end(gate: Gate, row: Row, sequential: bool) -> float:
+    interval = row.cell.rate_interval
     if gate.value == "speed_ratio":
-        if speed is None or gate.bound is None:
-            return None if speed is None else speed.ratio
-        interval = speed.interval or Interval(0.0, math.inf)
-    elif not cell.counted:
-        return None
-    elif gate.value == "failures" or gate.bound is None:
-        return cell.failures if gate.value == "failures" else cell.rate
-    elif table.settings.sequential:
+        interval = (row.speed and row.speed.interval) or Interval(0.0, math.inf)
+    elif sequential:
         from pytest_aorta.triage.sequential import rate_upper_bound_sequential
 
+        failures, trials = row.cell.failures, row.cell.counted
         if gate.bound == "upper":
-            return rate_upper_bound_sequential(cell.failures, cell.counted)
-        return 1 - rate_upper_bound_sequential(cell.counted - cell.failures, cell.counted)
+            return rate_upper_bound_sequential(failures, trials)
+        return 1 - rate_upper_bound_sequential(trials - failures, trials)
     return interval.high if gate.bound == "upper" else interval.low

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import lgamma, log
+from math import log
 from typing import Literal
+
+from scipy.special import betaln
 
 from pytest_aorta.common.texts import counted
 from pytest_aorta.triage import MARGIN
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.sequential import SequentialTest, rate_upper_bound_sequential
-from pytest_aorta.triage.verdicts import LEVEL
+from pytest_aorta.triage.verdicts import LEVEL, NOT_RUN
 
 
 class Needed:
@@ -37,9 +39,6 @@ class Needed:
         chosen = set(order[:best])
         return tuple(name for name in self.left if name in chosen)
 
-    def without(self, names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(name for name in self.left if name not in names)
-
     def learn(self, names: Sequence[str], has_effect: bool) -> None:
         """Whether what is left has the effect without these."""
         none_needed = 1.0
@@ -55,9 +54,6 @@ class Needed:
 #: ``acts``: it fails less often than the baseline, about as rarely as the whole set. ``fails``: about as often as the
 #: baseline. ``gone``: the baseline fails no more.
 Answer = Literal["acts", "fails", "did not run", "undecided", "gone"]
-
-#: After so many trials of which none has come to its main work, a set is not tried any more.
-NOT_RUN = 3
 
 #: Trials of the baseline without a failure are a fault that has gone where chance would rarely make so many of them.
 _GONE = 1e-6
@@ -109,11 +105,6 @@ class Minimized:
     tried: list[Tried] = field(default_factory=list)
     is_complete: bool = False
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the fault went away."""
-        return bool(self.tried) and self.tried[-1].answer == "gone"
-
 
 class Search:
     """The search for the smallest part of a set of variables that still acts.
@@ -154,7 +145,7 @@ class Search:
         found.left = found.variables
         answers: dict[tuple[str, ...], Answer] = {}
         while names := needed.next():
-            part = needed.without(names)
+            part = tuple(name for name in needed.left if name not in names)
             if part not in answers:
                 if self._started >= self._most_in_all:
                     return
@@ -226,10 +217,7 @@ class Search:
 def _log_chance(failures: int, passes: int, a: float, b: float) -> float:
     """Of a series of trials whose failure rate has the distribution Beta(a, b)."""
 
-    def log_beta(one: float, other: float) -> float:
-        return lgamma(one) + lgamma(other) - lgamma(one + other)
-
-    return log_beta(failures + a, passes + b) - log_beta(a, b)
+    return float(betaln(failures + a, passes + b) - betaln(a, b))
 
 
 def _never_ran(trials: Sequence[TrialFacts]) -> bool:
@@ -255,7 +243,7 @@ def conclusion(found: Minimized, name: str) -> tuple[bool, str]:
             why = f"not shown that {name} acts; {failed}: more trials may show it (--aorta-trials, --max-trials)"
         return False, f"nothing to minimize: {why}"
     left = " ".join(found.left)
-    if found.is_gone:
+    if found.tried[-1].answer == "gone":
         return False, f"the fault went away: the baseline fails no more. So far, of {name}, {left} is enough"
     if not found.is_complete:
         return False, f"not at its end (--max-trials): so far, of {name}, {left} is enough"

@@ -267,17 +267,21 @@ def changed_operators(
     The trial is the unit, as for steps, and trials without a profile are left out; with probability 5 % any operator is
     named in any of ``cells`` cells where none differs.
     """
-    ours, theirs = sides = [[trial for trial in side if trial.operators] for side in (cell, base)]
+    sides = ours, theirs = [[trial for trial in side if trial.operators] for side in (cell, base)]
     if min(map(len, sides)) < 2:
         return ()
     both = [*ours, *theirs]
     names = {name for trial in both for name in trial.operators}
-    means = {name: (_mean(ours, name), _mean(theirs, name)) for name in names}
+
+    def mean(name: str, side: Sequence[TrialFacts]) -> float:
+        return fmean(trial.operators.get(name, 0.0) for trial in side)
+
+    means = {name: (mean(name, ours), mean(name, theirs)) for name in names}
     total = sum(sum(each) for each in means.values())
     names = {name for name in names if sum(means[name]) >= _LEAST_SHARE * total}
     shared = sorted(name for name in names if all(name in trial.operators for trial in both))
-    times = [(_times(ours, name), _times(theirs, name)) for name in shared]
-    speeds = compare_speeds(times, margin, sequential=False, family=len(names) * cells)
+    times = [[[(trial.place.key, log(trial.operators[name])) for trial in side] for side in sides] for name in shared]
+    speeds = compare_speeds([(own, base) for own, base in times], margin, sequential=False, family=len(names) * cells)
     found = [
         OperatorChange(name, *means[name], speed.interval, speed.p_adjusted)
         for name, speed in zip(shared, speeds, strict=True)
@@ -290,11 +294,3 @@ def changed_operators(
         if have in ([{True}, {False}], [{False}, {True}]):
             found.append(OperatorChange(name, *means[name], None, p))
     return tuple(sorted(found, key=lambda each: (each.waits, -abs(each.ms - each.base_ms))))
-
-
-def _mean(trials: Sequence[TrialFacts], name: str) -> float:
-    return fmean(trial.operators.get(name, 0.0) for trial in trials)
-
-
-def _times(trials: Sequence[TrialFacts], name: str) -> list[Measured]:
-    return [(trial.place.key, log(trial.operators[name])) for trial in trials]

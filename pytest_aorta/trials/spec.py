@@ -307,18 +307,26 @@ def differences(
         if name in ("sources", "data_files"):
             found += changed_files(before or {}, after or {})
         elif name in ("overlay", "variables"):
-            found += _each("", _variables(earlier), _variables(now), missing="unset")
-        elif name in _MAPPINGS:
-            found += _each(_MAPPINGS[name], before or {}, after or {})
-        elif name in _BUILDS:
-            found.append(_build(_BUILDS[name], str(before), str(after)))
+            was, is_now = ({**parts.get("variables", {}), **parts.get("overlay", {})} for parts in (earlier, now))
+            found += _each("", was, is_now, missing="unset")
+        elif name in ("config", "environment", "elastic", "imposed"):
+            found += _each("option " if name == "config" else f"{name} ", before or {}, after or {})
+        elif name in ("python", "torch"):  # begin with a version, which is all that is shown when it is another one
+            one, two = (str(build).partition(" ")[0] for build in (before, after))
+            build = "Python" if name == "python" else name
+            found.append(f"{build} {one} -> {two}" if one != two else f"{build} {one} built anew")
         else:
-            missing = _DEFAULTS.get(name, "none")
+            missing = "here" if name == "cwd" else "none"
             found.append(f"{_NAMES.get(name, name)} {_shown(before, missing)} -> {_shown(after, missing)}")
     if earlier.get("packages") != now.get("packages"):
         known = {line.partition(" ")[0] for line in found}
-        lines = _packages(earlier.get("packages"), now.get("packages"), installed)
-        found += [line for line in lines if line.partition(" ")[0] not in known]
+        digests = earlier.get("packages"), now.get("packages")
+        had, has = (None if digest is None else installed(digest) for digest in digests)
+        if had is None or has is None:
+            found.append("installed packages changed")
+        else:
+            packages = _each("", had, has, missing="not installed")
+            found += sorted(line for line in packages if line.partition(" ")[0] not in known)
     return list(dict.fromkeys(found))
 
 
@@ -329,19 +337,6 @@ _NAMES = {
     "nproc": "number of ranks",
     "trial": "trial index",
 }
-
-#: Values that are left out.
-_DEFAULTS = {"cwd": "here"}
-
-#: Parts that begin with a version, which is all that is shown when it is another one.
-_BUILDS = {"python": "Python", "torch": "torch"}
-
-#: Parts that are mappings, and what stands before their names.
-_MAPPINGS = {"config": "option ", "environment": "environment ", "elastic": "elastic ", "imposed": "imposed "}
-
-
-def _variables(parts: Parts) -> dict[str, str]:
-    return {**parts.get("variables", {}), **parts.get("overlay", {})}
 
 
 def _each(what: str, before: Mapping[str, Any], after: Mapping[str, Any], missing: str = "none") -> list[str]:
@@ -357,22 +352,6 @@ def changed_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[s
     changed = [path for path in sorted(before.keys() | after.keys()) if before.get(path) != after.get(path)]
     words = ((path, before.get(path) is None, after.get(path) is None) for path in changed)
     return [f"{path} {'is new' if is_new else 'is gone' if is_gone else 'changed'}" for path, is_new, is_gone in words]
-
-
-def _packages(before: Any, after: Any, installed: Callable[[str], Versions | None]) -> list[str]:
-    one, two = (None if digest is None else installed(digest) for digest in (before, after))
-    if one is None or two is None:
-        return ["installed packages changed"]
-    return [
-        f"{name} {one.get(name, 'not installed')} -> {two.get(name, 'not installed')}"
-        for name in sorted(one.keys() | two.keys())
-        if one.get(name) != two.get(name)
-    ]
-
-
-def _build(what: str, before: str, after: str) -> str:
-    one, two = (build.partition(" ")[0] for build in (before, after))
-    return f"{what} {one} -> {two}" if one != two else f"{what} {one} built anew"
 
 
 def _shown(value: Any, missing: str = "none") -> str:
