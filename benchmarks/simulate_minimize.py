@@ -97,7 +97,7 @@ def result(world: World, searches: int) -> str:
     ends = [search(world, seed) for seed in range(searches)]
     named = [found.left for found, _ in ends if found.is_complete and not found.unsure and found.left]
     right = sum(world.is_right(left) for left in named)
-    gone = sum(found.is_gone for found, _ in ends)
+    gone = sum(found.tried[-1].answer == "gone" for found, _ in ends)
     trials = sum(number for _, number in ends) / searches
     shares = [(len(named) - right) / searches, right / searches, gone / searches]
     return f"| {world.name} | {' | '.join(f'{share:.1%}' for share in shares)} | {trials:.0f} |"

@@ -319,6 +319,7 @@ class Report:
         intervals = [row.comparison.interval for row in rows if row.comparison is not None]
         ends = max((-each.low for each in intervals), default=0.0), max((each.high for each in intervals), default=0.0)
         low, high = (min((reach for reach in _REACHES if reach >= end), default=1.0) for end in ends)
+        tests = self.table.associations.tests if any(row.cell.failures for row in rows) else ()
         return {
             "title": _listed(sorted({row.cell.key.workload for row in rows})) or "no trials",
             "facts": [*self._facts(), ("results", one_line(typed))],
@@ -335,7 +336,8 @@ class Report:
             "signatures": ways,
             "heat": self._heat(ways),
             "trials": self._trials(output, typed),
-            "where": self._gathered(),
+            "where": sorted(tests, key=lambda test: not test.is_significant),
+            "most_shares": _MOST_SHARES,
             "starts": self._starts(),
             "steps": [chart for cells in groups.values() if (chart := step_times(cells)) is not None],
             "evidence": self._evidence(by_cell),
@@ -408,23 +410,6 @@ class Report:
         more = len(found) - _MOST_WARNINGS
         return [one_line(text, 500) for text in found[:_MOST_WARNINGS]] + _more(more, counted(more, "more warning"))
 
-    def _gathered(self) -> list[dict[str, Any]]:
-        """Where failures gather, test by test: what is found first; of many values those with the most failures."""
-        tests = sorted(self.table.associations.tests, key=lambda test: not test.is_significant)
-        found = []
-        for test in tests if any(row.cell.failures for row in self.table.rows) else ():
-            most = sorted(test.shares, key=lambda share: -share.failures)[:_MOST_SHARES]
-            found.append(
-                {
-                    "asked": test.factor.capitalize(),
-                    "test": test,
-                    "sentence": one_line(test.sentence, 400),
-                    "shares": [(one_line(share.name), share) for share in test.shares if share in most],
-                    "more": len(test.shares) - len(most),
-                }
-            )
-        return found
-
     def _starts(self) -> list[dict[str, Any]]:
         """What collectors have found, cell by cell, and which cells and trials compute something else."""
         effects = {effect.key: effect for effect in self.table.observer}
@@ -439,19 +424,8 @@ class Report:
             zoom = zooms.get(divergence.names, "")
             texts[divergence.key] += [text for text in (*divergence.lines(), zoom) if text]
             heats[divergence.key] += [beside] if beside is not None else []
-
-        def drawn(heat: Heat) -> dict[str, Any]:
-            lines = [(one_line(name, 120), spots) for name, spots in heat.lines]
-            return {"heat": heat, "anchor": _anchor(heat.trial), "lines": lines}
-
         return [
-            {
-                "label": self.labels[key],
-                "sentences": [one_line(text, 600) for text in said],
-                "heats": list(map(drawn, heats[key])),
-            }
-            for key, said in texts.items()
-            if said
+            {"label": self.labels[key], "sentences": said, "heats": heats[key]} for key, said in texts.items() if said
         ]
 
     def _signatures(self) -> list[dict[str, Any]]:
@@ -581,8 +555,8 @@ class Report:
 
 # Pictures, as SVG.
 
-#: Units of a chart's width, its margin on both sides, the height of a cell, and of the scale below the cells.
-_WIDTH, _MARGIN, _ROW, _SCALE = 760, 10, 34, 30
+#: Units of a chart's width, and what is free of marks on both sides.
+_WIDTH, _MARGIN = 760, 20
 
 #: Characters of a label.
 _LONGEST = 100
@@ -600,7 +574,7 @@ _LOGARITHMIC = 12
 _MOST_TICKS = 10
 
 
-def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> str | None:
+def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> dict[str, Any] | None:
     """The distribution of each cell's steps, with the median of each trial; ``None`` where no cell has step times.
 
     The line covers 99 % of the steps, the bar 80 %; the upright line is their median, each dot that of a trial.
@@ -626,33 +600,20 @@ def step_times(cells: Sequence[tuple[str, Sequence[TrialFacts]]]) -> str | None:
     scale: Callable[[float], float] = math.log if is_log else float
 
     def x(value: float) -> float:
-        room = _WIDTH - 4 * _MARGIN
-        return 2 * _MARGIN + room * (scale(value) - scale(low)) / (scale(high) - scale(low))
+        return _MARGIN + (_WIDTH - 2 * _MARGIN) * (scale(value) - scale(low)) / (scale(high) - scale(low))
 
-    ground = len(rows) * _ROW + 2
-    drawn = [
-        f'<path d="M{x(at):.1f} 0V{ground}" stroke="var(--line)" stroke-width=".6"/>'
-        f'<text x="{x(at):.1f}" y="{ground + 11}" fill="var(--muted)" text-anchor="middle">{at:.10g}</text>'
-        for at in _ticks(low, high, is_log=is_log)
-    ]
-    for number, (label, ends, marks) in enumerate(rows):
-        cut = label if len(label) <= _LONGEST else f"{label[: _LONGEST - 13]}…{label[-12:]}"
-        first, p10, median, p90, last = map(x, ends)
-        top, at = number * _ROW, number * _ROW + 26
-        dots = (f'<circle cx="{x(each):.1f}" cy="{at}" r="1.3" fill="var(--ink)" opacity=".55"/>' for each in marks)
-        drawn.append(
-            f'<text x="{_MARGIN}" y="{top + 14}" fill="var(--ink)">{html.escape(cut)}</text>'
-            f'<path d="M{first:.1f} {at}H{last:.1f}" stroke="var(--accent)" stroke-width=".8"/>'
-            f'<path d="M{p10:.1f} {at}H{p90:.1f}" stroke="var(--accent)" stroke-width="7" opacity=".3"/>'
-            f'<path d="M{median:.1f} {at - 6}V{at + 6}" stroke="var(--ink)" stroke-width="1.8"/>' + "".join(dots)
-        )
-    unit = "ms per step" + (", logarithmic" if is_log else "")
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {ground + _SCALE}" aria-hidden="true" focusable="false" font-size="9">\n'
-        + "\n".join(drawn)
-        + f'\n<path d="M{_MARGIN} {ground}H{_WIDTH - _MARGIN}" stroke="var(--line)"/>'
-        f'<text x="{_WIDTH / 2:g}" y="{ground + 25}" fill="var(--muted)" text-anchor="middle">{unit}</text></svg>'
-    )
+    return {
+        "rows": [
+            (
+                label if len(label) <= _LONGEST else f"{label[: _LONGEST - 13]}{_CUT}{label[-12:]}",
+                [round(x(value), 1) for value in ends],
+                [round(x(value), 1) for value in marks],
+            )
+            for label, ends, marks in rows
+        ],
+        "ticks": [(round(x(at), 1), f"{at:.10g}") for at in _ticks(low, high, is_log=is_log)],
+        "unit": "ms per step" + (", logarithmic" if is_log else ""),
+    }
 
 
 def _ticks(low: float, high: float, *, is_log: bool) -> list[float]:
