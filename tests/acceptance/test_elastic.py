@@ -352,7 +352,7 @@ def test_redirects_and_tee_of_single_ranks(play: Play) -> None:
     assert re.search(r"^\[default1\]:rank 1 prints", own, re.MULTILINE)
 
 
-def test_torchs_own_rendezvous(play: Play) -> None:
+def test_a_rendezvous_at_an_endpoint(play: Play) -> None:
     trial = play(*OF_THREE).trial("Sums")
     assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 6.0)
 

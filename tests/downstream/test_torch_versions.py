@@ -37,7 +37,7 @@ SMOKE = (
     "tests/acceptance/test_elastic.py::test_a_rank_that_ignores_sigterm_is_not_waited_for",
     "tests/acceptance/test_elastic.py::test_no_rank_outlives_its_agent",
     "tests/acceptance/test_elastic.py::test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not",
-    "tests/acceptance/test_elastic.py::test_torchs_own_rendezvous",
+    "tests/acceptance/test_elastic.py::test_a_rendezvous_at_an_endpoint",
 )
 
 

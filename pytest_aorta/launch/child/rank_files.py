@@ -73,29 +73,6 @@ class EventLogWriter:
         os.close(self._fd)
 
 
-class EventLogRelay:
-    """Sends the events of growing logs."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        #: Bytes of each log whose events were sent.
-        self._offsets: dict[Path, int] = {}
-
-    def forward(self, path: Path) -> None:
-        """Send the complete lines of a log that were not sent yet."""
-        offset = self._offsets.get(path, 0)
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-        except OSError:
-            return
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offsets[path] = offset + len(complete)
-        for event in _entries(complete):
-            self._send(event)
-
-
 def _append(path: Path, *entries: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +95,16 @@ def read_log(path: Path) -> list[Any] | None:
         return _entries(path.read_bytes())
     except OSError:
         return None
+
+
+def read_new(path: Path, offset: int) -> tuple[list[Any], int]:
+    """What has come to a growing log since it had so many bytes, and how many have been read now; complete lines."""
+    data = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    complete = data[: data.rfind(b"\n") + 1]
+    return _entries(complete), offset + len(complete)
 
 
 # What the parent of the ranks writes down.

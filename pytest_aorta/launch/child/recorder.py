@@ -31,7 +31,6 @@ from torch.distributed.elastic.rendezvous.utils import _delay
 from torch.distributed.launcher import api as launcher_api
 
 from pytest_aorta.launch.child.rank_files import (
-    EventLogRelay,
     Process,
     attempt_evidence,
     attempt_folder,
@@ -41,6 +40,7 @@ from pytest_aorta.launch.child.rank_files import (
     keep_evidence,
     move_files,
     read_log,
+    read_new,
     read_processes,
     read_rank,
     save_collectives,
@@ -103,7 +103,9 @@ class RankRecorder(LogsSpecs):
         self.launcher: Launcher = launcher
         self.stop_timeout = max(1.0, payload["grace"])
         self._source, self._send, self._exchange, self._watch = payload["source"], send, exchange, watch
-        self._relay = EventLogRelay(send) if relays else None
+        self._relays = relays
+        #: Bytes of the event log of the first rank that were sent.
+        self._sent = 0
         #: Number of the attempt that runs, from 0; -1 before the first.
         self.attempt = -1
         #: Local to global ranks of this node.
@@ -124,7 +126,7 @@ class RankRecorder(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The ranks with these variables, by local rank, are about to be started."""
         self.attempt += 1
-        self.ranks, self.group = {}, f"{envs[0]['MASTER_ADDR']}:{envs[0]['MASTER_PORT']}"
+        self._sent, self.ranks, self.group = 0, {}, f"{envs[0]['MASTER_ADDR']}:{envs[0]['MASTER_PORT']}"
         self._started = time.time()
         folder = attempt_folder(self.folder, self.attempt)
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +147,7 @@ class RankRecorder(LogsSpecs):
         write_start(folder, self.ranks, int(envs[0]["WORLD_SIZE"]), self.group)
         # A thread of a library may hold a lock that forked ranks would never get. Threads of Python's own are those of
         # torch's agent, which keep a rendezvous alive, copy logs, or read a watchdog's pipe: they look up no names.
-        if self._relay is None and (native := native_threads()) > 0:
+        if not self._relays and (native := native_threads()) > 0:
             raise RuntimeError(
                 f"the agent has {native} thread(s) that a library has started: ranks that it forks could hang; "
                 "--aorta-elastic start_method=spawn starts them afresh"
@@ -175,7 +177,7 @@ class RankRecorder(LogsSpecs):
         """Take in what the ranks have said since."""
         if self.attempt >= 0 and self._watch is not None:
             self._watch(self.attempt)
-        if self.attempt < 0 or self._relay is None or self.launcher == "script":
+        if self.attempt < 0 or not self._relays or self.launcher == "script":
             return
         folder = attempt_folder(self.folder, self.attempt)
         for rank in self.ranks.values() if self.ready is None else ():
@@ -185,7 +187,9 @@ class RankRecorder(LogsSpecs):
             ):
                 self.ready = time.monotonic()
                 self._send({"type": "ranks_ready"})
-        self._relay.forward(event_log(folder, self.ranks[0]))
+        events, self._sent = read_new(event_log(folder, self.ranks[0]), self._sent)
+        for event in events:
+            self._send(event)
 
     def look(self, codes: Mapping[int, int | None], *, stopped: bool) -> set[int]:
         """Record the ranks that have ended since; the local ranks that have left with exit code 0, and were not done.

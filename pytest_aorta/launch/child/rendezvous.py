@@ -62,56 +62,44 @@ _STORE_ERRORS = (RuntimeError, OSError, ValueError, LookupError)
 
 
 def rendezvous(options: ElasticOptions, trial_id: str) -> RendezvousHandler:
-    """torch's handler for ``c10d``, else one for a fixed number of nodes.
+    """torch's handler for nodes that may come and go, else one for a fixed number of nodes.
 
     Raises:
-        OSError: the port for the store of one host is taken.
         RuntimeError: there is no store at which several nodes meet.
     """
-    run_id, forks = options.rdzv_id or trial_id, options.start_method == "fork"
+    run_id = options.rdzv_id or trial_id
     # torch would give the ranks of all attempts one store, in which those of a restart find the addresses of the dead.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    if is_multi_node(options):
-        at = endpoint(options)
-        local_addr = options.local_addr or _address_towards(*at)
-        store = connect_nodes(options, trial_id, _STORE_PATIENCE)
-        store.set(f"here/{node_rank(options)}", socket.gethostname())
-        if options.rdzv_backend == "static":
-            return _FixedNodes(options, run_id, store, local_addr)
-    elif options.rdzv_backend == "c10d" or (options.rdzv_backend is None and options.rdzv_endpoint):
-        asked = options.rdzv_endpoint or f"{LOOPBACK}:0"
-        try:
-            at = LOOPBACK, open_store(int(asked.rpartition(":")[2]), forks=forks)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise OSError(
-                f"port {asked.rpartition(':')[2]} of this host is taken, at which rdzv_endpoint={asked} asks for the "
-                "store; give a free one with --aorta-elastic rdzv_endpoint=HOST:PORT, or leave it out: each trial then "
-                "has one of its own"
-            ) from None
-        store, local_addr = connect(at[1]), options.local_addr or LOOPBACK
-    else:
-        return _OneHost(options, run_id, forks=forks)
+    if not is_multi_node(options):
+        return _OneHost(options, run_id)
+    host, port = endpoint(options)
+    local_addr = options.local_addr or _address_towards(host, port)
+    store = connect_nodes(options, trial_id, _STORE_PATIENCE)
+    store.set(f"here/{node_rank(options)}", socket.gethostname())
+    if options.rdzv_backend == "static":
+        return _FixedNodes(options, run_id, store, local_addr)
     least, most = options.nnodes
-    parameters = RendezvousParameters("c10d", f"{at[0]}:{at[1]}", run_id, least, most, local_addr, **_DYNAMIC)
+    parameters = RendezvousParameters("c10d", f"{host}:{port}", run_id, least, most, local_addr, **_DYNAMIC)
     return create_handler(store, C10dRendezvousBackend(store, run_id), parameters)
 
 
 class _OneHost(StaticTCPRendezvous):
-    """A new store on a free port for every attempt, at once.
+    """A new store for every attempt, at once; on a free port, unless there is an ``rdzv_endpoint``.
 
     torch's c10d backend first sleeps up to 0.3 s, to spread the load of many agents. With an address or a port for
     rank 0, that rank keeps the store of the ranks, as it does where several nodes meet.
     """
 
-    def __init__(self, options: ElasticOptions, run_id: str, *, forks: bool) -> None:
+    def __init__(self, options: ElasticOptions, run_id: str) -> None:
         host, port = options.master_addr, options.master_port
+        self._options, self._port = options, 0
         if options.rdzv_backend == "static":
             host = host or LOOPBACK
             if options.rdzv_endpoint is not None:
                 host, port = endpoint(options)
-        self._shares_store, self._forks = host is None and port is None, forks
+        elif options.rdzv_endpoint is not None:
+            self._port = endpoint(options)[1]
+        self._shares_store = host is None and port is None
         super().__init__(host or LOOPBACK, port or 0, 0, 1, run_id, timeout=0)
 
     @property
@@ -120,7 +108,16 @@ class _OneHost(StaticTCPRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         close_stores()
-        own = open_store(forks=self._forks)
+        try:
+            own = open_store(self._port, forks=self._options.start_method == "fork")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise OSError(
+                f"port {self._port} of this host is taken, at which rdzv_endpoint={self._options.rdzv_endpoint} asks "
+                "for the store; give a free one with --aorta-elastic rdzv_endpoint=HOST:PORT, or leave it out: each "
+                "trial then has one of its own"
+            ) from None
         port = own if self._shares_store else self.master_port or free_port()
         return RendezvousInfo(connect(own), 0, 1, RendezvousStoreInfo(self.master_addr, port))
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from support.rank_events import returned
 
 from pytest_aorta.launch.child.rank_files import (
-    EventLogRelay,
     EventLogWriter,
     event_log,
     has_ended,
+    read_new,
     read_rank,
     write_exit,
 )
 from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit
-from pytest_aorta.trials.records import Event, to_json
+from pytest_aorta.trials.records import to_json
 
 
 @given(st.data())
@@ -39,20 +39,17 @@ def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
     assert read_rank(RankEvidence(0), folder).events == returned(True)[:complete]
 
 
-def test_a_relay_sends_complete_lines_once(tmp_path: Path) -> None:
-    sent: list[Event] = []
-    relay, path = EventLogRelay(sent.append), event_log(tmp_path, 0)
-
-    relay.forward(path)
+def test_complete_lines_of_a_growing_log_are_read_once(tmp_path: Path) -> None:
+    path = event_log(tmp_path, 0)
+    assert read_new(path, 0) == ([], 0)
     path.write_text('{"type": "lived"}\n{"type": "beg')
-    relay.forward(path)
-    assert sent == [{"type": "lived"}]
-
+    events, offset = read_new(path, 0)
+    assert events == [{"type": "lived"}]
     with path.open("a") as file:
         file.write('in", "phase": "run"}\n')
-    relay.forward(path)
-    relay.forward(path)
-    assert sent == [{"type": "lived"}, {"type": "begin", "phase": "run"}]
+    events, offset = read_new(path, offset)
+    assert events == [{"type": "begin", "phase": "run"}]
+    assert read_new(path, offset) == ([], offset)
 
 
 def test_the_end_of_a_rank_is_read_after_a_line_that_its_process_has_torn(tmp_path: Path) -> None:
@@ -63,9 +60,7 @@ def test_the_end_of_a_rank_is_read_after_a_line_that_its_process_has_torn(tmp_pa
     assert has_ended(tmp_path, 0)
     assert (found.events, found.exit, found.overdue) == ([{"type": "lived"}], RankExit(-9, at=2.0), 1.0)
 
-    sent: list[Event] = []
-    EventLogRelay(sent.append).forward(event_log(tmp_path, 0))
-    assert [event["type"] for event in sent] == ["lived", "over"]
+    assert [event["type"] for event in read_new(event_log(tmp_path, 0), 0)[0]] == ["lived", "over"]
 
 
 def test_the_end_that_an_earlier_pytest_has_written_is_not_that_of_the_rank(tmp_path: Path) -> None:

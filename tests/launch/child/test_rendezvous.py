@@ -24,15 +24,17 @@ here = psutil.Process()
 def test_a_port_that_is_taken_is_refused() -> None:
     """Another program's, or another trial's: ranks would find what it has left there."""
     script = """
-        from pytest_aorta.launch.child.rendezvous import close_stores, open_store, rendezvous
+        import socket
+        from pytest_aorta.launch.child.rendezvous import rendezvous
         from pytest_aorta.trials.execution import elastic_options
 
-        port = open_store(forks=True)
+        other = socket.create_server(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        options = elastic_options({"rdzv_backend": "c10d", "rdzv_endpoint": f"localhost:{port}"})
         try:
-            rendezvous(elastic_options({"rdzv_backend": "c10d", "rdzv_endpoint": f"localhost:{port}"}), "trial")
+            rendezvous(options, "trial").next_rendezvous()
         except OSError as error:
             print(str(error).replace(str(port), "PORT"))
-        close_stores()
     """
     assert outcome_of(script) == (
         "port PORT of this host is taken, at which rdzv_endpoint=localhost:PORT asks for the store; give a free one "
