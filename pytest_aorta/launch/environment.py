@@ -257,8 +257,7 @@ def zygote_spec(
 ) -> ZygoteSpec:
     """The zygote that a trial is forked from. Equal for the trials of a cell that have equal devices.
 
-    Raises:
-        EnvironmentUnusable: the environment has no interpreter, or cannot be entered.
+    Raises ``EnvironmentUnusable`` where the environment has no interpreter, or cannot be entered.
     """
     environment = spec.environment
     argument: WorkloadArgument = {
@@ -272,19 +271,15 @@ def zygote_spec(
         "cores": None,
     }
     imposed = {**threads, **devices, **spec.overlay}
+    ambient = {name: value for name, value in inherited.variables.items() if name not in _NOT_INHERITED}
     if environment.enter:
         words, behind = container_command(spec, inherited, imposed)
-        # Those of the engine itself.
-        variables = dict(inherited.variables)
-        for name in _NOT_INHERITED:
-            variables.pop(name, None)
+        variables = ambient  # those of the engine itself
         sys_path = _sources(inherited.sys_path)
     else:
         python = interpreter(environment)
         # Later ones win.
-        variables = {**threads, **inherited.variables, **devices}
-        for name in _NOT_INHERITED:
-            variables.pop(name, None)
+        variables = {**threads, **ambient, **devices}
         if environment.venv is not None:
             if not os.access(python, os.X_OK):
                 raise EnvironmentUnusable(

@@ -107,12 +107,7 @@ class InProcessTrial:
     """The phases run when they are waited for; the workload's own exceptions come out of ``wait``.
 
     From ``setup`` to ``finish``, this process has the trial's variables, ``sys.argv`` and folder for temporary files.
-
-    Args:
-        spec: the trial.
-        folder: for its artifacts.
-        temporary: where its TMPDIR is made.
-        workers: processes that run trials side by side.
+    ``workers`` processes run trials side by side.
     """
 
     resumed = False

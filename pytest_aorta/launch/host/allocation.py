@@ -147,12 +147,8 @@ class Allocator:
     def allocate(self, job: SlotJob, slot: int, need: int, cell: object = None) -> Iterator[Allocation]:
         """The cores of slot ``slot``, and ``need`` devices if devices are leased; waits until so many are free.
 
-        ``need`` is the number of the trial's processes. A ``cell`` comes to all devices equally often, see
-        ``_preferred``; ``None`` for what is no trial.
-
-        Raises:
-            LeaseCancelled: the job was cancelled before.
-            DevicesQuarantined: so many will never be free again.
+        A ``cell`` comes to all devices equally often, see ``_preferred``; ``None`` for what is no trial. Raises
+        ``LeaseCancelled``, or ``DevicesQuarantined`` where so many will never be free again.
         """
         imposes, number = self.imposes(need), self._first + slot
         shared = Allocation(

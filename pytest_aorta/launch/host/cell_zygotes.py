@@ -77,17 +77,7 @@ class CellZygote:
     def prepare(self, order: TrialOrder, allocation: Allocation, cancelled: Cancelled) -> PreparedCell:
         """Import the workload, unless that has been done, and plan the launch of its trials.
 
-        Args:
-            order: the first trial.
-            allocation: where it runs.
-            cancelled: whether it is not waited for any more.
-
-        Raises:
-            ConfigError: an option that the workload does not have, or a value that does not fit.
-            LaunchModeError: the workload cannot be launched this way.
-            ZygoteTimeout: the import took too long.
-            ZygoteUnwanted: it was cancelled.
-            ZygoteError: its process cannot be started, or cannot import it.
+        Raises ``ConfigError``, ``LaunchModeError``, or a ``ZygoteError``: ``ZygoteUnwanted`` once it is cancelled.
         """
         workload, limits, pool, warn = order.spec.workload, start_limits(order), self._zygotes.pool, self._zygotes.warn
         longest, spec = min(limits.load or limits.total, limits.total), self._spec
@@ -136,9 +126,6 @@ class CellZygote:
         """What a trial of the prepared cell is forked from; a ``fresh`` one where the workload cannot be forked.
 
         What a trial has imported within its timeout has as long to be imported in advance.
-
-        Raises:
-            ZygoteError: there is none.
         """
         spec, limits, pool = order.spec, start_limits(order), self._zygotes.pool
         if spec.execution.isolation == "spawn" or not self._is_forkable:

@@ -60,12 +60,8 @@ class TemporaryFolders:
     def make(self, replaced: str | None, trial: str) -> Path:
         """An empty folder that no running trial has, on the file system of the TMPDIR that it replaces.
 
-        Args:
-            replaced: that TMPDIR; ``None``, or one that cannot be used, for the default one.
-            trial: name of the trial in this run, the same in all ranks.
-
-        Raises:
-            OSError: it cannot be made.
+        The default one stands for ``None`` and for one that cannot be used. ``trial`` is a name that is the same in all
+        ranks.
         """
         with self._lock:
             if replaced not in self._roots:
@@ -184,15 +180,9 @@ def make_place(
 ) -> TrialFolders:
     """A place for a trial with the artifacts ``folder``, where trials otherwise have the variables ``environ``.
 
-    Args:
-        index: of the trial.
-        folder: of this rank.
-        temporary: where its TMPDIR is made.
-        environ: with the TMPDIR that it replaces.
-        ranks: whether it starts ranks.
-        shared: whether it is one of several ranks' of an outer launcher. Only rank 0 makes the folder of files, because
-            it moves an earlier trial's away before. The others' processes make it after they have met, where it is
-            missing still.
+    ``ranks``: whether it starts some. ``shared``: whether it is one of several ranks' of an outer launcher. Only rank 0
+    makes the folder of files, because it moves an earlier trial's away before. The others' processes make it after they
+    have met, where it is missing still.
     """
     rank = own_rank() if shared else 0
     if rank > 0:
@@ -247,9 +237,6 @@ def copy_folder(source: Path, target: Path, results: Path) -> Manifest:
 
     Links to ``.git`` and to virtual environments stand for these. The ``results`` of the run, to which ``target``
     belongs, are left out.
-
-    Raises:
-        OSError: something cannot be read, or there is no space left.
     """
     made: Manifest = {}
     for entry in os.scandir(source):

@@ -17,13 +17,10 @@ from pytest_aorta.launch.host.process_trial import BEHIND, ProcessTrial
 from pytest_aorta.launch.launch_mode import NodeStore, own_rank, under_launcher
 from pytest_aorta.launch.record import check_claims, warning_of
 from pytest_aorta.runtime import process_tree
-from pytest_aorta.runtime.zygote import ZygoteError, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import ZygoteError
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.records import prepare_events
 from pytest_aorta.trials.result import TrialResult
-
-#: Seconds between two looks of a trial that waits for another one's import: whether it was cancelled.
-_LOOK = 0.1
 
 
 class HostLost(Exception):
@@ -41,7 +38,6 @@ class TrialHost:
         #: Working directories that trials share; of several workers, the first one looks.
         self._shared: dict[str, SharedFolder] | None = {} if resources.worker == 0 and own_rank() == 0 else None
         self._lock = threading.Lock()
-        self._preparing: dict[str, threading.Lock] = {}
         self._prepared: dict[str, PreparedCell] = {}
         #: Digests of the lists of distributions that were passed on.
         self._listed: set[str] = set()
@@ -51,15 +47,8 @@ class TrialHost:
     def prepare(self, order: TrialOrder, slot: int, job: SlotJob) -> PreparedCell:
         """Import the workload in the zygote of a cell, and plan how its trials start; once for each cell.
 
-        Raises:
-            START_FAILURES: they cannot be started.
-            LeaseCancelled, ZygoteUnwanted: the job was cancelled.
+        Raises ``START_FAILURES``; ``LeaseCancelled`` or ``ZygoteUnwanted`` once the job is cancelled.
         """
-        with self._lock:
-            preparing = self._preparing.setdefault(order.key, threading.Lock())
-        while not preparing.acquire(timeout=_LOOK):
-            if job.cancelled.is_set():
-                raise ZygoteUnwanted("its start was cancelled")
         try:
             if order.key not in self._prepared:
                 if order.spec.collect:  # raises where they cannot be used for any trial
@@ -73,8 +62,6 @@ class TrialHost:
             if -(error.returncode or 0) in process_tree.TERMINATIONS:  # pytest may have got the signal, too
                 job.cancelled.wait(BEHIND)
             raise
-        finally:
-            preparing.release()
         return self._prepared[order.key]
 
     def run(self, order: TrialOrder, slot: int, job: SlotJob) -> TrialResult:
