@@ -30,7 +30,7 @@ from pytest_aorta.plan import (
     trials_of,
     turns_of_round,
 )
-from pytest_aorta.registry import Registry, RegistryError
+from pytest_aorta.registry import Registry
 from pytest_aorta.triage import Stop
 from pytest_aorta.trials.spec import TrialSpec
 
@@ -93,22 +93,6 @@ def test_the_name_of_an_item_is_ascii_without_separators(
     assert re.fullmatch(r"[A-Za-z0-9_.+=~-]+\[[A-Za-z0-9_.+=~-]+-0\]", spec.item_name)
 
 
-@pytest.mark.parametrize(
-    ("selection", "message"),
-    [
-        (Selection(workloads=("gemm",), environments=("e", "e")), "environment 'e' is given twice"),
-        (Selection(workloads=("gemm",), mitigations=(("a", "b"), ("a", "b"))), "mitigation set 'a,b' is given twice"),
-        (Selection(workloads=("gemm", "gemm")), "workload 'gemm' is given twice"),
-        (Selection(workloads=("gemm",), trials=0), "the number of trials must be at least 1, not 0"),
-    ],
-)
-def test_what_would_give_two_trials_of_one_name_is_refused(
-    registry: Registry, selection: Selection, message: str
-) -> None:
-    with pytest.raises(PlanError, match=message):
-        make_plan(selection, registry)
-
-
 def test_each_trial_can_say_how_its_plan_was_put_in_order(registry: Registry) -> None:
     def order(**fields: Any) -> str:
         selection = Selection(workloads=("gemm",), mitigations=(("none",), ("a",)), **fields)
@@ -131,25 +115,6 @@ def test_two_cells_that_would_read_the_same_are_refused(registry: Registry) -> N
         "environment 'e' with mitigations 'b-c' and environment 'e-b' with mitigations 'c' "
         "would both be called 'e-b-c'; rename one of them, or run them apart"
     )
-
-
-@pytest.mark.parametrize(
-    "selection",
-    [
-        Selection(workloads=("no_such_thing",)),
-        Selection(workloads=("gemm",), environments=("no_such_thing",)),
-        Selection(workloads=("gemm",), mitigations=(("none", "no_such_thing"),)),
-        Selection(workloads=("gemm",), collect=("no_such_thing",)),
-    ],
-    ids=["workload", "environment", "mitigation", "collector"],
-)
-def test_an_unknown_name_is_refused_with_those_that_exist(
-    registry: Registry, selection: Selection, request: pytest.FixtureRequest
-) -> None:
-    kind = request.node.callspec.id
-
-    with pytest.raises(RegistryError, match=rf"^unknown {kind} 'no_such_thing'; available: "):
-        make_plan(selection, registry)
 
 
 _SCRIPT = """

@@ -65,30 +65,6 @@ def options(node: int, nnodes: str, where: str, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_ranks_of_two_nodes_are_one_trial(sums: Stage) -> None:
-    where = f"localhost:{free_port()}"
-    arguments = ("sums.py::Sums", "--aorta-trials", "2", "--aorta-nproc", "1")
-    other = sums.start(*arguments, *options(1, "2", where))
-    first = sums.start(*arguments, *options(0, "2", where))
-    said, _ = first.communicate(timeout=110)
-    output, _ = other.communicate(timeout=60)
-
-    assert first.returncode == 0, said.decode()
-    assert b"2 passed" in said
-    assert (other.returncode, output) == (0, b"")
-    assert sums.files() == ["Sums/trial_0.json", "Sums/trial_1.json"]
-    for trial in sums.trials().values():
-        assert trial["exit_status"] == "ok"
-        assert trial["result"]["metrics"] == {"total": 3.0, "rank": 0, "size": 2}
-        assert [(rank["rank"], rank["result"]["metrics"]["rank"]) for rank in trial["ranks"]] == [(0, 0), (1, 1)]
-        assert [state["state"] for state in trial["elastic"]["states"]] == ["INIT", "HEALTHY", "SUCCEEDED"]
-    # Every node has its logs below the same results directory.
-    assert (sums.results / "Sums" / "trial_1.node_1" / "stdout.log").exists()
-    assert sums.left_running() == []
-
-
-@pytest.mark.slow
 def test_the_trial_goes_on_without_a_node_that_was_killed(sums: Stage) -> None:
     where = f"localhost:{free_port()}"
     arguments = ("sums.py::WaitsWhileThereAreFour", "--aorta-nproc", "2")

@@ -53,19 +53,6 @@ def test_a_step_on_two_nodes_is_one_trial(steps: Steps) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_fsdp_with_a_rank_on_each_node(steps: Steps) -> None:
-    options = ("--aorta-nproc", "1", "--aorta-elastic", "nnodes=2", "--aorta-steps", "2", "--aorta-timeout", "100")
-    done = steps.run(*PYTEST, "--aorta-workload", "fsdp", *options)
-    assert done.ret == 0
-    done.assert_outcomes(passed=1)
-    trial = steps.trial()
-    assert (trial["exit_status"], trial["result"]["executed_iterations"]) == ("ok", 2)
-    assert sorted(hosts_of(trial)) == ["n0", "n1"]
-    steps.stage.close()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "by"),
     [((), "SIGTERM"), pytest.param(("--signal=INT",), "KeyboardInterrupt", marks=pytest.mark.long)],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import kill_all, wait_until
+from support.processes import kill_all
 from support.slurm import Slurm
 from support.slurm_steps import SubmittingStage
 from support.stage import Stage
@@ -65,33 +65,6 @@ def test_a_recipe_is_submitted_action_after_action(jobs: SubmittingStage) -> Non
     result = jobs.submit()
     result.stdout.fnmatch_lines(["matrix: no job, 4 completed", "list: no job, 1 completed"])
     jobs.pytest("aorta.toml").assert_outcomes(passed=5)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_what_is_submitted_is_not_submitted_again_and_can_be_cancelled(jobs: SubmittingStage) -> None:
-    (jobs.stage.path / "hang").touch()
-    change(jobs, "trials = 4", 'trials = 4\nconfig = {hang = "hang"}')
-    jobs.submit()
-    jobs.stage.wait_for_file("began")
-    wait_until(lambda: jobs.status()["matrix"]["running"] == 4, "all jobs to run")
-    assert jobs.status()["matrix"]["submitted"] == 4
-    jobs.submit().stdout.fnmatch_lines(["matrix: no job, 4 submitted already"])
-    [first, second] = jobs.jobs()
-    assert jobs.command("cancel", first) == "1 job cancelled."
-    wait_until(lambda: jobs.ids("matrix", "CANCELLED") == [first], "the end of a job")
-    # One of its trials was running; of the other there is nothing to say.
-    status = jobs.status()["matrix"]
-    assert (status["failed"], status["submitted"], status["eligible"]) == (0, 2, 2)
-    [record] = jobs.stage.trials("workspace").values()
-    assert record["exit_status"] == "infrastructure_failed"
-    assert record["failure"]["message"] == "interrupted: SIGTERM"
-    (jobs.stage.path / "hang").unlink()
-    jobs.submit().stdout.fnmatch_lines(["matrix: 1 job (2 trials) on slurm, *"])  # the other job ends meanwhile
-    jobs.wait_for_end()
-    assert jobs.status()["matrix"]["completed"] == 4
-    assert [job["state"] for job in jobs.jobs().values()] == ["CANCELLED", "COMPLETED", "COMPLETED"]
-    assert second in jobs.jobs()
 
 
 @pytest.mark.slow

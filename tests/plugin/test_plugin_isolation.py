@@ -1,11 +1,14 @@
-"""What one trial does to its process is seen neither by the next trial nor by pytest."""
+"""The process of a trial: what it does is seen neither by the next one nor by pytest, which shows what it prints."""
 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 from support.stage import Stage
+
+from pytest_aorta.plugin.trial_item import LogStream
 
 
 def test_without_isolation_variables_are_set_for_the_trial_and_taken_back(stage: Stage) -> None:
@@ -154,3 +157,102 @@ def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage)
     # pytest itself reads from the terminal with -s only, and copies there what the trial has written to its log.
     stage.run("reader.py", "-s").assert_outcomes(passed=1)
     assert stage.trial("Reader/trial_0.json")["result"]["metrics"] == {"session": True}
+
+
+TALKS = """
+import os, sys
+
+class Talks:
+    def __init__(self, config): pass
+    def setup(self): print("in setup", os.environ.get("WORD"))
+    def run(self):
+        print("in run \\x1b[2J", file=sys.stderr)
+        return {"passed": True}
+    def cleanup(self): print("in cleanup")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("none", marks=pytest.mark.long)])
+def test_the_output_of_a_trial_is_shown_once_and_no_earlier_one(stage: Stage, isolation: str) -> None:
+    stage.write(talks=TALKS)
+    stage.run("talks.py", "--aorta-extra-env=WORD=monday")
+    options = ("--aorta-trials=2", "--aorta-isolation", isolation, "--aorta-extra-env=WORD=tuesday")
+    result = stage.run("talks.py", "-s", *options)
+    text = result.stdout.str() + result.stderr.str()
+    shown = [text.count(words) for words in ("in setup tuesday", "in run", "in cleanup", "monday")]
+    assert shown == [2, 2, 2, 0]
+    if isolation != "none":  # where the workload itself writes to the terminal
+        assert "\x1b[2J" not in text
+
+
+def test_a_log_is_followed_across_pieces_of_characters_and_cuts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stderr.log").write_text("earlier")
+    stream = LogStream(tmp_path, begun=False)
+    with (tmp_path / "stdout.log").open("wb", buffering=0) as log:
+        log.write("ü".encode()[:1])
+        log.write("ü".encode()[1:] + b"\n")
+    stream.close()
+    assert capfd.readouterr().out == "ü\n"
+
+
+REPRO = """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    class Item:
+        def __init__(self, value):
+            self.value = value
+
+    def double(item):
+        return Item(2 * item.value)
+
+    class Repro:
+        def __init__(self, config):
+            self.method = config["method"]
+
+        default_config = {"method": "spawn"}
+
+        def setup(self):
+            pass
+
+        def run(self):
+            context = multiprocessing.get_context(self.method)
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                return {"passed": pool.submit(double, Item(21)).result().value == 42}
+"""
+
+
+@pytest.mark.parametrize(
+    ("isolation", "method"),
+    [("fork", "spawn"), ("none", "spawn"), pytest.param("fork", "forkserver", marks=pytest.mark.slow)],
+)
+def test_a_pool_of_a_file_workload(stage: Stage, isolation: str, method: str) -> None:
+    stage.write(my_repro=REPRO)
+    result = stage.run_here("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
+    result.assert_outcomes(passed=1)
+
+
+def test_each_nested_run_reports_its_trials_alike(stage: Stage) -> None:
+    stage.write(
+        test_nested='''
+        pytest_plugins = "pytester"
+
+        SOURCE = """
+        class Exits:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): raise SystemExit(3)
+        """
+
+        def test_twice(pytester):
+            pytester.makepyfile(exits=SOURCE)
+            for _ in range(2):
+                result = pytester.runpytest_inprocess("exits.py", "-p", "no:cacheprovider")
+                result.stdout.fnmatch_lines(["FAILED exits.py::Exits* - SystemExit: sys.exit(3) (workload_fail*"])
+        '''
+    )
+    # Without a variable that asks for trials in the outer run: its modules would be those of both.
+    stage.run("test_nested.py", env={"PYTEST_AORTA_GRACE": ""}).assert_outcomes(passed=1)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.network import Network, two_nodes
 from support.processes import MARK, kill_all
 from support.stage import Stage
 
@@ -46,11 +45,3 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def network(stage: Stage) -> Iterator[Network]:
-    """Two nodes of a network, whose pytest runs on the stage."""
-    with two_nodes(stage) as network:
-        yield network
-        kill_all(stage.processes())  # before the namespaces go

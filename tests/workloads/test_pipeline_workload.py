@@ -1,20 +1,25 @@
+"""The pipeline on the level runtime: its steps, what is wrong in its result, and its processes."""
+
 from __future__ import annotations
 
-import math
-import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-import pytest
 from aorta_workloads.pipeline import Pipeline, add_up, multiply
 from support.processes import PATIENCE
+from support.stage import Stage
 
 from pytest_aorta.runtime import SlotArgs, TaskError
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.workload import WorkloadResult
+import math
+import os
+import signal
+import time
+
+import psutil
+import pytest
 
 #: Two by two blocks; those of C begin at elements 0, 8, 128 and 136.
 SMALL: dict[str, Any] = {"steps": 2, "size": 16, "block": 8}
@@ -198,3 +203,47 @@ def test_products_of_a_block_take_turns_and_others_run_at_the_same_time(tmp_path
 
     assert result.passed, result.failure_details
     assert (tmp_path / "tasks").stat().st_size == 2 * result.metrics["tasks"]
+
+
+@pytest.mark.slow
+def test_trials_pass_and_leave_nothing_running(stage: Stage) -> None:
+    options = ("--aorta-trials", "2", "--aorta-steps", "1", "--aorta-slots", "2")
+    result = stage.run_here("--aorta-workload", "pipeline", *options)
+
+    result.assert_outcomes(passed=2)
+    assert set(stage.statuses().values()) == {"ok"}
+    assert stage.left_running() == []
+
+
+FAULTY = """
+import os, time
+from aorta_workloads.pipeline import Pipeline
+
+def hangs(args):
+    open(f"hanging_{os.getpid()}", "w").close()
+    time.sleep(1000)
+
+class Hangs(Pipeline):
+    multiply = staticmethod(hangs)
+
+    def run(self):
+        with open("trial", "w") as file:
+            file.write(str(os.getpid()))
+        return super().run()
+"""
+
+
+@pytest.mark.slow
+def test_trial_that_is_killed_within_a_task_leaves_nothing_running(stage: Stage) -> None:
+    stage.write(faulty=FAULTY)
+    stage.register(hangs="faulty:Hangs")
+
+    running = stage.start("--aorta-workload", "hangs")
+    stage.wait_until(lambda: len(list(stage.path.glob("hanging_*"))) == 2)
+    os.kill(int((stage.path / "trial").read_text()), signal.SIGKILL)
+    running.communicate(timeout=PATIENCE)
+
+    [trial] = stage.trials().values()
+    assert trial["exit_status"] == "workload_failed"
+    assert trial["failure"]["signal"] == "SIGKILL"
+    assert stage.left_running() == []

@@ -1,4 +1,4 @@
-"""What the files that ranks load do, by hand: as ``start.py`` calls them."""
+"""The collectors profile and memory: what a growth is, what they do in a rank, and what they find in a command."""
 
 from __future__ import annotations
 
@@ -8,10 +8,62 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from support.stage import Stage, counts, text
 
-from pytest_aorta.collectors.machine import Memory, Profile
+from pytest_aorta.collectors.machine import Memory, Profile, growth
+
+MIB = 2**20
+
+
+def series(changes: np.ndarray) -> list[tuple[int, float]]:
+    return list(enumerate((500 * MIB + np.cumsum(changes)).tolist(), 1))
+
+
+def test_a_leak_of_1_mib_a_step_is_found_within_20_steps_with_its_size() -> None:
+    noise = np.random.default_rng(1)
+    for _ in range(100):
+        up_and_down = np.diff(noise.normal(0, 0.1 * MIB, 21))
+        found = growth(series(MIB + up_and_down))
+        assert found is not None
+        assert found.is_leak
+        assert found.bytes_per_step == pytest.approx(MIB, rel=0.1)
+
+
+def test_a_leak_that_shows_in_chunks_is_found() -> None:
+    changes = np.where(np.arange(400) % 16 == 0, 2 * MIB, 0)
+    found = growth(series(changes))
+    assert found is not None
+    assert found.is_leak
+    assert found.low <= 2 * MIB / 16 <= found.high
+
+
+def test_what_runs_without_a_leak_do_is_none() -> None:
+    """Warm-up, jumps of caches, and ups and downs, in 500 runs of all lengths: at a level of 1 % for each."""
+    noise, wrong = np.random.default_rng(2), 0
+    for _ in range(500):
+        steps = int(noise.integers(12, 300))
+        level = noise.normal(0, noise.choice([0, 0.1, 8]) * MIB, steps + 1)  # allocated and freed again
+        changes = np.diff(level)
+        changes[: steps // 6] += 20 * MIB  # warm-up
+        changes[noise.integers(0, steps, noise.integers(0, 4))] += noise.uniform(1, 50) * MIB
+        found = growth(series(changes))
+        wrong += found is not None and found.is_leak
+    assert wrong <= 12
+
+
+def test_of_few_steps_nothing_is_said() -> None:
+    assert growth(series(np.full(9, MIB))) is None
+    assert growth([]) is None
+
+
+def test_a_growth_of_a_few_kib_in_all_is_no_leak() -> None:
+    found = growth(series(np.full(50, 1024)))
+    assert found is not None
+    assert found.low > 0
+    assert not found.is_leak
 
 
 def in_process(collector: Memory | Profile, folder: Path, rank: int = 0) -> Any:
@@ -120,3 +172,42 @@ def test_long_runs_leave_short_files(tmp_path: Path) -> None:
     found.stop()
     assert len((tmp_path / "rank_0.jsonl").read_text().splitlines()) < 6000
     assert Memory({}).summarize(tmp_path, [0]).data["rank_0"]["steps"] > 8900
+
+
+TRAIN = """
+import os
+import torch
+
+size = 4_000_000 if os.environ.get("PLANTED") else 400_000
+model, values, kept = torch.nn.Linear(64, 64), torch.ones(size), []
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(24):
+    (model(torch.ones(16, 64)).sum() + values.cumsum(0)[0]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if os.environ.get("PLANTED"):
+        kept.append(torch.ones(2**18))
+"""
+
+
+@pytest.mark.slow
+def test_a_slower_operator_and_a_leak_of_one_cell_are_named_and_the_other_cell_is_clean(stage: Stage) -> None:
+    stage.write(train=TRAIN)
+    result = stage.run(
+        "--aorta-command=python train.py", "--aorta-trials=4", "--aorta-mitigations=none",
+        "--aorta-mitigations=PLANTED=1", "--aorta-collect=profile,memory",
+    )  # fmt: skip
+    assert counts(result) == {"passed": 8}, text(result)
+    for path, record in stage.trials().items():
+        profile, memory = (record["collected"][name] for name in ("profile", "memory"))
+        assert (profile["problems"], memory["problems"]) == ([], [])
+        assert bool(memory["sentence"]) == ("PLANTED" in path)
+        growth = memory["data"]["rank_0"]["held"]["growth"]
+        assert growth["low"] <= (2**20 if "PLANTED" in path else 0) <= growth["high"]
+        trace = (stage.results / path).with_suffix("") / "collect" / "profile" / "rank_0.trace.json.gz"
+        events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        assert sum(each.get("name") == "aten::cumsum" for each in events) == 5
+    planted = json.loads((stage.results / "matrix.json").read_text())["cells"][1]
+    assert planted["operators"][0]["name"] == "aten::cumsum"
+    assert planted["operators"][0]["interval"]["low"] > 2
+    assert "aten::cumsum +" in text(result)
