@@ -41,14 +41,6 @@ class SlotArgs:
     scalars: Sequence[Any] = ()
     config: Any = None
 
-    def __repr__(self) -> str:
-        tensors = ", ".join(f"{_name(tensor.dtype)} {tuple(tensor.shape)}" for tensor in self.tensors)
-        return f"SlotArgs([{tensors}], {list(self.scalars)!r}, config={self.config!r})"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
 
 class TaskArgs:
     """Arguments of one task, in the order in which they were added. Nothing that was added can be changed."""

@@ -181,7 +181,6 @@ Accesses = Iterable[tuple[Footprint, Tag]]
 class State(enum.Enum):
     """The state of a node. Unstarted ones may become ``FAILED`` directly; ``CONSUMED`` once nothing holds it."""
 
-    BUILDING = "building"
     PENDING = "pending"
     READY = "ready"
     RUNNING = "running"
@@ -190,7 +189,7 @@ class State(enum.Enum):
     CONSUMED = "consumed"
 
 
-UNSTARTED = frozenset({State.BUILDING, State.PENDING, State.READY})
+UNSTARTED = frozenset({State.PENDING, State.READY})
 
 
 @dataclass(eq=False, slots=True)
@@ -203,7 +202,7 @@ class Node:
     id: int
     run: Any
     label: str = ""
-    state: State = State.BUILDING
+    state: State = State.PENDING
     #: Producers that are not done.
     fan_in: int = 0
     #: Nodes that are held until this one has settled, and those that hold this one: an ordered set, or ``None``.
@@ -372,12 +371,6 @@ class Writers:
             self.forget(node)
 
 
-class _Change(enum.Enum):
-    READY = enum.auto()
-    SETTLED = enum.auto()
-    CONSUMED = enum.auto()
-
-
 Report = Callable[[Node], None]
 
 
@@ -395,7 +388,7 @@ class Graph:
         self._on_settled = on_settled
         self._on_consumed = on_consumed
         self._ids = itertools.count()
-        self._changes: deque[tuple[_Change, Node]] = deque()
+        self._changes: deque[tuple[Report, Node]] = deque()
         self._reporting = False
         #: Writes of the nodes that are live.
         self.writers = Writers()
@@ -430,9 +423,7 @@ class Graph:
                 producer.consumers[node] = None
                 producer.holds += 1
                 node.fan_in += producer.state is not State.COMPLETED
-            if node.fan_in:
-                node.state = State.PENDING
-            else:
+            if not node.fan_in:
                 self._make_ready(node)
         self._report()
         return node
@@ -451,9 +442,9 @@ class Graph:
 
     def complete(self, node: Node) -> None:
         """A running node is done; nodes that waited for nothing else become ready."""
-        self._expect_running(node)
+        assert node.state is State.RUNNING
         node.state = State.COMPLETED
-        self._changes.append((_Change.SETTLED, node))
+        self._changes.append((self._on_settled, node))
         self.writers.completed(node)
         for consumer in node.consumers or ():
             consumer.fan_in -= 1
@@ -464,7 +455,7 @@ class Graph:
 
     def fail(self, node: Node, error: BaseException) -> None:
         """A running node has failed, and with it every node that waits for it, directly or not."""
-        self._expect_running(node)
+        assert node.state is State.RUNNING
         self._fail(node, error)
         self._report()
 
@@ -489,7 +480,7 @@ class Graph:
 
     def _make_ready(self, node: Node) -> None:
         node.state = State.READY
-        self._changes.append((_Change.READY, node))
+        self._changes.append((self._on_ready, node))
 
     def _fail(self, node: Node, error: BaseException, root: Node | None = None) -> None:
         doomed = deque([node])
@@ -498,7 +489,7 @@ class Graph:
             node = doomed.popleft()
             node.state = State.FAILED
             node.error = error
-            self._changes.append((_Change.SETTLED, node))
+            self._changes.append((self._on_settled, node))
             for consumer in node.consumers or ():
                 if consumer.state is not State.FAILED:  # of two failed producers, the first is the reason
                     consumer.state = State.FAILED
@@ -524,7 +515,7 @@ class Graph:
             self.live -= 1
             if node.error is None:  # bytes whose writer has failed stay marked until they are overwritten
                 self.writers.forget(node)
-            self._changes.append((_Change.CONSUMED, node))
+            self._changes.append((self._on_consumed, node))
 
     def _report(self) -> None:
         if self._reporting:
@@ -532,20 +523,11 @@ class Graph:
         self._reporting = True
         try:
             while self._changes:
-                change, node = self._changes.popleft()
-                if change is _Change.SETTLED:
-                    self._on_settled(node)
-                elif change is _Change.CONSUMED:
-                    self._on_consumed(node)
-                elif node.state is State.READY:  # not taken or cancelled in an earlier report
-                    self._on_ready(node)
+                report, node = self._changes.popleft()
+                if report is not self._on_ready or node.state is State.READY:  # not cancelled in an earlier report
+                    report(node)
         finally:
             self._reporting = False
-
-    @staticmethod
-    def _expect_running(node: Node) -> None:
-        if node.state is not State.RUNNING:
-            raise RuntimeError(f"node {node.id} ({node.label}) is {node.state.value}, not running")
 
 
 class HazardWarning(UserWarning):

@@ -12,29 +12,26 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from pytest_aorta.runtime.arguments import SlotArgs
 from pytest_aorta.runtime.callables import Definition, dump_result, load_argument, loads
-from pytest_aorta.runtime.endpoint import Message, MessageSocket
+from pytest_aorta.runtime.endpoint import MessageSocket
 from pytest_aorta.runtime.records import Outcome, TaskError, TaskFailure, failure_of
 from pytest_aorta.runtime.tensors import MappedStorages, is_private, share, to_bytes
 from pytest_aorta.runtime.zygote import Seed
 
 if TYPE_CHECKING:
     from pytest_aorta.runtime.channel import Channel
+    from pytest_aorta.runtime.hosts import HostChannel
     from pytest_aorta.runtime.orchestrator import RunHandle
     from pytest_aorta.runtime.worker import Worker
 
+    Transport: TypeAlias = MessageSocket | HostChannel
+
 #: For a task without arguments.
 NOTHING = SlotArgs()
-
-
-class Transport(Protocol):
-    def send(self, message: Message) -> None: ...
-
-    def receive(self) -> Message | None: ...
 
 
 def prepare(argument: dict[str, Any]) -> dict[str, Any]:

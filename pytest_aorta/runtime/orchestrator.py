@@ -175,10 +175,6 @@ class RunHandle:
         if self._run.first_failure is not None:
             raise TaskError(self._run.first_failure)
 
-    def result(self, timeout: float | None = None) -> None:
-        """As ``wait``: results travel through shared tensors, and in ``records``."""
-        self.wait(timeout)
-
     @property
     def records(self) -> list[TaskRecord]:
         """The records of the tasks that have settled, in the order of their submission."""

@@ -244,10 +244,6 @@ def from_storage(
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, tuple(shape), tuple(strides))
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape)))
-
-
 def _byte_view(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
@@ -270,7 +266,8 @@ def _packed(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     length = _span(tensor)
     if length <= tensor.nbytes:
         return _byte_view(tensor).as_strided((length,), (1,)), tuple(tensor.stride())
-    return _byte_view(tensor).reshape(-1), contiguous_strides(tensor.shape)
+    strides = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.dim()))
+    return _byte_view(tensor).reshape(-1), strides
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:

@@ -565,7 +565,7 @@ class ChildProcesses:
         cores: tuple[int, ...] | None = None,
         held: Sequence[int] = (),
     ) -> ProcessLink:
-        output = _own_output()
+        output = [fd for fd in (1, 2) if os.path.exists(f"/proc/self/fd/{fd}")]
         ours, theirs = socket.socketpair()
         try:
             zygote = self._pool.acquire(replace(self._spec, environ={**self._spec.environ, **threads}))
@@ -629,14 +629,3 @@ def _shares(slots: int, *, named_only: bool) -> Iterator[tuple[int, ...] | None]
     if not slots or not named_only or slots > len(os.sched_getaffinity(0)):
         return itertools.repeat(None)
     return iter(core_shares(slots))
-
-
-def _own_output() -> list[int]:
-    found = []
-    for fd in (1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            continue
-        found.append(fd)
-    return found
