@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -293,3 +295,29 @@ def test_of_a_zygote_that_rehearses_one_child_stands_by_and_knows_no_task(nurser
     left = [each.pid for each in below()]
     zygote.close()
     assert all(map(is_gone, left))
+
+
+# Many, one after the other.
+
+
+def test_each_of_many_tasks_has_the_zygotes_memory_to_itself_also_once_that_is_in_huge_pages(nursery: Nursery) -> None:
+    source = """
+        import os
+        held = bytearray(bytes(range(256)) * 2**16)
+
+        def prepare(argument):
+            return {"pid": os.getpid()}
+
+        def run(payload, channel):
+            channel.send({"value": held == bytes(range(256)) * 2**16})
+            held[:] = bytes(len(held))
+    """
+    zygote = nursery.start(source)
+
+    told = [nursery.run(zygote).told for _ in range(20)]
+
+    assert told == [[True]] * 20
+    pages = re.search(r"AnonHugePages: +(\d+) kB", Path(f"/proc/{zygote.info['pid']}/smaps_rollup").read_text())
+    assert pages is not None
+    if tuple(map(int, platform.release().split(".")[:2])) >= (6, 1):
+        assert int(pages[1]) > 8 * 1024
