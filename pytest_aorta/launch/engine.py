@@ -413,31 +413,27 @@ class TrialEngine:
             if self._unusable is not None:
                 raise self._unusable
             if self._pool is None:
-                slots: list[Slot] = []
+                resources, store = self._resources, self._node_store
                 try:
-                    if self._resources.hosts:
-                        self._start_hosts()
+                    if not resources.hosts:
+                        self._hosts.append(TrialHost(resources, node_store=store))
                     else:
-                        self._hosts.append(TrialHost(self._resources, node_store=self._node_store))
+                        from pytest_aorta.launch.remote_host import RemoteHost, start_hosts  # and with it execnet
+
+                        for number, spec in enumerate(resources.hosts):
+                            died = partial(self._lose_host, number)
+                            of_host = resources, len(resources.hosts), store if number == 0 else None
+                            self._hosts.append(RemoteHost(spec, of_host, self._identity, died))
+                        start_hosts(self._hosts)
                 except (LaunchModeError, EngineUnusable) as error:
                     self._unusable = error
                     raise
+                slots: list[Slot] = []
                 for number, host in enumerate(self._hosts):
-                    for index in range(self._resources.slots):
-                        name = host.name if self._resources.hosts else f"slot {index}"
-                        slots.append(Slot(host, index, name, number))
+                    for index in range(resources.slots):
+                        slots.append(Slot(host, index, host.name if resources.hosts else f"slot {index}", number))
                 self._pool = JobPool(slots)
             return self._pool
-
-    def _start_hosts(self) -> None:
-        from pytest_aorta.launch.remote_host import RemoteHost, start_hosts  # execnet is loaded where it is needed
-
-        specs = self._resources.hosts
-        for number, spec in enumerate(specs):
-            store = self._node_store if number == 0 else None
-            died = partial(self._lose_host, number)
-            self._hosts.append(RemoteHost(spec, self._resources, len(specs), store, self._identity, died))
-        start_hosts(self._hosts)
 
     def _lose_host(self, number: int, error: Exception) -> None:
         if self._pool is not None:

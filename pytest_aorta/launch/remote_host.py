@@ -46,9 +46,7 @@ class RemoteHost:
     def __init__(
         self,
         spec: str,
-        resources: Resources,
-        hosts: int,
-        node_store: tuple[str, int] | None,
+        of_host: _OfHost,
         identity: Mapping[str, str],
         on_death: Callable[[HostLost], object],
     ) -> None:
@@ -61,7 +59,7 @@ class RemoteHost:
         self._connection = HostConnection(
             spec,
             "pytest_aorta.launch.remote_host:serve",
-            ((replace(resources, hosts=()), hosts, node_store), [path for path in sys.path if path]),
+            ((replace(of_host[0], hosts=()), *of_host[1:]), [path for path in sys.path if path]),
             identity=identity,
             on_message=self._receive,
             on_death=self._lose,

@@ -102,7 +102,7 @@ class RankRecorder(LogsSpecs):
         self.folder, self.sockets = Path(payload["folder"]), Path(payload["sockets"])
         self.launcher: Launcher = launcher
         self.stop_timeout = max(1.0, payload["grace"])
-        self._source, self._send, self._exchange, self._watch = payload["source"], send, exchange, watch
+        self._source, self.send, self._exchange, self._watch = payload["source"], send, exchange, watch
         self._relays = relays
         #: Bytes of the event log of the first rank that were sent.
         self._sent = 0
@@ -162,9 +162,9 @@ class RankRecorder(LogsSpecs):
                 begin_process(attempt_folder(self.folder, self.attempt), rank, pid)
             if self.ready is None:
                 self.ready = time.monotonic()
-                self._send({"type": "ranks_ready"})
-            self._send({"type": "end", "phase": "setup", "sec": self.ready - self.made})
-            self._send({"type": "begin", "phase": "run"})
+                self.send({"type": "ranks_ready"})
+            self.send({"type": "end", "phase": "setup", "sec": self.ready - self.made})
+            self.send({"type": "begin", "phase": "run"})
 
     def watch(self) -> None:
         """The agent is about to look at its ranks."""
@@ -186,10 +186,10 @@ class RankRecorder(LogsSpecs):
                 event["type"] == "begin" and event["phase"] in ("setup", "run") for event in events
             ):
                 self.ready = time.monotonic()
-                self._send({"type": "ranks_ready"})
+                self.send({"type": "ranks_ready"})
         events, self._sent = read_new(event_log(folder, self.ranks[0]), self._sent)
         for event in events:
-            self._send(event)
+            self.send(event)
 
     def look(self, codes: Mapping[int, int | None], *, stopped: bool) -> set[int]:
         """Record the ranks that have ended since; the local ranks that have left with exit code 0, and were not done.
@@ -237,10 +237,6 @@ class RankRecorder(LogsSpecs):
             move_files(self.folder, read_processes(self.folder))
         return attempt_evidence(self.folder, max(0, self.attempt), self.launcher, self._source, agent=agent)
 
-    def on_state(self, state: GroupState) -> None:
-        """The worker group has a new state."""
-        self._send({"type": "group", "group": state})
-
     def on_restart(self, reason: AttemptReason) -> None:
         """All ranks of an attempt have ended, and will be started again."""
         self.forward()
@@ -248,7 +244,7 @@ class RankRecorder(LogsSpecs):
         if self._exchange is not None:
             trial = self._exchange.share(trial, last=False)
         keep_evidence(self.folder, trial)
-        self._send(attempt_event(trial, reason))
+        self.send(attempt_event(trial, reason))
 
 
 class _ObservedGroup(WorkerGroup):
@@ -260,7 +256,8 @@ class _ObservedGroup(WorkerGroup):
         if changed:
             recorder, size = _Ranks.recorder, self.workers[0].world_size
             state, attempt = cast(GroupStateName, value.name), max(0, recorder.attempt)
-            recorder.on_state(GroupState(state, time.time(), attempt, None if size == -1 else size))
+            group = GroupState(state, time.time(), attempt, None if size == -1 else size)
+            recorder.send({"type": "group", "group": group})
 
 
 class ReportingAgent(LocalElasticAgent):

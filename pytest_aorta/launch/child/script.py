@@ -15,6 +15,7 @@ import importlib.machinery
 import io
 import os
 import pickle
+import re
 import runpy
 import signal
 import socket
@@ -274,14 +275,13 @@ def _finish(code: int, known: set[str], *, interrupted: bool) -> NoReturn:
     os._exit(code)
 
 
-def _is_own(module: object) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not any(part in file for part in ("site-packages", "dist-packages", "lib/python"))
-
-
 def _forget(known: set[str]) -> None:
     """Let go of modules as the end of Python does, so that files are written and ``__del__`` is called."""
-    own = [name for name, module in sys.modules.items() if name not in known and _is_own(module)]
+    own = []
+    for name in [it for it in sys.modules if it not in known]:
+        file = getattr(sys.modules[name], "__file__", None)
+        if isinstance(file, str) and not re.search("site-packages|dist-packages|lib/python", file):
+            own.append(name)
     namespaces = {id(sys.modules.pop(name).__dict__) for name in ("__main__", *own)}
     sys.last_type = sys.last_value = sys.last_traceback = None
     # Of those that it finds together, the collector closes one first.

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest
 from pytest_aorta.launch.child.recorder import RankRecorder, ReportingAgent, use_recorder
 from pytest_aorta.launch.child.rendezvous import rendezvous
 from pytest_aorta.trials.execution import DEFAULTS
-from pytest_aorta.trials.records import AttemptReason, GroupState
+from pytest_aorta.trials.records import AttemptReason, Event
 
 RANKS = 2
 
@@ -52,9 +52,6 @@ class Recorder(RankRecorder):
         super().look(codes, stopped=stopped)
         return set()  # these ranks write no events
 
-    def on_state(self, state: GroupState) -> None:
-        seen.append(state.state)
-
     def on_restart(self, reason: AttemptReason) -> None:
         seen.append(f"restart: {reason}")
 
@@ -62,9 +59,14 @@ class Recorder(RankRecorder):
         seen.append(f"stop {sorted(self.running)}")
 
 
+def see_group(event: Event) -> None:
+    if event["type"] == "group":
+        seen.append(event["group"].state)
+
+
 def main(folder: Path) -> None:
     payload: Any = {"folder": str(folder), "sockets": str(folder), "source": None, "grace": 1.0}
-    recorder = Recorder(payload, "elastic", DEFAULTS, lambda event: None, relays=False)
+    recorder = Recorder(payload, "elastic", DEFAULTS, see_group, relays=False)
     use_recorder(recorder)
     spec = WorkerSpec(
         role="default",
