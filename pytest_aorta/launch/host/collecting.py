@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, Context, Summary
+from pytest_aorta.collectors.contract import FOLDER, Collector, CollectorError, Context
 from pytest_aorta.launch.child.rank_files import read_log
 from pytest_aorta.launch.environment import TrialOrder, interpreter
 from pytest_aorta.launch.launch_mode import LaunchModeError, is_command
@@ -38,10 +39,6 @@ from pytest_aorta.trials.workload import to_plain
 die_with_parent(os.getppid())
 print_summary(asked, to_plain)
 """
-
-
-class SummaryError(Exception):
-    """What a collector has raised in its own process, as a sentence."""
 
 
 def prepared(order: TrialOrder, collectors: Mapping[str, Collector]) -> TrialOrder:
@@ -128,49 +125,41 @@ def _one(folder: Path, collector: Collector, ranks: Sequence[int], processes: Se
         problems += [f"{path.stem}: {entry.get('error')}" for entry in read_log(path) or ()]
         path.unlink(missing_ok=True)
     problems += _shrink(folder)
-    summary, data = Summary(), dict[str, Any]()
-    try:
-        if type(collector).summarize is not Collector.summarize:
-            summary, data = _summary(collector, folder, ranks)
-    except SummaryError as error:
-        problems.append(f"its summary failed: {error}")
-    except Exception as error:
-        problems.append(f"its summary failed: {type(error).__name__}: {error}")
+    found: dict[str, Any] = {"sentence": "", "data": {}, "artifacts": []}
+    cls = type(collector)
+    if cls.summarize is not Collector.summarize:
+        asked = {
+            **{"path": sys.path, "module": cls.__module__, "name": cls.__qualname__, "given": collector.given},
+            **{"folder": str(folder.absolute()), "ranks": list(ranks)},
+        }
+        # By a process: third-party code may take hours, or never end. In a session of its own: Ctrl-C ends pytest,
+        # which waits for what was found so far.
+        run = partial(subprocess.run, capture_output=True, text=True, timeout=_PATIENCE, start_new_session=True)
+        try:
+            done = run([sys.executable, "-c", _PROGRAM], input=json.dumps(asked))
+            if done.returncode:
+                why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+                problems.append(f"its summary failed: {why}")
+            else:
+                found = json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            problems.append(f"its summary failed: TimeoutError: it took longer than {_PATIENCE:.0f} s")
+        except Exception as error:
+            problems.append(f"its summary failed: {type(error).__name__}: {error}")
     with contextlib.suppress(OSError):
         folder.rmdir()
     # Of third-party code: a record names files of the trial only.
     inside = folder.resolve()
-    own = [path for path in summary.artifacts if path.exists() and path.resolve().is_relative_to(inside)]
+    left = map(Path, found["artifacts"])
+    own = [path for path in left if path.exists() and path.resolve().is_relative_to(inside)]
     artifacts = [str(inside.relative_to(inside.parents[2]) / path.resolve().relative_to(inside)) for path in own]
     return Collected(
         options=dict(collector.given),
-        sentence=summary.sentence,
-        data=data,
+        sentence=found["sentence"],
+        data=found["data"],
         problems=problems[:_MOST],
         artifacts=artifacts,
     )
-
-
-def _summary(collector: Collector, folder: Path, ranks: Sequence[int]) -> tuple[Summary, Any]:
-    """With its data as they are recorded; by a process of its own: third-party code may take hours, or never end."""
-    cls = type(collector)
-    asked = {
-        **{"path": sys.path, "module": cls.__module__, "name": cls.__qualname__, "given": collector.given},
-        **{"folder": str(folder.absolute()), "ranks": list(ranks)},
-    }
-    command = [sys.executable, "-c", _PROGRAM]
-    try:
-        # A session of its own: Ctrl-C ends pytest, which waits for what was found so far.
-        done = subprocess.run(
-            command, input=json.dumps(asked), capture_output=True, text=True, timeout=_PATIENCE, start_new_session=True
-        )
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"it took longer than {_PATIENCE:.0f} s") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise SummaryError(lines[-1])
-    found = json.loads(done.stdout)
-    return Summary(found["sentence"], artifacts=[Path(path) for path in found["artifacts"]]), found["data"]
 
 
 def _shrink(folder: Path) -> list[str]:
