@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 class WorkloadLoadError(Exception): ...
 
 
+class ConfigError(RequestError):
+    """An option that the workload does not have, a value that does not fit, or a declaration that cannot be."""
+
+
 def load_class(target: str) -> type[Any]:
     """Import ``module:Class`` or ``/path/file.py:Class``.
 
@@ -138,7 +142,7 @@ def describe(cls: type[Any], overrides: dict[str, Any], steps: int | None) -> di
         found["result_scope"] = result_scope(cls)
         options = resolved.value if isinstance(resolved.value, dict) else resolved.plain
         found["startup_variables"] = startup_variables(cls, options)
-    except (ConfigError, DeclarationError) as error:
+    except ConfigError as error:
         found["config_error"] = str(error)
     root = source_root(cls)
     return {
@@ -298,9 +302,6 @@ _DECLARATIONS = {
 }
 
 
-class DeclarationError(ValueError): ...
-
-
 def is_aorta_workload(cls: type[Any]) -> bool:
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] == "aorta":
@@ -312,13 +313,13 @@ def result_scope(cls: type[Any]) -> str:
     """``rank_local`` when a workload declares so, in our words (``result_scope``) or in AORTA's; else ``global``.
 
     Raises:
-        DeclarationError: it is neither.
+        ConfigError: it is neither.
     """
     found = "global"
     for name in ("result_scope", "distributed_result_scope"):
         scope = getattr(cls, name, "global")
         if scope not in _SCOPES:
-            raise DeclarationError(f"{cls.__name__}.{name} is {scope!r}; valid: {', '.join(_SCOPES)}")
+            raise ConfigError(f"{cls.__name__}.{name} is {scope!r}; valid: {', '.join(_SCOPES)}")
         found = scope if scope != "global" else found
     return found
 
@@ -329,7 +330,7 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
     They are what its entry point of the group ``aorta.workload_startup_env`` returns, else ``isolated_startup_env()``.
 
     Raises:
-        DeclarationError: they are no texts, or belong to the launcher of the ranks.
+        ConfigError: they are no texts, or belong to the launcher of the ranks.
     """
     name, declared = f"{cls.__name__}.isolated_startup_env()", getattr(cls, "isolated_startup_env", None)
     if is_aorta_workload(cls):
@@ -342,10 +343,10 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
         return {}
     found = declared(dict(options))
     if not isinstance(found, dict) or not all(isinstance(it, str) for pair in found.items() for it in pair):
-        raise DeclarationError(f"{name} has to return a dict of texts")
+        raise ConfigError(f"{name} has to return a dict of texts")
     owned = [each for each in found if LAUNCHER_OWNED.fullmatch(each)]
     if owned:
-        raise DeclarationError(f"{name}: {owned[0]} is set by the launcher of the ranks")
+        raise ConfigError(f"{name}: {owned[0]} is set by the launcher of the ranks")
     return found
 
 
@@ -407,10 +408,6 @@ def with_added(
 
 
 # Options: as declared, as given, and as its constructor gets them
-
-
-class ConfigError(RequestError):
-    """An option that the workload does not have, or a value that does not fit."""
 
 
 @dataclass(frozen=True)

@@ -121,16 +121,12 @@ _AROUND = 200
 _MOST_NUMBERS = 100
 
 
-def _says_non_finite(line: str) -> bool:
-    """Whether a line says that a value is NaN or infinite.
+def _is_value(line: str, token: re.Match[str]) -> bool:
+    """Whether a token says that a value is NaN or infinite.
 
     A name and a number (``loss=nan``, ``loss nan``, ``[nan, 1.0]``), or a sentence (``Loss is nan, stopping``). Neither
     a part of a word (``nanoGPT``, ``info``), nor an option (``best: inf``), nor what is denied (``no NaN found``).
     """
-    return any(_is_value(line, token) for token in islice(_TOKEN.finditer(line), _MOST_NUMBERS))
-
-
-def _is_value(line: str, token: re.Match[str]) -> bool:
     before, after, text = line[max(0, token.start() - _AROUND) : token.start()], line[token.end() :][:_AROUND], token[1]
     infinite = text.lower().startswith("inf") or text == "\N{INFINITY}"
     if text.lower().endswith("s") or _PROSE_AFTER.match(after) or re.match(r"[\"']?\s*[=:]\s*\S", after):
@@ -206,7 +202,12 @@ DETECTORS = tuple(_HINTS)
 def detected_in(line: str) -> list[str]:
     lower = line.lower()
     hinted = [name for name, hints in _HINTS.items() if any(hint in lower for hint in hints)]
-    return [name for name in hinted if (_says_non_finite(line) if name == "nan" else _DETECTORS[name].search(line))]
+    tokens = islice(_TOKEN.finditer(line), _MOST_NUMBERS)
+    return [
+        name
+        for name in hinted
+        if (any(_is_value(line, token) for token in tokens) if name == "nan" else _DETECTORS[name].search(line))
+    ]
 
 
 # Metrics that training loops write by themselves
@@ -324,17 +325,14 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield key >> 3, value
-            continue
-        if kind == 2:
+        size = {1: 8, 5: 4}.get(key & 7)
+        if size is None:  # a number, or the length of what follows
             size, at = _varint(message, at)
+        if key & 7 == 0:
+            yield key >> 3, size
         else:
-            size = 8 if kind == 1 else 4
-        yield key >> 3, message[at : at + size]
-        at += size
+            yield key >> 3, message[at : at + size]
+            at += size
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
@@ -470,9 +468,9 @@ class _Steps:
         self.said_ms: list[float] = []
         self.are_mixed = False
         self._first = self._most = 0
+        #: Of all that is said, and of when each step is first said.
         self._clock, self._of_first = StepClock(), StepClock()
-        self._clock.is_running = True
-        self._of_first.is_running = True
+        self._clock.is_running = self._of_first.is_running = True
 
     def report(self, step: int, at: float) -> None:
         if self.step is None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.trials import loading as aorta
-from pytest_aorta.trials.loading import DeclarationError, describe, with_added
+from pytest_aorta.trials.loading import ConfigError, describe, with_added
 from pytest_aorta.trials.workload import Workload
 
 
@@ -102,7 +102,7 @@ def test_a_description_has_the_variables_for_the_start() -> None:
 
 def test_launcher_variables_are_no_defaults_of_a_workload() -> None:
     ranked = declaring(isolated_startup_env=staticmethod(lambda config: {"RANK": "3"}))
-    with pytest.raises(DeclarationError, match="RANK is set by the launcher of the ranks"):
+    with pytest.raises(ConfigError, match="RANK is set by the launcher of the ranks"):
         aorta.startup_variables(ranked, {})
 
 
