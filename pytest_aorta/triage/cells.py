@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -243,16 +243,17 @@ class MitigationEffect:
 
     Attributes:
         inert: variables that probably did nothing, in alphabetical order; ``active``: the others that the set changes.
-        same_as: another cell of the same workload and environment with the same values of all watched variables; the
-            baseline, if it is one of them.
-        is_second_baseline: whether ``same_as`` is the baseline that the cell is compared with.
+        same_as: the baseline that the cell is compared with, if all watched variables have the same values there.
     """
 
     mitigations: tuple[str, ...]
     inert: tuple[InertVariable, ...] = ()
     active: tuple[str, ...] = ()
     same_as: CellKey | None = None
-    is_second_baseline: bool = False
+
+    @property
+    def is_second_baseline(self) -> bool:
+        return self.same_as is not None
 
     @property
     def is_inert(self) -> bool:
@@ -262,7 +263,7 @@ class MitigationEffect:
     @property
     def reason(self) -> str:
         """Of ``inert? (reason)``, in a few words; empty where it is not ``is_inert``."""
-        if self.is_second_baseline and self.same_as is not None:
+        if self.same_as is not None:
             return f"same variables as {self.same_as.cell}"
         reasons = {variable.reason for variable in self.inert} if self.is_inert else set()
         if len(reasons) > 1:
@@ -275,7 +276,7 @@ class MitigationEffect:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """One per inert variable, and one on an equal cell: ``tf32_off: DISABLE_TF32 is named by no ...``."""
+        """One per inert variable, and one on an equal baseline: ``tf32_off: DISABLE_TF32 is named by no ...``."""
         label = ",".join(self.mitigations)
         found = [f"{label}: {variable.text}" for variable in self.inert]
         if self.same_as is not None:
@@ -296,21 +297,24 @@ def effects(
       that was set around pytest.
     - ``not named``: see ``probe.loaded``.
     """
-    alike: dict[tuple[object, str], list[CellStatistics]] = {}
-    for cell in cells.values():
-        alike.setdefault((cell.key.group(), cell.environment), []).append(cell)
-    return {
-        key: _effect(cells[key], cells[base], alike[key.group(), cells[key].environment])
-        for key, base in baselines.items()
-    }
+    found = {}
+    for key, base in baselines.items():
+        cell = cells[key]
+        # The baseline's set in this environment.
+        wanted = (key.group(), cell.environment, cells[base].mitigations)
+        alike = (each for each in cells.values() if (each.key.group(), each.environment, each.mitigations) == wanted)
+        reference = next(alike, None)
+        if reference is None or reference is cell:
+            found[key] = MitigationEffect(cell.mitigations)
+        else:
+            found[key] = _effect(cell, reference, base if reference.key == base else None)
+    return found
 
 
-def _effect(cell: CellStatistics, base: CellStatistics, here: Sequence[CellStatistics]) -> MitigationEffect:
-    reference = next((other for other in here if other.mitigations == base.mitigations), None)
-    if reference is None or reference is cell:
-        return MitigationEffect(cell.mitigations)
-    own, overlay, resolved = cell.variables, dict(reference.variables.overlay), dict(cell.variables.resolved)
-    without = dict(reference.variables.resolved or own.ambient)
+def _effect(cell: CellStatistics, reference: CellStatistics, base: CellKey | None) -> MitigationEffect:
+    own, theirs = cell.variables, reference.variables
+    overlay, resolved = dict(theirs.overlay), dict(own.resolved)
+    without = dict(theirs.resolved or own.ambient)
     reasons: dict[str, Reason | None] = {}
     for name, value in own.overlay:
         if overlay.get(name) != value:
@@ -318,21 +322,11 @@ def _effect(cell: CellStatistics, base: CellStatistics, here: Sequence[CellStati
             is_unnamed = own.unnamed is not None and name in own.unnamed
             is_same = value != REDACTED and without.get(name) == value
             reasons[name] = "same value" if is_same else "not named" if is_unnamed else None
-
-    def is_equal(other: CellStatistics) -> bool:
-        theirs = other.variables
-        options = [{each for each in side.overlay if each[0].startswith(OPTION)} for side in (own, theirs)]
-        return (
-            bool(own.watched)
-            and (own.watched, own.resolved, options[0]) == (theirs.watched, theirs.resolved, options[1])
-            and len(own.resolved) == len(own.watched)
-        )
-
-    equal = next((other for other in [reference, *here] if other is not cell and is_equal(other)), None)
+    options = [{each for each in side.overlay if each[0].startswith(OPTION)} for side in (own, theirs)]
+    is_equal = (own.watched, own.resolved, options[0]) == (theirs.watched, theirs.resolved, options[1])
     return MitigationEffect(
         cell.mitigations,
         inert=tuple(InertVariable(name, reason) for name, reason in reasons.items() if reason is not None),
         active=tuple(name for name, reason in reasons.items() if reason is None),
-        same_as=None if equal is None else equal.key,
-        is_second_baseline=equal is base,
+        same_as=base if is_equal and own.watched and len(own.resolved) == len(own.watched) else None,
     )

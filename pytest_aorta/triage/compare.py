@@ -130,8 +130,8 @@ COLUMNS: tuple[Column[CellChange], ...] = (
     Column("workload", lambda change: change.b.key.workload),
     Column("cell", lambda change: change.b.key.cell),
     Column("cell_in_a", lambda change: change.a.key.cell),
-    Column("test", lambda change: change.b.key.test or None),
-    Column("options", lambda change: change.b.key.options or None),
+    Column("test", lambda change: change.b.key.test),
+    Column("options", lambda change: change.b.key.options),
     Column("a", lambda change: _numbers(change.a), "A", lambda change: _failures(change.a)),
     Column("b", lambda change: _numbers(change.b), "B", lambda change: _failures(change.b)),
     Column("failure_rate",
@@ -288,11 +288,7 @@ def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
         }
 
     def only(cells: Sequence[CellStatistics]) -> list[dict[str, Any]]:
-        keys = [
-            {"workload": key.workload, "cell": key.cell, "test": key.test or None, "options": key.options or None}
-            for key in (cell.key for cell in cells)
-        ]
-        return [{**key, **_numbers(cell)} for key, cell in zip(keys, cells, strict=True)]
+        return [{**vars(cell.key), **_numbers(cell)} for cell in cells]
 
     found = {
         "schema_version": SCHEMA_VERSION,

@@ -397,10 +397,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-#: Ranks whose failures are listed in ``failure_details``; all have theirs in ``ranks``.
-_LISTED = 64
-
-#: Characters of their messages there.
+#: Characters of the message of a rank's failure in ``failure_details``.
 _MESSAGE = 1000
 
 _CAUSE = ("rank", "phase", "kind", "type", "signal", "exit_code", "message")
@@ -410,34 +407,24 @@ def recorded_result(seen: Observation) -> ResultRecord:
     """The result of a trial that is over.
 
     Where a rank has failed, so has the trial, whatever rank 0 returned: ``passed`` is false, and ``failure_details``
-    lists the failed ranks with their causes, that of the trial first.
+    names the cause.
     """
-    result = seen.result or ResultRecord(passed=False)
-    if seen.rank_failure is None:
+    result, cause = seen.result or ResultRecord(passed=False), seen.rank_failure
+    if cause is None:
         return result
-    cause = seen.rank_failure
-    failed, others = [], []
+    failed = 0
     for rank in seen.ranks:
-        if rank.failure is not None and not rank.collateral and rank.failure.phase != "cleanup":
-            failed.append(rank.failure)
-            if rank.failure.rank != cause.rank:
-                others.append(rank.failure)
-    if cause.confidence != "unknown" or not failed:
-        failed = [cause, *others]
-    ranks = [detail.get("rank") for detail in result.failure_details]
-    listed: list[dict[str, Any]] = []
-    for failure in failed[:_LISTED]:
-        if failure.kind != "result" or failure.rank not in ranks:
-            told = {}
-            for key in _CAUSE:
-                if (value := getattr(failure, key)) is not None:
-                    told[key] = value
-            told["message"] = failure.message.removeprefix(f"rank {failure.rank}: ")[:_MESSAGE]
-            listed.append(told)
-    if len(failed) > _LISTED:
-        listed.append({"note": f"{len(failed) - _LISTED} more ranks failed; see ranks"})
-    count = max(result.failure_count or 0, len(failed))
-    return replace(result, passed=False, failure_count=count, failure_details=[*result.failure_details, *listed])
+        failed += rank.failure is not None and not rank.collateral and rank.failure.phase != "cleanup"
+    details = list(result.failure_details)
+    if cause.kind != "result" or cause.rank not in [detail.get("rank") for detail in details]:
+        told = {}
+        for key in _CAUSE:
+            if (value := getattr(cause, key)) is not None:
+                told[key] = value
+        told["message"] = cause.message.removeprefix(f"rank {cause.rank}: ")[:_MESSAGE]
+        details.append(told)
+    count = max(result.failure_count or 0, failed, 1)
+    return replace(result, passed=False, failure_count=count, failure_details=details)
 
 
 def warnings_of(seen: Observation) -> list[str]:

@@ -100,14 +100,6 @@ def test_a_value_that_the_launcher_gives_the_baseline_counts_as_there_already() 
     assert effect.is_second_baseline
 
 
-def test_two_mitigations_with_equal_values_are_named() -> None:
-    again = Cell("again", OMP.sets)
-    found = judged(NONE, OMP, again)
-    assert found["local-again"].sentences == ("again: all variables have the values that they have in local-omp_1",)
-    assert found["local-omp_1"].same_as == CellKey("probe", "local-again")
-    assert not found["local-again"].is_inert
-
-
 def test_variables_of_the_environment_and_extra_ones_are_not_the_mitigations() -> None:
     extra = {"MADE_UP": "1"}
     none = Cell("none", extra, unnamed=["MADE_UP"])
