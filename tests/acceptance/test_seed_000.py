@@ -181,14 +181,6 @@ def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
     refused(simple, done, "workload quartet requires WORLD_SIZE >= 4 (got --aorta-nproc 2)")
 
 
-def test_bare_pytest_starts_the_ranks_of_a_distributed_workload(simple: Stage) -> None:
-    done = simple.run_here("--aorta-workload", "pair", "--aorta-workload", "solo")
-    assert (done.ret, counts(done)) == (0, {"passed": 2})
-    assert len(list(simple.path.glob("setup_*"))) == 3
-    assert len(simple.trial("pair/trial_0.json")["ranks"]) == 2
-    assert simple.trial("solo/trial_0.json")["ranks"] == []
-
-
 @pytest.fixture(scope="module")
 def two_packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, Path]]:
     """An interpreter that has pytest-aorta and a second package, which pip has installed; without the network."""

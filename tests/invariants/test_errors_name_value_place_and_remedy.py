@@ -198,6 +198,12 @@ BAD_RECIPES = {
         "gate.aorta.toml:1: gate .*: there is no cell 'x'; there are lo",
     ),
     "command": ("command = 'python heavy.py | tee x'", "command.aorta.toml:1: .* no '.' outside of quotes"),
+    "baseline": ("workload = 'typed'\nbaseline = 'other'", "baseline.aorta.toml:1: .*baseline.*other"),
+    "measure": (
+        "workload = 'typed'\ngate = 'failure_rat<1'",
+        "measure.aorta.toml:1: gate .*: expected one of failure_r",
+    ),
+    "each": ("command = 'ls {cell_folder}'", "each.aorta.toml:1: .*{cell_folder}, which is for each = 'cell'"),
     "units": (
         "command = 'ls {directory}'\ntrials = 3",
         "units.aorta.toml:1: .* works on directories, which have no tri",

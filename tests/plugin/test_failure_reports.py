@@ -12,7 +12,7 @@ import pytest
 from support.records import record
 from support.stage import Stage
 
-from pytest_aorta.plugin.failures import failure_text, rerun_line, tail_of
+from pytest_aorta.plugin.failures import failure_text, rerun_line
 from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.result import TrialResult
 
@@ -49,16 +49,6 @@ def test_how_sure_the_cause_is_stands_below_it(tmp_path: Path, rank: int | None,
     assert failure_text(trial, tmp_path / "trial_0.json", item()).splitlines()[1] == says
 
 
-def test_the_cause_of_a_failed_rank_is_shown_once(tmp_path: Path) -> None:
-    failure = {"phase": "run", "kind": "exception", "type": "ValueError", "rank": 1, "message": "rank 1: boom"}
-    details = [{"rank": rank, "kind": "exception", "message": "boom"} for rank in (1, 2)]
-    trial = failed(failure, result={"passed": False, "failure_details": details})
-    assert failure_text(trial, tmp_path / "trial_0.json", item()).splitlines()[:2] == [
-        "workload_failed in run: ValueError: rank 1: boom",
-        "- rank: 2, kind: exception, message: boom",
-    ]
-
-
 @pytest.mark.parametrize(("wanted", "shown"), [("all", 2), ("stdout", 1), ("stderr", 1), ("log", 0), ("no", 0)])
 def test_show_capture_decides_which_logs_are_shown(tmp_path: Path, wanted: str, shown: int) -> None:
     (tmp_path / "trial_3").mkdir()
@@ -69,24 +59,6 @@ def test_show_capture_decides_which_logs_are_shown(tmp_path: Path, wanted: str, 
     text = failure_text(trial, tmp_path / "trial_3.json", item(others={"showcapture": wanted}))
     assert text.count("a line") == text.count("--- end of") == shown
     assert wanted == "all" or f"end of {wanted}" in text or not shown
-
-
-def test_a_stack_dump_ends_where_the_runner_begins(tmp_path: Path) -> None:
-    log = tmp_path / "stacks.log"
-    log.write_text(
-        "Current thread 0x00007f (most recent call first):\n"
-        '  File "/home/me/fsdp.py", line 12 in run\n'
-        '  File "/site-packages/pytest_aorta/trials/lifecycle.py", line 70 in _phase\n'
-        '  File "<string>", line 1 in <module>\n'
-        "Thread 0x00007e (most recent call first):\n"
-        '  File "/home/me/loader.py", line 3 in load\n'
-    )
-    assert tail_of(log) == [
-        "Current thread 0x00007f (most recent call first):",
-        '  File "/home/me/fsdp.py", line 12 in run',
-        "Thread 0x00007e (most recent call first):",
-        '  File "/home/me/loader.py", line 3 in load',
-    ]
 
 
 # The command that runs one item again: from the same directory, with what its trial depends on, without secrets

@@ -45,6 +45,7 @@ def test_trial_finds_its_devices_in_its_variables(devices: Stage) -> None:
         assert len({seen[name] for name in VARIABLES}) == 1
         assert trial["env"]["env_vars"]["ROCR_VISIBLE_DEVICES"] == seen["CUDA_VISIBLE_DEVICES"]
     pairs = [trial for path, trial in devices.trials().items() if path.startswith("pair")]
+    assert [[rank["rank"] for rank in trial["ranks"]] for trial in pairs] == [[0, 1]] * 2
     assert {trial["result"]["metrics"]["HIP_VISIBLE_DEVICES"] for trial in pairs} <= {"2,4", "2,5", "4,5"}
     assert devices.left_running() == []
 

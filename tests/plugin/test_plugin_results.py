@@ -160,19 +160,18 @@ def test_record_says_what_was_asked_for_and_what_happened(echo: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("-n", "2"), ("--aorta-replay", "there")], ids=["pytest", "xdist", "replay"])
 def test_tasks_of_a_step_of_slurm_that_would_share_a_results_directory_are_refused(
-    simple: Stage, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    simple: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "there" in options:
-        simple.run("--aorta-workload", "simple", "--aorta-results-dir", "there").assert_outcomes(passed=1)
-    trials = options if "there" in options else ("--aorta-workload", "simple", *options)
+    trials = ("--aorta-workload", "simple")
+    simple.run_here(*trials, "--aorta-results-dir", "there").assert_outcomes(passed=1)
     step = {"JOB_ID": "12", "STEP_ID": "0", "STEP_NUM_NODES": "1", "STEP_NUM_TASKS": "2", "PROCID": "1"}
     for name, value in step.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    result = simple.run(*trials)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: step 12.0 of SLURM has SLURM_STEP_NUM_TASKS=2, *--aorta-results-dir *"])
+    for arguments in (trials, (*trials, "-n", "2"), ("--aorta-replay", "there")):
+        result = simple.run(*arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["ERROR: step 12.0 of SLURM has SLURM_STEP_NUM_TASKS=2, *--aorta-results-dir *"])
     assert not simple.results.exists()
-    simple.run("test_other.py").assert_outcomes(passed=1)
-    simple.run(*trials, "--aorta-results-dir", "results-1").assert_outcomes(passed=1)
+    simple.run_here("test_other.py").assert_outcomes(passed=1)
+    simple.run(*trials, "-n", "2", "--aorta-results-dir", "results-1").assert_outcomes(passed=1)

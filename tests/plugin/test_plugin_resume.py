@@ -194,14 +194,6 @@ def test_a_result_gives_way_only_to_a_trial_that_has_started(counts: Stage) -> N
     assert (contents(counts), runs(counts)) == (before, 4)
 
 
-def test_what_says_nothing_about_the_workload_runs_again(counts: Stage) -> None:
-    counts.write(counts=COUNTS.replace("def setup(self): pass", "def setup(self): assert os.path.exists('repaired')"))
-    run(counts, trials=1).assert_outcomes(errors=1)
-    (counts.path / "repaired").touch()
-    run(counts, "--aorta-resume", trials=1).assert_outcomes(passed=1)
-    assert (counts.statuses(), counts.earlier()) == ({"counts/trial_0.json": "ok"}, ["counts/trial_0.json"])
-
-
 def test_a_deadline_before_run_says_nothing_about_the_workload(counts: Stage) -> None:
     hangs = "def setup(self): os.path.exists('repaired') or __import__('time').sleep(1000)"
     counts.write(counts=COUNTS.replace("def setup(self): pass", hangs))

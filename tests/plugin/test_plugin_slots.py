@@ -23,24 +23,6 @@ def test_trials_run_at_the_same_time(beside: Stage) -> None:
     assert beside.left_running() == []
 
 
-def test_distributed_trials(stage: Stage) -> None:
-    stage.write(
-        pairs="""
-        import os
-
-        class Pair:
-            launch_mode = "distributed"
-            min_world_size = 2
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": True, "metrics": {"rank": int(os.environ["RANK"])}}
-        """
-    )
-    stage.run_here("pairs.py", "--aorta-trials", "3", *TWO).assert_outcomes(passed=3)
-    assert [[rank["rank"] for rank in trial["ranks"]] for trial in stage.trials().values()] == [[0, 1]] * 3
-    assert stage.left_running() == []
-
-
 def test_only_what_is_selected_is_started(faulty: Stage) -> None:
     options = (*workloads("passes", "raises"), "--aorta-trials", "3", *TWO)
 

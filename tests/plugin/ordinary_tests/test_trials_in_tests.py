@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.stage import Stage
 
@@ -245,40 +247,22 @@ MARKERS = {
     "timeout=-1": "has timeout=-1; expected a number of seconds above 0",
     "mitigations=['']": "has mitigations=['']; expected a list of mitigation sets, each a text with commas or",
     "environments=[]": "has environments=[]; expected a name, or a list of names",
+    "mitigations=['none', 'tf32of']": ": unknown mitigation 'tf32of'; available: *; did you mean 'tf32_off'?",
+    "environments=['lokal']": ": unknown environment 'lokal'; available: default, local; did you mean 'local'?",
+    "environments=['local', 'local']": ": environment 'local' is given twice; for more trials use trials=*",
+    "mitigations=['none', ['none']]": ": mitigation set 'none' is given twice; for more trials use trials=*",
 }
 
 
 def test_a_wrong_marker_is_one_clear_error(echo: Stage) -> None:
     for number, marker in enumerate(MARKERS):
-        echo.write_file(
-            f"test_{number}.py", f"import pytest\n@pytest.mark.aorta({marker})\ndef test_it(aorta_trial): pass"
-        )
+        fixture = "aorta_run" if "lokal" in marker else "aorta_trial"
+        source = f"import pytest\n@pytest.mark.aorta({marker})\ndef test_it({fixture}): pass"
+        echo.write_file(f"test_{number}.py", source)
     result = echo.run_here()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     for number, message in enumerate(MARKERS.values()):
         title = next(place for place, line in enumerate(result.outlines) if f"ERROR collecting test_{number}" in line)
-        assert result.outlines[title + 1].startswith(f"test_{number}.py::test_it: @pytest.mark.aorta {message}")
+        said = result.outlines[title + 1].removeprefix(f"test_{number}.py::test_it: @pytest.mark.aorta")
+        assert re.match(".*".join(map(re.escape, message.split("*"))), said.lstrip()), said
         assert result.outlines[title + 2].startswith(("____", "==== short test summary", "===="))
-
-
-@pytest.mark.parametrize(
-    ("marker", "message"),
-    [
-        ("mitigations=['none', 'tf32of']", "unknown mitigation 'tf32of'; available: *; did you mean 'tf32_off'[?]"),
-        ("environments=['lokal']", "unknown environment 'lokal'; available: default, local; did you mean 'local'[?]"),
-        ("environments=['local', 'local']", "environment 'local' is given twice; for more trials use trials="),
-        ("mitigations=['none', ['none']]", "mitigation set 'none' is given twice; for more trials use trials="),
-    ],
-)
-def test_unknown_name_in_a_marker_is_an_error_of_the_collection(echo: Stage, marker: str, message: str) -> None:
-    argument = "aorta_run" if "lokal" in marker else "aorta_trial"
-    with_tests(echo, f"\n@pytest.mark.aorta({marker})\ndef test_marked({argument}):\n    pass\n")
-    result = echo.run_here("test_it.py")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stdout.fnmatch_lines([f"test_it.py::test_marked: @pytest.mark.aorta: {message}", "*short test summary*"])
-    result.stdout.no_fnmatch_line("During handling *")
-
-
-def test_another_error_of_the_collection_ends_a_run_as_ever(stage: Stage) -> None:
-    stage.write(test_broken="import nosuch")
-    assert stage.run_here("test_broken.py").ret == pytest.ExitCode.INTERRUPTED

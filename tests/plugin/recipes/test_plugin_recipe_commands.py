@@ -64,29 +64,12 @@ def test_recipes_are_collected_in_every_folder(stage: Stage, folder: str) -> Non
     assert collected() == [f"{folder}workflow.toml"]
 
 
-BAD = {
-    "unknown key": ("[[action]]\nname = 'a'\nworkload = 'gemm'\ntrails = 3\n", "4: action 'a': unknown key 'trails'"),
-    "unknown workload": ("[[action]]\nname = 'a'\nworkload = 'gem'\n", "1: action 'a': unknown workload 'gem'"),
-}
-
-
-@pytest.mark.parametrize(
-    ("case", "arguments"),
-    [
-        ("unknown key", ()),
-        ("unknown key", ("aorta.toml::a",)),
-        ("unknown key", ("-n", "1")),
-        ("unknown workload", ("aorta.toml",)),
-    ],
-    ids=["folder", "item", "xdist", "file"],
-)
-def test_a_wrong_recipe_is_one_message_and_a_usage_error(stage: Stage, case: str, arguments: tuple[str, ...]) -> None:
-    recipe, message = BAD[case]
-    stage.write_file("aorta.toml", recipe)
-    run = stage.run if "-n" in arguments else stage.run_here
-    result = run(*arguments)
+@pytest.mark.parametrize("arguments", [("aorta.toml::a",), ("-n", "1")], ids=["item", "xdist"])
+def test_a_wrong_recipe_is_one_message_and_a_usage_error(stage: Stage, arguments: tuple[str, ...]) -> None:
+    stage.write_file("aorta.toml", "[[action]]\nname = 'a'\nworkload = 'gemm'\ntrails = 3\n")
+    result = stage.run(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert result.stdout.str().count(f"aorta.toml:{message}") == 1
+    assert result.stdout.str().count("aorta.toml:4: action 'a': unknown key 'trails'") == 1
     assert "INTERNALERROR" not in f"{result.stdout}{result.stderr}"
 
 

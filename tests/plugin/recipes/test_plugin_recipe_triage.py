@@ -85,20 +85,6 @@ def test_a_gate_on_a_reproduction_excuses_trials_that_are_ok(stage: Stage) -> No
     }
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('gate = ["failure_rat<=0"]', "*aorta.toml:1: gate 'failure_rat<=0': expected one of failure_rate, *"),
-        ('gate = ["failure_rate(fxi)<=0"]', "*aorta.toml:1: gate 'failure_rate(fxi)<=0': there is no cell 'fxi'; *"),
-    ],
-)
-def test_a_wrong_gate_is_an_error_of_the_recipe(stage: Stage, line: str, message: str) -> None:
-    matrix(stage, line)
-    result = stage.run_here("aorta.toml")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([message])
-
-
 LANES = """
 import os
 

@@ -117,25 +117,6 @@ def test_under_xdist_a_matrix_waits_for_the_smoke_test_and_commands_for_their_ce
     }
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            'each = "cell"\n',
-            "",
-            "*{cell_folder}, which is for each = 'cell'; for each = 'directory', {directory}*",
-        ),
-        ('["none", "fix"]', '["none", "fx"]', "*fx*"),
-        ("trials = 2", 'trials = 2\nbaseline = "other"', "*baseline*other*"),
-    ],
-)
-def test_what_cannot_be_is_an_error_of_the_recipe(stage: Stage, old: str, new: str, message: str) -> None:
-    change(stage, old, new)
-    result = stage.run_here("aorta.toml")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([message])
-
-
 def test_trials_of_a_recipe_are_in_the_live_view(stage: Stage) -> None:
     held = "def setup(self):\n        while not os.path.exists('go'): pass"
     stage.write(work=SHAKY.replace("def setup(self): pass", held))
