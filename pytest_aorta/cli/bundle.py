@@ -194,7 +194,16 @@ def bundle(results: Path, output: Path, all_logs: bool) -> None:
         checked="A second pass found no more of them." if not missed else f"Look at: {', '.join(missed)}",
         replays="".join(f"  pytest --aorta-replay results/{file}\n" for file in failed[:20]) or "  (none failed)\n",
     )
-    _write(output, contents)
+    top = output.name.removesuffix(".tar.gz").removesuffix(".tgz")
+    try:
+        with tarfile.open(output, "x:gz") as archive:
+            for file, text in contents.items():
+                entry = tarfile.TarInfo(f"{top}/{file}")  # without the names of users
+                data = text.encode()
+                entry.size, entry.mode = len(data), 0o600
+                archive.addfile(entry, io.BytesIO(data))
+    except OSError as error:
+        raise RequestError(f"{output} cannot be written: {error.strerror}") from None
     click.echo(f"bundle: {output} ({len(trials)} trials, {len(failed)} failed; {len(packed)} files)")
     if total:
         click.echo("replaced: " + ", ".join(f"{count} {what}" for what, count in sorted(total.items())))
@@ -223,16 +232,3 @@ def _read(folder: Path, file: str) -> str:
     if "\0" in text:
         raise ValueError("no text")
     return text
-
-
-def _write(output: Path, contents: Mapping[str, str]) -> None:
-    name = output.name.removesuffix(".tar.gz").removesuffix(".tgz")
-    try:
-        with tarfile.open(output, "x:gz") as archive:
-            for file, text in contents.items():
-                entry = tarfile.TarInfo(f"{name}/{file}")  # without the names of users
-                data = text.encode()
-                entry.size, entry.mode = len(data), 0o600
-                archive.addfile(entry, io.BytesIO(data))
-    except OSError as error:
-        raise RequestError(f"{output} cannot be written: {error.strerror}") from None

@@ -14,7 +14,7 @@ from pytest_aorta.plan import Plan, PlanError, planned
 from pytest_aorta.plugin import decisions_of_controller
 from pytest_aorta.plugin.options import is_typed
 from pytest_aorta.plugin.run import Run, run_of
-from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, WorkloadModules, items_of, place_of
+from pytest_aorta.plugin.trial_item import ModuleOf, UnimportedModule, items_of, modules_below, place_of
 from pytest_aorta.plugin.workload_files import what_lacks, workload_facts
 from pytest_aorta.registry import RegistryError, WorkloadEntry
 from pytest_aorta.workflow.shards import shards_of
@@ -95,13 +95,13 @@ def _split_arguments(config: pytest.Config, trials: Mapping[str, TrialSpec], roo
 
 class SelectedTrials(pytest.Collector):
     def collect(self) -> Iterable[pytest.Item]:
-        run, modules = run_of(self.config), WorkloadModules(self)
+        run, module_of = run_of(self.config), modules_below(self)
         if run.selection.replays:
             from pytest_aorta.plugin.run_again import replay_items
 
-            found: list[pytest.Item] = list(replay_items(run, modules))
+            found: list[pytest.Item] = list(replay_items(run, module_of))
         else:
-            found = _items(self, run.plan, modules.of)
+            found = _items(self, run.plan, module_of)
         items = [item for item in found if not run.chosen or item.name in run.chosen]
         if not items:
             names = ", ".join(item.name for item in found[:5])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -295,17 +295,18 @@ class FoldedSummary:
         for category, reports in self._all.items():
             hidden, lines = fold_alike([report.nodeid for report in reports if not _is_debugged(report)], failed)
             shown = [report for report in reports if report.nodeid not in hidden or _is_debugged(report)]
-            self._shown[category] = [_with_lines(report, lines.get(report.nodeid, ())) for report in shown]
+            self._shown[category] = []
+            for report in shown:
+                if (below := lines.get(report.nodeid)) and not _is_debugged(report):
+                    report = copy.copy(report)
+                    report.longrepr = WithLines(report.longrepr, below)
+                self._shown[category].append(report)
             if terminal.hasopt(_CATEGORIES[category]):
                 self._short_lines += [line for found in lines.values() for line in found]
 
-    def narrow(self) -> None:
-        """While pytest prints failures, and its short summary."""
-        self._terminal.stats.update(self._shown)
-
-    def restore(self) -> None:
-        """While other plugins print; counts are of all reports."""
-        self._terminal.stats.update(self._all)
+    def show(self, *, everything: bool) -> None:
+        """Not everything while pytest prints failures, and its short summary; all while other plugins print."""
+        self._terminal.stats.update(self._all if everything else self._shown)
 
     def print(self) -> None:
         if self._short_lines and not has_no_summary(self._terminal):
@@ -315,11 +316,3 @@ class FoldedSummary:
 
 def _is_debugged(report: Any) -> bool:
     return hasattr(report, "_pdbshown")
-
-
-def _with_lines(report: Any, lines: Sequence[str]) -> Any:
-    if not lines or _is_debugged(report):
-        return report
-    report = copy.copy(report)
-    report.longrepr = WithLines(report.longrepr, lines)
-    return report

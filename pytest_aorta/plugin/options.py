@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pytest_aorta.settings as settings  # "from" takes what a nested run of pytest has left
-from pytest_aorta.settings import GROUPS, RENAMED, SETTINGS, OptionError, Setting
+from pytest_aorta.settings import GROUPS, RENAMED, SETTINGS, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,16 +130,13 @@ def read_option(config: pytest.Config, name: str, environ: Mapping[str, str] = o
     texts = given if isinstance(given, list) else [given]
     if not all(isinstance(text, str) for text in texts) or (isinstance(given, list) and not setting.repeat):
         raise OptionError(f"{source}: {given!r} is not valid; expected a text, a number, true or false")
-    parsed = tuple(_parse(setting, text, source) for text in texts)
-    return parsed if setting.repeat else parsed[0]
-
-
-def _parse(setting: Setting, text: str, source: str) -> Any:
-    try:
-        return setting.parse(text)
-    except ValueError as error:
-        shown = {"extra-env": settings.shown_pairs, "command": settings.shown_command}.get(setting.name, repr)(text)
-        raise OptionError(f"{source}: {shown} is not valid; expected {error}") from None
+    parsed, shown = [], {"extra-env": settings.shown_pairs, "command": settings.shown_command}.get(name, repr)
+    for text in texts:
+        try:
+            parsed.append(setting.parse(text))
+        except ValueError as error:
+            raise OptionError(f"{source}: {shown(text)} is not valid; expected {error}") from None
+    return tuple(parsed) if setting.repeat else parsed[0]
 
 
 def read_selection(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Selection:

@@ -217,23 +217,23 @@ class ReportHooks:
         # The reporters of others that are no kind of pytest's own have no such lists, or do not read them.
         if isinstance(terminalreporter, pytest.TerminalReporter) and self._writers and self.config.get_verbosity() <= 0:
             self._folded = FoldedSummary(terminalreporter, self._writer_of().alike)
-            self._folded.narrow()
+            self._folded.show(everything=False)
         try:
             return (yield)
         finally:
             if self._folded is not None:
-                self._folded.restore()
+                self._folded.show(everything=True)
                 self._folded.print()
 
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, trylast=True)
     def pytest_terminal_summary_inside(self) -> Generator[None, object, object]:
         if self._folded is not None:
-            self._folded.restore()
+            self._folded.show(everything=True)
         try:
             return (yield)
         finally:
             if self._folded is not None:
-                self._folded.narrow()
+                self._folded.show(everything=False)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         verbosity = self.config.get_verbosity()

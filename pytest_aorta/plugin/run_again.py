@@ -28,7 +28,7 @@ from pytest_aorta.plan import Plan
 from pytest_aorta.plugin.compat import end_line
 from pytest_aorta.plugin.failures import TrialFailed
 from pytest_aorta.plugin.run import Run, end_in_order_when_terminated, reason_of
-from pytest_aorta.plugin.trial_item import TrialItem, WorkloadModules, item_of
+from pytest_aorta.plugin.trial_item import ModuleOf, TrialItem, item_of
 from pytest_aorta.registry import one_line_of
 from pytest_aorta.replay import Replay, ReplayError, find_replays, read_record, spec_of
 from pytest_aorta.triage.facts import CellKey, TrialFacts
@@ -64,10 +64,10 @@ def read_replays(config: pytest.Config, run: Run) -> dict[str, TrialSpec]:
     return {found.name: found.spec for found in run.replays}
 
 
-def replay_items(run: Run, modules: WorkloadModules) -> Iterator[ReplayItem]:
+def replay_items(run: Run, module_of: ModuleOf) -> Iterator[ReplayItem]:
     sibling: ReplayItem | None = None
     for found in run.replays:
-        sibling = item_of(ReplayItem, modules.of(found.spec), found.name, run, found.spec, found.paths_of, sibling)
+        sibling = item_of(ReplayItem, module_of(found.spec), found.name, run, found.spec, found.paths_of, sibling)
         sibling.replay = found
         yield sibling
 

@@ -109,22 +109,22 @@ class WorkloadModule(UnimportedModule):
         return ()
 
 
-class WorkloadModules:
-    def __init__(self, collector: pytest.Collector) -> None:
-        self._collector = collector
-        self._modules: dict[str, WorkloadModule] = {}
+def modules_below(collector: pytest.Collector) -> ModuleOf:
+    modules: dict[str, WorkloadModule] = {}
 
-    def of(self, trial: TrialSpec) -> WorkloadModule:
-        target = trial.workload.target
-        if target not in self._modules:
-            # Node ids and what -k finds are those of the plan, wherever a workload is installed.
-            parent, name, nodeid = self._collector, self._collector.name, self._collector.nodeid
-            place = place_of(parent.config, name, target)
+    def module_of(trial: TrialSpec) -> WorkloadModule:
+        target, name = trial.workload.target, collector.name
+        if target not in modules:
+            place = place_of(collector.config, name, target)
             file = target_file(target) or place
-            known = [module for module in self._modules.values() if module.file == file]
-            module = known[0] if known else WorkloadModule.of(parent, file, path=place, name=name, nodeid=nodeid)
-            self._modules[target] = module
-        return self._modules[target]
+            known = next((module for module in modules.values() if module.file == file), None)
+            # Node ids and what -k finds are those of the plan, wherever a workload is installed.
+            modules[target] = known or WorkloadModule.of(
+                collector, file, path=place, name=name, nodeid=collector.nodeid
+            )
+        return modules[target]
+
+    return module_of
 
 
 def place_of(config: pytest.Config, root: str, target: str) -> Path:

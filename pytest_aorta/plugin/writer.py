@@ -8,10 +8,10 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -222,9 +222,7 @@ class TrialWriter:
 
     def write_report(self, report: pytest.TestReport) -> None:
         payload, properties = report.aorta, dict(report.user_properties)
-        found = []
-        for record in json.loads(payload["records"]):
-            found.append(FinishedTrial(**record))
+        found = [FinishedTrial(**record) for record in json.loads(payload["records"])]
         if report.when == "teardown":
             self.notes += json.loads(payload["notes"])
             if not found and not hasattr(report, "node"):
@@ -255,8 +253,12 @@ class TrialWriter:
             self.run.unreported.remove(trial)
         if not trial.resumed and trial.result["workload"] not in self._understood:
             target = ((trial.result.get("request") or {}).get("workload") or {}).get("target", "")
+            terminal = self.run.config.pluginmanager.get_plugin("terminalreporter")
             if is_command(target) and trial.result["config"]:
-                self._say_what_was_understood(trial.result)
+                self._understood.add(trial.result["workload"])
+                if terminal and self.run.config.get_verbosity() >= 0 and self.run.selection.trials > 1:
+                    terminal.ensure_newline()
+                    terminal.write_line(understood(trial.result))
         facts = facts_of(trial.result, trial.path, self.triage.settings.signatures)
         self.summary.add(trial, facts.key)
         if paths.repeat:  # not counted: it has the seeds of the trial, or was run because of how that has ended
@@ -267,13 +269,6 @@ class TrialWriter:
             watcher.trial_finished(facts, paths.file_in(self.store.results), cell)
         self.matrix.trial_is_over()
         return facts
-
-    def _say_what_was_understood(self, result: Mapping[str, Any]) -> None:
-        self._understood.add(result["workload"])
-        terminal = self.run.config.pluginmanager.get_plugin("terminalreporter")
-        if terminal is not None and self.run.config.get_verbosity() >= 0 and self.run.selection.trials > 1:
-            terminal.ensure_newline()
-            terminal.write_line(understood(result))
 
     def _decide(self, *new: TrialFacts) -> None:
         """Take in trials that are over, in this job and in others, and look which cells need no more."""

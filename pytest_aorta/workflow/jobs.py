@@ -8,16 +8,15 @@ answer that was lost can be looked up, and nothing is submitted twice.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, Field, PrivateAttr
 
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow import slurm
-from pytest_aorta.workflow.clusters import Cluster, Configuration
+from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.recipe import Recipe
 from pytest_aorta.workflow.slurm import TaskState
 from pytest_aorta.workspace.atomic import locked, write_text
@@ -194,7 +193,12 @@ def reconcile(
     problems: list[str] = []
     with locked(recipe.index):
         jobs = read_jobs(recipe.index, only_open=True)
-        here = [job for job in jobs if job.scheduler == "slurm" and _is_asked_for(job, cluster, clusters)]
+        # Those of this name, else all that may answer here.
+        known = {each.name: each.identify for each in reversed(clusters)}
+        elsewhere = {name for name, it in known.items() if it.by_environment and not it.matches()}
+        here = [job for job in jobs if job.scheduler == "slurm" and job.cluster not in elsewhere]
+        if cluster is not None:
+            here = [job for job in jobs if job.scheduler == "slurm" and job.cluster == cluster]
         latest = time.time() if is_submitting else time.time() - _NUMBER_WITHIN
         lost = [job for job in here if job.number is None and job.created <= latest]
         try:
@@ -214,13 +218,6 @@ def reconcile(
                 if job.number is not None:
                     _update(job, states, settle, problems)
     return jobs, problems
-
-
-def _is_asked_for(job: Job, cluster: str | None, clusters: Sequence[Cluster]) -> bool:
-    if cluster is not None:
-        return job.cluster == cluster
-    found = next((each for each in clusters if each.name == job.cluster), None)
-    return found is None or found.identify.by_environment is None or found.identify.matches(os.environ)
 
 
 def _update(job: Job, states: Mapping[str, TaskState], settle: Settle, problems: list[str]) -> None:

@@ -141,12 +141,9 @@ def _known(location: Sequence[str | int], content: Any) -> Location:
 
 def _shown(location: Location, value: object) -> str:
     if not _SECRET.isdisjoint(location) or "{" in str(value):
-        return f" is {_toml_type(value)}"
+        names = {str: "a string", list: "an array", dict: "a table", bool: "a boolean", int: "an integer"}
+        others = {float: "a float", type(None): "null"}
+        return f" is {(names | others).get(type(value), 'a date or a time')}"
     text = repr(value) if isinstance(value, (str, list)) else str(value)
     text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
     return f" = {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
-
-
-def _toml_type(value: object) -> str:
-    names = {str: "a string", list: "an array", dict: "a table", bool: "a boolean", int: "an integer", float: "a float"}
-    return names.get(type(value), "a date or a time" if value is not None else "null")
