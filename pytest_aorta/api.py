@@ -160,22 +160,13 @@ def run_trials(request: RunRequest) -> list[TrialResult]:
             ``EngineUnusable`` (a host). An import that fails alike in all trials, when their files are written.
     """
     __tracebackhide__ = True  # pytest would show the variables
+    given = dict(vars(request))
     selection = Selection(
-        workloads=(request.workload,),
-        trials=request.trials,
-        environments=(request.environment,),
-        mitigations=(request.mitigations,),
-        extra_env=request.extra_env,
-        steps=request.steps,
-        config=request.config_overrides,
-        collect=request.collect,
-        results_dir=request.results_dir,
-        resume=request.resume,
-        history=request.history,
-        registry_files=request.registry_files,
-        execution=request.execution,
-        limits=request.limits,
-        resources=request.resources,
+        workloads=(given.pop("workload"),),
+        environments=(given.pop("environment"),),
+        mitigations=(given.pop("mitigations"),),
+        config=given.pop("config_overrides"),
+        **given,
     )
     plan = make_plan(selection, Registry.load(selection.registry_files))
     check_resources(selection, _spelled)

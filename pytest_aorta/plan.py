@@ -279,22 +279,17 @@ class Plan:
         return hashlib.sha256(canonical_json(listing).encode()).hexdigest()[:8]
 
     @cached_property
-    def cells(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+    def cells(self) -> dict[str, dict[str, TrialSpec]]:
+        """Workload to cell to the first of its trials, in their order."""
+        found: dict[str, dict[str, TrialSpec]] = {}
         for spec in self.trials:
-            labels = found.setdefault(spec.workload.name, [])
-            if spec.cell not in labels:
-                labels.append(spec.cell)
+            found.setdefault(spec.workload.name, {}).setdefault(spec.cell, spec)
         return found
 
     @cached_property
     def flat_cells(self) -> dict[str, str | None]:
         """Workload to its only cell, whose files lie in the workload's own folder; ``None`` where it has several."""
-        found: dict[str, str | None] = {}
-        for spec in self.trials:
-            if found.setdefault(spec.workload.name, spec.cell) != spec.cell:
-                found[spec.workload.name] = None
-        return found
+        return {workload: next(iter(cells)) if len(cells) == 1 else None for workload, cells in self.cells.items()}
 
     def paths(self, spec: TrialSpec) -> TrialPaths:
         if self.flat_cells[spec.workload.name] is None:

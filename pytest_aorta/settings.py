@@ -88,19 +88,17 @@ def _integer(value: Any, least: int) -> int | None:
     return number if number is not None and least <= number < 10**_DIGITS else None
 
 
-def positive_int(value: Any) -> int:
-    return _at_least(1, value)
+def _at_least(least: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        number = _integer(value, least)
+        if number is None:
+            raise ValueError(f"a whole number of at least {least}")
+        return number
+
+    return read
 
 
-def whole(value: Any) -> int:
-    return _at_least(0, value)
-
-
-def _at_least(least: int, value: Any) -> int:
-    number = _integer(value, least)
-    if number is None:
-        raise ValueError(f"a whole number of at least {least}")
-    return number
+positive_int, whole = _at_least(1), _at_least(0)
 
 
 def number_of(value: Any) -> float:
@@ -217,12 +215,8 @@ def name(value: Any) -> str:
 
 
 def names(value: Any) -> tuple[str, ...]:
-    given = value.split(",") if isinstance(value, str) else value
-    if (
-        not isinstance(given, list | tuple)
-        or not given
-        or not all(isinstance(each, str) and each.strip() for each in given)
-    ):
+    given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    if not given or not all(isinstance(each, str) and each.strip() for each in given):
         raise ValueError("names separated by commas")
     return tuple(each.strip() for each in given)
 
@@ -273,14 +267,15 @@ def file(value: str) -> str:
 
 def preload(value: Any) -> str | tuple[str, ...]:
     """``auto``, ``none``, or names of modules."""
-    if isinstance(value, str) and value.strip() in ("auto", "none"):
-        return value.strip()
+    expected = "auto, none, or names of modules separated by commas, such as torch,numpy"
     try:
         found = names(value)
     except ValueError:
-        found = ()
-    if not found or not all(re.fullmatch(_MODULE, name) for name in found) or {"auto", "none"} & {*found}:
-        raise ValueError("auto, none, or names of modules separated by commas, such as torch,numpy")
+        raise ValueError(expected) from None
+    if isinstance(value, str) and found[0] in ("auto", "none") and len(found) == 1:
+        return found[0]
+    if not all(re.fullmatch(_MODULE, name) for name in found) or {"auto", "none"} & {*found}:
+        raise ValueError(expected)
     return found
 
 
@@ -340,12 +335,12 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         separator: a regular expression that several values are separated by in a variable, where there may be several:
             repeated on the command line, lines in an ini file.
         scope: ``option`` for all three spellings; ``ini`` for ini file and environment; ``internal`` for what a command
-            of pytest-aorta hands to pytest, see ``plugin.options.CommandSettings``.
+            of pytest-aorta hands to pytest, by the option ``hidden``.
     """
 
     __slots__ = (
         *("name", "reader", "metavar", "help", "default", "separator", "scope"),
-        *("ini", "variable", "flag", "repeat", "is_switch"),
+        *("ini", "variable", "flag", "hidden", "repeat", "is_switch"),
     )
 
     def __init__(
@@ -363,6 +358,7 @@ class Setting:  # much faster to define than a dataclass, and pytest waits for i
         self.ini = f"aorta_{name.replace('-', '_')}"
         self.variable = f"PYTEST_{self.ini.upper()}"
         self.flag = f"--aorta-{name}" if scope == "option" else self.ini if scope == "ini" else f"--{name}"
+        self.hidden = f"--_{self.ini}"
         self.repeat = bool(separator)
         self.is_switch = not metavar
 
@@ -420,7 +416,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("collect-on-failure", switch, "", "run failed trials again at the end, with the collectors"),
         Setting("collect-share", share, "P", "this share of a cell's trials has collectors: 0.5"),
         Setting("seed", whole, "N", "trial i of every cell gets the same random seeds"),
-        Setting("replay", trial_file, "FILE", "run the trial of this file or folder again (repeat)", separator=";"),
+        Setting(
+            "replay",
+            trial_file,
+            "FILE",
+            "run the trial of this file or folder again (repeat)",
+            separator=";",
+        ),
         Setting("registry-file", name, "FILE", "more mitigations and environments (repeat)", separator=";"),
     ),
     "processes of trials": (

@@ -133,12 +133,12 @@ def _update_index(target: Path, sources: Sequence[Path], files: Sequence[str]) -
         return
     project = Project(recipe, files)
     project.synchronize_jobs()
-    search = Scan(project, recipe.actions)
-    for file in filter(None, map(_recipe_in, sources)):
-        for action, units in Workspace.from_cache(read_recipe(file)).known.completed.items():
-            failed = {unit: each for unit, each in units.items() if each is not None and each[0] == "failed"}
-            search.found.completed.setdefault(action, {}).update(failed)
     try:
+        search = Scan(project, recipe.actions)
+        for file in filter(None, map(_recipe_in, sources)):
+            for action, units in Workspace.from_cache(read_recipe(file)).known.completed.items():
+                failed = {unit: each for unit, each in units.items() if each is not None and each[0] == "failed"}
+                search.found.completed.setdefault(action, {}).update(failed)
         search.run()
     except RequestError as error:  # names of a registry file, for instance
         click.echo(f"warning: the index is as it was ({one_line(str(error))}); run pytest-aorta scan", err=True)

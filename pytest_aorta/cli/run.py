@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -37,12 +37,11 @@ class _BeforePytest(click.Command):
         return super().parse_args(ctx, args)
 
 
-def _run_pytest(arguments: list[str], **settings: Any) -> None:
+def _run_pytest(arguments: list[str], settings: Mapping[str, str | None]) -> None:
     import pytest
 
-    from pytest_aorta.plugin.options import CommandSettings
-
-    raise click.exceptions.Exit(int(pytest.main(arguments, plugins=[CommandSettings(**settings)])))
+    words = [f"{BY_NAME[name].hidden}={text}" for name, text in settings.items() if text is not None]
+    raise click.exceptions.Exit(int(pytest.main([*words, *arguments])))
 
 
 @click.command(
@@ -73,7 +72,8 @@ def run(
     only = chosen_units(names, project)
     words = [str(checked.file), "-rs", *(f"--aorta-where={each.text}" for each in where)]
     words += [f"--aorta-registry-file={Path(file).absolute()}" for file in files]
-    _run_pytest([*words, *(arguments or ())], actions=action, units=None if only is None else "\n".join(sorted(only)))
+    units = None if only is None else "\n".join(sorted(only))
+    _run_pytest([*words, *(arguments or ())], {"actions": action, "units": units})
 
 
 @click.command("minimize", context_settings={"ignore_unknown_options": True})
@@ -82,7 +82,7 @@ def run(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF PYTEST]...")
 def minimize(mitigations: str, max_trials: str | None, arguments: tuple[str, ...]) -> None:
     """pytest runs the trials: pytest-aorta minimize four --aorta-workload gemm. The baseline is --aorta-mitigations."""
-    _run_pytest(list(arguments), minimize=mitigations, max_trials=max_trials)
+    _run_pytest(list(arguments), {"minimize": mitigations, "max-trials": max_trials})
 
 
 @click.command("ci-matrix")

@@ -59,8 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if config.pluginmanager.has_plugin(ONE_TEST):
         return
-    for name, text in getattr(config, "workerinput", {}).get("aorta_settings", {}).items():
-        setattr(config.option, f"aorta_{name}", text)
     arguments = " ".join(config.args)
     if any(suffix in arguments for suffix in SUFFIXES):
         register_hooks(config)

@@ -27,6 +27,7 @@ def add_options(parser: pytest.Parser) -> None:
         group = parser.getgroup(f"aorta: {title}")
         for setting in members:
             if setting.scope == "internal":
+                group.addoption(setting.hidden, dest=setting.ini, help=argparse.SUPPRESS)
                 continue
             if setting.scope == "option":
                 default = f" (default {setting.default})" if setting.default else ""
@@ -58,25 +59,6 @@ def refuse_mistyped(parser: pytest.Parser, arguments: Sequence[str]) -> None:
         likely = difflib.get_close_matches(wrong[0].removeprefix("--aorta-"), names, 1)
         hint = f"did you mean {names[likely[0]]}?" if likely else "pytest --help lists those of pytest-aorta"
         raise pytest.UsageError(f"{wrong[0]}: there is no such option; {hint}")
-
-
-class CommandSettings:
-    """A plugin for ``pytest.main``, which gives the run settings that have no option, as texts: ``minimize="a,b"``.
-
-    For commands of pytest-aorta. Workers of pytest-xdist get arguments only, so the settings travel beside them.
-    """
-
-    def __init__(self, **texts: str | None) -> None:
-        self._texts = texts
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        for name, text in self._texts.items():
-            setattr(config.option, f"aorta_{name}", text)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput["aorta_settings"] = dict(self._texts)
 
 
 def is_mentioned(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:

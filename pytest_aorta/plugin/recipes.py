@@ -559,10 +559,7 @@ def asked_of_plan(action: Action, plan: Plan) -> str:
 
 
 def _first_of_cells(plan: Plan) -> Iterable[TrialSpec]:
-    found: dict[str, TrialSpec] = {}
-    for spec in plan.trials:
-        found.setdefault(spec.cell, spec)
-    return found.values()
+    return [spec for cells in plan.cells.values() for spec in cells.values()]
 
 
 def action_run_of_item(config: pytest.Config, nodeid: str) -> Run | None:

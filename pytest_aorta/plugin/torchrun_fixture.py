@@ -199,34 +199,29 @@ class RunTorchrun:
                     "aorta_torchrun: '-m' is followed by no module; expected aorta_torchrun('-m', 'package.module')"
                 )
             module, *arguments = arguments
-            return {"module": module}, _module_source(module, folder, env), arguments
+            places = [str(folder), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+            main, file = module_file(f"{module}.__main__", places), module_file(module, places)
+            if main is None and file is None:
+                raise ModuleNotFoundError(f"aorta_torchrun: there is no module {module!r} in {folder} or on sys.path")
+            if main is None and file is not None and file.name == "__init__.py":
+                raise ModuleNotFoundError(
+                    f"aorta_torchrun: {module!r} is a package without __main__; name one of its modules"
+                )
+            return {"module": module}, str(main or file), arguments
         if script.startswith("-"):
             raise ValueError(
                 f"aorta_torchrun: {script!r} is no script; torchrun's options are the keywords nproc= and "
                 "max_restarts=, and what follows the script are its own arguments"
             )
-        places = list(dict.fromkeys((folder, self._run.item.path.parent)))
-        for base in places:
+        bases = list(dict.fromkeys((folder, self._run.item.path.parent)))
+        for base in bases:
             if (base / script).is_file():
                 found = str((base / script).absolute())
                 return {"script": found}, found, arguments
         raise FileNotFoundError(
-            f"aorta_torchrun: there is no script {script!r} in {' or in '.join(map(str, places))}; "
+            f"aorta_torchrun: there is no script {script!r} in {' or in '.join(map(str, bases))}; "
             "for a module, '-m' comes first"
         )
-
-
-def _module_source(module: str, folder: Path, env: Mapping[str, str]) -> str:
-    __tracebackhide__ = True
-    places = [str(folder), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-    main, file = module_file(f"{module}.__main__", places), module_file(module, places)
-    if main is not None:
-        return str(main)
-    if file is None:
-        raise ModuleNotFoundError(f"aorta_torchrun: there is no module {module!r} in {folder} or on sys.path")
-    if file.name == "__init__.py":
-        raise ModuleNotFoundError(f"aorta_torchrun: {module!r} is a package without __main__; name one of its modules")
-    return str(file)
 
 
 def _word(argument: Any) -> str:

@@ -499,25 +499,35 @@ class Scan:
         self._project, self._only, self._accepts = project, only, accepts
         # Actions of one name have the same products.
         self._actions = {action.name: action for action in reversed(actions)}
+        self._units = {
+            name: [unit for unit in project.units(action) if is_within(unit, only)]
+            for name, action in self._actions.items()
+        }
         self.found = Known()
         self.unreadable: list[str] = []  # trial files, with the reason
-
-    @property
-    def expected(self) -> int:
-        """About how many times ``run`` calls ``seen``."""
-        return sum(len(self._units(action)) for action in self._actions.values())
+        #: About how many times ``run`` calls ``seen``.
+        self.expected = sum(map(len, self._units.values()))
 
     def run(self, seen: Callable[[], object] = lambda: None) -> None:
         """Look for everything; ``seen`` is called for each trial file and each directory of a command."""
         for action in self._actions.values():
             own = self.found.completed.setdefault(action.name, {})
+            folder = self._project.recipe.directories / action.name
+            if action.is_matrix and folder.is_dir():
+                from pytest_aorta.triage.reading import Results
+
+                for trial in (results := Results(folder, ())):
+                    found = trial_completion(trial.record)
+                    if found is not None and is_within(found[0], self._only):
+                        unit, outcome, request = found
+                        own[unit] = (outcome, request.key)
+                        self.found.requests[request.key] = request
+                    seen()
+                self.unreadable += [f"{folder / each.file}: {each.reason}" for each in results.unreadable]
             if action.is_matrix:
-                for unit, outcome, request in self._trials(action, seen):
-                    own[unit] = (outcome, request.key)
-                    self.found.requests[request.key] = request
                 continue
             known, key_of = self._project.workspace.known.completed.get(action.name, {}), self._project.key_of(action)
-            for unit in self._units(action):
+            for unit in self._units[action.name]:
                 if self._project.has_products(action, unit):
                     before = known.get(unit)
                     key = before[1] if before is not None and before[0] == "completed" else ""
@@ -541,23 +551,6 @@ class Scan:
         workload, folder = request.folder
         results, file = self._project.recipe.directories / name / workload, f"trial_{trial}.json"
         return not ((results / folder / file).exists() or (results / file).exists())
-
-    def _units(self, action: Action) -> Sequence[str]:
-        return [unit for unit in self._project.units(action) if is_within(unit, self._only)]
-
-    def _trials(self, action: Action, seen: Callable[[], object]) -> Iterator[tuple[str, Any, Request]]:
-        from pytest_aorta.triage.reading import Results
-
-        folder = self._project.recipe.directories / action.name
-        if not folder.is_dir():
-            return
-        results = Results(folder, ())
-        for trial in results:
-            found = trial_completion(trial.record)
-            if found is not None and is_within(found[0], self._only):
-                yield found
-            seen()
-        self.unreadable += [f"{folder / each.file}: {each.reason}" for each in results.unreadable]
 
 
 def planned_items(project: Project) -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -159,28 +159,18 @@ def trial_completion(record: Mapping[str, Any]) -> tuple[str, Any, Request] | No
     cell, trial, status = (record.get(name) for name in ("cell", "trial_index", "exit_status"))
     if not isinstance(cell, str) or type(trial) is not int or not 0 <= trial < _MOST_TRIALS or status not in _STATUSES:
         return None
-    return f"{cell}/{trial}", status, Request(digest=recorded_digest(record) or "", sources=_recorded_sources(record))
-
-
-def _recorded_sources(record: Mapping[str, Any]) -> dict[str, str]:
-    """Digests of the source files that a record names, by absolute path.
-
-    A record has those of the workload's own package relative to its folder. Files that cannot be found, as those in a
-    container, are left out: nothing can be said of them here.
-    """
+    # Digests of its source files, by absolute path. A record has those of the workload's own package relative to its
+    # folder. Files that cannot be found, as those in a container, are left out: nothing can be said of them here.
+    sources = {}
     parts, request = record.get("fingerprint_parts"), record.get("request")
-    if not isinstance(parts, Mapping) or not isinstance(request, Mapping):
-        return {}
-    workload = request.get("workload", {})
-    target, cwd = workload.get("target", ""), str(request.get("cwd", ""))
-    root = _source_root(target, cwd, tuple(request.get("sys_path", ())))
-    found = {}
-    for part in ("sources", "imported_later"):
-        for name, digest in parts.get(part, {}).items():
+    if isinstance(parts, Mapping) and isinstance(request, Mapping):
+        target, cwd = request.get("workload", {}).get("target", ""), str(request.get("cwd", ""))
+        root = _source_root(target, cwd, tuple(request.get("sys_path", ())))
+        for name, digest in {**parts.get("sources", {}), **parts.get("imported_later", {})}.items():
             path = os.path.join(root, name) if root is not None else name
             if os.path.isabs(path) and _is_file(path):
-                found[path] = digest
-    return found
+                sources[path] = digest
+    return f"{cell}/{trial}", status, Request(digest=recorded_digest(record) or "", sources=sources)
 
 
 _is_file = lru_cache(maxsize=2**16)(os.path.isfile)

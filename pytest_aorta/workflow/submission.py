@@ -257,7 +257,20 @@ def submit(planned: PlannedJob, root: Path) -> Job:
     finally:
         os.close(fd)
     if job.scheduler == "bash":
-        _run_here(job, root)
+        process = subprocess.Popen(
+            ["/bin/bash", str(job.folder / "script.sh")], cwd=root, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            reason = f"exit status {process.returncode}" if process.returncode else ""
+            job.number = str(process.pid)
+            job.tasks[0].state = TaskState(state="FAILED" if reason else "COMPLETED", reason=reason, over=True)
+            job.save()
         return job
     try:
         job.number = slurm.sbatch(job.folder / "script.sh", root, planned.has_account)
@@ -273,23 +286,6 @@ def submit(planned: PlannedJob, root: Path) -> Job:
         raise
     job.save()
     return job
-
-
-def _run_here(job: Job, root: Path) -> None:
-    process = subprocess.Popen(
-        ["/bin/bash", str(job.folder / "script.sh")], cwd=root, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    finally:
-        reason = f"exit status {process.returncode}" if process.returncode else ""
-        job.number = str(process.pid)
-        job.tasks[0].state = TaskState(state="FAILED" if reason else "COMPLETED", reason=reason, over=True)
-        job.save()
 
 
 #: Times that SLURM may start a job again.

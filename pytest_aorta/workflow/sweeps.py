@@ -76,21 +76,26 @@ class SweepCell(Table):
     collect: Collect | None = None
 
 
-class Sweep(Table):
+class Common(Table):
+    """What all kinds of sweeps have."""
+
     schema_version: Literal[1]
-    workload: str
     trials: PositiveWhole
+    ticket: str | None = None
+    confound: Confound = Confound()
+    collect: Collect = ()
+    stop_after: StopAfter | None = None
+
+
+class Sweep(Common):
+    workload: str
     steps: PositiveWhole
     cells: tuple[SweepCell, ...] = Field(min_length=1)
     mode: Literal["matrix"] = "matrix"
-    ticket: str | None = None
-    confound: Confound = Confound()
     workload_config: Mapping[str, Any] = Field(default_factory=dict)
     extra_env: Mapping[str, str] = Field(default_factory=dict, repr=False)
     trial_isolation: Literal["auto", "in_process", "process"] = "auto"
     save_logs: bool = False
-    collect: Collect = ()
-    stop_after: StopAfter | None = None
 
 
 class OutputPattern(Table):
@@ -101,20 +106,14 @@ class OutputPattern(Table):
     on_match: str = "fail"
 
 
-class Probe(Table):
+class Probe(Common):
     """``mode: probe``: a command, under each mitigation with each diagnostic."""
 
-    schema_version: Literal[1]
     mode: Literal["probe"]
-    trials: PositiveWhole
     mitigation_axis: tuple[str, ...] = Field(min_length=1)
     diagnostic_axis: tuple[str, ...] = Field(min_length=1)
-    ticket: str | None = None
     timeout_per_trial: Positive | None = None
     custom_patterns: tuple[OutputPattern, ...] = ()
-    confound: Confound = Confound()
-    collect: Collect = ()
-    stop_after: StopAfter | None = None
     step_time_regex: str | None = None
     collect_paths: tuple[str, ...] = ()
     env_passthrough_mode: Literal["inherit", "file"] = "inherit"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.stage import Stage
 
 from pytest_aorta.plan import Selection
-from pytest_aorta.plugin.options import CommandSettings, is_mentioned, read_selection
+from pytest_aorta.plugin.options import is_mentioned, read_selection
 from pytest_aorta.settings import BY_NAME, SETTINGS, OptionError, Setting, shown_command
 from pytest_aorta.triage import Stop
 from pytest_aorta.trials.execution import Execution, Limits, Resources
@@ -231,8 +231,8 @@ def test_typed_options_are_read_as_their_type(offered: Stage) -> None:
 
 def searched(pytester: pytest.Pytester, mitigations: str, *arguments: str) -> Selection:
     """As ``pytest-aorta minimize`` asks for it."""
-    config = configure(pytester, *arguments)
-    CommandSettings(minimize=mitigations, max_trials="7").pytest_configure(config)
+    words = [f"{BY_NAME['minimize'].hidden}={mitigations}", f"{BY_NAME['max-trials'].hidden}=7"]
+    config = configure(pytester, *words, *arguments)
     assert is_mentioned(config, NO_VARIABLES)
     return read_selection(config, NO_VARIABLES)
 
