@@ -298,6 +298,7 @@ def test_no_rank_outlives_its_agent(play: Play, launcher: str) -> None:
     assert trial["failure"]["signal"] == "SIGKILL"
     who = {"auto": "the agent", "torchrun": "torchrun"}[launcher]
     assert trial["failure"]["message"].startswith(f"{who} was ended by SIGKILL")
+    assert "tmp" not in trial["artifacts"]  # a folder that torchrun has made would be kept
     messages = [rank["failure"]["message"] for rank in trial["ranks"]]
     assert messages == [f"{who} ended before this rank did"] * 2
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, True]

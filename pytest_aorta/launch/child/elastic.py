@@ -314,6 +314,7 @@ def _torchrun_options(options: ElasticOptions, payload: TrialPayload) -> list[st
         "rdzv-id": options.rdzv_id or payload["trial_id"],
         "rdzv-backend": options.rdzv_backend or "c10d",
         "rdzv-endpoint": options.rdzv_endpoint,
+        "log-dir": os.devnull,  # the recorder has places for logs; without it, torchrun makes a folder for them
     }
     for name in ("max_restarts", "monitor_interval", "role", "master_addr", "master_port", "local_addr"):
         spelled[name.replace("_", "-")] = getattr(options, name)
