@@ -276,7 +276,7 @@ class SlotTrial(SlotJob):
 
     def _build_lost(self) -> TrialResult:
         seen, has_logs = Observation(), self.started  # else what lies there is of an earlier run
-        error, why = self._error, self.why or "not wanted any more"
+        error, why = self._error, self.cancelled.result() if self.cancelled.done() else "not wanted any more"
         if error is None or isinstance(error, LeaseCancelled | ZygoteUnwanted):
             seen.lost = interruption(self._phase(), why)
         elif isinstance(error, HostLost):
@@ -289,7 +289,7 @@ class SlotTrial(SlotJob):
             trace = "".join(traceback.format_exception(error))
             seen.lost = Failure(self._phase(), "exception", str(error), type(error).__name__, trace)
         # A batch system sends its signals to all processes of a job.
-        if self.cancelled.is_set() and was_terminated(seen.lost):
+        if self.cancelled.done() and was_terminated(seen.lost):
             seen.lost = interruption(self._phase(), why)
         logs = logs_in(self.folder) if has_logs else {}
         if isinstance(error, START_FAILURES) and own_rank() > 0 and (failure := conclude(seen)[1]) is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import random
-import threading
 from collections import Counter
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.spec import TrialSpec
 
 #: A trial that is never cancelled.
-JOB: Any = SimpleNamespace(cancelled=threading.Event(), on_cancel=lambda callback: None)
+JOB: Any = SimpleNamespace(cancelled=Future(), on_cancel=lambda callback: None)
 
 
 class Job(SlotJob):

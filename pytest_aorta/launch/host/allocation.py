@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class SlotJob:
         urgent: whether it comes before those that are not.
         cell: of whose jobs each slot takes equally many; ``None`` for one that keeps its place in the queue.
         round: index of the trial in its cell.
-        why: why it was cancelled, if it was.
+        cancelled: why it was cancelled, once it was.
         on_packages: called with the list of installed distributions, once for each host and list.
     """
 
@@ -46,11 +46,8 @@ class SlotJob:
     round = 0
 
     def __init__(self) -> None:
-        self._cancelling = threading.Lock()
-        self.cancelled = threading.Event()
-        self.why: str | None = None
+        self.cancelled: Future[str] = Future()
         self.on_packages: Callable[[dict[str, Any]], object] = lambda listing: None
-        self._callbacks: list[Callable[[str], object]] = []
 
     def run(self, slot: Any) -> None:
         """Do it on a ``Slot``. Must not raise."""
@@ -66,22 +63,12 @@ class SlotJob:
 
     def on_cancel(self, callback: Callable[[str], object]) -> None:
         """Call with the reason, on any thread, once it is cancelled; at once, if it was already."""
-        with self._cancelling:
-            self._callbacks.append(callback)
-            why = self.why
-        if why is not None:
-            callback(why)
+        self.cancelled.add_done_callback(lambda done: callback(done.result()))
 
     def cancel(self, why: str) -> None:
         """Call what was registered with ``on_cancel``; once."""
-        with self._cancelling:
-            if self.why is not None:
-                return
-            self.why = why
-            self.cancelled.set()
-            callbacks = list(self._callbacks)
-        for callback in callbacks:
-            callback(why)
+        with contextlib.suppress(InvalidStateError):  # again
+            self.cancelled.set_result(why)
 
 
 @dataclass(frozen=True)
@@ -214,9 +201,9 @@ class Allocator:
 
         if not too_few():
             try:
-                return leases.acquire(need, preferred, cancelled=lambda: job.cancelled.is_set() or too_few())
+                return leases.acquire(need, preferred, cancelled=lambda: job.cancelled.done() or too_few())
             except LeaseCancelled:
-                if job.cancelled.is_set() or not too_few():
+                if job.cancelled.done() or not too_few():
                     raise
         held = "; ".join(f"device {device} is held by {stuck}" for device, stuck in sorted(self._quarantined.items()))
         raise DevicesQuarantined(f"{held}, which cannot be ended; a trial takes {need} of the devices that are left")

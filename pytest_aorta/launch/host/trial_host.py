@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent import futures
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -55,12 +56,12 @@ class TrialHost:
                     collecting.prepared(order, load(order.spec.collect))
                 prepare_events()  # before a trial runs: an event that waits for it would be late
                 with self.allocator.allocate(job, slot, 1) as allocation:
-                    cell = self.zygotes.of(order, allocation).prepare(order, allocation, job.cancelled.is_set)
+                    cell = self.zygotes.of(order, allocation).prepare(order, allocation, job.cancelled.done)
                 imposes = self.allocator.imposes(cell.plan.nproc, order.spec.workload.name)
                 self._prepared[order.key] = replace(cell, imposes=imposes)
         except ZygoteError as error:
             if -(error.returncode or 0) in process_tree.TERMINATIONS:  # pytest may have got the signal, too
-                job.cancelled.wait(BEHIND)
+                futures.wait([job.cancelled], BEHIND)
             raise
         return self._prepared[order.key]
 
