@@ -236,22 +236,15 @@ def _device_of(entry: str, visible: Sequence[int], uuids: Sequence[str]) -> int 
 
 
 def core_shares(slots: int, available: Collection[int] | None = None, root: Path = Path("/")) -> list[tuple[int, ...]]:
-    """One set of CPUs (as the kernel numbers them, ascending) for each of ``slots`` slots.
+    """One set of CPUs (as the kernel numbers them, ascending) for each of ``slots`` slots, of which there are as many.
 
     Shares are disjoint, next to each other, and as equal as they can be; the first ones get what is left over. The
-    hyper-threads of a core stay together while there are as many cores as slots; beyond, they are dealt out one by
-    one; with more slots than even these, slots take turns in sharing one, and shares are *not* disjoint.
+    hyper-threads of a core stay together while there are as many cores as slots; beyond, they are dealt out one by one.
     """
     cpus = sorted(os.sched_getaffinity(0) if available is None else set(available))
-    if slots < 1:
-        raise ValueError(f"the number of slots must be at least 1, not {slots}")
-    if not cpus:
-        raise ValueError("there is no CPU to be shared")
     units = _cores(cpus, root)
     if len(units) < slots:
         units = [(cpu,) for core in units for cpu in core]
-    if len(units) < slots:
-        return [units[slot % len(units)] for slot in range(slots)]
     size, more = divmod(len(units), slots)
     starts = [slot * size + min(slot, more) for slot in range(slots + 1)]
     return [tuple(sorted(cpu for unit in units[start:end] for cpu in unit)) for start, end in pairwise(starts)]

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import levels_tasks
@@ -149,20 +150,15 @@ def use_once(worker: Worker, target: Any, *values: Any) -> Any:
 
 
 class Host:
-    """A worker with two SUB workers and everything registered."""
+    """A worker, and handles of the functions of ``levels_tasks``, or of another module, by their names."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, tasks: ModuleType = levels_tasks) -> None:
         self.worker = worker
-        self.nothing, self.echo, self.boom, self.gate, self.gate_then_boom = (
-            worker.register(function)
-            for function in (
-                levels_tasks.nothing,
-                levels_tasks.echo,
-                levels_tasks.boom,
-                levels_tasks.gate,
-                levels_tasks.gate_then_boom,
-            )
-        )
+        self._tasks = tasks
+
+    def __getattr__(self, name: str) -> CallableHandle:
+        handle = vars(self)[name] = self.worker.register(getattr(self._tasks, name))
+        return handle
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_doubles import DispatcherBench
-from levels_stage import Gates, run_next
+from levels_stage import Gates, Host, run_next
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
@@ -18,18 +18,12 @@ from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Work
 from pytest_aorta.runtime.graph import State
 
 
-class Gang:
+class Gang(Host):
     """A worker with two slots, whose groups have a member that goes wrong and one that does not."""
 
     def __init__(self, worker: Worker, gates: Gates) -> None:
-        self.worker = worker
+        super().__init__(worker)
         self.gates = gates
-        self.gate = worker.register(levels_tasks.gate)
-        self.gate_then_boom = worker.register(levels_tasks.gate_then_boom)
-        self.gate_then_die = worker.register(levels_tasks.gate_then_die)
-        self.stubborn = worker.register(levels_tasks.gate_against_sigterm)
-        self.own_pid = worker.register(levels_tasks.own_pid)
-        self.either = worker.register(levels_tasks.either)
 
     def start(self, wrong: str, other: str = "gate", timeout: float | None = None) -> TaskRef:
         """A group whose member on slot 0 does ``wrong``, and the one on slot 1 does ``other``."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import levels_stage
 import levels_tensor_tasks
 import pytest
 import torch
@@ -21,16 +22,11 @@ from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, Worker
 RING, QUARTER = 4 * 4096, 1024
 
 
-class Host:
+class Host(levels_stage.Host):
     """A worker with a SUB worker and small rings."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.fill = worker.register(levels_tensor_tasks.fill)
-        self.fill_at_gate = worker.register(levels_tensor_tasks.fill_at_gate)
-        self.total = worker.register(levels_tensor_tasks.total)
-        self.increment = worker.register(levels_tensor_tasks.increment)
-        self.boom = worker.register(levels_tensor_tasks.fill_half_and_boom)
+        super().__init__(worker, levels_tensor_tasks)
         worker.init()
 
     def in_use(self) -> list[int]:
@@ -204,7 +200,7 @@ def test_a_submission_allocates_the_outputs_that_have_a_shape_only(shared_host: 
         orch.submit_sub(host.increment, TaskArgs().add(out, Tag.INOUT))
         total = orch.submit_sub(host.total, TaskArgs().add(out))
         pair = TaskArgs().add_output([1], torch.int64)
-        seen.append(len(orch.submit_sub_group(host.boom, [pair]).outputs))
+        seen.append(len(orch.submit_sub_group(host.fill_half_and_boom, [pair]).outputs))
         seen.append(total.wait().payload)
 
     with pytest.raises(TaskError):

@@ -8,7 +8,7 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_doubles import DispatcherBench
-from levels_stage import Gates, run_next, run_one, scalars
+from levels_stage import Gates, Host, run_next, run_one, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
@@ -31,18 +31,6 @@ def bench_of() -> Iterator[MakeBench]:
     yield make
     for bench in benches:
         bench.close()
-
-
-class Host:
-    """A worker with two slots and two SUB workers."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.nothing = worker.register(levels_tasks.nothing)
-        self.own_pid = worker.register(levels_tasks.own_pid)
-        self.echo = worker.register(levels_tasks.echo)
-        self.gate = worker.register(levels_tasks.gate)
-        self.only_0 = worker.register(levels_tasks.echo, workers=[0])
 
 
 @pytest.fixture(scope="module")
@@ -264,10 +252,11 @@ def test_a_callable_for_some_workers_runs_on_these_only(bench_of: MakeBench) -> 
 
 
 def test_a_callable_is_kept_from_workers_that_it_was_not_registered_for(host: Host) -> None:
-    assert {run_next(host.worker, host.only_0, 1).worker for _ in range(4)} == {"slot 0"}
+    only_0 = host.worker.register(levels_tasks.echo, workers=[0])
+    assert {run_next(host.worker, only_0, 1).worker for _ in range(4)} == {"slot 0"}
 
     with pytest.raises(ValueError, match=r"echo is registered for workers \[0\], not for 1"):
-        host.worker.run(lambda orch, args, config: orch.submit_next_level(host.only_0, worker=1))
+        host.worker.run(lambda orch, args, config: orch.submit_next_level(only_0, worker=1))
 
 
 @pytest.mark.statement(22)

@@ -9,7 +9,7 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, run_next, run_one, run_sub, scalars
+from levels_stage import Gates, Host, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
@@ -20,18 +20,12 @@ from pytest_aorta.runtime.dispatcher import TaskKind
 from pytest_aorta.runtime.resources.devices import core_shares, threads_of
 
 
-class Host:
+class Slots(Host):
     """A worker with one slot and one SUB worker."""
 
     def __init__(self, worker: Worker, gates: Gates) -> None:
-        self.worker = worker
+        super().__init__(worker)
         self.gates = gates
-        self.nothing = worker.register(levels_tasks.nothing)
-        self.own_pid = worker.register(levels_tasks.own_pid)
-        self.gate = worker.register(levels_tasks.gate)
-        self.stubborn = worker.register(levels_tasks.gate_against_sigterm)
-        self.die = worker.register(levels_tasks.die)
-        self.die_at_times = worker.register(levels_tasks.die_at_times)
 
     def pid(self) -> int:
         """Of the slot's process."""
@@ -45,12 +39,12 @@ class Host:
 
 
 @pytest.fixture
-def host(gates: Gates) -> Iterator[Host]:
+def host(gates: Gates) -> Iterator[Slots]:
     with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1) as worker:
-        yield Host(worker, gates)
+        yield Slots(worker, gates)
 
 
-def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host) -> None:
+def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Slots) -> None:
     pid = host.pid()
 
     record = host.hang(host.gate, timeout=0.1)
@@ -64,7 +58,7 @@ def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host
     wait_until_gone([pid])
 
 
-def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: Host) -> None:
+def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: Slots) -> None:
     """Tasks that end at the very moment of their deadline: what follows them is not hit."""
     for _ in range(10):
         refs: list[TaskRef] = []
@@ -78,7 +72,7 @@ def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: 
         assert refs[1].wait(PATIENCE).ok
 
 
-def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_run(host: Host) -> None:
+def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_run(host: Slots) -> None:
     refs: list[TaskRef] = []
     host.worker.init()
     killed_by: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
@@ -101,7 +95,7 @@ def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_ru
     assert killed_by.gone is None
 
 
-def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(host: Host) -> None:
+def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(host: Slots) -> None:
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         for _ in range(4):
             assert orch.submit_next_level(host.die).wait().outcome is Outcome.ENDPOINT_FAILURE
@@ -127,7 +121,7 @@ def test_a_slot_whose_processes_die_more_often_than_it_may_is_out_of_service(gat
         refs.append(orch.submit_sub(slots.nothing))
 
     with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1, max_deaths=2) as worker:
-        slots = Host(worker, gates)
+        slots = Slots(worker, gates)
         worker.submit(build)
         records = [ref.wait(PATIENCE) for ref in refs]
         assert not run_next(worker, slots.nothing).ok

@@ -39,35 +39,24 @@ def test_a_start_has_a_finite_deadline(timeout: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ({"level": 4, "device_ids": [0]}, "belong to a host"),
-        ({"level": 3, "device_ids": [0, 0]}, "a device is named twice"),
-        ({"level": 3, "device_ids": [-1]}, "device_ids must be numbers from 0"),
-        ({"level": 3, "num_sub_workers": -1}, "num_sub_workers must be a whole number"),
-        ({"level": 3, "grace": -1}, "grace must be a number of seconds from 0, not -1"),
+        ({"level": 4, "device_ids": [0]}, ValueError, "belong to a host"),
+        ({"device_ids": [0, 0]}, ValueError, "a device is named twice"),
+        ({"device_ids": [-1]}, ValueError, "device_ids must be numbers from 0"),
+        ({"num_sub_workers": -1}, ValueError, "num_sub_workers must be a whole number"),
+        ({"grace": -1}, ValueError, "grace must be a number of seconds from 0, not -1"),
+        ({"device_ids": ["0"]}, TypeError, r"device_ids must be numbers from 0, not '0' \(str\)"),
+        ({"device_ids": 2}, TypeError, r"device_ids must be a list of numbers from 0, not 2 \(int\)"),
+        ({"num_sub_workers": 1.0}, TypeError, r"num_sub_workers must be a whole number from 0, not 1.0 \(float\)"),
+        ({"heap_ring_size": True}, TypeError, r"heap_ring_size must be a whole number from 0, not True \(bool\)"),
+        ({"grace": None}, TypeError, r"grace must be a number of seconds from 0, not None \(NoneType\)"),
+        ({"prepare": 3}, TypeError, r"prepare must be a function without arguments, not 3 \(int\)"),
     ],
 )
-def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Worker(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"device_ids": ["0"]}, r"device_ids must be numbers from 0, not '0' \(str\)"),
-        ({"device_ids": [True]}, r"device_ids must be numbers from 0, not True \(bool\)"),
-        ({"device_ids": 2}, r"device_ids must be a list of numbers from 0, not 2 \(int\)"),
-        ({"num_sub_workers": 1.0}, r"num_sub_workers must be a whole number from 0, not 1.0 \(float\)"),
-        ({"heap_ring_size": True}, r"heap_ring_size must be a whole number from 0, not True \(bool\)"),
-        ({"grace": None}, r"grace must be a number of seconds from 0, not None \(NoneType\)"),
-        ({"prepare": 3}, r"prepare must be a function without arguments, not 3 \(int\)"),
-    ],
-)
-def test_arguments_of_a_wrong_type_name_the_right_one(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        Worker(3, **arguments)
+def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Worker(**{"level": 3, **arguments})
 
 
 @pytest.mark.statement(40)

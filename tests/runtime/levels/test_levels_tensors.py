@@ -8,52 +8,26 @@ from typing import Any
 import levels_tensor_tasks
 import pytest
 import torch
-from levels_stage import Gates, open_files, run_one
+from levels_stage import Gates, Host, open_files, run_one
 from levels_stage import gates as gates
 from levels_tensor_tasks import share
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Tag, TaskArgs, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import Orchestrator, Tag, TaskArgs, TaskError, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
-
-
-class Host:
-    """A worker with two SUB workers; or one of level 4 with a host that has them."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self._handles = {
-            name: worker.register(getattr(levels_tensor_tasks, name))
-            for name in (
-                "fill",
-                "fill_at_gate",
-                "fill_half_and_boom",
-                "add",
-                "increment",
-                "look",
-                "total",
-                "give_tensor",
-                "give_item",
-                "open_files",
-            )
-        }
-
-    def __getattr__(self, name: str) -> CallableHandle:
-        """The handle of a function of ``levels_tensor_tasks``."""
-        return self._handles[name]
 
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     with Worker(3, num_sub_workers=2, grace=0.1) as worker:
-        yield Host(worker)
+        yield Host(worker, levels_tensor_tasks)
 
 
 @pytest.fixture(scope="module")
 def pod() -> Iterator[Host]:
     with Worker(4, grace=0.1) as top:
         top.add_worker(Worker(3, num_sub_workers=2))
-        yield Host(top)
+        yield Host(top, levels_tensor_tasks)
 
 
 def shared(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

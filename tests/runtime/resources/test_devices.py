@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -292,10 +291,6 @@ def test_hyper_threads_are_dealt_out_when_cores_do_not_suffice(tmp_path: Path) -
     assert core_shares(3, range(4), root) == [(0, 2), (1,), (3,)]
 
 
-def test_more_slots_than_cpus_take_turns(tmp_path: Path) -> None:
-    assert core_shares(5, {0, 1}, tmp_path) == [(0,), (1,), (0,), (1,), (0,)]
-
-
 def test_equal_shares_leave_over_what_does_not_divide(tmp_path: Path) -> None:
     root = fake_topology(tmp_path, "0,4", "1,5", "2,6", "3,7")
 
@@ -313,16 +308,3 @@ def test_the_number_of_threads_is_the_number_of_physical_cores(tmp_path: Path) -
     assert threads_of((3,), root) == 1
     assert threads_of((), root) == 1
     assert threads_of((0, 1, 2), tmp_path / "no such tree") == 3
-
-
-def test_by_default_what_this_process_may_use_is_dealt_out() -> None:
-    (share,) = core_shares(1)
-
-    assert set(share) == os.sched_getaffinity(0)
-    assert 1 <= threads_of(share) <= len(share)
-
-
-@pytest.mark.parametrize(("slots", "available"), [(0, {0}), (-1, {0}), (1, set())])
-def test_no_slot_and_no_cpu_are_refused(slots: int, available: set[int]) -> None:
-    with pytest.raises(ValueError, match=r"at least 1, not|no CPU"):
-        core_shares(slots, available)

@@ -18,21 +18,6 @@ def against_forking(zygote: Zygote) -> list[str]:
     return zygote.against_forking
 
 
-def test_an_import_that_starts_threads_is_reported_with_their_names(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import threading
-        def prepare(argument):
-            return {"prepared": True}
-        threading.Thread(target=threading.Event().wait, name="prefetcher", daemon=True).start()
-        threading.Thread(target=threading.Event().wait, name="logger", daemon=True).start()
-        """
-    )
-
-    assert against_forking(zygote) == ["started Python threads: logger, prefetcher"]
-    assert zygote.info == {"prepared": True}
-
-
 def test_a_thread_that_has_ended_does_not_count(nursery: Nursery) -> None:
     zygote = nursery.start("import threading\nthread = threading.Thread(target=int)\nthread.start()\nthread.join()")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -99,19 +98,6 @@ def test_an_interpreter_that_is_not_there(nursery: Nursery) -> None:
         nursery.start("", command=("/no/such/python",))
 
     assert caught.value.phase == "launch"
-
-
-def test_an_interpreter_without_this_package_is_told_how_to_get_it(nursery: Nursery) -> None:
-    venv = nursery.path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
-    python = str(venv / "bin" / "python")
-
-    error = error_of(nursery.start("", command=(python,)))
-
-    assert str(error) == (
-        f"pytest-aorta is not installed for {python}; install it there, for instance with\n"
-        f"  {python} -m pip install pytest-aorta=={pytest_aorta.__version__}"
-    )
 
 
 def test_an_interpreter_with_another_version_of_this_package_is_refused(nursery: Nursery) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
 from support.nursery import Nursery, deadline, message_of
 from support.processes import wait_until
 
@@ -53,44 +52,7 @@ def test_output_of_every_layer_lands_in_the_task_s_own_logs(nursery: Nursery) ->
     assert zygote.output() == ""
 
 
-# A fresh process for each.
-
-
 # How a task ends.
-
-
-@pytest.mark.parametrize(
-    ("statement", "returncode"),
-    [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
-        ("ctypes.string_at(0)", -signal.SIGSEGV),
-        ("os.abort()", -signal.SIGABRT),
-        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-        ("os._exit(0)", 0),
-        ("os._exit(3)", 3),
-        ("ctypes.CDLL(None).exit(4)", 4),
-    ],
-)
-def test_however_a_task_ends_it_is_told_and_the_next_one_runs(
-    nursery: Nursery, statement: str, returncode: int
-) -> None:
-    zygote = nursery.start(
-        f"""
-        import ctypes, os, signal
-        def run(payload, send):
-            print("before")
-            if payload:
-                {statement}
-            send({{"value": "survived"}})
-        """
-    )
-
-    crashed, fine = nursery.run(zygote, True), nursery.run(zygote, False)
-
-    assert crashed.returncode == returncode
-    assert crashed.messages == []
-    assert crashed.stdout == "before\n"
-    assert (fine.returncode, fine.told) == (0, ["survived"])
 
 
 def test_many_tasks_one_after_the_other_leave_no_descriptor_and_no_zombie(nursery: Nursery) -> None:
