@@ -32,8 +32,7 @@ from pytest_aorta.plugin.options import add_options, is_mentioned, refuse_mistyp
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTrial
-    from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
+    from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTorchrun, RunTrial
     from pytest_aorta.probe.collect import EnvSnapshot
 
 #: Seconds that node 0 may take to report, once the other nodes are done.
@@ -294,7 +293,7 @@ def aorta_torchrun(aorta_run: RunTrial) -> RunTorchrun:
 
     Returns a TorchrunResult: what the script does is in there, not an exception. Every call leaves a trial file.
     """
-    from pytest_aorta.plugin.torchrun_fixture import RunTorchrun
+    from pytest_aorta.plugin.ordinary_tests import RunTorchrun
 
     return RunTorchrun(aorta_run)
 

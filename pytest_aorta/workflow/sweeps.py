@@ -25,8 +25,7 @@ from pytest_aorta.probe.variables import is_secret_name
 from pytest_aorta.registry import BUILTIN_MITIGATIONS, variable_from
 from pytest_aorta.settings import OPTION, RequestError
 from pytest_aorta.workflow.finding import RecipeError
-from pytest_aorta.workflow.recipe import PositiveWhole, Recipe, Table, parse_recipe
-from pytest_aorta.workflow.toml_errors import Location, describe, line_of
+from pytest_aorta.workflow.recipe import Location, PositiveWhole, Recipe, Table, describe, line_of, parse_recipe
 
 _ISOLATION = {"process": "spawn", "in_process": "none"}
 
