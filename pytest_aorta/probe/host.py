@@ -32,6 +32,12 @@ _SIMD = (
     *("asimd", "sve", "sve2", "bf16", "i8mm"),
 )
 
+#: Each is found out by itself, so that none takes another with it.
+_GUARDED = (
+    *("kernel_command_line", "os_release", "libc", "cpu_cores", "cpu_frequency", "numa_nodes", "numa_balancing"),
+    *("transparent_huge_pages", "memory_total_bytes", "swap_total_bytes"),
+)
+
 # Version 1 of control groups says "no limit" with the largest multiple of the page size.
 _UNLIMITED_FROM = 1 << 60
 
@@ -67,55 +73,60 @@ def host(guard: Guard, root: Path = Path("/")) -> Facts:
         "cpu_model": None,
         "cpu_simd": [],
         "cpu_count": os.cpu_count(),
+        **dict.fromkeys(_GUARDED),
     }
     with guard.probe("host.cpu_model"):
         cpu = keyed_lines(root / "proc/cpuinfo")
         flags = (cpu.get("flags") or cpu.get("Features") or "").split()
         found["cpu_model"] = cpu.get("model name") or cpu.get("Model") or cpu.get("cpu") or cpu.get("uarch")
         found["cpu_simd"] = list(filter(flags.__contains__, _SIMD))
-
-    def os_release() -> Facts | None:
-        with contextlib.suppress(FileNotFoundError):
-            release_of = platform.freedesktop_os_release()
-            return {key.lower(): release_of[key] for key in ("ID", "VERSION_ID", "PRETTY_NAME") if key in release_of}
-        return None
-
-    def cpu_frequency() -> Facts:
+    with guard.probe("host.kernel_command_line"):
+        if (line := first_line(root / "proc/cmdline")) is not None:
+            found["kernel_command_line"] = redacted_command_line(line)
+    with guard.probe("host.os_release"), contextlib.suppress(FileNotFoundError):
+        release_of = platform.freedesktop_os_release()
+        found["os_release"] = {}
+        for key in ("ID", "VERSION_ID", "PRETTY_NAME"):
+            if key in release_of:
+                found["os_release"][key.lower()] = release_of[key]
+    with guard.probe("host.libc"):
+        found["libc"] = " ".join(platform.libc_ver()).strip() or None
+    with guard.probe("host.cpu_cores"):
+        found["cpu_cores"] = psutil.cpu_count(logical=False)
+    with guard.probe("host.cpu_frequency"):
         base = root / "sys/devices/system/cpu"
-        policies = [*base.glob("cpufreq/policy[0-9]*")]
-        limits, fastest = ([mhz(it / file) for it in policies] for file in ("scaling_max_freq", "cpuinfo_max_freq"))
+        governors: set[str | None] = set()
+        limits: list[float | None] = []
+        fastest: list[float | None] = []
+        for policy in base.glob("cpufreq/policy[0-9]*"):
+            governors.add(first_line(policy / "scaling_governor"))
+            limits.append(mhz(policy / "scaling_max_freq"))
+            fastest.append(mhz(policy / "cpuinfo_max_freq"))
         boost, no_turbo = first_line(base / "cpufreq/boost"), first_line(base / "intel_pstate/no_turbo")
-        return {
-            "governors": sorted({*filter(None, [first_line(it / "scaling_governor") for it in policies])}),
+        found["cpu_frequency"] = {
+            "governors": sorted(filter(None, governors)),
             "max_mhz": max(filter(None, fastest), default=None),
             "limit_mhz": min(filter(None, limits), default=None),
             "boost": boost == "1" if boost is not None else no_turbo == "0" if no_turbo is not None else None,
         }
-
-    def huge_pages() -> Facts | None:
+    with guard.probe("host.numa_nodes"):
+        found["numa_nodes"] = len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None
+    with guard.probe("host.numa_balancing"):
+        if (line := first_line(root / "proc/sys/kernel/numa_balancing")) is not None:
+            found["numa_balancing"] = line != "0"
+    with guard.probe("host.transparent_huge_pages"):
         folder = root / "sys/kernel/mm/transparent_hugepage"
-        if not folder.is_dir():
-            return None
-        # "always [madvise] never"
-        chosen = {each: re.search(r"\[([\w+-]+)\]", read_text(folder / each)) for each in ("enabled", "defrag")}
-        return {each: match[1] if match else None for each, match in chosen.items()}
-
-    command_line, balancing = root / "proc/cmdline", root / "proc/sys/kernel/numa_balancing"
-    return found | guard.facts(
-        "host",
-        {
-            "kernel_command_line": lambda: (line := first_line(command_line)) and redacted_command_line(line),
-            "os_release": os_release,
-            "libc": lambda: " ".join(platform.libc_ver()).strip() or None,
-            "cpu_cores": lambda: psutil.cpu_count(logical=False),
-            "cpu_frequency": cpu_frequency,
-            "numa_nodes": lambda: len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
-            "numa_balancing": lambda: None if (line := first_line(balancing)) is None else line != "0",
-            "transparent_huge_pages": huge_pages,
-            "memory_total_bytes": lambda: psutil.virtual_memory().total,
-            "swap_total_bytes": lambda: psutil.swap_memory().total,
-        },
-    )
+        if folder.is_dir():
+            pages: Facts = {}
+            for name in ("enabled", "defrag"):
+                chosen = re.search(r"\[([\w+-]+)\]", read_text(folder / name))  # of "always [madvise] never"
+                pages[name] = chosen[1] if chosen else None
+            found["transparent_huge_pages"] = pages
+    with guard.probe("host.memory_total_bytes"):
+        found["memory_total_bytes"] = psutil.virtual_memory().total
+    with guard.probe("host.swap_total_bytes"):
+        found["swap_total_bytes"] = psutil.swap_memory().total
+    return found
 
 
 def mhz(file: str | Path) -> float | None:
@@ -128,21 +139,23 @@ def mhz(file: str | Path) -> float | None:
 
 def runtime_context(guard: Guard) -> Facts:
     """Facts about container, control group and environment; ``None`` for each that is not there."""
-
-    def venv() -> Facts | None:
-        if sys.prefix == sys.base_prefix:  # not VIRTUAL_ENV, which may be another shell's
-            return None
-        settings = keyed_lines(Path(sys.prefix, "pyvenv.cfg"), "=")
-        is_shared = settings.get("include-system-site-packages", "").lower() == "true"
-        return {"path": sys.prefix, "base_prefix": sys.base_prefix, "system_site_packages": is_shared}
-
-    def conda() -> Facts | None:
-        base = Path(sys.base_prefix)
-        return {"path": str(base), "name": base.name} if (base / "conda-meta").is_dir() else None
-
-    return guard.facts(
-        "runtime_context", {"container": container, "cgroup": cgroup_limits, "venv": venv, "conda": conda}
-    )
+    found: Facts = dict.fromkeys(("container", "cgroup", "venv", "conda"))
+    with guard.probe("runtime_context.container"):
+        found["container"] = container()
+    with guard.probe("runtime_context.cgroup"):
+        found["cgroup"] = cgroup_limits()
+    with guard.probe("runtime_context.venv"):
+        if sys.prefix != sys.base_prefix:  # not VIRTUAL_ENV, which may be another shell's
+            settings = keyed_lines(Path(sys.prefix, "pyvenv.cfg"), "=")
+            found["venv"] = {
+                "path": sys.prefix,
+                "base_prefix": sys.base_prefix,
+                "system_site_packages": settings.get("include-system-site-packages", "").lower() == "true",
+            }
+    with guard.probe("runtime_context.conda"):
+        if Path(sys.base_prefix, "conda-meta").is_dir():
+            found["conda"] = {"path": sys.base_prefix, "name": Path(sys.base_prefix).name}
+    return found
 
 
 def container(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Facts | None:
@@ -254,15 +267,16 @@ _COMPILERS = {"gcc": "", "g++": "", "clang": "", "hipcc": "HIP version", "nvcc":
 def accelerator(guard: Guard) -> Facts:
     """``nvidia``, ``amd``, ``cuda_toolkit`` and ``rocm``; ``None`` for each that this machine does not have."""
     rocm_home = os.environ.get("ROCM_PATH") or os.environ.get("ROCM_HOME") or "/opt/rocm"
-    return guard.facts(
-        "accelerator",
-        {
-            "nvidia": lambda: nvidia(guard),
-            "amd": lambda: amd(guard),
-            "cuda_toolkit": cuda_toolkit_in_use,
-            "rocm": lambda: rocm(Path(rocm_home)),
-        },
-    )
+    found: Facts = dict.fromkeys(("nvidia", "amd", "cuda_toolkit", "rocm"))
+    with guard.probe("accelerator.nvidia"):
+        found["nvidia"] = nvidia(guard)
+    with guard.probe("accelerator.amd"):
+        found["amd"] = amd(guard)
+    with guard.probe("accelerator.cuda_toolkit"):
+        found["cuda_toolkit"] = cuda_toolkit_in_use()
+    with guard.probe("accelerator.rocm"):
+        found["rocm"] = rocm(Path(rocm_home))
+    return found
 
 
 def nvidia(guard: Guard, root: Path = Path("/")) -> Facts | None:
