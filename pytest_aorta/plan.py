@@ -289,7 +289,11 @@ class Plan:
     @cached_property
     def flat_cells(self) -> dict[str, str | None]:
         """Workload to its only cell, whose files lie in the workload's own folder; ``None`` where it has several."""
-        return {workload: next(iter(cells)) if len(cells) == 1 else None for workload, cells in self.cells.items()}
+        found: dict[str, str | None] = {}
+        for spec in self.trials:
+            if found.setdefault(spec.workload.name, spec.cell) != spec.cell:
+                found[spec.workload.name] = None
+        return found
 
     def paths(self, spec: TrialSpec) -> TrialPaths:
         if self.flat_cells[spec.workload.name] is None:
