@@ -239,11 +239,10 @@ class InProcessTrial:
             self.seen.returncode = 0
             artifacts: dict[str, str] = {}
             if self._place is not None:
-                with contextlib.suppress(OSError):  # where the workload has left something
-                    self._place.files.rmdir()
-                    self._folder.rmdir()
                 failed = conclude(self.seen)[1] is not None
                 artifacts = clear_place(self._place, self._temporary, failed=failed)
+                with contextlib.suppress(OSError):  # where the workload has left something
+                    self._folder.rmdir()
             self._record = build_record(
                 self.spec,
                 self.seen,

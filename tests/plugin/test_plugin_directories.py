@@ -131,7 +131,7 @@ def test_a_copy_is_complete_and_what_is_unchanged_goes(tmp_path: Path) -> None:
     (source / "outside").symlink_to("../beside")
     (source / "a.py").chmod(0o755)
     target.mkdir(parents=True)
-    made = copy_folder(source, target, results)
+    copy_folder(source, target, results)
     assert sorted(path.name for path in target.iterdir()) == [".git", "a.py", "data", "inside", "outside", "venv"]
     shown = subprocess.run(["diff", "-r", "-x", "results", source, target], capture_output=True, text=True, check=False)
     assert (shown.stdout, shown.returncode) == ("", 0)
@@ -141,7 +141,7 @@ def test_a_copy_is_complete_and_what_is_unchanged_goes(tmp_path: Path) -> None:
     assert (target / "a.py").stat().st_mode == (source / "a.py").stat().st_mode
     (target / "inside").write_text("changed")
     (target / "new").touch()
-    remove_unchanged(target, made)
+    remove_unchanged(target, source)
     assert {str(path.relative_to(target)) for path in target.rglob("*")} == {"data", "data/c.txt", "new"}
     assert (source / "data" / "c.txt").read_text() == "data/c.txt"
 

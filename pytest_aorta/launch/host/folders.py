@@ -93,9 +93,6 @@ class TemporaryFolders:
 
     def remove(self, path: Path, *, keep: bool) -> bool:
         """After the end of a trial: remove its TMPDIR, or ``keep`` it, unless it is empty; whether it is kept."""
-        with contextlib.suppress(OSError):
-            path.rmdir()
-            return False
         for left in path.glob(_SOCKETS):
             shutil.rmtree(left, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -228,17 +225,13 @@ _FICLONE = 0x40049409  # as ioctl_ficlonerange(2) has it
 #: What a virtual environment has.
 _OF_VENV = "pyvenv.cfg"
 
-#: Size and time of modification, by path.
-Manifest = dict[str, tuple[int, int]]
 
-
-def copy_folder(source: Path, target: Path, results: Path) -> Manifest:
-    """Copy what lies in a folder to an empty one, sharing blocks where the file system can; what was made there.
+def copy_folder(source: Path, target: Path, results: Path) -> None:
+    """Copy what lies in a folder to an empty one, sharing blocks where the file system can.
 
     Links to ``.git`` and to virtual environments stand for these. The ``results`` of the run, to which ``target``
     belongs, are left out.
     """
-    made: Manifest = {}
     for entry in os.scandir(source):
         path, copy = Path(entry.path), target / entry.name
         if path in (results, target) or (source == results and target.is_relative_to(path)):
@@ -251,17 +244,10 @@ def copy_folder(source: Path, target: Path, results: Path) -> Manifest:
                 copy.symlink_to(path)
             else:
                 copy.mkdir()
-                below = copy_folder(path, copy, results)
-                made.update({f"{entry.name}/{name}": found for name, found in below.items()})
+                copy_folder(path, copy, results)
                 shutil.copystat(path, copy)
-                continue
         elif entry.is_file():
             _copy_file(path, copy)
-        else:
-            continue
-        status = copy.lstat()
-        made[entry.name] = (status.st_size, status.st_mtime_ns)
-    return made
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -273,19 +259,16 @@ def _copy_file(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def remove_unchanged(folder: Path, made: Manifest) -> None:
-    """After the end of a trial: remove from its copy what it has neither made nor changed."""
-    folders: set[Path] = set()
-    for name, before in made.items():
-        path = folder / name
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if (status.st_size, status.st_mtime_ns) == before:
-                path.unlink()
-            folders.update(parent for parent in path.parents if parent != folder and folder in parent.parents)
-    for empty in sorted(folders, key=lambda path: len(path.parts), reverse=True):
-        with contextlib.suppress(OSError):
-            empty.rmdir()
+def remove_unchanged(folder: Path, source: Path) -> None:
+    """After the end of a trial: remove from its copy of ``source`` what it has neither made nor changed."""
+    for root, folders, names in os.walk(folder, topdown=False):
+        for path in (Path(root, name) for name in (*folders, *names)):
+            with contextlib.suppress(OSError):
+                own, original = path.lstat(), (source / path.relative_to(folder)).lstat()
+                if stat.S_ISDIR(own.st_mode):
+                    path.rmdir()  # only when it is empty
+                elif path.is_symlink() or (own.st_size, own.st_mtime_ns) == (original.st_size, original.st_mtime_ns):
+                    path.unlink()
 
 
 #: Files of a folder, and of all of them, that are looked at.
@@ -305,8 +288,8 @@ Seen = dict[str, dict[str, tuple[int, int]]]
 class SharedFolder:
     """Notices, once, that files appear or change in a folder while trials run there. Thread-safe.
 
-    Hidden files, those of pytest's own output and the ``results`` do not count. Of a large tree, the upper folders with
-    few files are looked at.
+    Hidden files, those of pytest's own output and the ``results`` do not count. Of a large tree, only folders with few
+    files are looked at, until there are too many.
     """
 
     def __init__(self, folder: str, results: str | None) -> None:

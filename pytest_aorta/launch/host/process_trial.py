@@ -23,7 +23,6 @@ from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
 from pytest_aorta.launch.host.cell_zygotes import CellZygote, CellZygotes, start_limits
 from pytest_aorta.launch.host.folders import (
-    Manifest,
     TemporaryFolders,
     TrialFolders,
     clear_place,
@@ -156,8 +155,7 @@ class ProcessTrial:
         self._node_store = node_store
         self._place: TrialFolders | None = None
         self._collectors = load(spec.collect) if spec.collect else {}
-        #: What was copied into its working directory.
-        self._copied: Manifest = {}
+        self._has_copy = False
         self._started_at = utc_now()
         self._start = time.monotonic()
         self.cell: PreparedCell | None = None
@@ -200,7 +198,8 @@ class ProcessTrial:
                 self._note(place.problem)
             if self.spec.execution.cwd == "copy" and is_here:
                 try:
-                    self._copied = copy_folder(Path(here.cwd), place.files, Path(here.results or os.devnull))
+                    copy_folder(Path(here.cwd), place.files, Path(here.results or os.devnull))
+                    self._has_copy = True
                 except OSError as error:
                     raise EnvironmentUnusable(f"--aorta-cwd copy: {here.cwd} cannot be copied: {error}") from None
             self._files = TrialFiles(self.spec, cell, self._folder, place.sockets, self.seen, self._node_store)
@@ -357,8 +356,8 @@ class ProcessTrial:
         failure = conclude(seen)[1]
         crashed = failure is not None and failure.signal is not None
         if self._place is not None:
-            if self._copied:
-                remove_unchanged(self._place.files, self._copied)
+            if self._has_copy:
+                remove_unchanged(self._place.files, Path(order.inherited.cwd))
             artifacts |= clear_place(self._place, self._temporary, failed=failure is not None, in_use=bool(self.stuck))
         return build_record(
             spec,
