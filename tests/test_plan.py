@@ -121,7 +121,7 @@ _SCRIPT = """
 from dataclasses import replace
 from pytest_aorta.plan import Selection, make_plan
 from pytest_aorta.registry import Registry
-from pytest_aorta.trials.spec import Ingredients, fingerprint, fingerprint_parts
+from pytest_aorta.trials.spec import fingerprint, fingerprint_parts
 selection = Selection(
     workloads=("gemm", "fsdp"), trials=3, mitigations=(("none",), ("xnack",), ("xnack", "none")),
     config={"b": "1", "a": "2", "kinds": {"x", "y", "z"}}, extra_env={"Y": "1", "X": "2"},
@@ -130,7 +130,7 @@ for order in ("random", "grouped", "interleaved"):
     plan = make_plan(replace(selection, order=order), Registry.load())
     print(plan.digest, plan.cells)
     for spec in plan.trials:
-        taken = fingerprint(fingerprint_parts(spec, Ingredients({}), 1))
+        taken = fingerprint(fingerprint_parts(spec, 1))
         print(spec.item_name, spec.trial_id, plan.paths(spec).file, spec.overlay, taken)
 """
 

@@ -25,7 +25,7 @@ from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
 from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import Free
-from pytest_aorta.trials.spec import ImposedCounts, Ingredients, Origin, Parts, TrialSpec, fingerprint_parts
+from pytest_aorta.trials.spec import ImposedCounts, Origin, Parts, TrialSpec, fingerprint_parts
 
 #: Where the packages of this distribution are mounted; what they depend on has to be in the image.
 PACKAGES = "/opt/pytest-aorta"
@@ -373,7 +373,13 @@ class PreparedCell:
     imposes: ImposedCounts = field(default_factory=ImposedCounts)
 
     def request(self, spec: TrialSpec) -> Parts:
-        info = self.info
-        ingredients = Ingredients(info.config, info.sources, info.data_files, info.surroundings)
-        together = self.plan.mode == "external" or is_multi_node(spec.execution.elastic)
-        return fingerprint_parts(spec, ingredients, self.plan.nproc, self.imposes, together=together)
+        return fingerprint_parts(
+            spec,
+            self.plan.nproc,
+            self.imposes,
+            config=self.info.config,
+            sources=self.info.sources,
+            data_files=self.info.data_files,
+            surroundings=self.info.surroundings,
+            together=self.plan.mode == "external" or is_multi_node(spec.execution.elastic),
+        )

@@ -12,16 +12,12 @@ contingency tables and beyond" (arXiv 2203.09785):
 
     p_a1(y_a) p_b1(y_b) / (p_a0(y_a) p_b0(y_b))
 
-with an alternative (a1, b1) that depends on earlier pairs only, and (a0, b0) the pair of rates within the null that is
+with an alternative (a1, b1), the posterior mean of both rates given the earlier pairs, under a prior that is restricted
+to what the null excludes (``docs/statistics.md`` says why); and (a0, b0) the pair of rates within the null that is
 nearest to it (Kullback-Leibler). The capital is the product over the pairs. It is fair, or worse, for *every* pair of
 rates within the null: at rates (a, b) the expected value is f(a) g(b) with affine f and g, both 1 at (a0, b0); log f +
 log g is concave, and that (a0, b0) is the nearest point of a convex set says that it does not rise from there in any
 direction into the null. So it holds as well while rates drift, as long as they stay within the null.
-
-The alternative is the posterior mean of both rates, given the earlier pairs, under a prior restricted to what the null
-excludes. Both papers take the mean under an unrestricted prior. Against a null with a direction that does not bet while
-the mean lies in the null, or bets on the wrong side; the restricted one bets from the first pair on, and finds
-differences as soon as the papers' test without a direction does.
 """
 
 from __future__ import annotations

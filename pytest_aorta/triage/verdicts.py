@@ -232,9 +232,8 @@ def judge(pairs: Sequence[Pair], margin: Margin, family: int, planned: int = 0) 
 def _verdict(pair: Pair, comparison: Comparison, margin: Margin, family: int) -> Verdict:
     """What a comparison says of a cell.
 
-    Significantly different comes first: then the sign of the difference decides, and whether any failure was seen.
-    ``no effect`` is shown, not assumed: the whole intervals of difference and ratio lie within ``margin``. ``no cure``:
-    it may lower the rate, but it does not remove half of the failures.
+    Significantly different comes first. ``no effect`` is shown, not assumed: the whole intervals of difference and
+    ratio lie within ``margin``. ``no cure``: it may lower the rate, but it does not remove half of the failures.
     """
     failures, trials, base_failures, base_trials = pair.counts
     sequential = comparison.method == "sequential"

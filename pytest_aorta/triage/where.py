@@ -165,13 +165,9 @@ def associations(cells: Sequence[CellTrials], *, differ: bool = False) -> Associ
     All tests are conditional on how often each cell has failed. Of tables whose trials are exchangeable within their
     cells, at most the share ``ASSOCIATION_LEVEL`` has any association.
 
-    - Places: the failures at one value beside all others, exact (the sum over cells of hypergeometric numbers),
-      one-sided, corrected for the number of values (Bonferroni). Devices are compared within their host, slots within
-      host and devices, jobs within host, so that each says what the wider place does not.
-    - Ranks: how often one is the only cause, exact, beside all ranks being alike.
-    - Order and trial before: permutations within cells, and within places where these differ.
-
-    Trials that do not count, and what is not known of one, are left out.
+    Devices are compared within their host, slots within host and devices, jobs within host, so that each says what the
+    wider place does not. Trials that do not count, and what is not known of one, are left out. ``docs/statistics.md``
+    has the tests.
     """
     trials = _in_order(cells)
     places = _places(trials, differ)

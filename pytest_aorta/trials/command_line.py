@@ -330,13 +330,7 @@ _AGENTS = {"torchrun", "accelerate", "torch.distributed.run", "accelerate.comman
 class PythonLine:
     """A command that an interpreter such as this one runs.
 
-    Attributes:
-        python: path of the interpreter.
-        words: all of its words, as ``sys.orig_argv`` has them.
-        name: of the script, or of the module.
-        is_module: whether it is a module.
-        arguments: what follows its name.
-        unbuffered: whether ``-u`` is given.
+    ``words``: all of them, as ``sys.orig_argv`` has them. ``name``: of script or module, which ``arguments`` follow.
     """
 
     python: str
@@ -359,12 +353,7 @@ class PythonLine:
 def python_line(words: Sequence[str], path: str) -> PythonLine | None:
     """Read a command: ``python [-u] FILE``, ``python [-u] -m MODULE``, or a script that begins with ``#!python``.
 
-    Args:
-        words: of the command.
-        path: folders that its program is looked for in.
-
-    Returns:
-        ``None`` where it is another command, or one of another interpreter.
+    ``None`` where it is another one, or of another interpreter. ``path``: folders that its program is looked for in.
     """
     program = shutil.which(words[0], path=path)
     if program is None:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.texts import identifier
@@ -42,19 +43,12 @@ class TrialSpec:
     """One trial of one cell.
 
     Attributes:
-        workload: what to run.
-        environment: where.
-        mitigations: names of the mitigation set, in order.
         overlay: the variables of environment, mitigations and extra variables, later ones winning.
-        environment_index: position of the environment in the plan.
-        mitigation_index: position of the mitigation set in the plan.
+        environment_index, mitigation_index: positions in the plan.
         trial_index: 0..N-1.
         overrides: options for the workload, values as given (text from a command line, anything from Python).
         steps: number of steps, ``None`` for the workload's own default.
-        execution: how its processes are started.
-        limits: of time, memory and logs.
         collect: names of collectors, with options; with ``divergence``, all trials have the same seed.
-        resources: of the run.
         watched: names of the variables that any cell of the plan sets.
         origin: of a replayed trial, or of one in another folder than that of pytest.
         order: how the trials of its plan were put in order, and by which seed; empty for one that is in no plan.
@@ -135,6 +129,8 @@ IMPORTED_LATER = "imported_later"
 #: Parts that the request alone decides. A record of a trial whose cell was not prepared has no others.
 REQUESTED = ("workload", "environment", "overlay", "launcher", "isolation", "preload", "cwd", "memory", "elastic")
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
 #: Of the surroundings, what processes of one trial may have different values of.
 _OF_ONE_PROCESS = ("interpreter", "cpus", "variables")
 
@@ -143,12 +139,8 @@ _OF_ONE_PROCESS = ("interpreter", "cpus", "variables")
 class ImposedCounts:
     """What the resources of a run change for a trial, as numbers that are equal for all trials of a cell.
 
-    Which of the cores and devices a trial gets depends on what else runs, and is in its record only.
-
-    Attributes:
-        threads: computing threads of each process; ``None`` for as many as alone.
-        cores: physical cores that it is kept on; ``None`` for all.
-        devices: number of devices that it sees; ``None`` where they are left alone.
+    ``threads``: computing threads of each process; ``cores``: physical ones; ``devices`` that it sees. ``None`` for as
+    many as alone. Which of them it gets depends on what else runs, and is in its record only.
     """
 
     threads: int | None = None
@@ -156,44 +148,33 @@ class ImposedCounts:
     devices: int | None = None
 
 
-@dataclass(frozen=True)
-class Ingredients:
-    """What a process that has imported the workload knows of it.
-
-    Attributes:
-        config: options of the workload.
-        sources: digests of its source files.
-        data_files: digests of the files that it declares; ``None`` for one that is not there.
-        surroundings: as of ``probe.surroundings``.
-    """
-
-    config: Mapping[str, Any]
-    sources: Mapping[str, str] = field(default_factory=dict)
-    data_files: Mapping[str, str | None] = field(default_factory=dict)
-    surroundings: Mapping[str, Any] = field(default_factory=dict)
-
-
 def fingerprint_parts(
     spec: TrialSpec,
-    ingredients: Ingredients,
-    nproc: int,
+    nproc: int = 0,
     imposes: ImposedCounts = ImposedCounts(),
     *,
+    config: Mapping[str, Any] = _NONE,
+    sources: Mapping[str, str] = _NONE,
+    data_files: Mapping[str, str | None] = _NONE,
+    surroundings: Mapping[str, Any] = _NONE,
     together: bool = False,
 ) -> Parts:
-    """All parts of the request of a trial.
+    """All parts of the request of a trial with ``nproc`` ranks.
 
     Args:
         spec: the trial.
-        ingredients: of its workload.
-        nproc: number of ranks.
+        nproc: number of its ranks.
         imposes: what the resources of the run change for it.
+        config: options of the workload; this and what follows is known once it has been imported.
+        sources: digests of its source files.
+        data_files: digests of the files that it declares; ``None`` for one that is not there.
+        surroundings: as of ``probe.surroundings``.
         together: whether several pytest processes run it together: each of them decides whether an earlier result is
             kept, and all have to decide alike, so what each process may have of its own is left out.
     """
     environment, execution = spec.environment, spec.execution
     where, _, cls = spec.workload.target.rpartition(":")
-    surroundings = dict(ingredients.surroundings)
+    surroundings = dict(surroundings)
     if together:
         for name in _OF_ONE_PROCESS:
             surroundings.pop(name, None)
@@ -217,9 +198,9 @@ def fingerprint_parts(
             del imposed[name]
     parts: Parts = {
         "workload": [spec.workload.name, cls if where.endswith(".py") else spec.workload.target],
-        "sources": dict(ingredients.sources),
-        "data_files": dict(ingredients.data_files),
-        "config": dict(ingredients.config),
+        "sources": dict(sources),
+        "data_files": dict(data_files),
+        "config": dict(config),
         "environment": registered,
         "mitigations": list(spec.mitigations),
         "overlay": overlay,
@@ -245,7 +226,7 @@ def fingerprint_parts(
 
 def requested_parts(spec: TrialSpec) -> Parts:
     """The parts that are known without the workload: those of ``REQUESTED``, as far as they are not empty."""
-    parts = fingerprint_parts(spec, Ingredients({}), 0)
+    parts = fingerprint_parts(spec)
     return {name: parts[name] for name in REQUESTED if name in parts}
 
 

@@ -14,7 +14,6 @@ from pytest_aorta.trials.execution import Execution, Limits
 from pytest_aorta.trials.spec import (
     UNKNOWN,
     ImposedCounts,
-    Ingredients,
     Parts,
     TrialSpec,
     differences,
@@ -50,9 +49,9 @@ def parts(
     found: Mapping[str, Any] = MappingProxyType({}),
     **fields: Any,
 ) -> Parts:
-    """``found``: fields of the ingredients."""
-    ingredients = Ingredients(config or {}, **{"sources": {"w.py": "digest"}, "surroundings": SURROUNDINGS, **found})
-    return fingerprint_parts(replace(SPEC, **fields), ingredients, nproc, imposes, together=together)
+    """``found``: in the process that has imported the workload."""
+    known = {"config": config or {}, "sources": {"w.py": "digest"}, "surroundings": SURROUNDINGS, **found}
+    return fingerprint_parts(replace(SPEC, **fields), nproc, imposes, together=together, **known)
 
 
 def taken(**changed: Any) -> str:
