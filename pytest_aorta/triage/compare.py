@@ -288,7 +288,7 @@ def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
         }
 
     def only(cells: Sequence[CellStatistics]) -> list[dict[str, Any]]:
-        return [{**vars(cell.key), **_numbers(cell)} for cell in cells]
+        return [{**_fields(cell.key, "workload", "cell", "test", "options"), **_numbers(cell)} for cell in cells]
 
     found = {
         "schema_version": SCHEMA_VERSION,

@@ -33,8 +33,8 @@ Installed = Callable[[str], Mapping[str, str] | None]
 Counts = Counter[Value | None]
 
 #: What records have besides their snapshots, in order of importance: it comes after all of those.
-_AFTER = len(RULES)
 _OPTIONS, _RUN = "options", "run"
+_AFTER = {FILES: len(RULES), IMPORTED_LATER: len(RULES), _OPTIONS: len(RULES) + 1, _RUN: len(RULES) + 2}
 
 #: The packages that every record names; all of them, where their list is at hand; and the digest of that list.
 _PACKAGES, _INSTALLED, _DIGEST = "packages", "installed", "digest of packages"
@@ -77,11 +77,14 @@ class Environments:
                 if versions := self._installed(digest):
                     self._count(_INSTALLED, {"versions": versions}, True)
         if parts and record.get("request_fingerprint", "") is not None:  # else its workload was not looked at
-            self._count(FILES, {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}, True)
-            # What a trial that failed may not have done.
-            self._count(IMPORTED_LATER, _mapping(parts.get(IMPORTED_LATER)), False)
+            files = {**_mapping(parts.get("sources")), **_mapping(parts.get("data_files"))}
+            later = _mapping(parts.get(IMPORTED_LATER))  # what a trial that failed may not have done
+            for section, found, complete in ((FILES, files, True), (IMPORTED_LATER, later, False)):
+                digests = {name: f"{DIGEST}{digest}" for name, digest in found.items() if digest is not None}
+                self._count(section, digests, complete)
         if "config" in record:
-            self._count(_OPTIONS, _mapping(record["config"]), True)
+            options = {f"option {name}": _text(value) for name, value in _mapping(record["config"]).items()}
+            self._count(_OPTIONS, options, True)
         at_a_time = [beside.get(name) for name in ("slots", "workers", "hosts")]
         numbers = [number for number in at_a_time if isinstance(number, int)]
         run = {
@@ -93,7 +96,7 @@ class Environments:
             "threads imposed by the run": imposed.get("threads"),
             "trials at a time": prod(numbers) if len(numbers) == len(at_a_time) else None,
         }
-        self._count(_RUN, run, bool(request))
+        self._count(_RUN, {name: _text(value) for name, value in run.items() if value is not None}, bool(request))
 
     def update(self, others: Environments) -> None:
         """Count the trials of others, too."""
@@ -125,15 +128,8 @@ class Environments:
 @lru_cache(maxsize=10_000)
 def _facts_of_text(section: str, text: str) -> tuple[Mapping[Fact, Value], bool]:
     content, complete = json.loads(text)
-    if section in (FILES, IMPORTED_LATER):
-        digests = {name: digest for name, digest in content.items() if digest is not None}
-        return {Fact(_AFTER, name, section): f"{DIGEST}{digest}" for name, digest in digests.items()}, complete
-    if section == _OPTIONS:
-        named = {Fact(_AFTER + 1, f"option {name}", section): value for name, value in content.items()}
-        return {fact: _text(value) for fact, value in named.items()}, complete
-    if section == _RUN:
-        known = {Fact(_AFTER + 2, name, section): value for name, value in content.items() if value is not None}
-        return {fact: _text(value) for fact, value in known.items()}, complete
+    if section in _AFTER:
+        return {Fact(_AFTER[section], name, section): value for name, value in content.items()}, complete
     if section == _DIGEST:
         return {PACKAGES._replace(section=_DIGEST): content["digest"]}, complete
     facts = facts_of_section(_PACKAGES if section == _INSTALLED else section, content)

@@ -9,7 +9,7 @@ import statistics
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -141,9 +141,6 @@ class WatchedVariables:
 #: Of a trial in whose plan no cell sets any.
 NOT_WATCHED = WatchedVariables()
 
-#: One object for all trials that agree, which are most of a cell's.
-_shared = lru_cache(maxsize=1024)(WatchedVariables)
-
 
 def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
     request, env = record.get("request") or {}, record.get("env") or {}
@@ -178,7 +175,8 @@ def watched_variables(record: Mapping[str, Any]) -> WatchedVariables:
         tuple(sorted((name, value) for name, value in values.items() if value != REDACTED))
         for values in (ambient, resolved)
     )
-    return _shared(tuple(sorted(ambient)), tuple(sorted(overlay.items())), () if entered else before, after, unnamed)
+    overlaid = tuple(sorted(overlay.items()))
+    return WatchedVariables(tuple(sorted(ambient)), overlaid, () if entered else before, after, unnamed)
 
 
 def agreed(trials: Iterable[WatchedVariables]) -> WatchedVariables:
@@ -329,13 +327,6 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
                     devices = [int(device) for device in variables[name].split(",")]
                 break
 
-    found, not_found = [], []
-    for name, collector in collected.items():
-        if sentence := collector.get("sentence"):
-            found.append(f"{name}: {sentence}")
-        if problems := collector["problems"]:
-            not_found.append(f"{name}: {problems[0]}")
-
     culprit, rank, ranks = None, failure.get("rank"), record.get("ranks") or ()
     if rank is not None and len(ranks) > 1:
         failed = [each for each in ranks if each.get("failure") and not each.get("collateral")]
@@ -378,8 +369,8 @@ def facts_of(record: Mapping[str, Any], file: str, rules: Sequence[tuple[str, st
         matched=matched,
         run_sec=seconds if is_timed and isinstance(seconds, float) and seconds >= _SHORTEST_RUN else None,
         operators=(collected.get("profile") or {}).get("data", {}).get("operators") or {},
-        collected=tuple(found),
-        not_collected=tuple(not_found),
+        collected=tuple(f"{name}: {each['sentence']}" for name, each in collected.items() if each.get("sentence")),
+        not_collected=tuple(f"{name}: {each['problems'][0]}" for name, each in collected.items() if each["problems"]),
         observed=bool(request.get("collect")),
     )
 

@@ -159,16 +159,17 @@ def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
     result, of_rank, failures = seen.result, seen.rank_failure, seen.failures
     if result is None and seen.lost is not None:
         return "infrastructure_failed", seen.lost
-    if result is not None and of_rank is not None:
-        # Also where rank 0 has passed.
+    if of_rank is not None and of_rank.is_late and seen.location is not None:
+        of_rank = replace(of_rank, message=f"{of_rank.message}; {seen.location}")
+    if result is not None and of_rank is not None:  # also where rank 0 has passed
         of_rank = _judged(of_rank, result)
-        return _status_with(result, of_rank), _with_location(of_rank, seen.location)
+        return _status_with(result, of_rank), of_rank
     if result is not None and not result.passed:
         own = _judged(failures.get("run") or unpassed_failure(result), result)
         return _status_with(result, own), own
     # A rank that hangs outweighs what rank 0 has lost by its end, before a deadline of its own.
     if of_rank is not None and (not seen.timed_out or (of_rank.is_late and failures)):
-        failure: Failure | None = _with_location(of_rank, seen.location)
+        failure: Failure | None = of_rank
     else:
         failure = failures.get("import") or failures.get("setup") or failures.get("run")
         if failure is None and seen.timed_out:
@@ -240,12 +241,6 @@ def _judged(failure: Failure, result: ResultRecord) -> Failure:
 def _status_with(result: ResultRecord, failure: Failure) -> ExitStatus:
     unjudged = failure.type in (CANNOT_JUDGE, NOTHING_DONE) or (result.output and failure.phase in _BEFORE_WORK)
     return "infrastructure_failed" if unjudged and not failure.is_late else _status_of(failure)
-
-
-def _with_location(failure: Failure, location: str | None) -> Failure:
-    if location is None or not failure.is_late:
-        return failure
-    return replace(failure, message=f"{failure.message}; {location}")
 
 
 def place(phase: Phase) -> str:

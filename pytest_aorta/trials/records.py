@@ -316,10 +316,24 @@ def from_aorta(record: Mapping[str, Any]) -> dict[str, Any]:
     AORTA has ended at its deadline is a ``timeout``. Its fingerprint is left out: it is of another form, and would not
     match. Nothing is added that the record does not say.
     """
-    environment, result = record["execution_env"], record["result"]
-    details = [each for each in result.get("failure_details") or () if isinstance(each, Mapping)]
-    status = _status(record, details)
-    env = record["env"]
+    environment, result, env = record["execution_env"], record["result"], record["env"]
+    detail: dict[str, Any] = {}
+    status, is_late = str(record["exit_status"]), False
+    for each in result.get("failure_details") or ():
+        if isinstance(each, Mapping):
+            detail, is_late = detail or dict(each), is_late or each.get("timed_out") is True
+    phase = "setup" if status == "workload_setup_failed" else "run"
+    if status != "ok" and is_late:
+        status = "timeout"
+    elif (result.get("metrics") or {}).get("verdict") == "error" or phase == "setup":
+        status = "infrastructure_failed"
+    raised = status == "infrastructure_failed" and "error" in detail
+    failure = {
+        "phase": phase,
+        "kind": "timeout" if status == "timeout" else "exception" if raised else "result",
+        "type": str(detail["type"]) if raised and "type" in detail else None,
+        "message": str(detail.get("error") or ", ".join(f"{it}: {detail[it]}" for it in _DETAIL if detail.get(it))),
+    }
     variables = {name: value for name, value in (env.get("env_vars") or {}).items() if value is not None}
     index = _TRIAL_ID.search(str(record.get("trial_id")))
     return {
@@ -338,25 +352,5 @@ def from_aorta(record: Mapping[str, Any]) -> dict[str, Any]:
         "trial_index": int(index[1]) if index else None,
         "exit_status": status,
         "request_fingerprint": None,
-        "failure": None if status == "ok" else _failure(status, record["exit_status"], details),
-    }
-
-
-def _status(record: Mapping[str, Any], details: list[Mapping[str, Any]]) -> str:
-    status = str(record["exit_status"])
-    if status != "ok" and any(each.get("timed_out") is True for each in details):
-        return "timeout"
-    errs = (record["result"].get("metrics") or {}).get("verdict") == "error"
-    return "infrastructure_failed" if errs or status == "workload_setup_failed" else status
-
-
-def _failure(status: str, recorded: str, details: list[Mapping[str, Any]]) -> dict[str, Any]:
-    detail: Mapping[str, Any] = details[0] if details else {}
-    raised = status == "infrastructure_failed" and "error" in detail
-    text = str(detail.get("error") or ", ".join(f"{name}: {detail[name]}" for name in _DETAIL if detail.get(name)))
-    return {
-        "phase": "setup" if recorded == "workload_setup_failed" else "run",
-        "kind": "timeout" if status == "timeout" else "exception" if raised else "result",
-        "type": str(detail["type"]) if raised and "type" in detail else None,
-        "message": text,
+        "failure": None if status == "ok" else failure,
     }
