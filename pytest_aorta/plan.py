@@ -49,10 +49,7 @@ def completed(
 ) -> WorkloadEntry:
     """The entry of a command with what is looked for in its output, and with ranks where they are asked for.
 
-    ``depends``: files and folders that its result depends on.
-
-    Raises:
-        PlanError: an option that its ranks cannot have.
+    ``depends``: files and folders that its result depends on. Raises ``PlanError`` for what its ranks cannot have.
     """
     if entry.target != COMMAND_TARGET:
         return entry
@@ -304,9 +301,7 @@ class Plan:
 def make_plan(selection: Selection, registry: Registry) -> Plan:
     """Resolve every name and order the trials of all selected workloads.
 
-    Raises:
-        RegistryError: an unknown name, or two definitions of one.
-        PlanError: a combination that makes no sense.
+    Raises ``RegistryError`` for an unknown name, ``PlanError`` for a combination that makes no sense.
     """
     return planned(entries_of(selection, registry), selection, registry)
 
@@ -323,11 +318,7 @@ def entries_of(selection: Selection, registry: Registry) -> list[WorkloadEntry]:
 
 
 def planned(entries: Iterable[WorkloadEntry], selection: Selection, registry: Registry) -> Plan:
-    """The trials of these workloads.
-
-    Raises:
-        RegistryError, PlanError: as ``make_plan``.
-    """
+    """The trials of these workloads; raises as ``make_plan``."""
     cells = trials_of(entries, selection, registry)
     return Plan(ordered(cells, selection.order, selection.turns))
 
@@ -435,8 +426,7 @@ def overlay(
 ) -> dict[str, str]:
     """Variables of the environment, then of each mitigation in order, then the extra ones; later ones win.
 
-    Raises:
-        PlanError: one of them belongs to the launcher of the ranks, or is no text.
+    Raises ``PlanError`` where one belongs to the launcher of the ranks, or is no text.
     """
     __tracebackhide__ = True  # pytest would show the arguments
     merged: dict[str, str] = {}

@@ -528,9 +528,7 @@ class Registry:
     def load(cls, sidecars: Sequence[Path] = (), *, tolerant: bool = False) -> Registry:
         """Read the metadata of what is installed, and the sidecar files. Imports no plugin.
 
-        Raises:
-            RegistryCollisionError: a name with two sources, or two sidecars of one name.
-            RegistryError: a name that cannot be used, or a sidecar that cannot be read.
+        Raises ``RegistryError`` for a name that cannot be used or has two sources, or a sidecar that cannot be read.
         """
         source = f"{BUILTIN_SOURCE} (built in)"
         found = [*_of([*BUILTIN_MITIGATIONS, *BUILTIN_ENVIRONMENTS], source)]

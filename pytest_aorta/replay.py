@@ -148,13 +148,8 @@ class Replay:
 def find_replays(files: Iterable[Path], variables: Mapping[str, str], hosts: tuple[str, ...] = ()) -> list[Replay]:
     """The replays of all records in ``files``, and in those of them that are folders.
 
-    Args:
-        files: trial files, and folders of them; the history and replays in a folder are left out.
-        variables: values of the variables that records do not have, because they are secrets.
-        hosts: execnet specifications, where the trials are to run on other hosts than this.
-
-    Raises:
-        ReplayError: what is no record, or cannot be run again; all of them, one per line.
+    ``variables``: values of those that records do not have, because they are secrets. ``hosts``: execnet
+    specifications, where the trials are to run on others. Raises ``ReplayError`` with all problems, one per line.
     """
     found: dict[Path, TrialResult] = {}
     problems = []

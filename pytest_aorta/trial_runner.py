@@ -44,9 +44,7 @@ class TrialRunner:
     """Checks, finds and starts trials. Thread-safe.
 
     Args:
-        selection: what the user asked for.
-        results: the results directory.
-        run: name of the run in the history, a new one if not given.
+        run: its name in the history, a new one if not given.
         before_use: called whenever the engine is about to be used.
         on_start: called, on any thread, with each trial that a slot is about to start.
     """
@@ -72,11 +70,7 @@ class TrialRunner:
         self._folders: TemporaryFolders | None = None
 
     def add_plan(self, plan: Plan) -> None:
-        """Add a plan to the run.
-
-        Raises:
-            PlanError: one of its workloads has the name of another; their results would lie in one place.
-        """
+        """Add a plan; raises ``PlanError`` where two workloads of one name would have one place for results."""
         known = {spec.workload.name: spec.workload for other in self.plans for spec in other.trials}
         for spec in plan.trials:
             other = known.get(spec.workload.name)
@@ -157,11 +151,7 @@ class TrialRunner:
     def start(
         self, spec: TrialSpec, paths: TrialPaths, deadline: float | None = None, *, urgent: bool = True
     ) -> RunningTrial:
-        """Start a trial; an ``urgent`` one comes before those that wait for a slot. An earlier result is retired.
-
-        Raises:
-            EngineUnusable: no trial can be run.
-        """
+        """Start a trial; an ``urgent`` one comes before those that wait for a slot. An earlier result is retired."""
         self._started.add(paths)
         if spec.execution.isolation == "none":
             from pytest_aorta.launch.inprocess import InProcessTrial
@@ -263,13 +253,7 @@ def check_elastic(execution: Execution, spell: Spelling) -> None:
 def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = False) -> None:
     """Refuse devices that are not there or cannot be leased, and trials side by side where that cannot be.
 
-    Args:
-        selection: what the user asked for.
-        spell: for messages.
-        parallel: whether there are several processes that start trials, as with ``-n``.
-
-    Raises:
-        RequestError: naming the options.
+    ``spell``: for messages. ``parallel``: whether several processes start trials, as with ``-n``.
     """
     from pytest_aorta.runtime.resources.devices import choose_devices, devices_text, find_devices
     from pytest_aorta.runtime.resources.leases import LeaseError, Leases
@@ -311,15 +295,9 @@ def check_resources(selection: Selection, spell: Spelling, *, parallel: bool = F
 
 
 def check_results(selection: Selection, results: Path, source: str) -> None:
-    """Make the results directory, or say why it cannot be used.
+    """Make the results directory, or say why it cannot be used; ``source``: where the user has given it.
 
-    Args:
-        selection: what the user asked for.
-        results: the path of the directory from here.
-        source: where the user has given it, for messages.
-
-    Raises:
-        RequestError: it is not a directory that can be written to, or other tasks of SLURM run the same trials there.
+    Raises ``RequestError`` also where other tasks of SLURM run the same trials there.
     """
     check_tasks(selection.results_dir, selection.execution.elastic)
     try:

@@ -86,11 +86,7 @@ def _sign(left: Any, right: Any) -> int:
 
 
 def is_met(value: Json, pointer: str, comparison: Operator, expected: Json, directory: str) -> bool:
-    """Whether a directory's value meets a condition.
-
-    Raises:
-        RequestError: the value has no such element, or one that cannot be compared with ``expected``.
-    """
+    """Whether a directory's value meets a condition; raises ``RequestError`` where it has no comparable element."""
     found = element(value, pointer, directory)
     order = compared(found, expected)
     if order is None:
@@ -101,11 +97,7 @@ def is_met(value: Json, pointer: str, comparison: Operator, expected: Json, dire
 
 
 def sorted_by(keys: Mapping[str, list[Json]]) -> list[str]:
-    """Directories in the order of their keys; those with equal keys stay as they are.
-
-    Raises:
-        RequestError: two keys have no order.
-    """
+    """Directories by their keys, else as they are; raises ``RequestError`` where two keys have no order."""
 
     def order(left: str, right: str) -> int:
         found = compared(keys[left], keys[right])

@@ -162,11 +162,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def parse_ranges(text: str) -> list[range]:
-    """``0-2,5`` as ``[range(0, 3), range(5, 6)]``: in the order of the text, and not joined.
-
-    Raises:
-        ValueError: a part is neither a number nor a range.
-    """
+    """``0-2,5`` as ``[range(0, 3), range(5, 6)]``: not joined; raises ``ValueError`` for anything else."""
     found = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)

@@ -222,7 +222,9 @@ class TrialWriter:
 
     def write_report(self, report: pytest.TestReport) -> None:
         payload, properties = report.aorta, dict(report.user_properties)
-        found = [FinishedTrial(**record) for record in json.loads(payload["records"])]
+        found = []
+        for record in json.loads(payload["records"]):
+            found.append(FinishedTrial(**record))
         if report.when == "teardown":
             self.notes += json.loads(payload["notes"])
             if not found and not hasattr(report, "node"):

@@ -54,14 +54,8 @@ class Task(BaseModel):
 class Job(BaseModel):
     """A submission.
 
-    Attributes:
-        name: of the job in the scheduler, which no other job has.
-        cluster, scheduler: where.
-        action: of the recipe, which is in the file ``recipe``.
-        tasks: several are an array.
-        created: seconds since 1970.
-        number: that the scheduler has given it, ``None`` as long as it is not known.
-        refused: why the scheduler does not have it.
+    ``name``: of the job in the scheduler, which no other job has. ``number``: that the scheduler has given it, as soon
+    as it is known. ``refused``: why the scheduler does not have it. Several tasks are an array.
     """
 
     version: int = 1

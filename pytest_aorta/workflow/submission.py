@@ -67,11 +67,7 @@ class PlannedAction:
 
 
 def with_nodes(recipe: Recipe, cluster: Cluster, pattern: str, *, is_dry: bool) -> tuple[Recipe, dict[str, str]]:
-    """The recipe with the nodes that its sweeps are for, new ones last, and the states of those that take no jobs.
-
-    Raises:
-        RequestError: there is no node, or the scheduler does not answer.
-    """
+    """The recipe with the nodes that its sweeps are for, new ones last, and the states of those that take no jobs."""
     actions, down = list(recipe.actions), dict[str, str]()
     for number, each in enumerate(actions):
         if each.nodes is None or not fnmatchcase(each.name, pattern):
@@ -105,13 +101,10 @@ def plan_action(
     down: Mapping[str, str],
     watched: float | None,
 ) -> PlannedAction:
-    """The jobs for what is left of an action.
+    """The jobs for what is left of an action, in at most ``limit`` groups.
 
-    Args:
-        limit: of the number of groups.
-        arguments: for the pytest of trials.
-        down: nodes that take no jobs, with their states.
-        watched: since when, for units that jobs since then have not left for good.
+    ``arguments``: for the pytest of trials. ``down``: nodes that take no jobs, with their states. ``watched``: since
+    when, for units that jobs since then have not left for good.
     """
     units, others = project.runnable(action, only)
     for node in sorted(down.keys() & set(action.nodes or ())):
@@ -172,11 +165,7 @@ def plan_jobs(
     groups: Sequence[Sequence[str]],
     arguments: Sequence[str] = (),
 ) -> Iterator[PlannedJob]:
-    """The jobs of an action; groups that follow each other and are of one size share an array.
-
-    Raises:
-        RecipeError: no partition takes them, or they lack a launcher.
-    """
+    """The jobs of an action; groups that follow each other and are of one size share an array."""
     recipe, table = project.recipe, action.table
     own = table.submit_options.get(cluster.name, SubmitOptions())
     key_of = None if action.is_matrix else project.key_of(action)

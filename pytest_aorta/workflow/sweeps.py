@@ -204,10 +204,8 @@ def read_as_recipe(file: Path) -> tuple[Recipe, list[str]]:
 def converted(sweep: Sweep | Probe | Sanitizers, file: Path, command: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The text of a recipe, and what of the sweep in ``file`` is not in it.
 
-    ``command``: the words that a probe is about.
-
-    Raises:
-        RequestError: an option has a value that TOML does not have; a probe has no command, or another sweep has one.
+    ``command``: the words that a probe is about. Raises ``RequestError`` for a value that TOML does not have, a probe
+    without a command, a command of another sweep.
     """
     if isinstance(sweep, Probe):
         return _of_probe(sweep, file, command)

@@ -28,11 +28,7 @@ def as_json(data: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text as ``write_json`` writes data.
-
-    Raises:
-        OSError: the folder cannot be written; nothing is left behind.
-    """
+    """Write a text as ``write_json`` writes data."""
     with staged_text(path, text) as temporary:
         os.replace(temporary, path)
 

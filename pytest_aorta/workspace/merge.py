@@ -260,10 +260,7 @@ class Merge:
     def carry_out(self, run: str) -> None:
         """Do it, where there are no conflicts. What is killed on the way can be done again.
 
-        ``run``: name in the history, for what is replaced.
-
-        Raises:
-            OSError: the destination cannot be written, or something else has been written there meanwhile.
+        ``run``: name in the history, for what is replaced. Raises ``OSError``.
         """
         for folder in sorted(self._folders):
             (self.root / folder).mkdir(parents=True, exist_ok=True)

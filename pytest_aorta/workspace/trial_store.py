@@ -236,14 +236,8 @@ class TrialStore:
     """Trial files and artifacts below a results directory.
 
     Where several processes run the same trials together, as the ranks of an outer launcher or as nodes, each has a
-    store of its own: it moves its own artifacts aside, and only that of number 0 writes.
-
-    Args:
-        results: the directory.
-        stamp: name of the run in the history.
-        resume: whether an earlier result of the same request stands for a trial.
-        number: of this process among several; ``None`` when there is only one.
-        kind: what those processes are.
+    store of its own: it moves its own artifacts aside, and only that of ``number`` 0 writes. ``stamp``: name of the
+    run in the history. ``resume``: whether an earlier result of the same request stands for a trial.
     """
 
     def __init__(
@@ -392,11 +386,7 @@ class TrialStore:
             move(self.results, file, file.parent / identifier(own), self.stamp, with_artifacts=with_artifacts)
 
     def write(self, paths: TrialPaths, result: Mapping[str, Any], *, resumed: bool = False) -> None:
-        """Write a record. With ``resumed`` the file has it already, perhaps under another ``trial_id``.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write a record, or raise ``OSError``; with ``resumed``, the file has it, perhaps under another ``trial_id``."""
         file, folder = paths.file_in(self.results), paths.file.parent
         is_flat = len(paths.file.parts) == _FLAT
         try:
