@@ -386,7 +386,7 @@ class TrialStore:
             move(self.results, file, file.parent / identifier(own), self.stamp, with_artifacts=with_artifacts)
 
     def write(self, paths: TrialPaths, result: Mapping[str, Any], *, resumed: bool = False) -> None:
-        """Write a record, or raise ``OSError``; with ``resumed``, the file has it, perhaps under another ``trial_id``."""
+        """Write a record, or raise ``OSError``; with ``resumed``, the file has it, maybe under another ``trial_id``."""
         file, folder = paths.file_in(self.results), paths.file.parent
         is_flat = len(paths.file.parts) == _FLAT
         try:
