@@ -77,7 +77,8 @@ def test_a_plan_is_the_product_of_workloads_environments_and_mitigation_sets(reg
         for cell in ("local-none", "local-a+b", "e-none", "e-a+b")
         for index in (0, 1)
     ]
-    assert plan.cells == {workload: ["local-none", "local-a+b", "e-none", "e-a+b"] for workload in ("gemm", "fsdp")}
+    cells = {workload: list(found) for workload, found in plan.cells.items()}
+    assert cells == {workload: ["local-none", "local-a+b", "e-none", "e-a+b"] for workload in ("gemm", "fsdp")}
 
 
 @given(
