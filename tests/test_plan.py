@@ -129,7 +129,7 @@ selection = Selection(
 )
 for order in ("random", "grouped", "interleaved"):
     plan = make_plan(replace(selection, order=order), Registry.load())
-    print(plan.digest, plan.cells)
+    print(plan.digest, {workload: list(found) for workload, found in plan.cells.items()})
     for spec in plan.trials:
         taken = fingerprint(fingerprint_parts(spec, 1))
         print(spec.item_name, spec.trial_id, plan.paths(spec).file, spec.overlay, taken)
