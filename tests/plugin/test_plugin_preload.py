@@ -39,10 +39,12 @@ PACKAGE = {
 
 
 @pytest.fixture
-def lazy(stage: Stage) -> Stage:
+def lazy(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """With a workload that imports an installed package in ``setup()``, and more of it in ``run()``."""
     stage.write(lazy=LAZY, helper="import other")
     install(stage, PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", str(stage.path / "site-packages"))
+    monkeypatch.syspath_prepend(stage.path / "site-packages")
     return stage
 
 
@@ -53,11 +55,9 @@ def install(stage: Stage, files: dict[str, str]) -> None:
     stage.write_file("site-packages/slow-1.0.dist-info/top_level.txt", "slow\nother\n")
 
 
-def run(stage: Stage, *options: str, trials: int = 4, **env: str) -> list[dict[str, Any]]:
+def run(stage: Stage, *options: str, trials: int = 4) -> list[dict[str, Any]]:
     """Records of trials that are all ok."""
-    variables = {"PYTHONPATH": str(stage.path / "site-packages"), **env}
-    result = stage.run("lazy.py", "--aorta-trials", str(trials), *options, env=variables)
-    assert result.ret == 0
+    assert stage.run_here("lazy.py", "--aorta-trials", str(trials), *options).ret == 0
     return [stage.trial(f"Lazy/trial_{index}.json") for index in range(trials)]
 
 

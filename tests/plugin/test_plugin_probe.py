@@ -29,7 +29,7 @@ ENDS = """
 @pytest.mark.parametrize(("isolation", "name"), [("fork", "Raises"), ("none", "Sets")])
 def test_the_state_of_torch_is_that_at_the_end_of_run(stage: Stage, isolation: str, name: str) -> None:
     stage.write(ends=ENDS)
-    stage.run_here(f"ends.py::{name}", "--aorta-isolation", isolation)
+    stage.run(f"ends.py::{name}", "--aorta-isolation", isolation)  # torch cannot be imported twice
     end = stage.trial(f"{name}/trial_0.json")["env"]["end"]
     assert end["torch"]["deterministic"]["algorithms"] is True
     assert end["torch"]["threads"]["intraop"] == 1
