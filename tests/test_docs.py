@@ -156,7 +156,7 @@ def test_the_example_of_a_registry_file_is_valid(pytester: pytest.Pytester) -> N
     [block] = blocks("registry.md", "json")
     pytester.path.joinpath("names.json").write_text(json.dumps(json.loads(block)))
     names = ["--aorta-registry-file", "names.json", "--aorta-mitigations", "no_p2p"]
-    result = pytester.runpytest_subprocess("--aorta-workload", "gemm", *names, "--collect-only", "-q")
+    result = pytester.runpytest_inprocess("--aorta-workload", "gemm", *names, "--collect-only", "-q")
     result.stdout.fnmatch_lines(["aorta::gemm[[]local-no_p2p-0[]]"])
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stage import PYTEST, Stage, counts, text
+from support.stage import Stage, counts, text
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCS = EXAMPLES.parent / "docs"
@@ -19,17 +19,20 @@ DOCS = EXAMPLES.parent / "docs"
 OWN = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def run_readme(stage: Stage, name: str) -> dict[str, pytest.RunResult]:
-    """Run the commands of an example's README, one after the other, in a copy of its folder; the results by command."""
+def type_lines(stage: Stage, lines: str) -> list[pytest.RunResult]:
+    """Run commands, one after the other."""
+    found = []
+    for program, *rest in map(shlex.split, lines.splitlines()):
+        run = {"pytest": stage.run, "pytest-aorta": stage.aorta}.get(program)
+        found.append(run(*rest, env=OWN) if run else stage.command(sys.executable, *rest, env=OWN))
+    return found
+
+
+def run_readme(stage: Stage, name: str) -> list[pytest.RunResult]:
+    """Run the commands of an example's README in a copy of its folder."""
     shutil.copytree(EXAMPLES / name, stage.path, dirs_exist_ok=True)
     (block,) = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLES / name / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    results = {}
-    programs = {"pytest": PYTEST, "pytest-aorta": (sys.executable, "-m", "pytest_aorta"), "python": (sys.executable,)}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    for line in block.splitlines():
-        word, *rest = shlex.split(line)
-        results[line] = stage.command(*programs[word], *rest, env={"PATH": path})
-    return results
+    return type_lines(stage, block)
 
 
 def rows(result: pytest.RunResult) -> list[list[str]]:
@@ -39,13 +42,12 @@ def rows(result: pytest.RunResult) -> list[list[str]]:
 
 def test_the_tutorial_of_row(stage: Stage) -> None:
     results = run_readme(stage, "row_tutorial")
-    commands = list(results)
-    assert rows(results[commands[1]]) == [
+    assert rows(results[1]) == [
         ["square", "0", "0", "0", "0", "5", "0", "5", "CPU-hours"],
         ["add", "0", "0", "0", "0", "0", "5", "5", "CPU-hours"],
         ["greet", "0", "0", "0", "0", "2", "0", "2", "CPU-hours"],
     ]
-    assert rows(results[commands[2]]) == [
+    assert rows(results[2]) == [
         ["directory0", "waiting", "0", "10"],
         ["directory2", "waiting", "0", "1"],
         [],
@@ -54,11 +56,9 @@ def test_the_tutorial_of_row(stage: Stage) -> None:
         ["directory1", "waiting", "3", "4"],
         ["directory3", "waiting", "3", "2"],
     ]
-    results[commands[3]].assert_outcomes(passed=1)
-    results[commands[4]].assert_outcomes(passed=10)
-    assert [row[1:7] for row in rows(results[commands[5]])] == [
-        [str(count), "0", "0", "0", "0", "0"] for count in (5, 5, 2)
-    ]
+    results[3].assert_outcomes(passed=1)
+    results[4].assert_outcomes(passed=10)
+    assert [row[1:7] for row in rows(results[5])] == [[str(count), "0", "0", "0", "0", "0"] for count in (5, 5, 2)]
     sums = [(stage.path / f"workspace/directory{number}/sum.txt").read_text() for number in range(5)]
     assert [int(text) for text in sums] == [101, 38, 101, 38, 25]
     greeting = (stage.path / "workspace/directory6/greeting.txt").read_text()
@@ -68,8 +68,7 @@ def test_the_tutorial_of_row(stage: Stage) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is nothing that could differ")
 def test_a_triage_of_determinism(stage: Stage) -> None:
-    results = run_readme(stage, "determinism")
-    run, status, cells = results.values()
+    run, status, cells = run_readme(stage, "determinism")
     assert run.ret == 0
     run.stdout.fnmatch_lines(["*trials of reproduce*", "*trials of matrix*", "holds: matrix: verdict(omp_1)==fixes"])
     found = {name: [int(count) for count in counts[:6]] for name, *counts in rows(status)}
@@ -138,9 +137,4 @@ def test_a_flaky_nan_is_followed_down_to_the_operator(stage: Stage) -> None:
 def _run_page(stage: Stage, name: str) -> list[pytest.RunResult]:
     """Every command of a page, as it is typed."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
-    found = []
-    for line in "".join(code for language, code in blocks if not language).splitlines():
-        program, *rest = shlex.split(line)
-        module = {"pytest": "pytest", "pytest-aorta": "pytest_aorta"}[program]
-        found.append(stage.command(sys.executable, "-m", module, *rest, env=OWN))
-    return found
+    return type_lines(stage, "".join(code for language, code in blocks if not language))

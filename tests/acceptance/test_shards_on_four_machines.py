@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -41,8 +40,7 @@ def test_a_matrix_of_the_command_line(stage: Stage) -> None:
     stage.run_here(*MATRIX, "--aorta-results-dir", "whole")
     for number in range(1, 5):
         stage.run_here(*MATRIX, "--aorta-shard", f"{number}/4", "--aorta-results-dir", f"shard-{number}")
-    words = ("pytest_aorta", "merge", *(f"shard-{number}" for number in range(1, 5)), "merged")
-    assert stage.command(sys.executable, "-m", *words).ret == 0
+    assert stage.aorta("merge", *(f"shard-{number}" for number in range(1, 5)), "merged").ret == 0
     whole, merged = stage.trials("whole"), stage.trials("merged")
     assert {path: identity(record) for path, record in merged.items()} == {
         path: identity(record) for path, record in whole.items()

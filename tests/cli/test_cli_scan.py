@@ -109,8 +109,7 @@ def test_trial_files_are_found_and_what_has_changed_since_is_stale(
     words = "--aorta-workload tiny --aorta-trials 2 --aorta-mitigations none --aorta-mitigations tf32_off,omp_1"
     words += " --aorta-steps 2 --aorta-seed 5 --aorta-config width=8 --aorta-extra-env SOME_TOKEN=hidden"
     words += " --aorta-extra-env PLAIN=1 --aorta-results-dir workspace/matrix"
-    env = {"PYTHONPATH": str(stage.path)}
-    assert stage.run(*words.split(), env=env).ret == 0
+    assert stage.run_here(*words.split()).ret == 0
     monkeypatch.chdir(stage.path)
     monkeypatch.syspath_prepend(stage.path)
     assert command("scan").output == "index: 4 new or changed\n"

@@ -144,7 +144,7 @@ def test_the_example_runs_beside_a_collector_that_raises_and_writes_too_much(sta
     stage.write_file(f"{info}/entry_points.txt", lines)
 
     arguments = ("--aorta-command", f"{sys.executable} train.py", "--aorta-trials", "2")
-    done = stage.run(*arguments, "--aorta-collect", "slow_steps,raises", env={"PYTHONPATH": str(stage.path)})
+    done = stage.run(*arguments, "--aorta-collect", "slow_steps,raises")
 
     fine, killed = stage.trials().values()
     assert (fine["exit_status"], killed["failure"]["signal"]) == ("ok", "SIGKILL")

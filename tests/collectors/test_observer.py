@@ -182,9 +182,7 @@ def test_failed_trials_are_run_again_with_collectors_also_behind_xdist(stage: St
         "--aorta-extra-env=API_TOKEN=hush-12345678",
         "--aorta-seed=2",
     )
-    environ = {"PYTHONPATH": str(stage.path)}
-
-    done = stage.run(*arguments, "-n2", "--aorta-collect-on-failure", env=environ)
+    done = stage.run(*arguments, "-n2", "--aorta-collect-on-failure")
 
     all_trials = stage.trials()
     first = {path: trial for path, trial in all_trials.items() if not path.startswith("replay/")}
@@ -220,7 +218,7 @@ def test_failed_trials_are_run_again_with_collectors_also_behind_xdist(stage: St
     plain = {effect.key.workload: json.loads(json.dumps(effect.to_plain())) for effect in from_files}
     assert plain == {"BySeed": by_seed, "Once": once}
 
-    done = stage.run(*arguments, "--aorta-collect-share=50%", env=environ)
+    done = stage.run(*arguments, "--aorta-collect-share=50%")
     assert [bool(trial["collected"]) for path, trial in stage.trials().items() if "BySeed/" in path][:6] == [
         True,
         False,

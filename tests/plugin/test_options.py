@@ -112,7 +112,7 @@ def test_variables_are_mitigations(
 
 
 def test_a_secret_is_no_name(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess("--aorta-workload", "gemm", "--aorta-mitigations", "API_TOKEN=hunter2")
+    result = pytester.runpytest_inprocess("--aorta-workload", "gemm", "--aorta-mitigations", "API_TOKEN=hunter2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*mitigation API_TOKEN=... may hold a secret*use --aorta-extra-env*"])
 

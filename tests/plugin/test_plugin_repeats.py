@@ -107,22 +107,13 @@ def test_dist_each_is_refused(second: Stage) -> None:
     done.stderr.fnmatch_lines(["ERROR: --dist each would run every trial in each worker; *--aorta-trials N"])
 
 
-def test_dist_each_is_refused_where_only_a_test_starts_trials(pytester: pytest.Pytester) -> None:
+def test_dist_each_is_refused_where_only_a_test_starts_trials(second: Stage) -> None:
     """Not before: without an option of ours, nobody knows that there will be trials."""
-    pytester.makepyfile(
-        """
-        class Passes:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": True}
-        def test_trial(aorta_run): aorta_run(Passes)
-        def test_plain(): pass
-        """
-    )
-    done = pytester.runpytest_subprocess("-p", "no:hypothesispytest", "-n", "2", "--dist", "each")
+    second.write(test_it="import second\ndef test_trial(aorta_run): aorta_run(second.Second)\ndef test_plain(): pass")
+    done = second.run("-n", "2", "--dist", "each", env={"PYTEST_AORTA_GRACE": ""})
     done.assert_outcomes(passed=2, errors=2)
     done.stdout.fnmatch_lines(["*UsageError: --dist each would run every trial in each worker; *--aorta-trials N"])
-    assert not (pytester.path / "results").exists()
+    assert not second.results.exists()
 
 
 def test_the_count_of_pytest_repeat_is_refused(second: Stage) -> None:
