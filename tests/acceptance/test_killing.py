@@ -37,8 +37,10 @@ def held(stage: Stage) -> Callable[[], psutil.Process]:
     [
         (signal.SIGTERM, ()),
         (signal.SIGKILL, ()),
-        pytest.param(signal.SIGKILL, ("-n", "2"), marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, (), marks=[pytest.mark.slow, pytest.mark.long]),
+        *(
+            pytest.param(*each, marks=[pytest.mark.slow, pytest.mark.long])
+            for each in [(signal.SIGKILL, ("-n", "2")), (signal.SIGHUP, ())]
+        ),
     ],
 )
 def test_an_ended_pytest(

@@ -268,7 +268,7 @@ def test_a_sweep_recipe_runs_as_it_is_and_converted(stage: Stage) -> None:
             "results: workspace/sweep",
         ]
     )
-    again = stage.run("sweep.yaml", "-n2")
+    again = stage.run_here("sweep.yaml")
     again.assert_outcomes(passed=9)
     again.stdout.fnmatch_lines(["9 of 9 trials had a result already"])
 
