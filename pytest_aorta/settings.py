@@ -1,7 +1,7 @@
 """All settings of a run: each is declared once, with its name, default, what it takes, and one sentence of help.
 
 The option of pytest, its twins in an ini file and in the environment, the fields of ``RunRequest`` and the table in
-``docs/options.md`` follow from ``SETTINGS``; ``python -m pytest_aorta.settings docs/options.md`` writes the table.
+``docs/options.md`` follow from ``SETTINGS``.
 
 pytest loads this module at every start, so it imports neither pydantic nor modules that do anything. Readers that
 need one are given as ``module:function``, and imported when a value is read. A reader takes a text, as on the command
@@ -514,26 +514,3 @@ RENAMED = {
     "--aorta-own-cores": "--aorta-slots=N,own-cores, or --aorta-slots=own-cores",
     **{f"--aorta-{each.name}": f"-o {each.ini}=VALUE, or the ini file" for each in SETTINGS if each.scope == "ini"},
 }
-
-
-def table() -> str:
-    rows = ["| name | value | default | meaning |", "|---|---|---|---|"]
-    for group in GROUPS.values():
-        for setting in group:
-            if setting.scope != "internal":
-                value = f"`{setting.metavar}`" if setting.metavar else ""
-                default = f"`{setting.default}`" if setting.default else ""
-                rows.append(f"| `{setting.flag}` | {value} | {default} | {setting.help} |".replace("  ", " "))
-    return "\n".join(rows) + "\n"
-
-
-def written(page: str) -> str:
-    """A page whose table of settings is replaced by the current one."""
-    begin, end = "<!-- settings: python -m pytest_aorta.settings docs/options.md -->\n", "<!-- end -->\n"
-    head, found, rest = page.partition(begin)
-    return f"{head}{begin}{table()}{end}{rest.partition(end)[2]}" if found else page
-
-
-if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        Path(argument).write_text(written(Path(argument).read_text(encoding="utf-8")), encoding="utf-8")
