@@ -87,9 +87,9 @@ class GraphTask(Member):
     running: tuple[Dispatch, ...] = ()
     #: Its place in the queue of those that are ready.
     order: int = 0
-    #: Whether its outcome is final; until then, a taken lock for the threads that wait for it.
+    #: Whether its outcome is final, and whether a thread waits for that.
     has_settled: bool = False
-    settled: threading.Lock | None = None
+    awaited: bool = False
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -387,7 +387,7 @@ class Dispatcher:
         self.name = name
         self.grace = grace
         self.allowed_failures = allowed_failures
-        #: Notified when a run ends, a ring has room, or the worker closes.
+        #: Notified when a task has ended that is waited for, a run ends, a ring has room, or the worker closes.
         self.lock = _Lock()
         self.placement = Placement()
         self.loop = EventLoop(f"aorta-{name}")
@@ -584,9 +584,8 @@ class Dispatcher:
         if run.waited_for and (room >= max(1, run.ring_size // 16) or run.cancelled is not None):
             run.waited_for = False
             self.lock.notify_all()
-        if task.settled is not None:
-            task.settled.release()
-            task.settled = None
+        if task.awaited:
+            self.lock.notify_all()
         if run.closed:
             self._end_if_over(run)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -75,22 +74,17 @@ class TaskRef:
         """
         check_timeout(timeout)
         task: GraphTask = self._node.payload
-        give_up = None if timeout is None else time.monotonic() + timeout
+        give_up = math.inf if timeout is None else time.monotonic() + timeout
         if not task.has_settled and timeout is None:
             self._dispatcher.loop.poll_until(lambda: task.has_settled)
         if not task.has_settled:
             with self._dispatcher.lock:
-                if not task.has_settled and task.settled is None:
-                    task.settled = threading.Lock()
-                    task.settled.acquire()
-                settled = task.settled
-            # A lock rather than an event: an interrupt within ``threading`` would leave that broken, and it takes long.
-            while settled is not None and not task.has_settled:
-                left = PIECE if give_up is None else max(0.0, min(PIECE, give_up - time.monotonic()))
-                if settled.acquire(timeout=left):
-                    settled.release()  # for other threads
-                elif give_up is not None and time.monotonic() >= give_up and not task.has_settled:
-                    raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
+                while not task.has_settled:
+                    left = give_up - time.monotonic()
+                    if left <= 0:
+                        raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
+                    task.awaited = True
+                    self._dispatcher.lock.wait(min(left, PIECE))
         return record_of(self._node)
 
     def result(self, timeout: float | None = None) -> Any:
