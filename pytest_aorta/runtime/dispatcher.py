@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_aorta.common.interrupts import PIECE, SIGINT_HELD
+from pytest_aorta.common.interrupts import SIGINT_HELD
 from pytest_aorta.runtime.event_loop import EventLoop
 from pytest_aorta.runtime.graph import UNSTARTED, Footprint, Graph, Node, State, Tag
 from pytest_aorta.runtime.records import (
@@ -354,11 +354,19 @@ class _Lock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def wait(self, timeout: float) -> None:
-        """Wait to be notified, perhaps for less: an interrupt is raised afterwards."""
-        self._condition.wait(min(timeout, SIGINT_HELD.piece()))
-        with SIGINT_HELD.released():
-            pass
+    def wait_until(self, over: Callable[[], bool], give_up: float = math.inf) -> bool:
+        """Whether ``over()`` before that moment of ``time.monotonic()``; asked at every notification.
+
+        An interrupt is raised between two waits.
+        """
+        while not over():
+            left = give_up - time.monotonic()
+            if left <= 0:
+                return False
+            self._condition.wait(min(left, SIGINT_HELD.piece()))
+            with SIGINT_HELD.released():
+                pass
+        return True
 
 
 class _Turn:
@@ -426,8 +434,7 @@ class Dispatcher:
     def open_run(self, run: GraphRun) -> GraphRun:
         """Begin a run; blocks while two others are open."""
         with self.lock:
-            while len(self.runs) >= DEPTH and not self.closing:
-                self.lock.wait(PIECE)
+            self.lock.wait_until(lambda: len(self.runs) < DEPTH or self.closing)
             if self.closing:
                 raise WorkerClosed(f"{self.name} is closed")
             self.runs.append(run)
@@ -475,12 +482,7 @@ class Dispatcher:
         with self.lock:
             self.closing = True
             self.lock.notify_all()
-            while self.runs:
-                left = give_up - time.monotonic()
-                if left <= 0:
-                    return False
-                self.lock.wait(min(left, PIECE))
-        return True
+            return self.lock.wait_until(lambda: not self.runs, give_up)
 
     # Tasks
 
@@ -512,16 +514,15 @@ class Dispatcher:
             run.hazards.submitted(node, accesses)
         return node
 
-    def wait_for_room(self, run: GraphRun, timeout: float | None) -> None:
-        """Block until a run's ring has room, the run accepts no task any more, or ``timeout`` has passed."""
-        give_up = None if timeout is None else time.monotonic() + timeout
+    def wait_for_room(self, run: GraphRun, give_up: float) -> None:
+        """Block until a run's ring has room, the run accepts no task any more, or that moment."""
+
+        def over() -> bool:
+            run.waited_for = True
+            return run.closed or run.cancelled is not None or run.unsettled < run.ring_size
+
         with self.lock:
-            while not run.closed and run.cancelled is None and run.unsettled >= run.ring_size:
-                left = PIECE if give_up is None else min(PIECE, give_up - time.monotonic())
-                if left <= 0:
-                    return
-                run.waited_for = True
-                self.lock.wait(left)
+            self.lock.wait_until(over, give_up)
 
     def add_memory(self, run: GraphRun, slab: Slab) -> Node:
         """Have a slab released once its scope has ended, and all tasks that use it have; raises as ``submit``."""

@@ -19,7 +19,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_aorta.common.interrupts import PIECE
 from pytest_aorta.runtime.arguments import TaskArgs
 from pytest_aorta.runtime.callables import dumps, loads
 from pytest_aorta.runtime.records import SUCCEEDED, Completion, Outcome, StartupError, TaskFailure, failure_of
@@ -144,15 +143,13 @@ class ProcessEndpoint:
         if self._state is ProcessState.CLOSED:  # meanwhile
             link.close(0.0)
         with self._lock:
-            while self._refused is None:
-                self._check_open()
-                left = give_up - time.monotonic()
-                if self.ready and left > 0:
-                    return
-                if left <= 0:
-                    raise StartupError(f"{self.name}: not ready in time; it hangs, or startup_timeout_s is too short")
-                self._lock.wait(min(left, PIECE))
-            raise StartupError(f"{self.name}: {self._refused.message}\n{self._refused.traceback}".rstrip())
+            closed = ProcessState.CLOSED
+            self._lock.wait_until(lambda: self.ready or self._refused is not None or self._state is closed, give_up)
+            if self._refused is not None:
+                raise StartupError(f"{self.name}: {self._refused.message}\n{self._refused.traceback}".rstrip())
+            self._check_open()
+            if not self.ready:
+                raise StartupError(f"{self.name}: not ready in time; it hangs, or startup_timeout_s is too short")
 
     def _check_open(self) -> None:
         if self._state is ProcessState.CLOSED:
@@ -273,8 +270,7 @@ class ProcessEndpoint:
             deaths = self._deaths + attempt - 1
             until = time.monotonic() + (min(MOST_BACK_OFF, BACK_OFF * 2.0 ** (deaths - 1)) if deaths > 0 else 0.0)
             with self._lock:
-                while self._state is ProcessState.STARTING and (left := until - time.monotonic()) > 0:
-                    self._lock.wait(left)
+                self._lock.wait_until(lambda: self._state is not ProcessState.STARTING, until)
             try:
                 self.spawn(time.monotonic() + RESTART)
                 return

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.common.interrupts import PIECE, SIGINT_HELD, wait_for
+from pytest_aorta.common.interrupts import SIGINT_HELD, wait_for
 from pytest_aorta.runtime.arguments import (
     TaskArgs,
     blank_tensor,
@@ -79,12 +79,9 @@ class TaskRef:
             self._dispatcher.loop.poll_until(lambda: task.has_settled)
         if not task.has_settled:
             with self._dispatcher.lock:
-                while not task.has_settled:
-                    left = give_up - time.monotonic()
-                    if left <= 0:
-                        raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
-                    task.awaited = True
-                    self._dispatcher.lock.wait(min(left, PIECE))
+                task.awaited = True
+                if not self._dispatcher.lock.wait_until(lambda: task.has_settled, give_up):
+                    raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s")
         return record_of(self._node)
 
     def result(self, timeout: float | None = None) -> Any:
@@ -484,7 +481,7 @@ class Orchestrator:
         return producers
 
     def _add(self, task: GraphTask, accesses: list[tuple[Footprint, Tag]], producers: list[Node]) -> Node:
-        give_up = None if self._ring_timeout is None else time.monotonic() + self._ring_timeout
+        give_up = math.inf if self._ring_timeout is None else time.monotonic() + self._ring_timeout
         definition = task.members[0].definition
         assert definition is not None
         while True:
@@ -500,10 +497,9 @@ class Orchestrator:
                     warnings.warn(text, HazardWarning, stacklevel=4)
                 return node
             except RingFull:
-                if give_up is not None and time.monotonic() >= give_up:
+                if time.monotonic() >= give_up:
                     raise
-            left = None if give_up is None else max(0.0, give_up - time.monotonic())
-            self._dispatcher.wait_for_room(self._run, left)
+            self._dispatcher.wait_for_room(self._run, give_up)
             self._check_open()
 
     def _check_open(self) -> None:
