@@ -130,8 +130,8 @@ COLUMNS: tuple[Column[CellChange], ...] = (
     Column("workload", lambda change: change.b.key.workload),
     Column("cell", lambda change: change.b.key.cell),
     Column("cell_in_a", lambda change: change.a.key.cell),
-    Column("test", lambda change: change.b.key.test),
-    Column("options", lambda change: change.b.key.options),
+    Column("test", lambda change: change.b.key.test or None),
+    Column("options", lambda change: change.b.key.options or None),
     Column("a", lambda change: _numbers(change.a), "A", lambda change: _failures(change.a)),
     Column("b", lambda change: _numbers(change.b), "B", lambda change: _failures(change.b)),
     Column("failure_rate",
@@ -288,7 +288,8 @@ def comparison_as_plain(comparison: RunComparison) -> dict[str, Any]:
         }
 
     def only(cells: Sequence[CellStatistics]) -> list[dict[str, Any]]:
-        return [{**_fields(cell.key, "workload", "cell", "test", "options"), **_numbers(cell)} for cell in cells]
+        named = "workload", "cell", "test", "options"
+        return [{**{name: getattr(cell.key, name) or None for name in named}, **_numbers(cell)} for cell in cells]
 
     found = {
         "schema_version": SCHEMA_VERSION,

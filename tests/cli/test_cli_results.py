@@ -94,6 +94,7 @@ def test_the_json_has_the_keys_that_the_docs_promise(runs: Path) -> None:
     outcomes = {"ok": 18, "failed": 2, "timeout": 0, "infrastructure": 0, "interrupted": 0, "did_not_run": 0}
     assert first["a"]["outcomes"] == outcomes
     assert second["more_trials"] is None
+    assert [(cell["test"], cell["options"]) for cell in (first, *found["only_in_a"])] == [(None, None)] * 2
     assert found["only_in_a"][0]["cell"] == "local-old"
     assert found["environment"]["all_cells"][0] == {
         "what": "torch",
