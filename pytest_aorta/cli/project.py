@@ -23,9 +23,8 @@ from pytest_aorta.cli.shared import (
     is_chosen,
     json_option,
     names_argument,
-    open_project,
     open_recipe,
-    registry_option,
+    project_options,
     state_options,
     units_where,
     warn_of,
@@ -106,9 +105,9 @@ def init(workspace: str, signac: bool, folder: Path) -> None:
 @click.option("--short", is_flag=True, help="One line for each action, fields separated by tabs, no heading.")
 @json_option
 @click.option("--no-header", is_flag=True, help="A table without its heading.")
-@cluster_option()
-@registry_option
+@project_options()
 def status(
+    project: Project,
     names: tuple[str, ...],
     action: str,
     show_all: bool,
@@ -116,15 +115,12 @@ def status(
     short: bool,
     as_json: bool,
     no_header: bool,
-    cluster: str | None,
-    files: tuple[str, ...],
     **flags: bool,
 ) -> None:
     """The recipe is that of the working directory, or the nearest one above. What counts are directories, or trials of
     an action with a workload; where names are given, only these (-: names from stdin). Products of commands are not
     looked for again: see pytest-aorta scan.
     """
-    project = open_project(files, cluster)
     actions = project.actions(action)
     chosen = units_where(project, actions, chosen_units(names, project), where)
     shown: list[dict[str, Any]] = []
@@ -167,11 +163,9 @@ def status(
 @click.command("why")
 @names_argument("DIRECTORY | CELL | TRIAL...")
 @action_option("Of these actions; * and ? are wildcards.")
-@cluster_option()
-@registry_option
-def why(names: tuple[str, ...], action: str, cluster: str | None, files: tuple[str, ...]) -> None:
+@project_options()
+def why(project: Project, names: tuple[str, ...], action: str) -> None:
     """What an action waits for there, what the scheduler says of its job, and how a failed command has ended."""
-    project = open_project(files, cluster)
     only = chosen_units(names, project)
     for each in project.actions(action):
         states = project.states(each, only)
@@ -237,22 +231,19 @@ def _last_output(project: Project, action: Action, unit: str) -> Iterator[str]:
 @click.option("--prune", is_flag=True, help="Also forget what is completed by the index, and is not on disk.")
 @click.option("--accept", is_flag=True, help="Products of stale commands are as good as those of the present ones.")
 @click.option("--no-progress", is_flag=True, envvar="ROW_NO_PROGRESS", help="No progress bar, on a terminal either.")
-@cluster_option()
-@registry_option
+@project_options(rebuilds=False)
 def scan(
+    project: Project,
     names: tuple[str, ...],
     action: str,
     prune: bool,
     accept: bool,
     no_progress: bool,
-    cluster: str | None,
-    files: tuple[str, ...],
 ) -> None:
     """pytest notes all of that when it happens. A scan is for what has changed otherwise: results that were copied, a
     removed index, edited value files. With names, only these directories or cells (-: names from stdin). Nothing but
     the index changes.
     """
-    project = open_project(files, cluster, rebuilds=False)
     recipe, only = project.recipe, chosen_units(names, project)
     search = Scan(project, project.actions(action), only, accepts=accept)
     values = len(project.directories if only is None else only) if recipe.workspace.value_file is not None else 0
@@ -386,9 +377,9 @@ def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text:
     )
     @click.option("--no-separate-groups", is_flag=True, help="No empty lines between groups.")
     @where_option
-    @cluster_option()
-    @registry_option
+    @project_options()
     def command(
+        project: Project,
         names: tuple[str, ...],
         action: str | None,
         pointers: tuple[str, ...],
@@ -398,8 +389,6 @@ def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text:
         no_header: bool,
         groups: int | None,
         no_separate_groups: bool,
-        cluster: str | None,
-        files: tuple[str, ...],
         **flags: bool,
     ) -> None:
         for pointer in pointers:
@@ -407,7 +396,6 @@ def _add_listing(what: str, heading: str, pattern: str | None, shown: str, text:
                 check_pointer(pointer)
             except ValueError as error:
                 raise RequestError(f"--value {error}") from None
-        project = open_project(files, cluster)
         found = _rows(what, project, chosen_units(names, project), action, pointers, where, flags)
         rows = [row for row in found if groups is None or row.group <= groups]
         project.workspace.save()

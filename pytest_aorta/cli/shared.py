@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -144,6 +145,19 @@ def open_project(files: Sequence[str], cluster: str | None = None, *, rebuilds: 
         project.rebuild()
     warn_of(project.problems)
     return project
+
+
+def project_options(*, rebuilds: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options for the ``project`` that a command is called with; ``rebuilds``: as of ``open_project``."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def opened(cluster: str | None, files: tuple[str, ...], **given: Any) -> None:
+            command(project=open_project(files, cluster, rebuilds=rebuilds), **given)
+
+        return cluster_option()(registry_option(opened))
+
+    return add
 
 
 def warn_of(problems: Sequence[str]) -> None:

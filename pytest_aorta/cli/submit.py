@@ -29,8 +29,8 @@ from pytest_aorta.cli.shared import (
     json_option,
     names_argument,
     names_from_stdin,
-    open_project,
     open_recipe,
+    project_options,
     recipe_option,
     registry_option,
     units_where,
@@ -232,13 +232,11 @@ def _say(text: str, *, nl: bool = True) -> None:
 @click.option("--all", "show_all", is_flag=True, help="Also those that have ended.")
 @click.option("--short", is_flag=True, help="Their numbers only, one a line, as scancel and squeue take them.")
 @json_option
-@cluster_option()
-@registry_option
-def jobs(action: str, show_all: bool, short: bool, as_json: bool, cluster: str | None, files: tuple[str, ...]) -> None:
+@project_options(rebuilds=False)
+def jobs(project: Project, action: str, show_all: bool, short: bool, as_json: bool) -> None:
     """A job that has ended in any other way than COMPLETED, and has not been looked at since, is shown once without
     --all.
     """
-    project = open_project(files, cluster, rebuilds=False)
     rows = [
         row
         for job in (read_jobs(project.recipe.index) if show_all else project.jobs)
@@ -269,17 +267,13 @@ def jobs(action: str, show_all: bool, short: bool, as_json: bool, cluster: str |
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @action_option("All of these actions; * and ? are wildcards.", None)
 @click.option("--all", "everything", is_flag=True, help="All of this recipe.")
-@cluster_option()
-@registry_option
-def cancel(
-    ids: tuple[str, ...], action: str | None, everything: bool, cluster: str | None, files: tuple[str, ...]
-) -> None:
+@project_options(rebuilds=False)
+def cancel(project: Project, ids: tuple[str, ...], action: str | None, everything: bool) -> None:
     """The number of an array stands for all of its tasks. Trials that run are ended in order, as far as SLURM gives
     them the time.
     """
     if bool(ids) + bool(action) + everything != 1:
         raise RequestError("cancel: which jobs? Give their numbers, --action PATTERN, or --all")
-    project = open_project(files, cluster, rebuilds=False)
     chosen = [
         (job, row["id"])
         for job in project.jobs
