@@ -161,12 +161,6 @@ class Journal:
             os.close(self._fd)
             self._fd = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
 
 def _has_ended(journal: Path) -> bool:
     with contextlib.suppress(OSError), journal.open("rb") as file:
@@ -176,17 +170,15 @@ def _has_ended(journal: Path) -> bool:
 
 
 class Workspace:
-    """What is known of the workspace of a recipe.
+    """What is known of the workspace of a recipe: nothing but what is looked up on disk, unless it is ``from_cache``.
 
-    ``fresh``: whether values are those on disk, and nothing is kept; else an edited value file is seen by a scan only.
     ``damaged``: files of the index that could not be read, with the reason; what they had said is missing.
     """
 
-    def __init__(self, recipe: Recipe, *, fresh: bool = False) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._index = recipe.index
         self._folder, self._value_file = str(recipe.directories), str(recipe.workspace.value_file or "")
-        self._fresh = fresh
         self._names: list[str] | None = None
         self._digests: dict[str, str | None] = {}
         self._is_new = False
@@ -195,7 +187,10 @@ class Workspace:
 
     @classmethod
     def from_cache(cls, recipe: Recipe) -> Self:
-        """With the cache and the journals; those that have ended are folded into it, where it can be written."""
+        """With the cache and the journals; those that have ended are folded into it, where it can be written.
+
+        An edited value file is seen by a scan only.
+        """
         found = cls(recipe)
         if found._journals():
             with locked(found._index):
@@ -273,7 +268,7 @@ class Workspace:
 
     def save(self) -> None:
         """Keep what was looked up, for the next process; what others have completed in the meantime stays."""
-        if not self._is_new or self._fresh:
+        if not self._is_new:
             return
         with contextlib.suppress(OSError):
             self._index.mkdir(exist_ok=True)

@@ -7,6 +7,7 @@ do.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -142,7 +143,7 @@ class Project:
 
     @cached_property
     def workspace(self) -> Workspace:
-        return Workspace(self.recipe, fresh=True) if self._fresh else Workspace.from_cache(self.recipe)
+        return Workspace(self.recipe) if self._fresh else Workspace.from_cache(self.recipe)
 
     @cached_property
     def requests(self) -> Requests:
@@ -431,7 +432,7 @@ class Project:
         action = next(iter(self.recipe.by_name.get(job.action, ())), None)
         if action is None:
             return
-        with Journal(self.recipe.index) as journal:
+        with contextlib.closing(Journal(self.recipe.index)) as journal:
             settle = self._settle_trials if action.is_matrix else self._settle_commands
             settle(action, job, task, state, journal)
 

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def journal_of(folder: Path, *lines: bytes) -> Path:
 
 
 def test_what_was_journaled_is_read_and_then_in_the_cache(tmp_path: Path) -> None:
-    with Journal(tmp_path / ".aorta") as journal:
+    with closing(Journal(tmp_path / ".aorta")) as journal:
         journal.add("matrix", "local-none/0", "ok", REQUEST)
         assert completed(tmp_path) == {"matrix": {"local-none/0": "ok"}}  # it may still grow, and stays
         journal.add("matrix", "local-none/0", "timeout", REQUEST)  # the last one counts
@@ -60,7 +61,7 @@ def test_what_was_journaled_is_read_and_then_in_the_cache(tmp_path: Path) -> Non
 
 
 def test_nothing_is_folded_twice_when_a_reader_was_killed_before_it_removed_the_journal(tmp_path: Path) -> None:
-    with Journal(tmp_path / ".aorta") as journal:
+    with closing(Journal(tmp_path / ".aorta")) as journal:
         journal.add("one", "a", "failed")
     (path,) = journals(tmp_path)
     lines = path.read_bytes()
@@ -72,11 +73,11 @@ def test_nothing_is_folded_twice_when_a_reader_was_killed_before_it_removed_the_
 
 
 def test_a_scan_replaces_nothing_that_others_have_completed_in_the_meantime(tmp_path: Path) -> None:
-    with Journal(tmp_path / ".aorta") as journal:
+    with closing(Journal(tmp_path / ".aorta")) as journal:
         journal.add("one", "a", "completed")
         journal.add("one", "b", "completed")
     before = read(tmp_path)
-    with Journal(tmp_path / ".aorta") as journal:
+    with closing(Journal(tmp_path / ".aorta")) as journal:
         journal.add("one", "a", "failed")
         journal.add("one", "c", "failed")
     found = Known(completed={"one": {"c": ("completed", ""), "d": ("completed", "")}})
@@ -142,7 +143,7 @@ def test_folders_links_and_the_last_line_of_a_killed_writer_are_no_damage(tmp_pa
 def test_what_is_written_after_the_disk_was_full_is_whole(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Journal(tmp_path / ".aorta") as journal:
+    with closing(Journal(tmp_path / ".aorta")) as journal:
         journal.add("one", "a", "completed")
         (path,) = journals(tmp_path)
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 30, hard))
@@ -159,7 +160,7 @@ def test_what_is_written_after_the_disk_was_full_is_whole(tmp_path: Path) -> Non
 
 def test_source_files_of_trials_are_written_when_they_are_others(tmp_path: Path) -> None:
     many = Request(digest="r", sources={f"/package/module_{number}.py": "0123456789abcdef" for number in range(100)})
-    with Journal(tmp_path / ".aorta") as journal:
+    with closing(Journal(tmp_path / ".aorta")) as journal:
         for number in range(20):
             journal.add("m", f"c/{number}", "ok", many if number != 10 else REQUEST)
         (path,) = journals(tmp_path)
@@ -221,7 +222,7 @@ def test_an_edited_value_is_seen_when_values_are_refreshed_and_by_a_run(tmp_path
     (tmp_path / "workspace/a/v.json").write_text('{"x": 22}')
     again = read(tmp_path)
     assert again.value_of("a") != {"x": 22}
-    assert Workspace(recipe_of(RECIPE, str(tmp_path / "aorta.toml")), fresh=True).value_of("a") == {"x": 22}
+    assert Workspace(recipe_of(RECIPE, str(tmp_path / "aorta.toml"))).value_of("a") == {"x": 22}
     again.refresh_values()
     again.save()
     assert read(tmp_path).value_of("a") == {"x": 22}
@@ -231,7 +232,7 @@ def test_what_a_reader_looks_up_does_not_undo_what_others_complete(tmp_path: Pat
     make(tmp_path, "a", 1)
     reader = read(tmp_path)
     reader.value_of("a")
-    with Journal(tmp_path / ".aorta") as journal:
+    with closing(Journal(tmp_path / ".aorta")) as journal:
         journal.add("one", "a", "completed")
     read(tmp_path)
     reader.save()
