@@ -26,7 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, inf, log
+from math import ceil, exp, inf, log
 from typing import TypeAlias
 
 import numpy as np
@@ -335,11 +335,6 @@ def rate_upper_bound_sequential(failures: int, trials: int) -> float:
         likelihood = (failures * log(rate) if failures else 0.0) + successes * log(1 - rate)
         return float(wealth_of_all + log(lower_rates) - likelihood) if lower_rates > 0 else -inf
 
-    low, high, needed = failures / trials, 1.0, -log(0.05)
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        if log_capital(middle) < needed:
-            low = middle
-        else:
-            high = middle
-    return high
+    # It grows with the rate from the observed one on.
+    millionths = range(ceil(10**6 * failures / trials), 10**6)
+    return (millionths.start + bisect_left(millionths, -log(0.05), key=lambda rate: log_capital(rate / 10**6))) / 10**6
