@@ -31,11 +31,10 @@ from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.bootstrap.sitecustomize import serve_recorder
 from pytest_aorta.launch.child.command import Lines, command_result
 from pytest_aorta.launch.child.rank_files import (
-    EventLogWriter,
     attempt_folder,
     clear,
-    event_log,
     keep_evidence,
+    log_event,
     save_collectives,
 )
 from pytest_aorta.launch.child.recorder import ATTEMPT, MONITOR_INTERVAL, RankRecorder, ReportingAgent, use_recorder
@@ -76,7 +75,12 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
     folder.mkdir(parents=True, exist_ok=True)
     arm(str(folder / f"rank_{rank}.stacks.log"))
     seed = rank_seed(payload["seed"], rank, attempt)
-    log = EventLogWriter(event_log(folder, rank), relay=relay if os.environ["LOCAL_RANK"] == "0" else None)
+    is_first = os.environ["LOCAL_RANK"] == "0"
+
+    def send(event: Event) -> None:
+        log_event(folder, rank, event)
+        if is_first and relay is not None:
+            relay(event)
 
     def on_error(error: BaseException) -> None:
         # At once, as the agent may end this rank; from the file it learns which rank failed first.
@@ -85,7 +89,7 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
         save_collectives(trial, sockets, socket)
 
     if not prepared:
-        log.send({"type": "begin", "phase": "import"})
+        send({"type": "begin", "phase": "import"})
         end: Event = {"type": "end", "phase": "import", "sec": 0.0}
         start = time.monotonic()
         try:
@@ -96,12 +100,12 @@ def run_rank(payload: TrialPayload, *, prepared: bool = True, relay: Send | None
             raise
         finally:
             end["sec"] = time.monotonic() - start
-            log.send(end)
+            send(end)
         prepare(payload)
     use_seed(seed)
     with contextlib.suppress(OSError):
         serve_recorder(str(sockets / socket))
-    if not run_workload(payload, log.send, step_file(folder, rank), on_error=on_error):
+    if not run_workload(payload, send, step_file(folder, rank), on_error=on_error):
         os._exit(1)
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:

@@ -23,7 +23,7 @@ from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder
 from pytest_aorta.launch.diagnosis.collectives import read_collectives
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, Launcher, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.traces import complaint_in, infer_exit_reason, locate, read_dump
-from pytest_aorta.trials.records import Event, Failure, ResultRecord, Send, event_of_rank, to_json
+from pytest_aorta.trials.records import Event, Failure, ResultRecord, event_of_rank, to_json
 from pytest_aorta.trials.steps import read_steps, step_file
 
 #: Bytes that are read of an error file; at the end of a log in which a library says why it has ended its process.
@@ -57,28 +57,17 @@ def evidence_file(folder: Path, attempt: int) -> Path:
     return attempt_folder(folder, attempt) / "evidence.json"
 
 
-class EventLogWriter:
-    """Appends events to a log, and passes them to ``relay`` as well."""
-
-    def __init__(self, path: Path, relay: Send | None = None) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._relay = relay
-
-    def send(self, event: Event) -> None:
-        os.write(self._fd, to_json(event).encode() + b"\n")
-        if self._relay is not None:
-            self._relay(event)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 def _append(path: Path, *entries: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # a full disk must not disturb the ranks
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:  # a process that died has perhaps left a torn line
             for entry in entries:
                 file.write(f"\n{to_json(entry)}\n".encode())
+
+
+def log_event(folder: Path, rank: int, event: Event) -> None:
+    """Add to the event log of a rank in an attempt's ``folder``."""
+    _append(event_log(folder, rank), event)
 
 
 def _entries(data: bytes) -> list[Any]:

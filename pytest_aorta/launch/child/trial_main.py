@@ -21,6 +21,7 @@ from pytest_aorta.launch.launch_mode import (
 from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import enter, take_place
+from pytest_aorta.trials.records import Event
 from pytest_aorta.trials.seeding import rank_seed
 from pytest_aorta.trials.steps import step_file
 
@@ -61,12 +62,16 @@ def run(payload: TrialPayload, channel: Channel) -> None:
         run_ranks = elastic.run_elastic if mode == "elastic" else targets.get(payload["target"], elastic.run_torchrun)
         run_ranks(payload, send)
     elif mode == "external":
-        from pytest_aorta.launch.child.rank_files import EventLogWriter, event_log
+        from pytest_aorta.launch.child.rank_files import log_event
 
         rank, given = own_rank(), payload["rank_seed"]
-        log = EventLogWriter(event_log(folder, rank), relay=send)
+
+        def send_and_log(event: Event) -> None:
+            log_event(folder, rank, event)
+            send(event)
+
         workload_main.use_seed(rank_seed(payload["seed"], rank) if given is None else given)
-        workload_main.run_workload(payload, log.send, step_file(folder, rank))
+        workload_main.run_workload(payload, send_and_log, step_file(folder, rank))
     else:
         workload_main.use_seed(payload["seed"])
         workload_main.run_workload(payload, send, step_file(folder))

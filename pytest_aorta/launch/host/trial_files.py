@@ -13,7 +13,6 @@ from typing import NamedTuple
 from pytest_aorta.common.texts import first_names, read_tail
 from pytest_aorta.launch.child.bootstrap import READS
 from pytest_aorta.launch.child.rank_files import (
-    EventLogWriter,
     adopt_ranks,
     attempt_evidence,
     clear,
@@ -24,6 +23,7 @@ from pytest_aorta.launch.child.rank_files import (
     has_ended,
     keep_evidence,
     last_attempt,
+    log_event,
     move_files,
     read_evidence,
     read_processes,
@@ -50,7 +50,7 @@ from pytest_aorta.trials.execution import FILES, ElasticOptions
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.outcome import Observation
 from pytest_aorta.trials.output import RETURNCODE
-from pytest_aorta.trials.records import Failure
+from pytest_aorta.trials.records import Event, Failure
 from pytest_aorta.trials.spec import TrialSpec
 from pytest_aorta.trials.steps import read_steps, step_file
 
@@ -175,12 +175,11 @@ def stderr_to_read(seen: Observation, folder: Path) -> Path | None:
 
 def report_unstarted(folder: Path, rank: int, failure: Failure) -> None:
     """Write the event log of a rank whose child could not be started: what rank 0 would wait for."""
-    folder.mkdir(parents=True, exist_ok=True)
     now, timed_out = time.time(), failure.kind == "timeout"
-    with contextlib.closing(EventLogWriter(event_log(folder, rank))) as log:
-        log.send({"type": "begin", "phase": failure.phase})
-        if not timed_out:
-            log.send({"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)})
+    log_event(folder, rank, {"type": "begin", "phase": failure.phase})
+    if not timed_out:
+        end: Event = {"type": "end", "phase": failure.phase, "sec": 0.0, "failure": replace(failure, at=now)}
+        log_event(folder, rank, end)
     if timed_out:
         write_exit(folder, rank, None, overdue=now)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 from support.rank_events import returned
 
 from pytest_aorta.launch.child.rank_files import (
-    EventLogWriter,
     event_log,
     has_ended,
+    log_event,
     read_new,
     read_rank,
     write_exit,
@@ -65,8 +64,7 @@ def test_the_end_of_a_rank_is_read_after_a_line_that_its_process_has_torn(tmp_pa
 
 def test_the_end_that_an_earlier_pytest_has_written_is_not_that_of_the_rank(tmp_path: Path) -> None:
     write_exit(tmp_path, 0, RankExit(1, at=2.0), overdue=1.0)
-    with contextlib.closing(EventLogWriter(event_log(tmp_path, 0))) as log:
-        log.send({"type": "begin", "phase": "run"})
+    log_event(tmp_path, 0, {"type": "begin", "phase": "run"})
     found = read_rank(RankEvidence(0), tmp_path)
     assert not has_ended(tmp_path, 0)
     assert (found.exit, found.overdue) == (None, None)

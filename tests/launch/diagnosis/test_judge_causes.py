@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from support.rank_events import SETUP_DONE, raised, returned
 
 from pytest_aorta.launch.child.rank_files import (
-    EventLogWriter,
     attempt_evidence,
     attempt_folder,
-    event_log,
+    log_event,
     write_exit,
     write_start,
 )
@@ -33,9 +32,8 @@ def judgement_of(
     """Of ranks with these event logs; ``codes`` as an agent saw them that does not say which ranks it has ended."""
     write_start(attempt_folder(folder, 0), {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
     for rank, events in enumerate(logs):
-        log = EventLogWriter(event_log(attempt_folder(folder, 0), rank))
         for event in events:
-            log.send(event)
+            log_event(attempt_folder(folder, 0), rank, event)
     for rank, code in (codes or {}).items():
         write_exit(attempt_folder(folder, 0), rank, RankExit(code, 100 + rank, (at or {}).get(rank, 1000)))
     return judge(TrialEvidence.from_json(to_json(attempt_evidence(folder, 0, "elastic", None))))

@@ -11,11 +11,10 @@ import pytest
 from support.rank_events import SETUP_DONE, raised, returned
 
 from pytest_aorta.launch.child.rank_files import (
-    EventLogWriter,
     attempt_evidence,
     attempt_folder,
     collectives_file,
-    event_log,
+    log_event,
     write_exit,
     write_start,
 )
@@ -66,9 +65,8 @@ def judgement(
     attempt = attempt_folder(folder, 0)
     write_start(attempt_folder(folder, 0), {rank: rank for rank in range(len(logs))}, len(logs), "here:1")
     for rank, events in enumerate(logs):
-        log = EventLogWriter(event_log(attempt, rank))
         for event in events:
-            log.send(event)
+            log_event(attempt, rank, event)
     for rank, text in (dumps or {}).items():
         (attempt / f"rank_{rank}.stacks.log").write_text(text)
     for rank, trace in (traces or {}).items():
