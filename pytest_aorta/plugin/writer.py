@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> list[tuple[str, str]]:
     """Set the exit status of a run that has come to its end by its gates, which decide together; what to print of them,
     each line with its colour, with ``-q`` only of those that do not hold."""
-    from pytest_aorta.triage.gates import judge
+    from pytest_aorta.triage.gates import problems_of
 
     begun = [writer for writer in writers if writer.gates and any(cell.trials for cell in writer.triage.cells)]
     if not begun:
@@ -57,11 +57,14 @@ def judge_gates(session: pytest.Session, writers: Collection[TrialWriter]) -> li
     for writer in (*begun, *(writer for writer in writers if writer not in begun)):
         of = f"{writer.run.action}: " if writer.run.action else ""
         gates = writer.gates if writer in begun else [gate for gate in writer.gates if gate.text not in taken]
-        for result in judge(gates, writer.triage.table()) if gates else ():
-            hold &= result.holds
-            lines += [(f"does not hold: {of}{result.gate.text}: {problem}", "red") for problem in result.problems]
-            if result.holds and session.config.get_verbosity() >= 0:
-                lines.append((f"holds: {of}{result.gate.text}", "green"))
+        if gates:
+            table = writer.triage.table()
+        for gate in gates:
+            problems = list(problems_of(gate, table))
+            hold &= not problems
+            lines += [(f"does not hold: {of}{gate.text}: {problem}", "red") for problem in problems]
+            if not problems and session.config.get_verbosity() >= 0:
+                lines.append((f"holds: {of}{gate.text}", "green"))
         judged = {"failed", "timeout"} | ({"ok"} if writer.run.expects_failures else set())
         if any(gate.value == "infrastructure" for gate in gates):
             judged |= {"infrastructure", "did not run"}

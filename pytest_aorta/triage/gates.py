@@ -59,18 +59,6 @@ class Gate:
     operand: float | str
 
 
-@dataclass(frozen=True)
-class GateResult:
-    """What became of a gate; ``problems`` say where and why it does not hold."""
-
-    gate: Gate
-    problems: tuple[str, ...] = ()
-
-    @property
-    def holds(self) -> bool:
-        return not self.problems
-
-
 def parse_gate(text: str) -> Gate:
     """A gate from its text: ``VALUE[(CELL)] COMPARISON OPERAND``, the value in ``upper(...)`` or ``lower(...)`` or not.
 
@@ -117,17 +105,13 @@ def check_gates(
             check_baseline(gate.cell, cells, f"{source} {gate.text!r}")
 
 
-def judge(gates: Iterable[Gate], table: Table) -> list[GateResult]:
-    """What becomes of each gate, once all trials are over.
+def problems_of(gate: Gate, table: Table) -> Iterator[str]:
+    """Why a gate does not hold, and where, once all trials are over; nothing where it does.
 
     A gate without a cell is about each cell that is compared with a baseline, and about a cell that has none to be
     compared with; one on ``infrastructure`` about all cells. It does not hold where there is no such cell, nor where a
     cell does not have the value: no trial that counts, no step times.
     """
-    return [GateResult(gate, tuple(_problems(gate, table))) for gate in gates]
-
-
-def _problems(gate: Gate, table: Table) -> Iterator[str]:
     rows = [row for row in table.rows if row.cell.total]
     if gate.cell is not None:
         about = [row for row in rows if is_named(gate.cell, row.cell.key.cell, row.cell.mitigations)]
