@@ -14,7 +14,6 @@ SETS = ("none", "slow", "import", "bugs")
 
 
 def planted(stage: Stage, *sets: str, trials: int = 20) -> pytest.RunResult:
-    """A run with one cell for each fault."""
     stage.copy(Path(__file__).with_name("planted_workload.py"))
     stage.write_registry(mitigations={name: {"PLANTED": name} for name in ("slow", "import", "bugs", "drift")})
     options = [word for name in sets for word in ("--aorta-mitigations", name)]
@@ -24,7 +23,6 @@ def planted(stage: Stage, *sets: str, trials: int = 20) -> pytest.RunResult:
 
 
 def matrix(stage: Stage) -> dict[str, dict[str, Any]]:
-    """The cells of matrix.json by mitigation."""
     found = json.loads((stage.path / "results" / "matrix.json").read_text())
     return {cell["mitigations"][0]: cell for cell in found["cells"]}
 

@@ -12,7 +12,6 @@ FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 
 
 def play(stage: Stage, parts: list[str], *options: str) -> dict[str, dict[str, Any]]:
-    """Run one trial per part; their records."""
     stage.copy(FAULTS)
     arguments = ("--aorta-trials", str(len(parts)), "--aorta-config", f"script={'.'.join(parts)}", *options)
     stage.run("rank_faults.py::RankFaults", *arguments)

@@ -88,7 +88,6 @@ def comparable(trial: dict[str, Any], may_differ: tuple[str, ...]) -> dict[str, 
 
 
 def run(stage: Stage, results: str, *options: str) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
-    """Run all workloads in the same folder; pytest's end and the trial files."""
     where = ("--aorta-results-dir", results)
     done = stage.run(*WORKLOADS, *CELLS, *where, *options, env={"PYTHONHASHSEED": "1"})
     assert done.ret == 1, text(done)
@@ -107,7 +106,6 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def plain(theatre: Stage) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
-    """What a plain run writes."""
     return run(theatre, "plain")
 
 

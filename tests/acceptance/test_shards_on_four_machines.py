@@ -30,7 +30,6 @@ def identity(record: dict[str, Any]) -> list[Any]:
 
 
 def table(stage: Stage, results: str) -> list[Any]:
-    """The counts of the matrix."""
     matrix = json.loads((stage.path / results / "matrix.json").read_text())
     assert matrix["complete"] is True
     return [[cell[key] for key in ("workload", "cell", "planned", "seen", "failures")] for cell in matrix["cells"]]

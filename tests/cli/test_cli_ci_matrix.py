@@ -23,7 +23,6 @@ maximum_size = 2
 
 
 def jobs(*arguments: str | Path) -> list[dict[str, Any]]:
-    """The jobs as JSON."""
     result = command("ci-matrix", "--json", *arguments)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)["jobs"]

@@ -29,7 +29,6 @@ def write(file: Path, **changes: Any) -> Path:
 
 
 def diff(a: Path, b: Path) -> list[str]:
-    """The lines that say what differs."""
     result = command("env", "--diff", a, b)
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()

@@ -22,7 +22,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def note(folder: Path, action: str, outcome: Outcome, *directories: str) -> None:
-    """What a run of a command journals."""
     with Journal(folder / ".aorta") as journal:
         for directory in directories:
             journal.add(action, directory, outcome)
@@ -212,7 +211,6 @@ def mixed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(*arguments: str) -> list[str]:
-    """The names that are shown."""
     result = command("show", *arguments, "--short")
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()

@@ -104,7 +104,6 @@ def _make_project(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that has what this one has, and pytest-cov."""
     return environment_beside_this_run(tmp_path_factory.mktemp("environment"), "pytest-cov>=7", "coverage>=7.10")
 
 

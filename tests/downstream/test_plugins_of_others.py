@@ -51,8 +51,6 @@ STATUSES = {"Good": ["ok"] * 2, "Bad": ["workload_failed"] * 2, "Broken": ["infr
 
 @dataclass(frozen=True)
 class Ran:
-    """A run of pytest, and what it has left."""
-
     done: subprocess.CompletedProcess[str]
     folder: Path
 

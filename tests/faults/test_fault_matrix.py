@@ -43,7 +43,6 @@ class Fault:
 
     @property
     def hangs(self) -> bool:
-        """Whether it is ended by a limit."""
         return self.kind == "timeout"
 
 
@@ -112,7 +111,6 @@ ROWS = tuple(Row(fault, phase) for fault in FAULTS for phase in fault.phases)
 
 
 def as_markdown() -> str:
-    """The table for readers."""
     lines = ["| fault | in `setup()` | in `run()` | in `cleanup()` |", "|---|---|---|---|"]
     for fault in FAULTS:
         words = [Row(fault, phase).words if phase in fault.phases else "" for phase in PHASES]
@@ -137,7 +135,6 @@ LIMITS = ("-o", "aorta_grace=0.5", "-o", "aorta_log_limit=1M")
 
 
 def run(stage: Stage, workload: str, rows: Sequence[Row], *options: str) -> dict[Row, dict[str, Any]]:
-    """Run one trial per row; their records."""
     stage.copy(Path(__file__).with_name("faulty.py"))
     script = ".".join(f"{row.fault.name}-{row.phase}" for row in rows)
     options = ("--aorta-trials", str(len(rows)), "--aorta-config", f"script={script}", *LIMITS, *options)

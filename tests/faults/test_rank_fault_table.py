@@ -237,7 +237,6 @@ RANK_FAULTS = (
 
 
 def as_markdown() -> str:
-    """The table for readers."""
     lines = ["| rank 1 | is recorded as | where not |", "|---|---|---|"]
     for fault in RANK_FAULTS:
         others: dict[str, list[str]] = {}
@@ -327,7 +326,6 @@ def deadline(fault: RankFault) -> int:
 
 
 def differences(trial: dict[str, Any], expected: Outcome, launcher: Launcher) -> list[str]:
-    """What a record says otherwise."""
     failure = trial["failure"] or {}
     message = failure.get("message", "")
     detail = next((failure[key] for key in ("signal", "type", "exit_code") if failure.get(key) is not None), None)

@@ -17,7 +17,6 @@ import torch
 
 
 def draws() -> dict[str, str]:
-    """One draw of each generator."""
     torch_generator = torch.Generator()
     torch_generator.seed()
     layer = torch.nn.Linear(2, 2)
@@ -52,8 +51,6 @@ def draws() -> dict[str, str]:
 
 
 class Draws:
-    """Returns the draws as metrics."""
-
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
 

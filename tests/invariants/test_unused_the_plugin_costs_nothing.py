@@ -42,13 +42,11 @@ HOOKS = [
 
 
 def write_tests(stage: Stage, files: int, tests: int) -> list[str]:
-    """Write ordinary tests; the files."""
     text = "\n".join(f"def test_{number}(tmp_path): pass" for number in range(tests))
     return [str(stage.write_file(f"test_{number}.py", text)) for number in range(files)]
 
 
 def counted(stage: Stage, *arguments: str) -> dict[str, Any]:
-    """Run pytest; what ``call_counter`` has counted."""
     file = stage.path / "counts.json"
     support = str(Path(call_counter.__file__).parents[1])
     # Stages set an option of ours.

@@ -70,7 +70,6 @@ def slow_to_import(seconds: str) -> str:
 
 
 def imports(stage: Stage) -> list[str]:
-    """The processes that have imported the workload."""
     return (stage.path / "imports").read_text().split()
 
 

@@ -56,13 +56,11 @@ def install(stage: Stage, files: dict[str, str]) -> None:
 
 
 def run(stage: Stage, *options: str, trials: int = 4) -> list[dict[str, Any]]:
-    """Records of trials that are all ok."""
     assert stage.run_here("lazy.py", "--aorta-trials", str(trials), *options).ret == 0
     return [stage.trial(f"Lazy/trial_{index}.json") for index in range(trials)]
 
 
 def imports(stage: Stage) -> int:
-    """How often the package was imported."""
     return len(Path(stage.path / "imports").read_text())
 
 

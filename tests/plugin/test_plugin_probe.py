@@ -76,7 +76,6 @@ def cells(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stag
 
 
 def evidence(stage: Stage, workload: str, cell: str = "none", trial: int = 0) -> Any:
-    """The section of a trial's file."""
     return (stage.trial(f"{workload}/local-{cell}/trial_{trial}.json")["env"].get("end") or {}).get("variables")
 
 

@@ -73,7 +73,6 @@ def assert_all_apart(stage: Stage, times: dict[str, int]) -> None:
 
 
 def failed_in_table(stage: Stage) -> list[tuple[int, int]]:
-    """Failures and counted trials of each cell."""
     cells = json.loads((stage.results / "matrix.json").read_text())["cells"]
     return [(cell["failures"], cell["counted"]) for cell in cells]
 

@@ -40,7 +40,6 @@ def counts(stage: Stage) -> Stage:
 
 
 def runs(stage: Stage) -> int:
-    """How many trials have run so far."""
     ledger = stage.path / "ledger"
     return len(ledger.read_text().splitlines()) if ledger.exists() else 0
 
@@ -90,7 +89,7 @@ ALL_STATUSES = {
 def test_it_shows_as_it_did(stage: Stage) -> None:
     stage.copy(FAULTY)
     stage.register(**{name: f"faulty_workloads:{cls}" for name, cls in ALL_STATUSES.items()})
-    options = [word for name in ALL_STATUSES for word in ("--aorta-workload", name)]
+    options = ["--aorta-slots", "3", *(word for name in ALL_STATUSES for word in ("--aorta-workload", name))]
     first = stage.run(*options, "-v", "-p", "no:cacheprovider")
     before = contents(stage)
     again = stage.run(*options, "-v", "-p", "no:cacheprovider", "--aorta-resume")
@@ -280,7 +279,6 @@ def reads(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def reasons(stage: Stage, *options: str) -> list[str]:
-    """Why results were not kept."""
     result = stage.run_here("--aorta-workload", "reads", "--aorta-trials", "2", "--aorta-resume", *options)
     result.assert_outcomes(passed=2)
     return [line for line in result.outlines if "not kept" in line]

@@ -54,7 +54,6 @@ def plain(stage: Stage) -> None:
 
 
 def collected(stage: Stage, *arguments: str) -> list[str]:
-    """Names of the items that would be run."""
     result = stage.run_here("--collect-only", "-q", *arguments)
     assert result.ret == 0, result.outlines
     return [line.rpartition("::")[2] for line in result.outlines if "::" in line]

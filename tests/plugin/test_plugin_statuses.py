@@ -55,7 +55,6 @@ TABLE = {
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.RunResult]:
-    """One run of one trial of each workload."""
     stage = Stage(tmp_path_factory.mktemp("every"))
     stage.copy(FAULTY)
     return stage, stage.run(

@@ -110,7 +110,6 @@ def test_the_libraries_of_torch_name_what_they_are_documented_to_read() -> None:
 
 
 def in_a_fresh_process(code: str, **variables: str) -> Any:
-    """What ``code`` prints, as JSON."""
     setup = """
 import json, os, sys
 from pytest_aorta.probe.collect import collect_end

@@ -111,7 +111,6 @@ def test_a_broken_probe_is_named_and_never_raises(
 
 
 def in_a_fork(child: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``child`` returns in a forked process."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

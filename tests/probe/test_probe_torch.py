@@ -100,7 +100,6 @@ def test_a_rocm_build_has_the_libraries_of_rocm(monkeypatch: pytest.MonkeyPatch)
 
 
 def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> Any:
-    """What ``code`` prints, as JSON."""
     setup = "import json, os, sys\nfrom pytest_aorta.probe.collect import collect_end, collect_env, collect_static\n"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
     environ.pop("MKL_NUM_THREADS", None)

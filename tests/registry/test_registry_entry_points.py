@@ -135,61 +135,43 @@ def test_the_message_about_an_unknown_name_says_which_plugins_are_broken(
 
 
 @pytest.mark.parametrize(
-    ("payload", "reason"),
+    ("kind", "payload", "reason"),
     [
-        ("[('A', 'hunter2')]", "must be a mapping of environment variables"),
-        ("{'A': 1234567}", r"\.A: the value must be a string, not int"),
-        ("{1234567: 'x'}", "the name of a variable must be a string, not int"),
-        ("{'1A': 'hunter2'}", "'1A' is not the name of an environment variable"),
-        ("{'A\\n': 'hunter2'}", "is not the name of an environment variable"),
-        ("{'TOKEN=hunter2': ''}", "'TOKEN=...' is not the name of an environment variable"),
-        ("{'A': 'hunter2\\0'}", r"\.A: the value holds a character that no environment variable can hold"),
+        ("mitigation", "[('A', 'hunter2')]", "must be a mapping of environment variables"),
+        ("mitigation", "{'A': 1234567}", r"\.A: the value must be a string, not int"),
+        ("mitigation", "{1234567: 'x'}", "the name of a variable must be a string, not int"),
+        ("mitigation", "{'1A': 'hunter2'}", "'1A' is not the name of an environment variable"),
+        ("mitigation", "{'A\\n': 'hunter2'}", "is not the name of an environment variable"),
+        ("mitigation", "{'TOKEN=hunter2': ''}", "'TOKEN=...' is not the name of an environment variable"),
+        (
+            "mitigation",
+            "{'A': 'hunter2\\0'}",
+            r"\.A: the value holds a character that no environment variable can hold",
+        ),
+        ("environment", "'image'", "must be a mapping of fields, not str"),
+        ("environment", "{'image': 'x'}", "unknown field 'image'; valid fields: docker, venv, rocm, launcher, env"),
+        ("environment", "{'docker': 3}", r"\.docker: must be a string, not int"),
+        ("environment", "{'docker': ''}", r"\.docker: '' is empty"),
+        (
+            "environment",
+            "{'launcher': 'numactl \"'}",
+            r"\.launcher: .* cannot be split into words: No closing quotation",
+        ),
+        ("environment", "{'launcher': ['a\\0']}", r"\.launcher: .* no command line can hold"),
+        ("environment", "{'env': {'A': 1}}", r"\.env\.A: the value must be a string, not int"),
     ],
 )
-def test_a_mitigation_that_is_no_bundle_of_variables_is_refused_without_showing_values(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, payload: str, reason: str
+def test_what_cannot_be_used_is_refused_without_showing_values(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, payload: str, reason: str
 ) -> None:
-    install(
-        monkeypatch,
-        tmp_path,
-        "acme",
-        {"aorta.mitigations": {"acme": "acme_payload:ENV"}},
-        {"acme_payload": f"ENV = {payload}"},
-    )
+    entry_points = {f"aorta.{kind}s": {"acme": "acme_payload:ENV"}}
+    install(monkeypatch, tmp_path, "acme", entry_points, {"acme_payload": f"ENV = {payload}"})
 
     with pytest.raises(RegistryError, match=reason) as caught:
-        Registry.load().mitigation("acme")
+        getattr(Registry.load(), kind)("acme")
     assert "distribution 'acme'" in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert "1234567" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("payload", "reason"),
-    [
-        ("'image'", "must be a mapping of fields, not str"),
-        ("{'image': 'x'}", "unknown field 'image'; valid fields: docker, venv, rocm, launcher, env"),
-        ("{'docker': 3}", r"\.docker: must be a string, not int"),
-        ("{'docker': ''}", r"\.docker: '' is empty"),
-        ("{'launcher': 'numactl \"'}", r"\.launcher: .* cannot be split into words: No closing quotation"),
-        ("{'launcher': ['a\\0']}", r"\.launcher: .* no command line can hold"),
-        ("{'env': {'A': 1}}", r"\.env\.A: the value must be a string, not int"),
-    ],
-)
-def test_an_environment_with_a_field_that_cannot_be_used_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, payload: str, reason: str
-) -> None:
-    install(
-        monkeypatch,
-        tmp_path,
-        "acme",
-        {"aorta.environments": {"acme": "acme_payload:ENV"}},
-        {"acme_payload": f"ENV = {payload}"},
-    )
-
-    with pytest.raises(RegistryError, match=reason) as caught:
-        Registry.load().environment("acme")
-    assert "distribution 'acme'" in str(caught.value)
 
 
 @pytest.mark.parametrize("group", ["workloads", "mitigations", "environments", "collectors"])

@@ -66,7 +66,6 @@ class Browser:
         ]
 
     def click(self, selector: str) -> None:
-        """The first element of a selector."""
         self.driver.find_element("css selector", selector).click()
 
     def press(self, selector: str, keys: str) -> None:
@@ -78,14 +77,12 @@ class Browser:
         return str(self.js("location.hash")).removeprefix("#")
 
     def logs(self, kind: str) -> list[dict[str, Any]]:
-        """What was logged since the last call."""
         return list(self.driver.get_log(kind))  # type: ignore[no-untyped-call]
 
     def complaints(self) -> list[str]:
         return [str(entry["message"]) for entry in self.logs("browser")]
 
     def requests(self) -> list[str]:
-        """Addresses that were asked for."""
         events = [json.loads(entry["message"])["message"] for entry in self.logs("performance")]
         return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 

@@ -40,13 +40,11 @@ def _begin(part: str) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart() -> None:
-    """The start is over."""
     _begin("collect")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """The collection is over."""
     _begin("run")
 
 

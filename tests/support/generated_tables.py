@@ -53,7 +53,6 @@ _signatures = st.builds(
 
 @st.composite
 def cells(draw: st.DrawFn) -> list[TrialFacts]:
-    """The trials of one cell."""
     environment, mitigation = draw(names), draw(names)
     test = draw(st.one_of(st.just(""), names))
     options = draw(names) if test else ""
@@ -86,7 +85,6 @@ def cells(draw: st.DrawFn) -> list[TrialFacts]:
 
 @st.composite
 def tables(draw: st.DrawFn, most: int = 6) -> Table:
-    """Of a few cells."""
     table = triage_of(
         [facts for cell in draw(st.lists(cells(), max_size=most)) for facts in cell],
         TriageSettings(sequential=draw(st.booleans())),

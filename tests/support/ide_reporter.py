@@ -51,7 +51,6 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Keep the places of all tests."""
         self.paths = {item.nodeid: item.path for item in session.items}
         if session.config.option.collectonly:
             for item in session.items:
@@ -61,16 +60,13 @@ class Reporter:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
-        """Keep how a test has ended."""
         if report.when == "call":
             self.report[_id(report.nodeid, self.paths[report.nodeid])] = report.outcome
         return (yield)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the report."""
         Path(os.environ[FILE]).write_text(json.dumps(self.report))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to report."""
     config.pluginmanager.register(Reporter())

@@ -38,7 +38,6 @@ def offer_faulty(stage: Stage) -> Stage:
 
 @pytest.fixture
 def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Offers workloads that care what runs beside them."""
     return settle(stage, monkeypatch)
 
 
@@ -52,15 +51,12 @@ def workloads(*names: str) -> tuple[str, ...]:
 
 
 def notes(stage: Stage, kind: str) -> int:
-    """How many notes of a kind the trials have left."""
     return len(list((stage.path / "notes").glob(f"{kind}_*")))
 
 
 def leave(stage: Stage, kind: str) -> None:
-    """Leave a note for the trials."""
     (stage.path / "notes" / f"{kind}_").touch()
 
 
 def metrics(stage: Stage) -> list[dict[str, Any]]:
-    """Of all trials."""
     return [trial["result"]["metrics"] for trial in stage.trials().values()]

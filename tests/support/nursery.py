@@ -104,11 +104,9 @@ class Nursery:
         return task
 
     def run(self, server: Zygote, payload: Any = None, **settings: Any) -> Finished:
-        """Run a task to its end."""
         return finish(self.submit(server, payload, **settings))
 
     def close(self) -> None:
-        """End everything."""
         for zygote in self.zygotes:
             zygote.close()
 
@@ -118,7 +116,6 @@ class Nursery:
 
 
 def finish(task: Task) -> Finished:
-    """Read all messages of a task."""
     messages = []
     while (message := task.next_message(deadline())) is not None:
         messages.append(message)
@@ -188,12 +185,10 @@ ECHO = """
 
 
 def touched(pool: ZygotePool, spec: ZygoteSpec) -> Zygote:
-    """Acquired and released."""
     server = pool.acquire(spec)
     pool.release(server)
     return server
 
 
 def imports(nursery: Nursery) -> int:
-    """How many zygotes have imported."""
     return len((nursery.path / "imports").read_text())

@@ -31,7 +31,6 @@ def cell_of(
     indices: tuple[int, int] = (0, 0),
     **fields: Any,
 ) -> list[TrialSpec]:
-    """The trials of one cell."""
     return [
         TrialSpec(
             workload=entry(workload),
@@ -48,7 +47,6 @@ def cell_of(
 
 
 def grid(workloads: int, environments: int, sets: int, trials: int) -> list[list[TrialSpec]]:
-    """The cells of a plan with so many of everything."""
     return [
         cell_of(f"w{w}", f"e{e}", (f"m{m}",), trials=trials, indices=(e, m))
         for w in range(workloads)

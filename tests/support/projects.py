@@ -91,13 +91,11 @@ def project(folder: Path, recipe: str, directories: int = 0) -> Path:
 
 
 def complete(folder: Path, action: str, count: int) -> None:
-    """Make the product of an action in the first directories."""
     for number in range(count):
         (folder / "workspace" / f"dir{number}" / action).touch()
 
 
 def command(*arguments: str | os.PathLike[str], stdin: str | None = None) -> Result:
-    """Run ``pytest-aorta`` in the working directory."""
     return CliRunner().invoke(main, [os.fspath(argument) for argument in arguments], input=stdin)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """The content of a trial file."""
     return {
         "schema_version": "0.1",
         "trial_id": "probe_d0_m0_t0",

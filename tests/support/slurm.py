@@ -331,7 +331,6 @@ def _free_ports(count: int) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("start", "stop", "serve"), help="`serve` starts it in the foreground")
     parser.add_argument("folder", type=Path, help="for all its files; a new one, which is removed at the end")

@@ -35,16 +35,12 @@ class Steps:
         return [*PYTEST, "rank_faults.py::RankFaults", "--aorta-config", f"script={part}", *TWO_NODES, *options]
 
     def start(self, *command: str, srun: tuple[str, ...] = SRUN) -> subprocess.Popen[bytes]:
-        """Start a command on both nodes."""
         return self.stage.start_command(*srun, *command, env=self.slurm.variables)
 
     def run(self, *command: str, srun: tuple[str, ...] = SRUN) -> pytest.RunResult:
-        """Run a command on both nodes."""
         return self.stage.finish(self.start(*command, srun=srun))
 
     def job(self) -> int:
-        """The number of the job that runs."""
-
         def running() -> int | None:
             return next((number for number, state in self.slurm.jobs().items() if state == "RUNNING"), None)
 
@@ -54,7 +50,6 @@ class Steps:
         wait_until(lambda: self.slurm.jobs()[job] == state, f"job {job} in state {state}")
 
     def trial(self) -> dict[str, Any]:
-        """The record of the only trial that has one."""
         [record] = self.stage.trials().values()
         return record
 
@@ -118,7 +113,6 @@ class SubmittingStage:
         stage.register(short="work:Short")
 
     def submit(self, *options: str) -> pytest.RunResult:
-        """Run ``pytest-aorta submit``."""
         command = (sys.executable, "-m", "pytest_aorta", "submit", "--cluster", "slurm", *options)
         return self.stage.command(*command, env=self.env)
 
@@ -132,17 +126,13 @@ class SubmittingStage:
         return "\n".join(result.outlines)
 
     def jobs(self) -> dict[str, dict[str, Any]]:
-        """All jobs, by their numbers."""
         return {job["id"]: job for job in json.loads(self.command("jobs", "--all", "--json"))["jobs"]}
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """The rows of the status, by action."""
         return {row["name"]: row for row in json.loads(self.command("status", "--all", "--json"))["actions"]}
 
     def ids(self, action: str, state: str) -> list[str]:
-        """The numbers of jobs in a state."""
         return [name for name, job in self.jobs().items() if job["action"] == action and job["state"] == state]
 
     def wait_for_end(self) -> None:
-        """Until no job is left."""
         wait_until(lambda: all(job["over"] for job in self.jobs().values()), "all jobs to end")

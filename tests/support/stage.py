@@ -97,11 +97,9 @@ class Stage:
         return subprocess.Popen(words, cwd=self.path, env=self.environ(env), preexec_fn=reset_signals, **given)
 
     def start(self, *arguments: Argument, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start pytest."""
         return self.start_command(*PYTEST, *arguments, env=env)
 
     def finish(self, process: subprocess.Popen[bytes]) -> pytest.RunResult:
-        """Wait for what ``start`` has started."""
         begun = time.monotonic()
         try:
             stdout, stderr = process.communicate(timeout=PATIENCE)
@@ -204,11 +202,9 @@ class Stage:
         return content
 
     def trials(self, results: str | None = None) -> dict[str, dict[str, Any]]:
-        """The contents of all trial files, by path."""
         return {path: self.trial(path, results) for path in self.files(results)}
 
     def statuses(self, results: str | None = None) -> dict[str, str]:
-        """The exit status in every trial file, by path."""
         return {path: trial["exit_status"] for path, trial in self.trials(results).items()}
 
     def processes(self) -> list[psutil.Process]:
@@ -240,7 +236,6 @@ def counts(result: pytest.RunResult) -> dict[str, int]:
 
 
 def text(result: pytest.RunResult) -> str:
-    """All that a command wrote."""
     return f"{result.stdout}\n{result.stderr}"
 
 

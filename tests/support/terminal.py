@@ -89,7 +89,6 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def close(self) -> None:
-        """Close both ends."""
         os.close(self.slave)
         os.close(self._master)
 

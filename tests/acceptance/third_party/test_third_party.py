@@ -77,7 +77,6 @@ OF_PACKAGES = (
 
 
 def differences(record: dict[str, Any], line: Line) -> list[str]:
-    """What a record says otherwise."""
     failure = record["failure"] or {}
     what = next((failure[key] for key in ("signal", "type", "kind") if failure.get(key)), None)
     found: dict[str, tuple[Any, Any]] = {"status": (record["exit_status"], line.status), "what": (what, line.what)}

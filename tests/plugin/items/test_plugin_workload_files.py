@@ -57,7 +57,6 @@ def function(): pass
 
 
 def names(stage: Stage, *arguments: str) -> list[str]:
-    """Node ids that are collected."""
     result = stage.run_here("--collect-only", "-q", *arguments)
     return [line for line in result.outlines if "::" in line]
 

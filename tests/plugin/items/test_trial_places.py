@@ -107,7 +107,6 @@ def test_a_failure_names_the_line_of_the_class(mine: Stage) -> None:
 
 
 def broken(stage: Stage) -> tuple[str, str]:
-    """Options with which all trials of ``bad`` fail."""
     stage.write_registry(mitigations={"bad": {"BROKEN": "1"}})
     return "--aorta-registry-file", str(stage.path / "registry.json")
 

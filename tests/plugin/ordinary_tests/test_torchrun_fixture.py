@@ -116,10 +116,10 @@ def with_tests(stage: Stage, tests: str) -> None:
     (stage.path / "test_it.py").write_text(tests)
 
 
-def check_runs(stage: Stage, names: tuple[str, ...], *options: str) -> None:
+def check_runs(stage: Stage, names: tuple[str, ...]) -> None:
     """Run these tests, which pass; each trial has its file."""
     with_tests(stage, FAULTS)
-    result = stage.run(*(f"test_it.py::test_{name}" for name in names), *options)
+    result = stage.run(*(f"test_it.py::test_{name}" for name in names))
     result.assert_outcomes(passed=len(names))
     found: dict[str, list[str]] = {}
     for path, status in stage.statuses().items():
@@ -138,10 +138,9 @@ def test_a_script_and_its_segfault_are_in_the_result_and_in_a_trial_file(scripts
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["here", "xdist"])
 @pytest.mark.parametrize("names", [("raises", "raises_recorded"), ("twice",), ("hang",)], ids="-".join)
-def test_what_a_script_does_is_in_the_result(scripts: Stage, names: tuple[str, ...], workers: tuple[str, ...]) -> None:
-    check_runs(scripts, names, *workers)
+def test_what_a_script_does_is_in_the_result(scripts: Stage, names: tuple[str, ...]) -> None:
+    check_runs(scripts, names)
 
 
 TELLS = """

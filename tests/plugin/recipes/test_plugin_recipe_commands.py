@@ -30,7 +30,6 @@ products = ["greeting"]
 
 
 def make(stage: Stage, recipe: str, *directories: str, name: str = "aorta.toml") -> None:
-    """Write a recipe, and make the directories of its workspace."""
     file = stage.write_file(name, recipe)
     for directory in directories:
         (file.parent / "workspace" / directory).mkdir(parents=True, exist_ok=True)
@@ -50,7 +49,6 @@ def test_recipes_are_collected_in_every_folder(stage: Stage, folder: str) -> Non
         stage.write_file(f"{folder}{name}", "")
 
     def collected(*arguments: str) -> list[str]:
-        """The files that pytest finds items in."""
         result = stage.run_here("--collect-only", "-q", *arguments)
         return sorted({line.partition("::")[0] for line in result.outlines if "::" in line})
 

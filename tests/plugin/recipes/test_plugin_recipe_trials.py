@@ -41,7 +41,6 @@ def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def change(stage: Stage, old: str, new: str) -> None:
-    """Edit the recipe."""
     text = (stage.path / "aorta.toml").read_text()
     assert old in text
     stage.write_file("aorta.toml", text.replace(old, new))

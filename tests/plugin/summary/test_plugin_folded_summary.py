@@ -35,7 +35,6 @@ def broken(stage: Stage) -> Stage:
 
 
 def sections(lines: list[str]) -> list[str]:
-    """Names in the headings of failures."""
     return [line.strip("_ ") for line in lines if line.startswith("___") and "Broken[" in line]
 
 
