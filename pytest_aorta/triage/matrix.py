@@ -69,7 +69,7 @@ def matrix_json(table: Table, state: RunState) -> str:
         "warnings": table.warnings,
         "associations": table.associations.tests,
         **({"divergence": table.divergence} if table.divergence else {}),
-        **({"observer": [effect.to_plain() for effect in table.observer]} if table.observer else {}),
+        **({"observer": table.observer} if table.observer else {}),
         **({"nodes": table.nodes} if table.nodes else {}),
     }
     cells = [{column.key: column.value(row) for column in COLUMNS if column.key} for row in _planned_rows(table, state)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey, TrialFacts
@@ -67,25 +66,6 @@ class ObserverEffect:
         if failed * alone_trials < alone * trials:
             line += f"; of all trials {alone} of {alone_trials} without: {shown} (p = {self.p:.2g})"
         return [line + speed, *ways]
-
-    def to_plain(self) -> dict[str, Any]:
-        """For ``matrix.json``; ``docs/collectors.md`` has the keys."""
-        interval = self.speed.interval
-        return {
-            "workload": self.key.workload,
-            "cell": self.key.cell,
-            "test": self.key.test,
-            "replays": self.replays,
-            "with": self.observed,
-            "without": self.alone,
-            "p": self.p,
-            "changes_rate": self.changes_rate,
-            "step_ratio": self.speed.ratio,
-            "step_ratio_interval": interval and (interval.low, interval.high),
-            "other_ways": self.other_ways,
-            "collected": self.collected,
-            "not_collected": self.not_collected,
-        }
 
 
 #: A trial that has failed, and its replay with collectors.

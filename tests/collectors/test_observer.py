@@ -198,9 +198,9 @@ def test_failed_trials_are_run_again_with_collectors_also_behind_xdist(stage: St
     }
     assert all(first[path]["seeds"] == replays[f"replay/{_cell(path)}"]["seeds"] for path in failed)
     by_seed, once = json.loads((stage.results / "matrix.json").read_text())["observer"]
-    number = by_seed["with"][0]
-    assert (by_seed["with"], by_seed["without"]) == ([number, number], [number, 6])
-    assert (once["with"], once["without"]) == ([0, 6], [6, 6])
+    number = by_seed["observed"][0]
+    assert (by_seed["observed"], by_seed["alone"]) == ([number, number], [number, 6])
+    assert (once["observed"], once["alone"]) == ([0, 6], [6, 6])
     assert once["changes_rate"]
     done.stdout.fnmatch_lines(
         [
