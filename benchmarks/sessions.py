@@ -10,6 +10,7 @@ import shutil
 import statistics
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -283,7 +284,7 @@ def _make_trials(bench: Bench) -> None:
     sources = {__file__: str(file_digest(Path(__file__)))}  # of any file: it has to be looked at
     results = recipe.directories / "matrix" / "gemm"
     written: list[Path] = []
-    with Journal(recipe.index) as journal:
+    with closing(Journal(recipe.index)) as journal:
         for cell, request in cell_requests(recipe, registry)["matrix"].items():
             (results / cell).mkdir(parents=True)
             for trial in range(_TRIALS):

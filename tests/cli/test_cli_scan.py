@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_clean_spares_jobs_and_running_actions(folder: Path) -> None:
     assert submitted.exists()
     assert command("clean", "--force").exit_code == 0
     assert not submitted.exists()
-    with Journal(folder / ".aorta") as journal:
+    with closing(Journal(folder / ".aorta")) as journal:
         journal.add("one", "dir0", "completed")
         assert command("clean").stderr == "Error: actions of this recipe run now; wait for their end, or --force\n"
 

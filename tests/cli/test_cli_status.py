@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def note(folder: Path, action: str, outcome: Outcome, *directories: str) -> None:
-    with Journal(folder / ".aorta") as journal:
+    with closing(Journal(folder / ".aorta")) as journal:
         for directory in directories:
             journal.add(action, directory, outcome)
 
