@@ -340,19 +340,13 @@ class _Lock:
         self._condition = threading.Condition(self._mutex)
         self.notify_all = self._condition.notify_all
 
-    def acquire(self) -> None:
+    def __enter__(self) -> None:
         SIGINT_HELD.__enter__()
         self._mutex.acquire()
 
-    def release(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._mutex.release()
         SIGINT_HELD.__exit__()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
     def wait_until(self, over: Callable[[], bool], give_up: float = math.inf) -> bool:
         """Whether ``over()`` before that moment of ``time.monotonic()``; asked at every notification.
@@ -376,7 +370,7 @@ class _Turn:
         self._depth = 0
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self._lock.__enter__()
         self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -385,7 +379,7 @@ class _Turn:
                 self._finish()
         finally:
             self._depth -= 1
-            self._lock.release()
+            self._lock.__exit__()
 
 
 class Dispatcher:

@@ -215,6 +215,8 @@ class Node:
     #: The node whose failure is the reason for this one's; None if it has failed itself.
     poisoned_by: Node | None = field(default=None, repr=False)
     payload: Any = field(default=None, repr=False)
+    #: Those of its writes that are still found.
+    writes: tuple[_Write, ...] = field(default=(), repr=False)
 
     @property
     def failed(self) -> bool:
@@ -299,10 +301,10 @@ class Writers:
 
     def __init__(self) -> None:
         self._storages: dict[tuple[Hashable, Hashable], _StorageWrites] = {}
-        self._of_node: dict[Node, list[_Write]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._of_node.values()))
+        grids = [cells for storage in self._storages.values() for cells in storage.grids.values()]
+        return sum(len(writes) for cells in grids for writes in cells.values())
 
     def meeting(self, run: Hashable, footprint: Footprint) -> dict[Node, None]:
         return {write.node: None for write in self._found(run, footprint)}
@@ -333,19 +335,15 @@ class Writers:
 
     def _insert(self, write: _Write, run: Hashable) -> None:
         self._storages.setdefault((run, write.footprint.backing), _StorageWrites()).add(write)
-        self._of_node.setdefault(write.node, []).append(write)
+        write.node.writes += (write,)
 
     def _remove(self, write: _Write) -> None:
         key = write.node.run, write.footprint.backing
-        self._storages[key].remove(write)
-        if not self._storages[key].grids:
-            del self._storages[key]
-        self._of_node[write.node].remove(write)
-        if not self._of_node[write.node]:
-            del self._of_node[write.node]
-
-    def of(self, node: Node) -> Sequence[_Write]:
-        return tuple(self._of_node.get(node, ()))
+        if key in self._storages:  # its run has not ended
+            self._storages[key].remove(write)
+            if not self._storages[key].grids:
+                del self._storages[key]
+        write.node.writes = tuple([other for other in write.node.writes if other is not write])
 
     def completed(self, node: Node) -> None:
         """A node is done: nothing waits for its writes any more. A reader that comes soon still finds, and holds, it.
@@ -353,22 +351,22 @@ class Writers:
         Of completed writes, the newest ones stay. However many tasks a run has had, a reader of all of a storage then
         meets those that are not done, and a bounded number of others.
         """
-        for write in self.of(node):
+        for write in node.writes:
             writes = self._storages[node.run, write.footprint.backing]
             writes.done.append(write)
             if len(writes.done) > MAX_COMPLETED:
                 oldest = writes.done.popleft()
-                if oldest in self._of_node.get(oldest.node, ()):
+                if oldest in oldest.node.writes:
                     self._remove(oldest)
 
     def forget(self, node: Node) -> None:
         """Remove what is left of a node's writes; those that have replaced some of them stay."""
-        for write in self.of(node):
+        for write in node.writes:
             self._remove(write)
 
     def end(self, run: Hashable) -> None:
-        for node in [node for node in self._of_node if node.run == run]:
-            self.forget(node)
+        for key in [key for key in self._storages if key[0] == run]:
+            del self._storages[key]
 
 
 Report = Callable[[Node], None]
