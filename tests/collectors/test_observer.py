@@ -11,6 +11,7 @@ from support.stage import Stage
 from support.triage_facts import CRASH, trials
 
 from pytest_aorta.plan import Selection
+from pytest_aorta.triage.columns import plain
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect, replay_effects
 from pytest_aorta.triage.reading import Results, triage_in_order
@@ -215,8 +216,8 @@ def test_failed_trials_are_run_again_with_collectors_also_behind_xdist(stage: St
     read = Results(stage.results)
     triage = triage_in_order(trial.facts for trial in read)
     from_files = with_replays(triage.table(), triage, read.folder).observer
-    plain = {effect.key.workload: json.loads(json.dumps(effect.to_plain())) for effect in from_files}
-    assert plain == {"BySeed": by_seed, "Once": once}
+    written = {effect.key.workload: json.loads(json.dumps(plain(effect))) for effect in from_files}
+    assert written == {"BySeed": by_seed, "Once": once}
 
     done = stage.run(*arguments, "--aorta-collect-share=50%")
     assert [bool(trial["collected"]) for path, trial in stage.trials().items() if "BySeed/" in path][:6] == [
