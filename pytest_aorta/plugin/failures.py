@@ -176,13 +176,14 @@ def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:
         lines.append(f"{rank}: {failure.evidence}")
     if failure.traceback and failure.kind == "exception":
         lines += ["", *own_frames(failure.traceback.rstrip().splitlines())]
-    details = []
+    details: dict[str, None] = {}
     for detail in record.result.failure_details:
         message = f"rank {failure.rank}: {detail.get('message')}"
         if failure.rank is None or (failure.rank, failure.message) != (detail.get("rank"), message):
-            details.append(detail)
-    for detail in details[:_DETAILS]:
-        lines.append("- " + ", ".join(f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN))
+            shown = (f"{key}: {value}" for key, value in detail.items() if key not in _NOT_SHOWN)
+            details["- " + ", ".join(shown)] = None
+    details.pop(f"- message: {failure.message}", None)
+    lines += list(details)[:_DETAILS]
     wanted = getattr(item.config.option, "showcapture", "all")
     for name, relative in record.artifacts.items():
         if relative.endswith(_FOR_MACHINES) or not (wanted == "all" or wanted in name):

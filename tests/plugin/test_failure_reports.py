@@ -49,6 +49,16 @@ def test_how_sure_the_cause_is_stands_below_it(tmp_path: Path, rank: int | None,
     assert failure_text(trial, tmp_path / "trial_0.json", item()).splitlines()[1] == says
 
 
+def test_a_detail_is_shown_once_and_not_where_the_failure_says_it(tmp_path: Path) -> None:
+    details = [{"message": "loss is nan"}, {"step": 3, "message": "grad is nan"}] * 3
+    result = {"passed": False, "failure_count": 6, "failure_details": details}
+    trial = failed({"phase": "run", "kind": "result", "message": "loss is nan"}, result=result)
+
+    lines = failure_text(trial, tmp_path / "trial_0.json", item()).splitlines()
+
+    assert [line for line in lines if line.startswith("- ")] == ["- step: 3, message: grad is nan"]
+
+
 @pytest.mark.parametrize(("wanted", "shown"), [("all", 2), ("stdout", 1), ("stderr", 1), ("log", 0), ("no", 0)])
 def test_show_capture_decides_which_logs_are_shown(tmp_path: Path, wanted: str, shown: int) -> None:
     (tmp_path / "trial_3").mkdir()
