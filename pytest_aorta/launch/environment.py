@@ -271,7 +271,9 @@ def zygote_spec(
         "cores": None,
     }
     imposed = {**threads, **devices, **spec.overlay}
-    ambient = {name: value for name, value in inherited.variables.items() if name not in _NOT_INHERITED}
+    ambient = dict(inherited.variables)
+    for name in _NOT_INHERITED:
+        ambient.pop(name, None)
     if environment.enter:
         words, behind = container_command(spec, inherited, imposed)
         variables = ambient  # those of the engine itself

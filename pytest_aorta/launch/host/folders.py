@@ -334,22 +334,24 @@ class SharedFolder:
         seen: Seen = {}
         count = 0
         for root, folders, names in os.walk(self._folder):
-            for listed in (folders, names):
-                listed[:] = [name for name in listed if not name.startswith(".") and name not in _NO_FILES]
             count += len(folders) + len(names)
             if len(folders) + len(names) > _MOST_IN_FOLDER or count > _MOST:
                 folders.clear()
                 continue
-            paths = {name: os.path.join(root, name) for name in (*folders, *names)}
-            folders[:] = [
-                it for it in folders if paths[it] != self._results and not os.path.lexists(f"{paths[it]}/{_OF_VENV}")
-            ]
-            found = seen[root[len(self._folder) + 1 :]] = {f"{name}/": (0, 0) for name in folders}
-            for name in names:
-                with contextlib.suppress(OSError):
-                    status = os.stat(paths[name])
-                    if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in outputs:
-                        found[name] = (status.st_size, status.st_mtime_ns)
+            found = seen[root[len(self._folder) + 1 :]] = {}
+            for name in (*folders, *names):
+                path = os.path.join(root, name)
+                is_hidden = name.startswith(".") or name in _NO_FILES
+                if is_hidden or path == self._results or os.path.lexists(f"{path}/{_OF_VENV}"):
+                    if name in folders:
+                        folders.remove(name)
+                elif name in folders:
+                    found[f"{name}/"] = (0, 0)
+                else:
+                    with contextlib.suppress(OSError):
+                        status = os.stat(path)
+                        if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in outputs:
+                            found[name] = (status.st_size, status.st_mtime_ns)
         ended = time.monotonic()
         self._looks += 1
         self._next = ended + (_TIMES * (ended - began) if self._looks >= _FIRST else 0)
