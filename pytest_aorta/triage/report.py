@@ -309,6 +309,9 @@ class Report:
         absolute, here = Path(os.path.abspath(self.folder)), Path.cwd()
         typed = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
         ways = self._signatures()
+        heat = ways[:_MOST_COLUMNS] if len(ways) > 1 and len(rows) > 1 else []
+        if heat and len(ways) > _MOST_COLUMNS:
+            heat.append({"id": "", "counts": sum((way["counts"] for way in ways[_MOST_COLUMNS:]), Counter[CellKey]())})
         by_cell: dict[CellKey, list[tuple[float, TrialFacts]]] = {key: [] for key in labels}
         for order, facts in enumerate(self.trials, 1):
             by_cell[facts.key].append((order / len(self.trials), facts))
@@ -334,7 +337,7 @@ class Report:
             "outcomes": list(dict.fromkeys(facts.outcome for facts in self.trials)),
             "reach": (-low, high) if intervals else None,
             "signatures": ways,
-            "heat": self._heat(ways),
+            "heat": heat,
             "trials": self._trials(output, typed),
             "where": sorted(tests, key=lambda test: not test.is_significant),
             "most_shares": _MOST_SHARES,
@@ -441,7 +444,7 @@ class Report:
             for key in self.labels:
                 if trials := sorted(by_cell.get(key, ()), key=lambda facts: facts.index):
                     links = [(facts.index, _anchor(facts)) for facts in trials[:_MOST_LINKS]]
-                    cells.append({"key": key, "label": self.labels[key], "total": len(trials), "links": links})
+                    cells.append({"label": self.labels[key], "total": len(trials), "links": links})
             ways.append(
                 {
                     "id": self.ids[signature],
@@ -449,24 +452,13 @@ class Report:
                     "short": one_line(signature.short),
                     "kind": one_line(", ".join(filter(None, (kind, signature.type, signature.role)))),
                     "total": sum(map(len, by_cell.values())),
+                    "counts": Counter({key: len(trials) for key, trials in by_cell.items()}),
                     "cells": cells,
                 }
             )
         ways.sort(key=lambda way: -way["total"])
         letters = [*ascii_uppercase[:_MOST_COLUMNS], *[""] * len(ways)]
         return [{**way, "letter": letter} for way, letter in zip(ways, letters, strict=False)]
-
-    def _heat(self, ways: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """How often, and in which share of its trials, each cell has each signature; ``None`` for one of either."""
-        if len(ways) < 2 or len(self.table.rows) < 2:
-            return None
-        rows = []
-        for row in self.table.rows[:MOST_CELLS]:
-            key, total = row.cell.key, max(1, row.cell.total)
-            numbers = [sum(cell["total"] for cell in way["cells"] if cell["key"] == key) for way in ways]
-            shown = numbers[:_MOST_COLUMNS] + ([sum(numbers[_MOST_COLUMNS:])] if len(ways) > _MOST_COLUMNS else [])
-            rows.append((self.labels[key], [(number, number / total) for number in shown]))
-        return {"ways": ways[:_MOST_COLUMNS], "others": len(ways) > _MOST_COLUMNS, "rows": rows}
 
     def _trials(self, output: Path, typed: str) -> list[tuple[TrialFacts, dict[str, Any] | None]]:
         """All trials, with details of those that are not ok; ``typed``: the results directory, as typed in commands."""

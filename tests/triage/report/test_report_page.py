@@ -98,6 +98,15 @@ def test_cells_and_signatures_are_a_table(page: str, tmp_path: Path) -> None:
     assert "--share: 45%" in table  # all trials of a cell
     write_cell(tmp_path / "results", "none", "F.F.")
     assert 'id="heat"' not in written(tmp_path / "results")
+    for place, name in enumerate(("one", "two")):
+        for file, letter in zip(
+            write_cell(tmp_path / "many", name, "F" * 12, place=place), "abcdefghijkl", strict=True
+        ):
+            content = json.loads(file.read_text())
+            failure = {"phase": "run", "kind": "exception", "type": "ValueError", "message": f"bug {letter}"}
+            file.write_text(json.dumps({**content, "failure": failure}))
+    table = written(tmp_path / "many").partition('<table id="heat">')[2].partition("</table>")[0]
+    assert words(table).endswith("others local-one 1 1 1 1 1 1 1 1 4 local-two 1 1 1 1 1 1 1 1 4")
 
 
 def test_ways_to_fail_have_verdicts_of_their_own(page: str) -> None:
