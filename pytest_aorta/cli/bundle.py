@@ -10,7 +10,7 @@ import re
 import socket
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from pytest_aorta.probe.variables import REDACTED, is_secret_name
 from pytest_aorta.settings import RequestError
 
 if TYPE_CHECKING:
-    from pytest_aorta.triage.reading import RecordedTrial, Results
+    pass
 
 #: Tokens that say by their form what they are: of GitHub, GitLab, Hugging Face, AWS, Slack, OpenAI, Google; JWTs.
 _TOKENS = re.compile(
@@ -166,11 +166,27 @@ def bundle(results: Path, output: Path, all_logs: bool) -> None:
         redactor.redacted(unreadable.file): unreadable.reason for unreadable in found.unreadable
     }
     contents: dict[str, str] = {}
-    for file in dict.fromkeys(_files(found, trials, all_logs=all_logs)):
+    files: dict[str, None] = {}
+    for trial in trials:
+        files[trial.file] = None
+        if all_logs or trial.record["exit_status"] != "ok":
+            for path in (trial.record.get("artifacts") or {}).values():
+                if not os.path.isabs(path):  # TMPDIR is on the host that ran it
+                    files[os.path.normpath(os.path.join(os.path.dirname(trial.file), path))] = None
+    for pattern in ("matrix.*", "packages-*.json"):
+        files.update(dict.fromkeys(sorted(path.name for path in found.folder.glob(pattern))))
+    for file in files:
         name = redactor.redacted(file)
         redactor.counts.clear()
         try:
-            text = _read(found.folder, file)
+            path = found.folder / file
+            if not path.resolve().is_relative_to(found.folder.resolve()):
+                raise ValueError("it is outside of the results")
+            if not path.is_file():
+                raise ValueError("it is no file")
+            text = path.read_bytes().decode()
+            if "\0" in text:
+                raise ValueError("no text")
             new = redactor.redacted(text, versions=_VERSIONS.fullmatch(file) is not None)
             if file.endswith(".json"):
                 json.loads(new)
@@ -209,26 +225,3 @@ def bundle(results: Path, output: Path, all_logs: bool) -> None:
         click.echo("replaced: " + ", ".join(f"{count} {what}" for what, count in sorted(total.items())))
     for name, why in left_out.items():
         click.echo(f"left out: {name}: {why}")
-
-
-def _files(found: Results, trials: list[RecordedTrial], *, all_logs: bool) -> Iterator[str]:
-    for trial in trials:
-        yield trial.file
-        if all_logs or trial.record["exit_status"] != "ok":
-            for path in (trial.record.get("artifacts") or {}).values():
-                if not os.path.isabs(path):  # TMPDIR is on the host that ran it
-                    yield os.path.normpath(os.path.join(os.path.dirname(trial.file), path))
-    for pattern in ("matrix.*", "packages-*.json"):
-        yield from sorted(path.name for path in found.folder.glob(pattern))
-
-
-def _read(folder: Path, file: str) -> str:
-    path = folder / file
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError("it is outside of the results")
-    if not path.is_file():
-        raise ValueError("it is no file")
-    text = path.read_bytes().decode()
-    if "\0" in text:
-        raise ValueError("no text")
-    return text
