@@ -33,9 +33,6 @@ ByValue = tuple[tuple[int, ...], tuple[int, ...], "torch.dtype", bytes]
 MAX_WITH_TASK = 2**20
 
 
-class TensorUnavailable(RuntimeError): ...
-
-
 # Which tensors can be passed
 
 
@@ -365,7 +362,7 @@ class MappedStorages:
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def tensor(self, view: View | ByValue) -> torch.Tensor:
-        """The tensor; raises ``TensorUnavailable``."""
+        """The tensor; raises ``RuntimeError`` where its memory cannot be mapped."""
         import torch
 
         if len(view) == 4:
@@ -382,7 +379,7 @@ class MappedStorages:
                 finally:
                     os.close(own)
             except Exception as error:
-                raise TensorUnavailable(f"memory of {size} bytes could not be mapped: {error}") from error
+                raise RuntimeError(f"memory of {size} bytes could not be mapped: {error}") from error
         return from_storage(self._storages[number], offset, shape, strides, dtype)
 
     def unmap(self, numbers: Sequence[int]) -> None:

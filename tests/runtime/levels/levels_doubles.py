@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
+
+import pytest
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskFailure, TaskRef
 from pytest_aorta.runtime.callables import Callables, Definition
@@ -99,6 +101,22 @@ class DispatcherBench:
 
     def close(self) -> None:
         self.dispatcher.loop.close()
+
+
+MakeBench = Callable[..., DispatcherBench]
+
+
+@pytest.fixture
+def bench_of() -> Iterator[MakeBench]:
+    benches = []
+
+    def make(**sizes: Any) -> DispatcherBench:
+        benches.append(DispatcherBench(**sizes))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.close()
 
 
 @functools.cache

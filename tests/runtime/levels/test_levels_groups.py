@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import levels_tasks
 import pytest
-from levels_doubles import DispatcherBench
+from levels_doubles import MakeBench
+from levels_doubles import bench_of as bench_of
 from levels_stage import Gates, Host, run_next
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
@@ -134,22 +135,9 @@ def test_a_sub_group_runs_at_the_same_time_and_fails_as_one(gates: Gates) -> Non
         assert [member.outcome for member in skipped.members] == [Outcome.SKIPPED] * 2
 
 
-@pytest.fixture
-def bench() -> Iterator[Callable[..., DispatcherBench]]:
-    benches = []
-
-    def make(**sizes: Any) -> DispatcherBench:
-        benches.append(DispatcherBench(**sizes))
-        return benches[-1]
-
-    yield make
-    for made in benches:
-        made.close()
-
-
 @pytest.mark.statement(21)
-def test_only_members_that_still_run_are_asked_to_end_and_only_once(bench: Callable[..., DispatcherBench]) -> None:
-    office = bench(nexts=3, grace=0.0)
+def test_only_members_that_still_run_are_asked_to_end_and_only_once(bench_of: MakeBench) -> None:
+    office = bench_of(nexts=3, grace=0.0)
     ref = office.group("group", [0, 1, 2])
     office.end(office.next[0])
     office.end(office.next[1], Outcome.TASK_FAILURE, "first")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import levels_tasks
 import pytest
-from levels_doubles import DispatcherBench
+from levels_doubles import MakeBench
+from levels_doubles import bench_of as bench_of
 from levels_stage import Gates, Host, run_next, run_one, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
@@ -17,44 +18,11 @@ from support.processes import PATIENCE
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskRef, Worker
 from pytest_aorta.runtime.graph import State
 
-MakeBench = Callable[..., DispatcherBench]
-
-
-@pytest.fixture
-def bench_of() -> Iterator[MakeBench]:
-    benches = []
-
-    def make(**sizes: Any) -> DispatcherBench:
-        benches.append(DispatcherBench(**sizes))
-        return benches[-1]
-
-    yield make
-    for bench in benches:
-        bench.close()
-
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
     with Worker(3, device_ids=[0, 1], num_sub_workers=2, grace=0.2) as worker:
         yield Host(worker)
-
-
-@pytest.mark.statement(24)
-@pytest.mark.statement(45)
-def test_slots_work_at_the_same_time(host: Host, gates: Gates) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        for name, worker in (("a", 0), ("b", 0), ("c", 1)):
-            orch.submit_next_level(host.gate, gates.at(name), worker=worker)
-
-    handle = host.worker.submit(build)
-    gates.wait_until_began("a", "c")  # neither goes on before both are there
-    assert not gates.began("b")
-    gates.open()
-    handle.wait()
-
-    log = gates.log()
-    assert max(log.index("a began"), log.index("c began")) < min(log.index("a ended"), log.index("c ended"))
-    assert [record.worker for record in handle.records] == ["slot 0", "slot 0", "slot 1"]
 
 
 @pytest.mark.statement(25)

@@ -62,36 +62,6 @@ def test_the_cause_of_a_task_error_is_the_remote_traceback(host: Host) -> None:
         assert shown.endswith("ValueError: why\n")
 
 
-@pytest.mark.statement(12)
-@pytest.mark.statement(13)
-def test_consumers_of_a_failed_task_never_start_and_say_why(host: Host, gates: Gates) -> None:
-    refs: list[TaskRef] = []
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        refs.append(orch.submit_sub(host.gate_then_boom, gates.at("bad")))
-        refs.append(orch.submit_sub(host.gate, gates.at("child"), after=[refs[0]]))
-        refs.append(orch.submit_sub(host.gate, gates.at("grandchild"), after=[refs[1]]))
-        refs.append(orch.submit_sub(host.echo, scalars("bystander")))
-
-    handle = host.worker.submit(build)
-    assert [ref.state for ref in refs[1:3]] == [State.PENDING, State.PENDING]
-    gates.open()
-    with pytest.raises(TaskError, match="ValueError: bad"):
-        handle.wait()
-
-    assert gates.log() == ["bad began", "bad ended"]
-    bad, child, grandchild, bystander = handle.records
-    assert bad.failure is not None
-    for skipped in (child, grandchild):
-        assert skipped.outcome is Outcome.SKIPPED
-        assert skipped.failure == bad.failure.at(f"gate_then_boom (task {bad.id}) failed")
-        assert skipped.started is None
-        assert skipped.worker is None
-        assert skipped.seconds is None
-    assert bystander.ok
-    assert all(ref.state is State.CONSUMED for ref in refs)
-
-
 def test_after_takes_tasks_of_this_worker_and_nothing_else(host: Host) -> None:
     with Worker(3, num_sub_workers=1) as other:
         foreign: list[TaskRef] = []
