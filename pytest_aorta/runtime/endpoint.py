@@ -191,14 +191,12 @@ class ProcessEndpoint:
 
     def _end_with(self, dispatch: Dispatch, grace: float) -> None:
         with self._dispatcher.turn:
-            if not dispatch.over:
-                self._condemn(grace)
-
-    def _condemn(self, grace: float) -> None:
-        if self._state is ProcessState.READY:
-            self._enter(ProcessState.CONDEMNED)
-        if self._link is not None:
-            self._link.kill(grace)
+            if dispatch.over:
+                return
+            if self._state is ProcessState.READY:
+                self._enter(ProcessState.CONDEMNED)
+            if self._link is not None:
+                self._link.kill(grace)
 
     # Messages from the process, on the thread of the link
 
@@ -235,11 +233,6 @@ class ProcessEndpoint:
                 overwrite(args.tensors[number], from_bytes(*by_value))
         self._dispatcher.ended(dispatch, completion)
 
-    def _lose_task(self, failure: TaskFailure) -> None:
-        dispatch, self._current = self._current, None
-        if dispatch is not None:
-            self._dispatcher.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
-
     # Deaths
 
     def died(self, how: str, link: Link) -> None:
@@ -258,7 +251,9 @@ class ProcessEndpoint:
             self._enter(ProcessState.STARTING if self.gone is None else ProcessState.GONE)
             if self._respawn and was_ready and self._state is not ProcessState.CLOSED:
                 self._dispatcher.blame(self._current)
-            self._lose_task(failure)
+            dispatch, self._current = self._current, None
+            if dispatch is not None:
+                self._dispatcher.ended(dispatch, Completion(Outcome.ENDPOINT_FAILURE, None, failure.at(self.name)))
             if was_ready and self._state is ProcessState.STARTING:
                 # On a thread: its zygote may have to be started again, too.
                 name = f"aorta-respawn-{self.name}"

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
@@ -248,9 +249,7 @@ class WorkerTask:
         self._tasks = tasks
         self._number = number
         self._returns_written = returns_written
-        self._lock = threading.Lock()
-        self._why: str | None = None
-        self._handle: RunHandle | None = None
+        self._opened: Future[RunHandle] = Future()
 
     def start(self, mapped: MappedStorages, digest: str, *arguments: Any) -> None:
         try:
@@ -270,7 +269,7 @@ class WorkerTask:
                 lambda orch, args, config: returned.append(orch_fn(orch, args, config)),
                 args,
                 args.config,
-                opened=self._opened,
+                opened=self._opened.set_result,
             ).wait()
             content = [(number, to_bytes(args.tensors[number])) for number in written if self._returns_written]
             self._report(Outcome.SUCCESS, dump_result(returned[0]), None, content)
@@ -288,15 +287,6 @@ class WorkerTask:
         with contextlib.suppress(OSError):  # the level above is gone; the end of the transport ends this process
             self._transport.send(("ended", self._number, outcome, payload, failure, content))
 
-    def _opened(self, handle: RunHandle) -> None:
-        with self._lock:
-            self._handle = handle
-        if self._why is not None:
-            handle.cancel(self._why, running=True)
-
     def cancel(self, why: str) -> None:
-        with self._lock:
-            self._why = self._why or why
-            handle = self._handle
-        if handle is not None:
-            handle.cancel(why, running=True)
+        """Now, or as soon as it has a run."""
+        self._opened.add_done_callback(lambda opened: opened.result().cancel(why, running=True))
