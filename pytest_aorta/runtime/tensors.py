@@ -461,8 +461,6 @@ class Heap:
         self._patience = patience
         self._changed = threading.Condition()
         self._rings = [_Ring(number, self._size) for number in range(RINGS)]
-        #: Calls of ``allocate`` that are blocked at this moment.
-        self.waiting = 0
         self._closed = False
         self._buffers: dict[int, Any] = {}
 
@@ -481,7 +479,7 @@ class Heap:
         import torch
 
         nbytes = blank.nbytes
-        slab = self._take(min(depth, RINGS - 1), nbytes, self._patience)
+        slab = self._take(min(depth, RINGS - 1), nbytes)
         try:
             # A storage of its own, which lives as long as any tensor, view or array of these bytes.
             buffer = self._buffer(slab.ring)
@@ -496,33 +494,28 @@ class Heap:
             self.release(slab)
             raise
 
-    def _take(self, ring: int, nbytes: int, patience: float) -> Slab:
+    def _take(self, ring: int, nbytes: int) -> Slab:
         room = self._rings[ring]
         if nbytes > room.size:
             raise ValueError(
                 f"{nbytes} bytes are more than a whole ring of {room.size}; raise heap_ring_size, or ask for less"
             )
-        give_up = time.monotonic() + patience
+        give_up = time.monotonic() + self._patience
         with self._changed:
-            self.waiting += 1
-            try:
-                while True:
-                    if self._closed:
-                        raise RuntimeError("the heap rings are closed")
-                    slab = room.take(nbytes)
-                    if slab is not None:
-                        return slab
-                    left = give_up - time.monotonic()
-                    if left <= 0:
-                        raise RuntimeError(
-                            f"ring {ring} is full: waited {patience:g} s for {nbytes} bytes, but"
-                            f" {room.size - room.used} of {room.size} are free and those not always in one piece, and"
-                            f" tensors that you hold beyond their scope keep {room.held}; raise heap_ring_size, drop"
-                            " these, or release older allocations with orch.scope()"
-                        )
-                    self._changed.wait(min(left, LOOK))
-            finally:
-                self.waiting -= 1
+            while not self._closed:
+                slab = room.take(nbytes)
+                if slab is not None:
+                    return slab
+                left = give_up - time.monotonic()
+                if left <= 0:
+                    raise RuntimeError(
+                        f"ring {ring} is full: waited {self._patience:g} s for {nbytes} bytes, but"
+                        f" {room.size - room.used} of {room.size} are free and those not always in one piece, and"
+                        f" tensors that you hold beyond their scope keep {room.held}; raise heap_ring_size, drop"
+                        " these, or release older allocations with orch.scope()"
+                    )
+                self._changed.wait(min(left, LOOK))
+            raise RuntimeError("the heap rings are closed")
 
     def _buffer(self, ring: int) -> Any:
         with self._changed:

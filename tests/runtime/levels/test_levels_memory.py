@@ -114,9 +114,8 @@ def test_a_full_ring_makes_the_builder_wait_until_there_is_room(host: Host, gate
 
     thread = threading.Thread(target=host.worker.run, args=(build,))
     thread.start()
-    wait_until(lambda: host.worker._heap.waiting == 1, "a builder that waits")
-    assert not built.is_set()
-    assert host.in_use() == [0, RING, 0, 0]  # the other rings are not concerned
+    wait_until(lambda: host.in_use() == [0, RING, 0, 0], "a ring that is full; the others are not concerned")
+    assert not built.wait(0.05)
     gates.open()
     thread.join()
 
