@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 MAX_TENSORS = 256
 MAX_SCALARS = 128
 
-#: The tags of a task with one tensor, as most tasks have.
-_ALONE = {tag: (tag,) for tag in Tag}
-
 
 class CallConfig(SimpleNamespace):
     """Named values: ``CallConfig(seed=1, threads=4)``, which a slot finds as ``args.config.seed``.
@@ -96,7 +93,7 @@ class TaskArgs:
         if len(self._tensors) == MAX_TENSORS:
             raise ValueError(f"a task takes at most {MAX_TENSORS} tensors")
         self._tensors += (tensor,)
-        self._tags = (*self._tags, tag) if self._tags else _ALONE[tag]
+        self._tags += (tag,)
 
     def add_output(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> TaskArgs:
         """Append an ``OUTPUT`` that the submission allocates, as ``orch.alloc`` does (default: float32).

@@ -106,14 +106,6 @@ class Footprint:
         #: One past the last byte.
         self.stop = offset + self.layout.nbytes
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Footprint):
-            return NotImplemented
-        return (self.backing, self.offset, self.layout) == (other.backing, other.offset, other.layout)
-
-    def __hash__(self) -> int:
-        return hash((self.backing, self.offset, self.layout))
-
     @property
     def empty(self) -> bool:
         return not self.layout.nbytes

@@ -30,7 +30,8 @@ def test_arguments_keep_their_order(shared: torch.Tensor) -> None:
     assert args.tensors[1] is shared
     assert args.tags == (Tag.INPUT, Tag.OUTPUT)
     assert args.scalars == (3, "x", True, 0.5)
-    assert args.check() == [(footprint_of(plain), Tag.INPUT), (footprint_of(shared), Tag.OUTPUT)]
+    found = [(footprint.backing, footprint.stop, tag) for footprint, tag in args.check()]
+    assert found == [(footprint_of(plain).backing, 8, Tag.INPUT), (footprint_of(shared).backing, 256, Tag.OUTPUT)]
 
 
 @pytest.mark.statement(11)
