@@ -199,7 +199,7 @@ def _problem(record: Any) -> str | None:
     from pytest_aorta.trials.result import TrialResult
 
     try:
-        TrialResult.from_dict(record)
+        TrialResult.model_validate(record)
     except ValidationError as error:
         wrong = error.errors()[0]
         place = ".".join(map(str, wrong["loc"]))
