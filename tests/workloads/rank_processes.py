@@ -33,14 +33,24 @@ class Driven:
     result: WorkloadResult
     progress: list[tuple[int, int | None]]
 
+    def assert_passed(self, steps: int) -> None:
+        """All steps were done, reported and timed, and nothing is wrong."""
+        result = self.result
+        assert result.passed, result.failure_details
+        assert (result.failure_count, result.failure_details) == (0, [])
+        assert self.progress == [(step, steps) for step in range(1, steps + 1)]
+        assert result.total_iterations == result.executed_iterations == result.configured_iterations == steps
+        assert len(result.step_times_ms) == steps
+        assert 0 < sum(result.step_times_ms) / 1e3 <= result.elapsed_sec
+
 
 def drive(workload_class: type[Workload], options: dict[str, Any]) -> Driven:
     """Do what the runner does with a workload, in this process."""
     workload = workload_class(workload_class.Config(**options))  # type: ignore[attr-defined]
     reported: list[tuple[int, int | None]] = []
     workload.progress = lambda step, total=None: reported.append((step, total))  # type: ignore[method-assign]
-    workload.setup()
     try:
+        workload.setup()
         result = workload.run()
     finally:
         workload.cleanup()

@@ -21,13 +21,7 @@ def test_default_run_checks_every_collective_and_lists_what_gloo_does_not_have()
     first, second = drive_on_ranks(AllReduce)
 
     for driven in (first, second):
-        result = driven.result
-        assert result.passed, result.failure_details
-        assert result.failure_count == 0
-        assert driven.progress == [(1, 1)]
-        assert len(result.step_times_ms) == 1
-        assert result.total_iterations == result.executed_iterations == result.configured_iterations == 1
-        assert 0 < result.step_times_ms[0] / 1e3 <= result.elapsed_sec
+        driven.assert_passed(steps=1)
     metrics = first.result.metrics
     assert metrics["backend"] == "gloo"
     assert metrics["world_size"] == 2

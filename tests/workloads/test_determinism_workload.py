@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from aorta_workloads.determinism import Determinism, Operation
+from rank_processes import drive
 
 if TYPE_CHECKING:
     from pytest_aorta.trials.workload import WorkloadResult
@@ -36,12 +37,7 @@ def run_with(**variables: str) -> dict[str, Any]:
 
 
 def run(workload_class: type[Determinism] = Determinism, **options: Any) -> WorkloadResult:
-    workload = workload_class(workload_class.Config(device="cpu", **options))
-    workload.setup()
-    try:
-        return workload.run()
-    finally:
-        workload.cleanup()
+    return drive(workload_class, {"device": "cpu", **options}).result
 
 
 @pytest.mark.slow
@@ -85,18 +81,7 @@ def test_reports_for_every_operation_whether_and_by_how_much_it_differs() -> Non
 
 
 def test_reports_each_round_as_a_step() -> None:
-    workload = Determinism(Determinism.Config(device="cpu", steps=2, threads=1))
-    reported: list[tuple[int, int | None]] = []
-    workload.progress = lambda step, total=None: reported.append((step, total))  # type: ignore[method-assign]
-
-    workload.setup()
-    result = workload.run()
-    workload.cleanup()
-
-    assert reported == [(1, 2), (2, 2)]
-    assert len(result.step_times_ms) == 2
-    assert result.total_iterations == result.executed_iterations == result.configured_iterations == 2
-    assert 0 < sum(result.step_times_ms) / 1e3 <= result.elapsed_sec
+    drive(Determinism, {"device": "cpu", "steps": 2, "threads": 1}).assert_passed(steps=2)
 
 
 def test_leaves_the_process_as_it_was() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from aorta_workloads._common import gamma
 from aorta_workloads.gemm import Gemm, error_bound
+from rank_processes import drive
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -18,28 +19,14 @@ SMALL: dict[str, Any] = {"device": "cpu", "steps": 1, "sizes": ((4, 32, 6),)}
 
 
 def run(workload_class: type[Gemm] = Gemm, **options: Any) -> WorkloadResult:
-    workload = workload_class(workload_class.Config(**{**SMALL, **options}))
-    workload.setup()
-    try:
-        return workload.run()
-    finally:
-        workload.cleanup()
+    return drive(workload_class, {**SMALL, **options}).result
 
 
 def test_default_run_passes_and_reports_every_shape_and_type() -> None:
     config = Gemm.Config(device="cpu")
-    workload = Gemm(config)
-    reported: list[tuple[int, int | None]] = []
-    workload.progress = lambda step, total=None: reported.append((step, total))  # type: ignore[method-assign]
-
-    workload.setup()
-    result = workload.run()
-
-    assert result.passed, result.failure_details
-    assert reported == [(1, 2), (2, 2)]
-    assert result.total_iterations == result.executed_iterations == result.configured_iterations == 2
-    assert len(result.step_times_ms) == 2
-    assert 0 < sum(result.step_times_ms) / 1e3 <= result.elapsed_sec
+    driven = drive(Gemm, {"device": "cpu"})
+    driven.assert_passed(steps=2)
+    result = driven.result
     cases = result.metrics["cases"]
     assert len(cases) == len(config.sizes) * len(config.dtypes)
     for case in cases:

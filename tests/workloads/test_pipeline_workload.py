@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aorta_workloads.pipeline import Pipeline, add_up, multiply
+from rank_processes import drive
 from support.processes import PATIENCE
 from support.stage import Stage
 
@@ -26,12 +27,7 @@ SMALL: dict[str, Any] = {"steps": 2, "size": 16, "block": 8}
 
 
 def run(workload_class: type[Pipeline] = Pipeline, **options: Any) -> WorkloadResult:
-    workload = workload_class(workload_class.Config(**{**SMALL, **options}))
-    try:
-        workload.setup()
-        return workload.run()
-    finally:
-        workload.cleanup()
+    return drive(workload_class, {**SMALL, **options}).result
 
 
 def descendants() -> set[int]:
@@ -40,19 +36,9 @@ def descendants() -> set[int]:
 
 def test_default_run_passes_reports_its_steps_and_ends_its_processes() -> None:
     before = descendants()
-    workload = Pipeline(Pipeline.Config())
-    reported: list[tuple[int, int | None]] = []
-    workload.progress = lambda step, total=None: reported.append((step, total))  # type: ignore[method-assign]
-
-    workload.setup()
-    result = workload.run()
-    workload.cleanup()
-
-    assert result.passed, result.failure_details
-    assert reported == [(1, 3), (2, 3), (3, 3)]
-    assert result.total_iterations == result.executed_iterations == result.configured_iterations == 3
-    assert len(result.step_times_ms) == 3
-    assert 0 < sum(result.step_times_ms) / 1e3 <= result.elapsed_sec
+    driven = drive(Pipeline, {})
+    driven.assert_passed(steps=3)
+    result = driven.result
     assert result.metrics["slots"] == 2
     assert result.metrics["tasks"] == 64 + 16 + 8 + 4 + 2 + 1  # products, sums of blocks, pairs
     assert result.metrics["max_abs_error"] == 0
