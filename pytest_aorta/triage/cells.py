@@ -221,7 +221,7 @@ class CellTrials:
         return self._statistics
 
 
-Reason = Literal["same value", "not named"]
+Reason = Literal["set to this value already", "named by nothing that is loaded"]
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,8 @@ class InertVariable:
 
     @property
     def text(self) -> str:
-        """``DISABLE_TF32 is named by no loaded library or imported source``."""
-        if self.reason == "same value":
-            return f"{self.name} has this value without it as well"
-        return f"{self.name} is named by no loaded library or imported source"
+        """``DISABLE_TF32 is named by nothing that is loaded``."""
+        return f"{self.name} is {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -265,18 +263,11 @@ class MitigationEffect:
         """Of ``inert? (reason)``, in a few words; empty where it is not ``is_inert``."""
         if self.same_as is not None:
             return f"same variables as {self.same_as.cell}"
-        reasons = {variable.reason for variable in self.inert} if self.is_inert else set()
-        if len(reasons) > 1:
-            return "set already, or named by nothing that is loaded"
-        texts: Mapping[Reason, str] = {
-            "same value": "set to this value already",
-            "not named": "named by nothing that is loaded",
-        }
-        return texts[reasons.pop()] if reasons else ""
+        return ", or ".join(sorted({variable.reason for variable in self.inert})) if self.is_inert else ""
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """One per inert variable, and one on an equal baseline: ``tf32_off: DISABLE_TF32 is named by no ...``."""
+        """One per inert variable, and one on an equal baseline: ``tf32_off: DISABLE_TF32 is named by nothing ...``."""
         label = ",".join(self.mitigations)
         found = [f"{label}: {variable.text}" for variable in self.inert]
         if self.same_as is not None:
@@ -293,9 +284,9 @@ def effects(
     it to the same value: variables of the environment and extra ones are in both. Only what all trials of a cell agree
     on is said, and nothing of values that are secret or were not seen.
 
-    - ``same value``: its trials had the value that those of the baseline's set had; where these are not known, the one
+    - Set already: its trials had the value that those of the baseline's set had; where these are not known, the one
       that was set around pytest.
-    - ``not named``: see ``probe.loaded``.
+    - Named by nothing: see ``probe.loaded``.
     """
     found = {}
     for key, base in baselines.items():
@@ -321,7 +312,8 @@ def _effect(cell: CellStatistics, reference: CellStatistics, base: CellKey | Non
             value = resolved.get(name) or value
             is_unnamed = own.unnamed is not None and name in own.unnamed
             is_same = value != REDACTED and without.get(name) == value
-            reasons[name] = "same value" if is_same else "not named" if is_unnamed else None
+            named: Reason | None = "named by nothing that is loaded" if is_unnamed else None
+            reasons[name] = "set to this value already" if is_same else named
     options = [{each for each in side.overlay if each[0].startswith(OPTION)} for side in (own, theirs)]
     is_equal = (own.watched, own.resolved, options[0]) == (theirs.watched, theirs.resolved, options[1])
     return MitigationEffect(

@@ -69,10 +69,10 @@ def parse_elastic(key: str, text: str) -> Any:
     """The value of one option, or ``ValueError`` with what would be valid."""
     if key not in _OPTIONS:
         raise ValueError(f"KEY=VALUE with a KEY of {', '.join(_OPTIONS)}")
-    pattern, convert, fits, expected = _OPTIONS[key]
+    pattern, convert, expected = _OPTIONS[key]
     with contextlib.suppress(ValueError, OverflowError):
-        if re.fullmatch(pattern, text.strip()) and fits(value := convert(text.strip())):
-            return value
+        if re.fullmatch(pattern, text.strip()):
+            return convert(text.strip())
     raise ValueError(f"{key}= {expected}")
 
 
@@ -95,45 +95,41 @@ def elastic_options(values: Mapping[str, Any]) -> ElasticOptions:
 
 def _nnodes(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
-    return int(least), int(most or least)
+    nodes = int(least), int(most or least)
+    if not 0 < nodes[0] <= nodes[1]:
+        raise ValueError
+    return nodes
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := float(text)) < math.inf:
+        raise ValueError
+    return seconds
 
 
 _WHOLE, _ADDRESS = r"\d{1,9}", r"[^\s/]+"
+_PORT = r"0*(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 #: ``Std`` of torch: 0 none, 1 stdout, 2 stderr, 3 both; for all local ranks, or for each.
 _STREAMS = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"
 _STREAMS_EXPECTED = "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."
 
-
-def _any(value: object) -> bool:
-    return True
-
-
-def _above_0(value: float) -> bool:
-    return 0 < value < math.inf
-
-
-#: What each option looks like, how it is read, what its value has to be, and the same in words.
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any], Callable[[Any], bool], str]] = {
-    "max_restarts": (_WHOLE, int, _any, "a whole number, 0 for none"),
-    "monitor_interval": (r".*", float, _above_0, "a number of seconds above 0"),
-    "nnodes": (rf"{_WHOLE}(:{_WHOLE})?", _nnodes, lambda it: 0 < it[0] <= it[1], "a number of nodes, or MIN:MAX"),
-    "node_rank": (_WHOLE, int, _any, "a whole number, 0 for the node that reports"),
-    "rdzv_backend": (r"[a-z0-9_-]+", str, _any, "the name of a rendezvous backend, such as c10d"),
-    "rdzv_endpoint": (
-        r"\S+:\d{1,5}",
-        str,
-        lambda it: int(it.rpartition(":")[2]) < 2**16,
-        "HOST:PORT, with a port up to 65535",
-    ),
-    "rdzv_id": (r"\S+", str, _any, "a name without spaces"),
-    "start_method": ("fork|spawn|forkserver", str, _any, "fork, spawn or forkserver"),
-    "redirects": (_STREAMS, str, _any, _STREAMS_EXPECTED),
-    "tee": (_STREAMS, str, _any, _STREAMS_EXPECTED),
-    "exit_barrier_timeout": (r".*", float, _above_0, "a number of seconds above 0"),
-    "role": (r"[A-Za-z0-9_.-]+", str, _any, "a name of letters, digits, dots, dashes and underscores"),
-    "master_addr": (_ADDRESS, str, _any, "a host name or an address"),
-    "master_port": (_WHOLE, int, lambda it: 0 < it < 2**16, "a port from 1 to 65535"),
-    "local_addr": (_ADDRESS, str, _any, "a host name or an address of this node"),
+#: What each option looks like, how it is read, and what is valid, in words.
+_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "max_restarts": (_WHOLE, int, "a whole number, 0 for none"),
+    "monitor_interval": (r".*", _seconds, "a number of seconds above 0"),
+    "nnodes": (rf"{_WHOLE}(:{_WHOLE})?", _nnodes, "a number of nodes, or MIN:MAX"),
+    "node_rank": (_WHOLE, int, "a whole number, 0 for the node that reports"),
+    "rdzv_backend": (r"[a-z0-9_-]+", str, "the name of a rendezvous backend, such as c10d"),
+    "rdzv_endpoint": (rf"\S+:({_PORT}|0+)", str, "HOST:PORT, with a port up to 65535"),
+    "rdzv_id": (r"\S+", str, "a name without spaces"),
+    "start_method": ("fork|spawn|forkserver", str, "fork, spawn or forkserver"),
+    "redirects": (_STREAMS, str, _STREAMS_EXPECTED),
+    "tee": (_STREAMS, str, _STREAMS_EXPECTED),
+    "exit_barrier_timeout": (r".*", _seconds, "a number of seconds above 0"),
+    "role": (r"[A-Za-z0-9_.-]+", str, "a name of letters, digits, dots, dashes and underscores"),
+    "master_addr": (_ADDRESS, str, "a host name or an address"),
+    "master_port": (_PORT, int, "a port from 1 to 65535"),
+    "local_addr": (_ADDRESS, str, "a host name or an address of this node"),
 }
 
 

@@ -77,7 +77,7 @@ OMP = Cell("omp_1", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
 def test_a_variable_that_nothing_names_is_inert() -> None:
     effect = judged(NONE, TF32)["local-tf32_off"]
-    assert effect.sentences == ("tf32_off: DISABLE_TF32 is named by no loaded library or imported source",)
+    assert effect.sentences == ("tf32_off: DISABLE_TF32 is named by nothing that is loaded",)
     assert (effect.is_inert, effect.is_second_baseline) == (True, False)
     assert effect.reason == "named by nothing that is loaded"
 
@@ -89,7 +89,7 @@ def test_a_value_that_was_there_already_makes_a_second_baseline() -> None:
     assert effect.is_inert
     assert effect.reason == "same variables as local-none"
     assert effect.sentences == (
-        "same: OMP_NUM_THREADS has this value without it as well",
+        "same: OMP_NUM_THREADS is set to this value already",
         "same: all variables have the values that they have in local-none",
     )
 
