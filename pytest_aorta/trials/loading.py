@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_aorta.common import RequestError
@@ -350,24 +349,6 @@ def startup_variables(cls: type[Any], options: Mapping[str, Any]) -> dict[str, s
     return found
 
 
-class Options(dict[str, Any]):
-    """Options of a workload. What AORTA's runner adds can be looked up in it, but is not listed.
-
-    So ``Model(**config)`` gets the options alone, and ``config["_aorta_trial_env"]`` is there.
-    """
-
-    _added: Mapping[str, Any] = MappingProxyType({})
-
-    def __missing__(self, key: str) -> Any:
-        return self._added[key]
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or key in self._added
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return super().get(key, self._added.get(key, default))
-
-
 def with_added(
     value: Any,
     cls: type[Any],
@@ -377,9 +358,12 @@ def with_added(
     overlay: Iterable[str],
     collect: list[str],
 ) -> Any:
-    """Options with what AORTA's runner adds, in the process of a trial; ``overlay`` are the names of its variables."""
-    if not isinstance(value, dict):
-        return value  # a typed Config has no place for them
+    """Options with what AORTA's runner adds, in the process of a trial; ``overlay`` are the names of its variables.
+
+    For AORTA's classes: others would find options that they do not know in ``Model(**config)``.
+    """
+    if not isinstance(value, dict) or not is_aorta_workload(cls):  # a typed Config has no place for them
+        return value
     variables: dict[str, str] = {}
     own: dict[str, str] = {}
     for name in overlay:
@@ -400,11 +384,7 @@ def with_added(
         added |= {"_aorta_save_logs": True, "_aorta_log_prefix": stem}
         if collect:
             added["_aorta_collect_dir"] = stem
-    if is_aorta_workload(cls):
-        return {**value, **added}
-    options = Options(value)
-    options._added = added
-    return options
+    return {**value, **added}
 
 
 # Options: as declared, as given, and as its constructor gets them

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +34,6 @@ def added(cls: type[Any], value: Any) -> Any:
 
 def declaring(**attributes: Any) -> type[Any]:
     return type("Declaring", (Plain,), attributes)
-
-
-def test_what_was_added_can_be_looked_up_and_is_not_listed() -> None:
-    options = added(Plain, {"size": 3})
-
-    assert options["_aorta_trial_env"] == options.get("_aorta_trial_env") == {"A": "1"}
-    assert "_aorta_trial_env" in options
-    assert dict(**options) == {"size": 3}
-    assert json.loads(json.dumps(options)) == {"size": 3}
-    assert options.get("other", 5) == 5
-    with pytest.raises(KeyError):
-        options["other"]
-
-
-def test_copies_can_look_it_up_too() -> None:
-    options = added(Plain, {"size": 3})
-    for other in (copy.copy(options), copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
-        assert other == {"size": 3}
-        assert other["_aorta_trial_env"] == {"A": "1"}
 
 
 def test_a_class_that_declares_something_of_aortas_gets_them_as_options() -> None:
