@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import pytest
 
@@ -35,7 +35,6 @@ from pytest_aorta.workspace.atomic import locked, write_json
 
 if TYPE_CHECKING:
     from pytest_aorta.launch.engine import RunningTrial, SlotTrial
-    from pytest_aorta.plugin.live_view import LiveView
     from pytest_aorta.replay import Replay
     from pytest_aorta.triage.facts import TrialFacts
     from pytest_aorta.trials.result import TrialResult
@@ -163,8 +162,13 @@ class ReportPayload:
 PAYLOAD = pytest.StashKey[ReportPayload]()
 
 
-#: Sees trials begin and end.
-WATCHER: pytest.StashKey[LiveView] = pytest.StashKey()
+class TrialWatcher(Protocol):
+    def trial_started(self, trial: SlotTrial, file: Path, name: str, cell: CellName) -> None: ...
+    def trial_ended(self, file: Path) -> None: ...
+    def trial_finished(self, facts: TrialFacts, file: Path, cell: CellName) -> None: ...
+
+
+WATCHER = pytest.StashKey[TrialWatcher]()
 
 
 class Repeat(NamedTuple):
