@@ -106,24 +106,10 @@ def replay_effects(
             not_collected=Counter(text for each in again for text in set(each.not_collected)),
         )
         found.append(effect)
-    return _corrected(found)
+    return corrected(found)
 
 
-def share_effects(cells: Iterable[CellTrials], speed_margin: float) -> list[ObserverEffect]:
-    """Of cells whose trials ran partly with collectors."""
-    found = []
-    for cell in cells:
-        trials = [facts for facts in cell.finished if facts.is_counted]
-        sides = [[facts for facts in trials if facts.observed is observed] for observed in (True, False)]
-        if all(sides):
-            counts = [(sum(facts.is_failure for facts in side), len(side)) for side in sides]
-            times = (measured(sides[0]), measured(sides[1]))
-            (speed,) = compare_speeds([times], speed_margin, sequential=False, family=1)
-            found.append(ObserverEffect(cell.key, counts[0], counts[1], difference_p(*counts[0], *counts[1]), speed))
-    return _corrected(found)
-
-
-def _corrected(effects: Sequence[ObserverEffect]) -> list[ObserverEffect]:
+def corrected(effects: Sequence[ObserverEffect]) -> list[ObserverEffect]:
     """For the number of cells."""
     adjusted = holm([effect.p for effect in effects])
     return [replace(effect, p=p) for effect, p in zip(effects, adjusted, strict=True)]

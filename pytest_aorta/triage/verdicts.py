@@ -11,7 +11,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import DECIDED, Margin, Stop, TriageSettings, rates
 from pytest_aorta.triage.cells import CellStatistics, CellTrials, MitigationEffect, effects
 from pytest_aorta.triage.facts import CellKey, TrialFacts
-from pytest_aorta.triage.observer import ObserverEffect, share_effects
+from pytest_aorta.triage.observer import ObserverEffect, corrected
 from pytest_aorta.triage.rates import Counts, Interval
 from pytest_aorta.triage.signatures import Signature
 from pytest_aorta.triage.speed import OperatorChange, Speed, Subject, changed_operators, compare_speeds, measured
@@ -510,7 +510,29 @@ class Triage:
         warnings = (*found.warnings, *contradictions, *idle)
         nodes = tuple(self.nodes()) if self.settings.by_node else ()
         table = Table(tuple(rows.values()), self.settings, warnings, found, nodes=nodes)
-        return table.observed(share_effects(self.cells, self.settings.speed_margin))
+        return table.observed(self._observer_effects())
+
+    def _observer_effects(self) -> list[ObserverEffect]:
+        """Of cells whose trials ran partly with collectors: their two parts, compared as cell and baseline are."""
+        parts = Triage(replace(self.settings, baseline="without", confirm=False, screens=False, by_node=False))
+        keys: dict[CellKey, CellKey] = {}
+        for trials in self.cells:
+            if len({facts.observed for facts in trials.finished if facts.is_counted}) < 2:
+                continue
+            key = trials.key
+            for facts in trials.statistics.finished:
+                side = "with" if facts.observed else "without"
+                part = CellKey(key.workload, side, key.test, f"{key.cell} {key.options}", key.digest)
+                keys[part] = key
+                parts.add(replace(facts, key=part))
+        found = []
+        for row in parts.table().rows if keys else ():
+            if row.comparison is not None:
+                base = parts._cells[replace(row.cell.key, cell="without")].statistics
+                counts = (row.cell.failures, row.cell.counted), (base.failures, base.counted)
+                effect = ObserverEffect(keys[row.cell.key], *counts, row.comparison.p, row.speed or Speed("n/a"))
+                found.append(effect)
+        return corrected(found)
 
     def nodes(self) -> list[Node]:
         """See ``nodes_of``."""

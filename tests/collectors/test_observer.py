@@ -11,6 +11,7 @@ from support.stage import Stage
 from support.triage_facts import CRASH, trials
 
 from pytest_aorta.plan import Selection
+from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.columns import plain
 from pytest_aorta.triage.facts import TrialFacts
 from pytest_aorta.triage.observer import ObserverEffect, replay_effects
@@ -19,8 +20,8 @@ from pytest_aorta.triage.starts import with_replays
 from pytest_aorta.triage.verdicts import LEVEL, Table, Triage
 
 
-def _table(*cells: list[TrialFacts]) -> Table:
-    triage = Triage()
+def _table(*cells: list[TrialFacts], sequential: bool = False) -> Table:
+    triage = Triage(TriageSettings(sequential=sequential))
     for facts in (facts for cell in cells for facts in cell):
         triage.add(facts)
     return triage.table()
@@ -68,6 +69,17 @@ def test_clean_halves_are_called_different_as_rarely_as_the_level_says() -> None
     effects = [effect for _ in range(200) for effect in _table(_in_turns("none", half(), half())).observer]
     assert len(effects) == 200
     assert sum(effect.changes_rate for effect in effects) <= 200 * LEVEL
+
+
+def test_the_level_holds_for_looks_after_every_trial_where_these_decide_the_end() -> None:
+    draw, called = random.Random(9), {True: 0, False: 0}
+    for _ in range(60):
+        drawn = ["".join(draw.choice(".F") for _ in range(30)) for _ in "ab"]
+        for sequential in called:
+            looks = (_in_turns("none", *(each[:end] for each in drawn)) for end in range(6, 31, 3))
+            effects = (_table(facts, sequential=sequential).observer[0] for facts in looks)
+            called[sequential] += any(effect.changes_rate for effect in effects)
+    assert called[True] <= 60 * LEVEL < called[False]
 
 
 def test_only_fewer_failures_among_replays_of_failed_trials_are_an_effect() -> None:
