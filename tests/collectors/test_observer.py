@@ -76,7 +76,7 @@ def test_the_level_holds_for_looks_after_every_trial_where_these_decide_the_end(
     for _ in range(60):
         drawn = ["".join(draw.choice(".F") for _ in range(30)) for _ in "ab"]
         for sequential in called:
-            looks = (_in_turns("none", *(each[:end] for each in drawn)) for end in range(6, 31, 3))
+            looks = (_in_turns("none", drawn[0][:end], drawn[1][:end]) for end in range(6, 31, 3))
             effects = (_table(facts, sequential=sequential).observer[0] for facts in looks)
             called[sequential] += any(effect.changes_rate for effect in effects)
     assert called[True] <= 60 * LEVEL < called[False]
