@@ -24,6 +24,7 @@ from pytest_aorta.plugin import (
     TRIALS,
     is_controller,
     is_each,
+    is_of_recipe,
     is_worker,
     may_have_workloads,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTorchrun, RunTrial
+    from pytest_aorta.plugin.report_hooks import ReportHooks
     from pytest_aorta.probe.collect import EnvSnapshot
 
 #: Seconds that node 0 may take to report, once the other nodes are done.
@@ -212,20 +214,29 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
 
 
 class ControllerHooks:
-    """In an xdist controller, which collects nothing itself: notice that a test starts trials."""
+    """In an xdist controller, which collects nothing itself: notice that a recipe or a test starts trials."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """Of a recipe, the cells that are selected are known from now on, and in which order."""
+        if any(map(is_of_recipe, ids)):
+            self._make_way().pytest_xdist_node_collection_finished(node, ids)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """See the first report of such a test before pytest's terminal asks for the word to show."""
         if hasattr(report, "aorta"):
-            manager = self._config.pluginmanager
-            manager.unregister(self)
-            register_hooks(self._config, late=True)
-            hooks: Any = manager.get_plugin(REPORTS)
-            hooks.pytest_runtest_logreport(report)
+            self._make_way().pytest_runtest_logreport(report)
+
+    def _make_way(self) -> ReportHooks:
+        manager = self._config.pluginmanager
+        manager.unregister(self)
+        register_hooks(self._config, late=True)
+        hooks: ReportHooks = manager.get_plugin(REPORTS)
+        return hooks
 
 
 class FurtherRankHooks:

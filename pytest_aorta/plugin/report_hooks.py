@@ -101,9 +101,9 @@ class ReportHooks:
             self._select(ids)
 
     def _select(self, nodeids: list[str]) -> None:
+        self._selected = nodeids
         if current_run(self.config) is None:
             return
-        self._selected = nodeids
         self._writer_of().select(nodeids)
         if "AORTA_JOB" in os.environ:  # whose other tasks may have decided on the first trial already
             for nodeid in {nodeid.partition("[")[0]: nodeid for nodeid in nodeids}.values():

@@ -116,6 +116,16 @@ def test_under_xdist_a_matrix_waits_for_the_smoke_test_and_commands_for_their_ce
     }
 
 
+def test_under_xdist_the_baseline_is_the_first_cell_of_the_recipe_and_not_of_those_that_end(stage: Stage) -> None:
+    action = 'command = "sh -c \'sleep $PAUSE\'"\ntrials = 2\nmitigations = ["PAUSE=1", "PAUSE=0"]\n'
+    stage.write_file("aorta.toml", action)
+    # The controller learns of the recipe from its workers: no option or variable says that trials come.
+    unset = {name: "" for name in stage.environ() if name.startswith("PYTEST_AORTA_")}
+    result = stage.run("-n", "2", "--dist", "load", env=unset)
+    result.assert_outcomes(passed=4)
+    assert [line.split()[0] for line in result.outlines if line.endswith("baseline")] == ["local-PAUSE=1"]
+
+
 def test_trials_of_a_recipe_are_in_the_live_view(stage: Stage) -> None:
     held = "def setup(self):\n        while not os.path.exists('go'): pass"
     stage.write(work=SHAKY.replace("def setup(self): pass", held))
