@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pytest_aorta.plugin.ordinary_tests import MarkedTrial, RunTorchrun, RunTrial
-    from pytest_aorta.plugin.report_hooks import ReportHooks
     from pytest_aorta.probe.collect import EnvSnapshot
 
 #: Seconds that node 0 may take to report, once the other nodes are done.
@@ -231,12 +230,11 @@ class ControllerHooks:
         if hasattr(report, "aorta"):
             self._make_way().pytest_runtest_logreport(report)
 
-    def _make_way(self) -> ReportHooks:
+    def _make_way(self) -> Any:
         manager = self._config.pluginmanager
         manager.unregister(self)
         register_hooks(self._config, late=True)
-        hooks: ReportHooks = manager.get_plugin(REPORTS)
-        return hooks
+        return manager.get_plugin(REPORTS)
 
 
 class FurtherRankHooks:
