@@ -28,9 +28,11 @@ pytestmark = [
 #: Longest time in seconds for the tests.
 PATIENCE = 1800
 
-#: The private names of torch, one by one; two ranks, one that fails, restarts, a hang, under both launchers.
+#: The private names of torch, one by one; forks of builds for GPUs, which package indexes have; two ranks, one that
+#: fails, restarts, a hang, under both launchers.
 SMOKE = (
     "tests/launch/child/test_recorder.py",
+    "tests/probe/test_probe_torch.py",
     "tests/acceptance/test_elastic.py::test_the_life_of_the_worker_group_is_recorded",
     "tests/acceptance/test_elastic.py::test_a_rank_that_fails_once_is_started_again",
     "tests/acceptance/test_elastic.py::test_the_last_attempt_is_the_trials",

@@ -127,12 +127,15 @@ before = me.num_threads()
 static = collect_static()
 process = collect_env(static).process
 after = me.num_threads()
+if (pid := os.fork()) == 0:  # a build for GPUs says where a fork may not use them
+    os._exit(getattr(torch._C, "_cuda_isInBadFork", int)())
+refused = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 torch.set_num_interop_threads(3)  # refused once the pool is there
 os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read once, at the first query
 torch.use_deterministic_algorithms(True, warn_only=True)
 torch.set_default_dtype(torch.float64)
 extra = [static.sections["torch"], static.reasons, process, after - before, len(me.children()),
-         torch.get_num_interop_threads(), torch.cuda.is_initialized()]
+         torch.get_num_interop_threads(), torch.cuda.is_initialized(), refused]
 torch.set_num_threads(1)
 torch.set_float32_matmul_precision("high")
 torch.backends.cudnn.deterministic = True
@@ -142,7 +145,7 @@ torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore()
 """
     end, (facts, reasons, process, *state) = end_of(code, OMP_NUM_THREADS="4")
     assert reasons == []
-    assert state == [0, 0, 3, False]
+    assert state == [0, 0, 3, False, 0]
     assert facts["imported"] is True
     assert facts["version"].partition("+")[0] == metadata.version("torch").partition("+")[0]
     assert len(facts["git_version"]) == 40
