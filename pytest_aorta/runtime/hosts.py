@@ -212,7 +212,7 @@ class HostConnection:
         self._step = "connecting"
         #: What the host has said of itself, its interpreter and its pytest-aorta.
         self.facts: dict[str, Any] = {}
-        self._lock = threading.Lock()  # of the process, which must not be started once it was given up
+        self._lock = threading.Lock()  # of the log, and of the process, which must not be started once it was given up
         self._given_up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._gateway: execnet.Gateway | None = None
@@ -343,11 +343,12 @@ class HostConnection:
 
     def _failure(self, text: str, *, quote: bool = True) -> HostError:
         lines = ""
-        with contextlib.suppress(ValueError):  # it is closed
-            # Not seek: the process writes where this description's position is.
-            size = os.fstat(self._log.fileno()).st_size if quote else 0
-            output = os.pread(self._log.fileno(), 8000, max(0, size - 8000)).decode(errors="replace")
-            lines = "\n".join(output.rstrip().splitlines()[-20:]) if quote else ""
+        with self._lock:
+            if quote and not self._log.closed:
+                # Not seek: the process writes where this description's position is.
+                size = os.fstat(self._log.fileno()).st_size
+                output = os.pread(self._log.fileno(), 8000, max(0, size - 8000)).decode(errors="replace")
+                lines = "\n".join(output.rstrip().splitlines()[-20:])
         return HostError(f"host {self.name}: {text}" + (f"\nits last output:\n{lines}" if lines else ""))
 
     # Messages
@@ -464,7 +465,8 @@ class HostConnection:
                 for pipe in (process.stdin, process.stdout):
                     with contextlib.suppress(OSError):
                         pipe.close()  # type: ignore[union-attr]  # both are pipes
-        self._log.close()
+        with self._lock:  # another thread may quote it
+            self._log.close()
 
 
 def version_problem(facts: Mapping[str, Any]) -> str | None:
