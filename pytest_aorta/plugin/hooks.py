@@ -24,7 +24,6 @@ from pytest_aorta.plugin import (
     TRIALS,
     is_controller,
     is_each,
-    is_of_recipe,
     is_worker,
     may_have_workloads,
 )
@@ -221,8 +220,11 @@ class ControllerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """Of a recipe, the cells that are selected are known from now on, and in which order."""
-        if any(map(is_of_recipe, ids)):
-            self._make_way().pytest_xdist_node_collection_finished(node, ids)
+        text = "\n".join(ids)  # of each worker, perhaps a hundred thousand: no call for each
+        for suffix in SUFFIXES:
+            if f"{suffix}::" in text:
+                self._make_way().pytest_xdist_node_collection_finished(node, ids)
+                return
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

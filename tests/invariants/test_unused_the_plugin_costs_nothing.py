@@ -121,10 +121,10 @@ def test_hooks_of_trials_come_with_the_first_trial(stage: Stage) -> None:
     assert "pytest_runtest_makereport" in counted(stage, file, "test_starts.py")["hooks"]
 
 
-def test_an_xdist_controller_looks_at_reports_only(stage: Stage) -> None:
+def test_an_xdist_controller_looks_at_reports_and_once_at_what_each_worker_collects(stage: Stage) -> None:
     write_tests(stage, files=2, tests=10)
     found = counted(stage, "-n", "2")
-    assert found["hooks"] == sorted([*HOOKS, "pytest_runtest_logreport"])
+    assert found["hooks"] == sorted([*HOOKS, "pytest_runtest_logreport", "pytest_xdist_node_collection_finished"])
     assert found["calls"]["run"].pop("hooks.pytest_runtest_logreport") == 60
     # The name of the run, for its two workers.
     assert sum(found["calls"]["run"].values()) <= 10
