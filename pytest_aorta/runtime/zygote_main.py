@@ -44,7 +44,7 @@ LOOK = 0.005
 
 
 #: Tasks that are forked before the memory goes into huge pages: fewer do not pay for it.
-_SMALL_PAGES = 16
+_SMALL_PAGES = 8
 
 _HUGE_PAGE = 2**21
 _MADV_COLLAPSE = 25
