@@ -114,7 +114,7 @@ class Memory(Collector):
                     continue
                 found[column] = {"first": series[0][1], "last": series[-1][1], "most": max(each for _, each in series)}
                 if column == "resident":
-                    # A heap that settles grows, too, by buffers that are free again.
+                    # Not what malloc keeps for later: a heap grows by that until it has settled, without a leak.
                     series = [(line[0], line[number] - (line[-1] or 0)) for line in lines if line[number] is not None]
                 if column in _NAMES and (grows := growth(series)) is not None:
                     found[column] |= {"growth": asdict(grows), "is_leak": grows.is_leak}

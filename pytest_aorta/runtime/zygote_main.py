@@ -60,7 +60,7 @@ def main(fd: int, parent: int) -> None:
     if beside:
         process_tree.die_with_parent(parent)
     process_tree.become_subreaper()
-    # Where the parent ignores it, as some services do, nobody would learn how a child has ended.
+    # A service may have started pytest with SIGCHLD ignored, which children inherit: wait() finds no exit status then.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     control = Channel(fd)
     order = control.receive()
@@ -117,10 +117,10 @@ def prepare(order: Message, report: Callable[[Mapping[str, Any]], object]) -> An
 
 
 def use_huge_pages() -> None:
-    """Move this process's memory into huge pages, so that forks, and their ends, have short page tables to go through.
+    """Move this process's memory into huge pages: forks copy, and ends drop, shorter page tables.
 
-    With torch imported, a fork and its end take 2.6 ms instead of 11 then. The move takes 40 ms, or 300 where memory is
-    fragmented. Linux before 6.1 refuses.
+    With torch imported, a fork and its end then take 2.6 ms instead of 11. The move takes 40 ms, or 300 where memory is
+    fragmented. Linux before 6.1 refuses, and nothing changes.
     """
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -173,7 +173,7 @@ class ForkServer:
         self.run = run
         self.owners = set() if owner is None else {owner}
         self.tasks: dict[int, RunningTask] = {}
-        #: How many tasks there were.
+        #: Tasks so far, also those that have ended.
         self.begun = 0
         #: A child that was forked ahead, and where it waits for the channel of its task.
         self.standby: tuple[int, Channel] | None = None

@@ -113,7 +113,7 @@ _PORT = r"0*(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0
 _STREAMS = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"
 _STREAMS_EXPECTED = "0, 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:STREAMS,..."
 
-#: What each option looks like, how it is read, and what is valid, in words.
+#: Of each option: a pattern, its reader, and the values that are valid, for messages.
 _OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "max_restarts": (_WHOLE, int, "a whole number, 0 for none"),
     "monitor_interval": (r".*", _seconds, "a number of seconds above 0"),
