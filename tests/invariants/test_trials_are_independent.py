@@ -63,8 +63,7 @@ UNSPOILED = {
 }
 
 
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.long])])
-def test_no_trial_sees_what_another_did(stage: Stage, monkeypatch: pytest.MonkeyPatch, isolation: str) -> None:
+def test_no_trial_sees_what_another_did(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEPT", "1")
     stage.write(
         spoiler=SPOILER,
@@ -83,7 +82,7 @@ def test_no_trial_sees_what_another_did(stage: Stage, monkeypatch: pytest.Monkey
         """,
     )
     options = ("--aorta-trials", "3", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    result = stage.run("spoiler.py", *options, "--aorta-isolation", isolation)
+    result = stage.run("spoiler.py", *options)
     result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(["*parent unchanged*"])
     found = [trial["result"]["metrics"] for trial in stage.trials().values()]

@@ -6,7 +6,6 @@ The counts stand for the time, which no busy machine can tell; ``python -m bench
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -107,10 +106,6 @@ def test_files_that_are_given_are_parsed_once_and_only_if_their_text_may_have_wo
     # To decide whether to look closer, and then, of those with workloads, again.
     assert calls["__init__.may_have_workloads"] <= 2 * len(files)
     assert calls["workload_files._methods"] == 3  # of the class of each file that is parsed
-
-
-def test_calls_are_counted_in_those_sessions_only() -> None:
-    assert sys.getprofile() is not call_counter._count
 
 
 def test_hooks_of_trials_come_with_the_first_trial(stage: Stage) -> None:

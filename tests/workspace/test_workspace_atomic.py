@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,6 @@ from typing import Any, NoReturn
 import pytest
 
 from pytest_aorta.workspace.atomic import write_json
-
-
-def test_results_can_be_read_by_others(tmp_path: Path) -> None:
-    write_json(tmp_path / "trial_0.json", {})
-
-    assert stat.S_IMODE((tmp_path / "trial_0.json").stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize(
