@@ -369,8 +369,7 @@ class Graph:
 
     ``on_ready`` is called once for every node that becomes ready, ``on_settled`` once for every node that completes or
     fails (not for those that are added as completed), ``on_consumed`` once for every node that nothing holds any more,
-    in this order for one node. They are called when the change is over, and may change the graph in turn; what follows
-    from that is reported after they have returned.
+    in this order for one node. They are called when the change is over, and do not change the graph.
     """
 
     def __init__(self, on_ready: Report, on_settled: Report, on_consumed: Report) -> None:
@@ -379,7 +378,6 @@ class Graph:
         self._on_consumed = on_consumed
         self._ids = itertools.count()
         self._changes: deque[tuple[Report, Node]] = deque()
-        self._reporting = False
         #: Writes of the nodes that are live.
         self.writers = Writers()
         #: Nodes that are not consumed.
@@ -508,16 +506,9 @@ class Graph:
             self._changes.append((self._on_consumed, node))
 
     def _report(self) -> None:
-        if self._reporting:
-            return
-        self._reporting = True
-        try:
-            while self._changes:
-                report, node = self._changes.popleft()
-                if report is not self._on_ready or node.state is State.READY:  # not cancelled in an earlier report
-                    report(node)
-        finally:
-            self._reporting = False
+        while self._changes:
+            report, node = self._changes.popleft()
+            report(node)
 
 
 class HazardWarning(UserWarning):
