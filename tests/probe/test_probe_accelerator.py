@@ -118,10 +118,13 @@ def test_nvidia_smi_that_fails_beside_a_driver_is_a_reason(tmp_path: Path, guard
     ]
 
 
-def mi300x_host(root: Path) -> Path:
+@pytest.mark.usefixtures("double")
+def test_what_the_kernel_tells_about_amd_devices_and_hides_from_a_container(
+    tmp_path: Path, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = "sys/class/kfd/kfd/topology/nodes"
-    return tree(
-        root,
+    root = tree(
+        tmp_path,
         {
             f"{nodes}/0/gpu_id": "0\n",
             f"{nodes}/0/properties": "cpu_cores_count 96\n",
@@ -135,11 +138,7 @@ def mi300x_host(root: Path) -> Path:
             "sys/module/amdgpu/version": "6.12.12\n",
         },
     )
-
-
-@pytest.mark.usefixtures("double")
-def test_what_the_kernel_tells_about_amd_devices(tmp_path: Path, guard: Guard) -> None:
-    assert amd(guard, mi300x_host(tmp_path)) == {
+    assert amd(guard, root) == {
         "driver_version": "6.12.12",
         "devices": [
             {
@@ -157,14 +156,7 @@ def test_what_the_kernel_tells_about_amd_devices(tmp_path: Path, guard: Guard) -
         ],
         "hidden_devices": 0,
     }
-    assert guard.reasons == []
 
-
-@pytest.mark.usefixtures("double")
-def test_devices_that_a_container_may_not_see_are_counted(
-    tmp_path: Path, guard: Guard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = mi300x_host(tmp_path)
     read_text = Path.read_text
 
     def forbidden(file: Path, encoding: str | None = None, errors: str | None = None) -> str:
@@ -174,8 +166,7 @@ def test_devices_that_a_container_may_not_see_are_counted(
         return read_text(file, encoding, errors)
 
     monkeypatch.setattr(Path, "read_text", forbidden)
-    found = amd(guard, root)
-    assert found == {"driver_version": "6.12.12", "devices": [], "hidden_devices": 1}
+    assert amd(guard, tmp_path) == {"driver_version": "6.12.12", "devices": [], "hidden_devices": 1}
     assert guard.reasons == []
 
 
@@ -220,23 +211,11 @@ def test_the_toolkit_that_torch_would_build_with(
 NVCC = "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 12.4, V12.4.131'"
 
 
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on PATH."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-def script_in(folder: Path, name: str, script: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
-def test_doubles_say_their_version_in_the_line_that_has_it(path: Path) -> None:
-    script_in(path, "nvcc", NVCC)
-    script_in(path, "hipcc", "echo 'HIP version: 6.2.41133'; echo 'AMD clang version 18.0.0git'")
-    script_in(path, "clang", "echo 'clang version 18.1.3'; echo 'Target: x86_64'")
-    guard = Guard()
+def test_compilers_say_their_version_in_the_line_that_has_it(tmp_path: Path, guard: Guard, double: Double) -> None:
+    path = tmp_path / "bin"
+    double("nvcc", NVCC)
+    double("hipcc", "echo 'HIP version: 6.2.41133'; echo 'AMD clang version 18.0.0git'")
+    double("clang", "echo 'clang version 18.1.3'; echo 'Target: x86_64'")
     assert compilers(guard) == {
         "gcc": None,
         "g++": None,
@@ -247,15 +226,17 @@ def test_doubles_say_their_version_in_the_line_that_has_it(path: Path) -> None:
     assert guard.reasons == []
 
 
-def test_one_that_hangs_or_fails_is_a_reason_and_hides_no_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script_in(path, "hipcc", "exec /bin/sleep 600")
-    script_in(path, "clang", "exit 0")
-    script_in(path, "g++", "echo 'no licence' >&2; exit 3")
+def test_one_that_hangs_or_fails_is_a_reason_and_hides_no_other(
+    tmp_path: Path, guard: Guard, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bin"
+    double("hipcc", "exec /bin/sleep 600")
+    double("clang", "exit 0")
+    double("g++", "echo 'no licence' >&2; exit 3")
     (path / "gcc").write_text("not a program")
     (path / "gcc").chmod(0o755)
-    script_in(path, "nvcc", NVCC)
+    double("nvcc", NVCC)
     monkeypatch.setattr(module, "_TIMEOUT_SEC", 1.0)
-    guard = Guard()
     found = compilers(guard)
     assert found["hipcc"] == {"path": str(path / "hipcc"), "version": None}
     assert found["nvcc"]["version"].endswith("V12.4.131")

@@ -30,68 +30,51 @@ def workload(tmp_path: Path) -> Path:
     return source
 
 
-def state(source: Path | None) -> Facts | None:
+def state(source: Path) -> Facts:
     guard = Guard()
     found = git_state(source, guard)
     assert guard.reasons == []
-    return found
+    return found or {}
 
 
-def test_a_clean_checkout_with_results_beside_its_source(workload: Path) -> None:
-    repository = workload.parents[1]
-    (workload.parent / "results.json").write_text("{}")
-    assert state(workload) == {
-        "root": str(repository.resolve()),
-        "commit": git(repository, "rev-parse", "HEAD"),
+def test_a_checkout_with_results_beside_its_source(
+    workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean = {
+        "root": str(workload.parents[1].resolve()),
+        "commit": git(workload.parent, "rev-parse", "HEAD"),
         "branch": "trunk",
         "dirty": False,
         "changed_files": 0,
         "source_tracked": True,
     }
+    (workload.parent / "results.json").write_text("{}")
+    git(workload.parent, "init", "--quiet", str(tmp_path / "other"))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))  # as within a hook of git
+    assert state(workload) == clean
+    monkeypatch.delenv("GIT_DIR")
 
-
-def test_a_changed_file_and_a_detached_head(workload: Path) -> None:
     git(workload.parent, "checkout", "--quiet", "--detach")
     workload.write_text("x = 2\n")
-    found = state(workload)
-    assert found is not None
-    assert (found["dirty"], found["changed_files"], found["branch"]) == (True, 1, None)
-    assert found["commit"]
-
-
-def test_a_source_that_was_never_added_is_told_apart(workload: Path) -> None:
+    assert state(workload) == {**clean, "dirty": True, "changed_files": 1, "branch": None}
+    workload.write_text("x = 1\n")
     new = workload.with_name("[new]*.py")
     new.write_text("y = 1\n")
-    found = state(new)
-    assert found is not None
-    assert (found["dirty"], found["source_tracked"]) == (False, False)
+    assert state(new) == {**clean, "branch": None, "source_tracked": False}
 
 
 def test_a_repository_without_a_commit_has_no_commit(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet", "--initial-branch=trunk")
     found = state(tmp_path)
-    assert found is not None
     assert (found["commit"], found["branch"], found["dirty"]) == (None, "trunk", False)
 
 
-def test_a_git_hook_does_not_redirect_the_question(
+def test_nothing_outside_of_a_repository_or_without_git(
     workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    git(other, "init", "--quiet")
-    before = state(workload)
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    assert state(workload) == before
-
-
-def test_nothing_outside_of_a_repository(tmp_path: Path) -> None:
-    assert state(tmp_path / "workload.py") is None
-
-
-def test_nothing_without_git(workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert git_state(tmp_path / "workload.py", Guard()) is None
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert state(workload) is None
+    assert git_state(workload, Guard()) is None
 
 
 def test_a_broken_repository_is_a_reason_not_an_absence(workload: Path) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from pytest_aorta.probe import collect
 from pytest_aorta.probe.collect import process
 from pytest_aorta.probe.guard import Guard
 from pytest_aorta.probe.host import cgroup_limits, container, host, runtime_context
 
-CPU = "sys/devices/system/cpu"
+SYSCALLS = {"x86_64": 238, "aarch64": 237}
 
 
 def tree(root: Path, files: Mapping[str, str]) -> Path:
@@ -29,76 +31,46 @@ def tree(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-POLICY = {"cpuinfo_max_freq": "3700000", "scaling_max_freq": "3700000"}
-
-
-def governed(root: Path) -> Path:
-    """A double of a machine with two clocks, one of which is limited."""
-    for number, (governor, limit) in enumerate([("performance", "3700000"), ("powersave", "2000000")]):
-        values = {**POLICY, "scaling_governor": governor, "scaling_max_freq": limit}
-        tree(root, {f"{CPU}/cpufreq/policy{number}/{name}": text for name, text in values.items()})
-    return tree(root, {f"{CPU}/cpufreq/boost": "1"})
-
-
-def test_the_clocks_of_a_double(tmp_path: Path) -> None:
-    assert host(Guard(), governed(tmp_path))["cpu_frequency"] == {
-        "governors": ["performance", "powersave"],
-        "max_mhz": 3700.0,
-        "limit_mhz": 2000.0,
-        "boost": True,
+def test_clocks_huge_pages_and_the_command_line_of_a_double(tmp_path: Path) -> None:
+    cpu, pages = "sys/devices/system/cpu/cpufreq", "sys/kernel/mm/transparent_hugepage"
+    files = {
+        f"{cpu}/boost": "1",
+        f"{pages}/enabled": "always [madvise] never",
+        f"{pages}/defrag": "always defer [defer+madvise] madvise never",
+        "proc/cmdline": 'BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds="nocloud;api_token=canary x" mitigations=off',
     }
-
-
-def test_the_settings_of_huge_pages_of_a_double(tmp_path: Path) -> None:
-    folder = "sys/kernel/mm/transparent_hugepage"
-    lines = {"enabled": "always [madvise] never", "defrag": "always defer [defer+madvise] madvise never"}
-    machine = host(Guard(), tree(tmp_path, {f"{folder}/{name}": text for name, text in lines.items()}))
+    for number, (governor, limit) in enumerate([("performance", "3700000"), ("powersave", "2000000")]):
+        policy = {"cpuinfo_max_freq": "3700000", "scaling_governor": governor, "scaling_max_freq": limit}
+        files |= {f"{cpu}/policy{number}/{name}": text for name, text in policy.items()}
+    machine = host(Guard(), tree(tmp_path, files))
+    governors = ["performance", "powersave"]
+    frequency = {"governors": governors, "max_mhz": 3700.0, "limit_mhz": 2000.0, "boost": True}
+    assert machine["cpu_frequency"] == frequency
     assert machine["transparent_huge_pages"] == {"enabled": "madvise", "defrag": "defer+madvise"}
+    line = "BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds=<redacted> mitigations=off"
+    assert machine["kernel_command_line"] == line
 
 
-# set_mempolicy, which has no wrapper in libc.
-SYSCALLS = {"x86_64": 238, "aarch64": 237}
-
-
-INTERLEAVE = 3
-
-
-@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without NUMA")
-def test_the_policy_of_this_process_is_that_which_has_been_set() -> None:
+def test_nice_level_scheduler_and_policy_of_memory_are_those_of_the_process() -> None:
+    # set_mempolicy has no wrapper in libc.
     code = f"""
-import ctypes, sys
-from pytest_aorta.probe.collect import process
-from pytest_aorta.probe.guard import Guard
-before = process(Guard())["numa_policy"]
-libc = ctypes.CDLL(None, use_errno=True)
-mask = ctypes.c_ulong(1)
-refused = libc.syscall({SYSCALLS.get(platform.machine(), -1)}, {INTERLEAVE}, ctypes.byref(mask), ctypes.c_ulong(64))
-print(before, refused and "refused" or process(Guard())["numa_policy"])
-"""
-    assert ctypes.sizeof(ctypes.c_ulong) == 8
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    before, after = done.stdout.split()
-    if after == "refused":
-        pytest.skip("the kernel, or the container, refuses set_mempolicy")
-    assert (before, after) == (process(Guard())["numa_policy"], "interleave:0")
-
-
-def test_nice_level_and_scheduler_are_those_of_the_process() -> None:
-    code = """
-import json, os
+import ctypes, json, os
 from pytest_aorta.probe.guard import Guard
 from pytest_aorta.probe.collect import process
 os.nice(3)
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+number, interleave, mask = {SYSCALLS.get(platform.machine(), -1)}, 3, ctypes.c_ulong(1)
+refused = ctypes.CDLL(None).syscall(number, interleave, ctypes.byref(mask), ctypes.c_ulong(64))
 guard = Guard()
 facts = process(guard)
-print(json.dumps([facts["nice"], facts["scheduler"], guard.reasons]))
+print(json.dumps([facts["nice"], facts["scheduler"], guard.reasons, refused, facts["numa_policy"]]))
 """
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    assert done.stdout == f'[{nice + 3}, {{"policy": "batch", "priority": 0}}, []]\n'
+    nice, scheduler, reasons, refused, policy = json.loads(done.stdout)
+    assert (nice, reasons) == (os.getpriority(os.PRIO_PROCESS, 0) + 3, [])
+    assert scheduler == {"policy": "batch", "priority": 0}
+    assert policy == (process(Guard())["numa_policy"] if refused else "interleave:0")
 
 
 def test_this_process_is_described_by_the_kernel() -> None:
@@ -109,12 +81,6 @@ def test_this_process_is_described_by_the_kernel() -> None:
     assert facts["scheduler"] == {"policy": "other", "priority": 0}
     assert facts["cpu_clock_mhz"] is None
     assert facts["memory_available_bytes"] < psutil.virtual_memory().total
-
-
-def test_a_secret_on_the_command_line_of_a_double_is_redacted(tmp_path: Path) -> None:
-    line = 'BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds="nocloud;api_token=canary x" mitigations=off'
-    found = host(Guard(), tree(tmp_path, {"proc/cmdline": line}))["kernel_command_line"]
-    assert found == "BOOT_IMAGE=/vmlinuz root=UUID=1-2 ro quiet ds=<redacted> mitigations=off"
 
 
 @pytest.mark.parametrize(
@@ -128,11 +94,9 @@ def test_a_secret_on_the_command_line_of_a_double_is_redacted(tmp_path: Path) ->
 def test_the_pressure_on_the_host_is_that_of_the_last_ten_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, percent: float | None
 ) -> None:
-    from pytest_aorta.probe import collect as module
-
     if text is not None:
         (tmp_path / "cpu").write_text(text)
-    monkeypatch.setattr(module, "_PRESSURE", str(tmp_path))
+    monkeypatch.setattr(collect, "_PRESSURE", str(tmp_path))
     guard = Guard()
     assert process(guard)["pressure"] == {"cpu": percent, "memory": None}
     assert guard.reasons == []
@@ -141,39 +105,37 @@ def test_the_pressure_on_the_host_is_that_of_the_last_ten_seconds(
 ID = "0123456789abcdef" * 4
 
 
-def kind(root: Path, environ: Mapping[str, str] | None = None) -> str | None:
-    found = container(root, environ or {})
-    return None if found is None else found["kind"]
+MOUNT = f"716 715 254:1 /var/lib/docker/containers/{ID}/hostname /etc/hostname rw - ext4 /dev/vda1 rw"
 
 
-def test_no_container_on_a_plain_host(tmp_path: Path) -> None:
-    assert container(tree(tmp_path, {"proc/self/cgroup": "0::/user.slice/session-1.scope\n"}), {}) is None
-
-
-def test_docker_by_its_file_with_its_id_from_the_mounts(tmp_path: Path) -> None:
-    mount = f"716 715 254:1 /var/lib/docker/containers/{ID}/hostname /etc/hostname rw - ext4 /dev/vda1 rw\n"
-    root = tree(tmp_path, {".dockerenv": "", "proc/self/cgroup": "0::/\n", "proc/self/mountinfo": mount})
-    assert container(root, {}) == {
-        "kind": "docker",
-        "detected_by": ["/.dockerenv"],
-        "id": ID,
-        "image": None,
-        "image_id": None,
-    }
-
-
-def test_podman_tells_its_image(tmp_path: Path) -> None:
-    found = container(
-        tree(tmp_path, {"run/.containerenv": 'engine="podman-4"\nimage="quay.io/rocm:7"\nimageid="5ab"\n'}), {}
-    )
-    assert found is not None
-    assert (found["kind"], found["image"], found["image_id"]) == ("podman", "quay.io/rocm:7", "5ab")
-
-
-def test_a_pod_is_kubernetes_although_its_container_is_dockers(tmp_path: Path) -> None:
-    root = tree(tmp_path, {".dockerenv": "", "proc/self/cgroup": f"0::/kubepods.slice/cri-containerd-{ID}.scope\n"})
-    assert kind(root) == "kubernetes"
-    assert kind(tree(tmp_path / "pod", {".dockerenv": ""}), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "kubernetes"
+@pytest.mark.parametrize(
+    ("files", "environ", "found"),
+    [
+        ({"proc/self/cgroup": "0::/user.slice/session-1.scope"}, {}, None),
+        (
+            {".dockerenv": "", "proc/self/cgroup": "0::/", "proc/self/mountinfo": MOUNT},
+            {},
+            {"kind": "docker", "detected_by": ["/.dockerenv"], "id": ID, "image": None, "image_id": None},
+        ),
+        (
+            {"run/.containerenv": 'engine="podman-4"\nimage="quay.io/rocm:7"\nimageid="5ab"'},
+            {},
+            {"kind": "podman", "image": "quay.io/rocm:7", "image_id": "5ab"},
+        ),
+        (
+            {".dockerenv": "", "proc/self/cgroup": f"0::/kubepods.slice/cri-containerd-{ID}.scope"},
+            {},
+            {"kind": "kubernetes"},
+        ),
+        ({".dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"kind": "kubernetes"}),
+    ],
+    ids=["plain", "docker", "podman", "pod", "pod by variable"],
+)
+def test_a_container_is_known_by_what_it_leaves_and_a_pod_is_kubernetes(
+    tmp_path: Path, files: dict[str, str], environ: dict[str, str], found: dict[str, Any] | None
+) -> None:
+    told = container(tree(tmp_path, files), environ)
+    assert (told and {name: told[name] for name in found or ()}) == found
 
 
 def test_the_tightest_limit_of_version_2_counts(tmp_path: Path) -> None:

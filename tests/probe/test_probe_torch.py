@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import pytest
 
 from pytest_aorta.probe import loaded
-from pytest_aorta.probe.collect import EnvSnapshot, collect_end, collect_env, collect_static
 from pytest_aorta.probe.guard import Facts, Guard
 from pytest_aorta.probe.software import torch_build, torch_state
 
@@ -43,7 +42,7 @@ print(json.dumps([static.sections["torch"]["cudnn_version"], static.reasons, ask
     assert in_a_fresh_process(code) == [91900, [], []]
 
 
-def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: str | None) -> SimpleNamespace:
+def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: str | None) -> None:
     """A double of a GPU build of torch, in the place of the real one."""
     nccl = ModuleType("torch.cuda.nccl")
     nccl.__dict__["version"] = lambda: (2, 26, 6)
@@ -75,28 +74,24 @@ def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: s
         "torch.distributed",
         SimpleNamespace(is_available=true, is_nccl_available=true, is_mpi_available=false),
     )
-    return torch
 
 
-def described() -> Facts:
+@pytest.mark.parametrize(
+    "expected",
+    [
+        {"cuda": "12.8", "hip": None, "cudnn_version": 90100, "nccl_version": "2.26.6"},
+        {"cuda": None, "hip": "7.0.1", "miopen_version": 90100, "rccl_version": "2.26.6"},
+    ],
+    ids=["cuda", "rocm"],
+)
+def test_a_build_is_described_without_waking_the_gpu(monkeypatch: pytest.MonkeyPatch, expected: dict[str, Any]) -> None:
+    double_of_torch(monkeypatch, cuda=expected["cuda"], hip=expected["hip"])
     guard = Guard()
     facts = torch_build(guard, {})
     assert guard.reasons == []
-    return facts
-
-
-def test_a_cuda_build_is_described_without_waking_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    double_of_torch(monkeypatch, cuda="12.8", hip=None)
-    facts = described()
-    assert (facts["cuda"], facts["cudnn_version"], facts["nccl_version"]) == ("12.8", 90100, "2.26.6")
+    assert facts.items() >= expected.items()
     assert facts["backends"] == ["cudnn", "openmp"]
     assert facts["distributed_backends"] == ["nccl"]
-
-
-def test_a_rocm_build_has_the_libraries_of_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
-    double_of_torch(monkeypatch, cuda=None, hip="7.0.1")
-    facts = described()
-    assert (facts["hip"], facts["miopen_version"], facts["rccl_version"]) == ("7.0.1", 90100, "2.26.6")
 
 
 def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> Any:
@@ -201,8 +196,8 @@ class Forbidden:
         raise AssertionError("this would start a GPU")
 
 
-def devices_of_a_double(monkeypatch: pytest.MonkeyPatch, *, initialised: bool) -> object:
-    """The devices that are recorded with a double of torch.cuda, which has one, in the place of the real one."""
+@pytest.mark.parametrize("initialised", [True, False])
+def test_only_a_gpu_that_the_workload_has_used_is_described(monkeypatch: pytest.MonkeyPatch, initialised: bool) -> None:
     stats = {"allocated_bytes.all.peak": 1024, "reserved_bytes.all.peak": 2048, "num_ooms": 1, "num_alloc_retries": 0}
     cuda = SimpleNamespace(
         is_initialized=lambda: initialised,
@@ -215,18 +210,8 @@ def devices_of_a_double(monkeypatch: pytest.MonkeyPatch, *, initialised: bool) -
     monkeypatch.delitem(sys.modules, "torch.xpu", raising=False)
     found = torch_state(Guard())
     assert found is not None
-    return found["devices"]
-
-
-def test_a_gpu_that_the_workload_has_used_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = {"peak_allocated_bytes": 1024, "peak_reserved_bytes": 2048, "out_of_memory": 1, "retried_allocations": 0}
-    assert devices_of_a_double(monkeypatch, initialised=True) == {
-        "cuda": {"count": 1, "current": 0, "memory": [memory]},
-    }
-
-
-def test_a_gpu_that_the_workload_has_not_used_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert devices_of_a_double(monkeypatch, initialised=False) == {}
+    assert found["devices"] == ({"cuda": {"count": 1, "current": 0, "memory": [memory]}} if initialised else {})
 
 
 def test_the_mapped_objects_of_a_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,13 +252,3 @@ os.replace(path + ".new", path)
     found, before = end_of(code)
     assert before["replaced"] == []
     assert found["libraries"] == {**before, "replaced": [str(tmp_path / "libown.so.1")]}
-
-
-def test_the_end_belongs_into_the_snapshot_of_the_start() -> None:
-    static = collect_static()
-    start, end = collect_env(static), collect_end()
-    data = {**start.to_dict(), "end": end}
-    assert json.loads(json.dumps(data, allow_nan=False)) == data
-    snapshot = EnvSnapshot.from_dict(data)
-    assert snapshot.end == end
-    assert snapshot.to_dict() == data

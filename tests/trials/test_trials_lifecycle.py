@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -220,9 +218,3 @@ def test_a_class_with_slots_lives_without_progress() -> None:
 
     assert story(events) == ["setup ok", "run ok", "cleanup ok"]
     assert events[3]["result"].passed is True
-
-
-def test_a_trial_is_told_without_pydantic() -> None:
-    code = "import sys, pytest_aorta.trials.lifecycle; sys.exit('pydantic' in sys.modules)"
-
-    subprocess.run([sys.executable, "-c", code], check=True)
