@@ -35,16 +35,6 @@ def difference_interval(*counts: int) -> Interval:
 counts = st.integers(1, 60).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
 
 
-# Newcombe 1998, "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17:857, table I.
-@pytest.mark.parametrize(
-    ("failures", "trials", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
-)
-def test_wilson_interval_is_the_published_one(failures: int, trials: int, low: float, high: float) -> None:
-    interval = wilson(failures, trials)
-    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
-
-
 @settings(max_examples=40)
 @given(counts, st.sampled_from([0.8, 0.95, 0.99]))
 def test_intervals_of_a_rate_are_those_of_scipy(count: tuple[int, int], level: float) -> None:
@@ -53,12 +43,6 @@ def test_intervals_of_a_rate_are_those_of_scipy(count: tuple[int, int], level: f
     assert (interval.low, interval.high) == pytest.approx((reference.low, reference.high), abs=1e-9)
     one_sided = binomtest(0, count[1], alternative="less").proportion_ci(0.95, method="exact")
     assert rate_below(count[1]) == pytest.approx(one_sided.high, abs=1e-9)
-
-
-def test_upper_bound_without_a_failure_follows_the_rule_of_three() -> None:
-    assert rate_below(100) == pytest.approx(1 - 0.05 ** (1 / 100))
-    assert rate_below(100) == pytest.approx(3 / 100, rel=0.02)
-    assert rate_below(0) == 1
 
 
 # Newcombe 1998, "Interval estimation for the difference between independent proportions", Statistics in Medicine
@@ -85,15 +69,11 @@ def test_difference_interval_is_the_published_one(
 
 def test_without_a_trial_anything_is_plausible() -> None:
     assert wilson(0, 0) == Interval(0, 1)
+    assert rate_below(0) == 1
     assert difference_interval(0, 0, 3, 8) == Interval(-1, 1)
     assert difference_interval(3, 8, 0, 0) == Interval(-1, 1)
     assert difference_p(0, 0, 3, 8) == 1
     assert difference_p(3, 8, 0, 0) == 1
-
-
-def test_boschloo_is_the_published_one() -> None:
-    # The documentation of scipy.stats.boschloo_exact: columns 74, 43 and 31, 32; one-sided 0.0355.
-    assert difference_p(74, 117, 31, 63) == pytest.approx(2 * 0.0355634, abs=1e-5)
 
 
 @settings(max_examples=40)
@@ -114,32 +94,10 @@ def test_large_tables_are_tested_with_fisher() -> None:
     assert difference_p(failures, trials, base_failures, trials) == pytest.approx(as_unlikely)
 
 
-@given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(0, n), st.just(n))))
-def test_p_is_the_same_with_sides_exchanged_and_outcomes_mirrored(table: tuple[int, int, int, int]) -> None:
-    failures, trials, base_failures, base_trials = table
-    p = difference_p(*table)
-    assert 0 < p <= 1
-    assert difference_p(base_failures, base_trials, failures, trials) == p
-    mirrored = difference_p(trials - failures, trials, base_trials - base_failures, base_trials)
-    assert mirrored == pytest.approx(p, abs=1e-6)
-
-
-def test_published_example() -> None:
+def test_corrected_p_values_are_those_of_holm() -> None:
     # Wikipedia, "Holm-Bonferroni method", example; the numbers are those of R's p.adjust(p, "holm").
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_it_rejects_what_the_procedure_of_holm_rejects(p_values: list[float]) -> None:
-    adjusted = holm(p_values)
-    for level in (0.01, 0.05, 0.2):
-        rejected: set[int] = set()
-        order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-        for step, index in enumerate(order):
-            if (len(p_values) - step) * p_values[index] > level:
-                break
-            rejected.add(index)
-        assert {index for index, p in enumerate(adjusted) if p <= level} == rejected
+    assert holm([0.9, 0.2, 0.8]) == pytest.approx([1, 0.6, 1])
 
 
 @pytest.mark.parametrize(("failures", "base_failures"), [(0, 10), (5, 22)])
@@ -184,6 +142,7 @@ def test_none_where_it_cannot_be_said() -> None:
     assert more_trials(3, 8, 0, 0, margin=0.1) is None
     assert more_trials(50, 100, 50, 100, margin=0.0) is None
     assert more_trials(500, 1000, 505, 1000, margin=0.006) is None
+    assert smallest_fault(3) is None
 
 
 @pytest.mark.parametrize(("rate", "simulated"), [(0.02, 115), (0.05, 219), (0.1, 348), (0.3, 934)])
@@ -200,7 +159,7 @@ def test_equivalence_at_any_time_takes_about_what_simulation_says(rate: float, s
     assert fixed < few
 
 
-@pytest.mark.parametrize(("trials", "comparisons"), [(8, 1), (20, 1), (20, 7), (120, 3)])
+@pytest.mark.parametrize(("trials", "comparisons"), [(8, 1), (20, 7), (120, 3)])
 def test_the_forecast_is_the_power_of_fishers_test(trials: int, comparisons: int) -> None:
     rate = smallest_fault(trials, comparisons)
     assert rate is not None
@@ -215,13 +174,7 @@ def test_the_forecast_is_the_power_of_fishers_test(trials: int, comparisons: int
     assert power(rate) >= 0.9 > power(rate - 0.002)
 
 
-def test_three_trials_show_no_cure() -> None:
-    assert smallest_fault(3) is None
-
-
 def test_pairs_with_the_same_seeds_are_compared_as_mcnemar_does() -> None:
-    from scipy.stats import binomtest
-
     for better, worse in [(0, 0), (5, 0), (0, 6), (7, 2), (30, 12)]:
         pairs = better + worse
         assert paired_p(better, worse) == pytest.approx(binomtest(better, pairs).pvalue if pairs else 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from math import exp, inf
 
@@ -14,13 +15,14 @@ from scipy.optimize import minimize_scalar
 from pytest_aorta.triage import Margin
 from pytest_aorta.triage.rates import Interval
 from pytest_aorta.triage.sequential import (
+    DIFFERENCE,
     RATIO,
+    Contrast,
     PairedEProcess,
     SequentialComparison,
     SequentialTest,
     log_ratios,
     nearest_of_difference,
-    nearest_of_ratio,
     rate_upper_bound_sequential,
 )
 
@@ -35,11 +37,8 @@ def _compare(outcomes: list[tuple[bool, bool]]) -> SequentialComparison:
     return test.comparison()
 
 
-def test_nothing_is_known_before_the_first_pair() -> None:
+def test_a_cure_is_found_and_nothing_before_the_first_pair() -> None:
     assert _compare([]) == SequentialComparison(1, Interval(-1, 1), Interval(0, inf))
-
-
-def test_a_cure_is_found() -> None:
     generator = np.random.default_rng(5)
     base = (generator.random(60) < 0.5).tolist()
     comparison = _compare([(failed, False) for failed in base])
@@ -78,17 +77,6 @@ def test_evidence_only_grows_whenever_it_is_looked_at(outcomes: list[tuple[bool,
     assert at_once.p == pytest.approx(before.p)
 
 
-def test_looking_after_every_pair_finds_no_difference_that_is_not_there() -> None:
-    generator = np.random.default_rng(20)
-    runs, found = 200, 0
-    for rate in (0.1, 0.5):
-        for _ in range(runs // 2):
-            process = PairedEProcess([0.0])
-            process.extend((generator.random((100, 2)) < rate).tolist())
-            found += min(1, 2 * exp(-max(peak[0] for peak in process.peaks))) < 0.05
-    assert found / runs < 0.05
-
-
 def test_the_interval_holds_the_difference_at_all_times_at_once() -> None:
     generator = np.random.default_rng(21)
     missed = 0
@@ -120,8 +108,6 @@ def test_upper_bound_of_a_rate_holds_at_all_times_at_once() -> None:
         missed += min(bounds) < 0.1
     assert missed / 200 < 0.06
 
-
-NULLS = [-0.9, -0.5, -0.1, 0.0, 0.1, 0.5, 0.9]
 
 # The vignette "contingency tables" of R's safestats 0.8.7: set.seed(19012022); rbinom(95, 1, 0.2); rbinom(95, 1, 0.5).
 VIGNETTE_A = "00000110000010000000100000010000001000001001000010001000001100000000000000000000000001001010001"
@@ -156,21 +142,6 @@ def test_published_e_value_of_safestats_for_a_stated_difference() -> None:
     assert round(exp(log_e)) == 337447
 
 
-def test_nearest_rates_are_those_that_a_search_finds() -> None:
-    generator = np.random.default_rng(3)
-    for a1, b1, difference in generator.uniform([0.001, 0.001, -0.95], [0.999, 0.999, 0.95], (200, 3)):
-
-        def divergence(a0: float, a1: float = a1, b1: float = b1, difference: float = difference) -> float:
-            b0 = a0 + difference
-            parts = [(a1, a0), (1 - a1, 1 - a0), (b1, b0), (1 - b1, 1 - b0)]
-            return float(sum(p * np.log(p / q) for p, q in parts))
-
-        edges = (max(0, -difference) + 1e-12, min(1, 1 - difference) - 1e-12)
-        found = minimize_scalar(divergence, bounds=edges, method="bounded", options={"xatol": 1e-12})
-        nearest = nearest_of_difference(np.array([a1]), np.array([b1]), np.array([difference]))
-        assert nearest[0][0] == pytest.approx(found.x, abs=1e-6)
-
-
 def test_alternatives_are_posterior_means_of_what_the_null_excludes() -> None:
     from scipy.stats import beta
 
@@ -189,49 +160,56 @@ def test_alternatives_are_posterior_means_of_what_the_null_excludes() -> None:
     assert failed * null_rate == pytest.approx(cell_rate)
 
 
-def test_every_bet_is_fair_or_worse_for_all_rates_within_its_null() -> None:
+#: Contrasts with nulls, and the rate of a cell that has a contrast with its baseline.
+CONTRASTS = pytest.mark.parametrize(
+    ("contrast", "nulls", "cell_rate"),
+    [
+        (DIFFERENCE, [-0.9, -0.5, -0.1, 0.0, 0.1, 0.5, 0.9], float.__add__),
+        (RATIO, [0.01, 0.5, 1.0, 1.5, 5.0], float.__mul__),
+    ],
+    ids=["difference", "ratio"],
+)
+
+
+@CONTRASTS
+def test_every_bet_is_fair_or_worse_for_all_rates_within_its_null(
+    contrast: Contrast, nulls: list[float], cell_rate: Callable[[float, float], float]
+) -> None:
     """Exactly, not by simulation: the expected capital after a pair is at most what it was, whatever came before."""
     states = [(n, a, b) for n in range(13) for a in range(n + 1) for b in range(n + 1)]
     states += [(n, a, b) for n in (50, 400) for a in (0, 1, n // 2, n) for b in (0, n // 3, n)]
     pairs, base_failures, cell_failures = (np.array(column) for column in zip(*states, strict=True))
-    on_base, on_cell = (np.exp(part) for part in PairedEProcess(NULLS).gains(pairs, base_failures, cell_failures))
-    assert float(np.abs(on_base - 1).max()) > 0.5
-    for index, difference in enumerate([*NULLS, *NULLS]):
-        at_most = index < len(NULLS)
-        for a, b in product(np.linspace(0, 1, 21), np.linspace(0, 1, 21)):
-            if (b - a <= difference + 1e-9) if at_most else (b - a >= difference - 1e-9):
-                expected_base = a * on_base[1, :, index] + (1 - a) * on_base[0, :, index]
-                expected_cell = b * on_cell[1, :, index] + (1 - b) * on_cell[0, :, index]
-                assert float((expected_base * expected_cell).max()) <= 1 + 1e-9
-
-
-def test_every_bet_on_a_ratio_is_fair_or_worse_for_all_rates_within_its_null() -> None:
-    ratios = [0.01, 0.5, 1.0, 1.5, 5.0]
-    states = [(n, a, b) for n in (0, 1, 5, 12, 60, 400) for a in {0, 1, n // 2, n} for b in {0, n // 3, n} if a <= n]
-    pairs, base_failures, cell_failures = (np.array(column) for column in zip(*states, strict=True))
-    bets = PairedEProcess(ratios, RATIO).gains(pairs, base_failures, cell_failures)
+    bets = PairedEProcess(nulls, contrast).gains(pairs, base_failures, cell_failures)
     on_base, on_cell = (np.exp(part) for part in bets)
-    assert float(np.abs(on_cell - 1).max()) > 0.5
-    for index, ratio in enumerate([*ratios, *ratios]):
-        at_most = index < len(ratios)
+    assert float(np.abs(on_base - 1).max()) > 0.5
+    for index, null in enumerate([*nulls, *nulls]):
+        at_most = index < len(nulls)
         for a, b in product(np.linspace(0, 1, 21), np.linspace(0, 1, 21)):
-            if (b <= ratio * a + 1e-9) if at_most else (b >= ratio * a - 1e-9):
+            above = b - cell_rate(float(a), null)
+            if above <= 1e-9 if at_most else above >= -1e-9:
                 expected_base = a * on_base[1, :, index] + (1 - a) * on_base[0, :, index]
                 expected_cell = b * on_cell[1, :, index] + (1 - b) * on_cell[0, :, index]
-                assert float((expected_base * expected_cell).max()) <= 1 + 1e-6
+                assert float((expected_base * expected_cell).max()) <= 1 + (1e-9 if contrast is DIFFERENCE else 1e-6)
 
 
-def test_nearest_rates_of_a_ratio_are_those_that_a_search_finds() -> None:
-    generator = np.random.default_rng(4)
-    for a1, b1, ratio in generator.uniform([0.001, 0.001, 0.05], [0.999, 0.999, 5], (200, 3)):
+@CONTRASTS
+def test_nearest_rates_are_those_that_a_search_finds(
+    contrast: Contrast, nulls: list[float], cell_rate: Callable[[float, float], float]
+) -> None:
+    generator = np.random.default_rng(3)
+    least, most = min(nulls), max(nulls)
+    for a1, b1, null in generator.uniform([0.001, 0.001, least], [0.999, 0.999, most], (200, 3)):
 
-        def divergence(a0: float, a1: float = a1, b1: float = b1, ratio: float = ratio) -> float:
-            parts = [(a1, a0), (1 - a1, 1 - a0), (b1, ratio * a0), (1 - b1, 1 - ratio * a0)]
+        def divergence(a0: float, a1: float = a1, b1: float = b1, null: float = float(null)) -> float:
+            b0 = cell_rate(float(a0), null)
+            parts = [(a1, a0), (1 - a1, 1 - a0), (b1, b0), (1 - b1, 1 - b0)]
             return float(sum(p * np.log(p / q) for p, q in parts))
 
-        edges = (1e-12, min(1, 1 / ratio) - 1e-12)
-        found = minimize_scalar(divergence, bounds=edges, method="bounded", options={"xatol": 1e-12})
-        assert nearest_of_ratio(a1, b1, ratio)[0] == pytest.approx(found.x, abs=1e-6)
+        edges = (max(0, -null), min(1, 1 - null)) if contrast is DIFFERENCE else (0, min(1, 1 / null))
+        inside = (edges[0] + 1e-12, edges[1] - 1e-12)
+        found = minimize_scalar(divergence, bounds=inside, method="bounded", options={"xatol": 1e-12})
+        nearest = contrast.nearest(np.array([a1]), np.array([b1]), np.array([null]))
+        assert nearest[0][0] == pytest.approx(found.x, abs=1e-6)
 
 
 def test_numbers_stay_finite_when_the_data_contradict_everything() -> None:

@@ -27,7 +27,6 @@ from pytest_aorta.triage.speed import (
     changed_operators,
     compare_speeds,
 )
-from pytest_aorta.triage.verdicts import Row, Triage
 
 Times = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -156,29 +155,22 @@ def test_more_cells_need_more_evidence() -> None:
     assert many.p_adjusted == pytest.approx(20 * one.p)
 
 
-def _noise(rng: np.random.Generator, number: int) -> np.ndarray:
-    return rng.normal(0, 0.03, number)
+#: Of the logarithms of times.
+NOISES: dict[str, Times] = {
+    "normal": lambda rng, number: rng.normal(0, 0.03, number),
+    "heavy": lambda rng, number: 0.03 * rng.standard_t(3, number),
+    "skewed": lambda rng, number: rng.exponential(0.03, number),
+    "two clocks": lambda rng, number: rng.normal(0, 0.01, number) + 0.3 * (rng.random(number) < 0.5),
+}
 
 
-def _heavy(rng: np.random.Generator, number: int) -> np.ndarray:
-    return 0.03 * rng.standard_t(3, number)
-
-
-def _skewed(rng: np.random.Generator, number: int) -> np.ndarray:
-    return rng.exponential(0.03, number)
-
-
-def _two_clocks(rng: np.random.Generator, number: int) -> np.ndarray:
-    return rng.normal(0, 0.01, number) + 0.3 * (rng.random(number) < 0.5)
-
-
-def simulated(noise: Times, change: float, *, runs: int, number: int = 10, watched: bool = False) -> list[SpeedKind]:
+def simulated(noise: str, change: float, *, runs: int, number: int = 10, watched: bool = False) -> list[SpeedKind]:
     """What is said of a cell whose steps take so much longer; of a watched run, the first that is."""
     rng = np.random.default_rng(11)
     found = []
     for _ in range(runs):
-        base = [(None, each) for each in noise(rng, number)]
-        cell = [(None, each + log(1 + change)) for each in noise(rng, number)]
+        base = [(None, each) for each in NOISES[noise](rng, number)]
+        cell = [(None, each + log(1 + change)) for each in NOISES[noise](rng, number)]
         words = [
             speed(cell[:seen], base[:seen], sequential=watched).kind
             for seen in (range(2, number + 1) if watched else [number])
@@ -187,41 +179,35 @@ def simulated(noise: Times, change: float, *, runs: int, number: int = 10, watch
     return found
 
 
-def test_five_percent_at_a_noise_of_three_is_slower_with_ten_trials() -> None:
-    assert simulated(_noise, 0.05, runs=400).count("slower") >= 360
-    assert simulated(_noise, 1 / 1.05 - 1, runs=400).count("faster") >= 360
+def test_five_percent_at_a_noise_of_three_is_found_with_ten_trials() -> None:
+    assert simulated("normal", 0.05, runs=400).count("slower") >= 360
+    assert simulated("normal", 1 / 1.05 - 1, runs=400).count("faster") >= 360
+    assert simulated("normal", 0.0, runs=400).count("similar") >= 320
+    assert simulated("normal", 0.05, runs=15, number=30, watched=True).count("slower") >= 14
 
 
-@pytest.mark.parametrize("noise", [_noise, _heavy, _skewed, _two_clocks])
-def test_what_is_as_fast_is_rarely_called_another(noise: Times) -> None:
+@pytest.mark.parametrize("noise", NOISES)
+def test_what_is_as_fast_is_rarely_called_another_nor_where_every_trial_is_looked_at(noise: str) -> None:
     found = simulated(noise, 0.0, runs=400)
     assert found.count("slower") + found.count("faster") <= 20
-    assert found.count("similar") >= 320 if noise is _noise else True
+    watched = simulated(noise, 0.0, runs=20, number=30, watched=True)
+    assert watched.count("slower") + watched.count("faster") <= 2
 
 
-@pytest.mark.parametrize("noise", [_noise, _heavy, _skewed, _two_clocks])
-def test_looking_after_every_trial_finds_no_more(noise: Times) -> None:
-    found = simulated(noise, 0.0, runs=20, number=30, watched=True)
-    assert found.count("slower") + found.count("faster") <= 2
-    if noise is _noise:
-        assert simulated(noise, 0.05, runs=15, number=30, watched=True).count("slower") >= 14
+BASE = trials("none", "." * 10, step_ms=(10.0, 10.2, 9.9), timed=True)
 
 
-def table(*cells: list[TrialFacts], settings: TriageSettings | None = None) -> dict[str, Row]:
-    triage = Triage(settings)
-    for each in (facts for cell in cells for facts in cell):
-        triage.add(each)
-    return {row.cell.key.cell: row for row in triage.table().rows}
-
-
-BASE = trials("none", "." * 10, step_ms=(10.0, 10.2, 9.9))
+def speed_of(cell: list[TrialFacts], base: list[TrialFacts] = BASE, margin: float = 0.05) -> Speed:
+    """In the table of a run."""
+    found = triage_of([*base, *cell], TriageSettings(speed_margin=margin)).row(cell[0].key).speed
+    assert found is not None
+    return found
 
 
 def test_the_margin_is_a_setting() -> None:
-    cell = trials("a", "." * 10, step_ms=(10.8, 11.0, 10.7))
+    cell = trials("a", "." * 10, step_ms=(10.8, 11.0, 10.7), timed=True)
     for margin, kind in ((0.05, "slower"), (0.2, "similar")):
-        found = table(BASE, cell, settings=TriageSettings(speed_margin=margin))["local-a"].speed
-        assert found is not None
+        found = speed_of(cell, margin=margin)
         assert (found.kind, found.change) == (kind, "+8% (7 to 9%)")
 
 
@@ -230,24 +216,15 @@ def test_trials_of_a_table_are_compared_at_their_place() -> None:
         return [replace(each, place=Place("node1", ((each.index + shift) % 2,))) for each in cell]
 
     base, cell = (trials(name, "." * 12, step_ms=(10.0, 13.0)) for name in ("none", "a"))
-    same, other = (table(on(base, 0), on(cell, shift))["local-a"].speed for shift in (0, 1))
-    assert same is not None
-    assert other is not None
+    same, other = (speed_of(on(cell, shift), on(base, 0)) for shift in (0, 1))
     assert (same.kind, other.kind) == ("similar", "undecided")
 
 
 def test_trials_that_ran_at_another_time_are_undecided() -> None:
-    later = [
-        replace(each, started_at=each.started_at.replace("T00", "T05"))
-        for each in trials("a", "." * 10, step_ms=(13.0, 13.2), timed=True)
-    ]
-    found = table(trials("none", "." * 10, step_ms=(10.0, 10.2, 9.9), timed=True), later)["local-a"].speed
-    assert found is not None
-    assert (found.kind, found.change, found.reason) == (
-        "undecided",
-        "+31% (29 to 32%)",
-        "its trials ran at another time",
-    )
+    cell = trials("a", "." * 10, step_ms=(13.0, 13.2), timed=True)
+    found = speed_of([replace(each, started_at=each.started_at.replace("T00", "T05")) for each in cell])
+    assert (found.kind, found.change) == ("undecided", "+31% (29 to 32%)")
+    assert found.reason == "its trials ran at another time"
 
 
 #: Milliseconds per step.
@@ -275,15 +252,11 @@ def changes(cell: list[TrialFacts], base: list[TrialFacts], cells: int = 1) -> l
     return list(changed_operators(cell, base, 0.05, cells))
 
 
-def row_of(cell: list[TrialFacts], base: list[TrialFacts]) -> tuple[Row, list[str]]:
-    table = triage_of([*base, *cell])
-    return table.row(cell[0].key), list(conclusions(table))
-
-
 def test_an_operator_that_takes_30_percent_longer_is_named_first_and_in_the_conclusion() -> None:
     noise = np.random.default_rng(1)
     slower = profiled("x", 10, noise, step_ms=34.0, mm=1.3)
-    row, sentences = row_of(slower, profiled("none", 10, noise))
+    table = triage_of([*profiled("none", 10, noise), *slower])
+    row, sentences = table.row(slower[0].key), conclusions(table)
     assert row.verdict.kind == "slower"
     first = row.operators[0]
     assert first.name == "aten::mm"
