@@ -2,23 +2,88 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from concurrent_stage import SOURCE, begin, concurrent, end_of, let_go
-from support.nursery import Nursery, message_of
-from support.nursery import pool as pool
-from support.nursery import threads as threads
+from support.nursery import Nursery, deadline, message_of
 from support.processes import is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime.zygote import Zygote, ZygoteError
+from pytest_aorta.runtime.zygote import Task, TaskEnd, Zygote, ZygoteError
+
+#: Leaves orphans behind as it is asked to, tells their pids, and runs until it is told to end.
+SOURCE = """
+    import os, signal, subprocess, sys, time
+    open("imports", "a").write("x")
+
+    def prepare(argument):
+        return {"pid": os.getpid()}
+
+    def orphan(how):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            if how != "tame":
+                os.setsid()
+            if how == "bare":
+                sleeper = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
+                os.write(write, str(sleeper.pid).encode())
+            elif os.fork() == 0:
+                if how != "tame":
+                    os.setsid()
+                if how == "tidy":
+                    def tidy(*_):
+                        time.sleep(0.3)
+                        open("tidied", "w").close()
+                        os._exit(0)
+                    signal.signal(signal.SIGTERM, tidy)
+                elif how == "stubborn":
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.write(write, str(os.getpid()).encode())
+                while True:
+                    time.sleep(600)
+            os._exit(0)
+        os.wait()
+        return int(os.read(read, 20))
+
+    def run(payload, channel):
+        if payload.get("stubborn"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        channel.send({"value": [orphan(how) for how in payload.get("orphans", ())]})
+        channel.receive()
+"""
+
+
+def concurrent(nursery: Nursery, before: str = "") -> Zygote:
+    zygote = nursery.start(before + SOURCE)
+    zygote.wait_ready()
+    return zygote
+
+
+def begin(zygote: Zygote, **payload: Any) -> tuple[Task, list[int]]:
+    """A task, and the orphans that it has made."""
+    task = zygote.start_task(payload)
+    return task, message_of(task)
+
+
+def end_of(task: Task) -> TaskEnd:
+    """How it ended."""
+    while task.next_message(deadline()) is not None:
+        pass
+    task.close()
+    assert task.ended is not None
+    return task.ended
+
+
+def let_go(task: Task) -> None:
+    """Have it end by itself."""
+    task.send({})
+    assert end_of(task).returncode == 0
 
 
 @pytest.fixture
@@ -63,17 +128,14 @@ def test_a_child_keeps_the_files_that_it_was_given_and_no_other_has_them(zygote:
 # The end of one.
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_what_a_child_has_left_is_ended_before_its_end_is_reported_and_nothing_else(
-    zygote: Zygote, number: int
-) -> None:
+def test_what_a_child_has_left_is_ended_before_its_end_is_reported_and_nothing_else(zygote: Zygote) -> None:
     task, orphans = begin(zygote, orphans=["fork", "stubborn", "bare"])
     other, others = begin(zygote, orphans=["fork", "bare"])
 
-    os.kill(task.pid, number)
+    os.kill(task.pid, signal.SIGSEGV)
 
     ended = end_of(task)
-    assert ended.returncode == -number
+    assert ended.returncode == -signal.SIGSEGV
     assert all(map(is_gone, orphans))
     assert len(ended.swept) == 3
     assert not any(map(is_gone, [other.pid, *others]))
@@ -155,41 +217,6 @@ def test_a_task_that_its_parent_forgets_is_ended(zygote: Zygote) -> None:
     task.close()
     del task
     wait_until_gone([pid, *orphans])
-
-
-def test_one_that_outlives_sigkill_is_given_up_and_holds_up_no_other(nursery: Nursery) -> None:
-    """A double, for no process here does: the zygote is made to send one child no SIGKILL."""
-    zygote = concurrent(
-        nursery,
-        """
-    from pytest_aorta.runtime import process_tree
-    from pytest_aorta.runtime import zygote_main as concurrent_server
-    concurrent_server.LIMIT = 0.5
-    send_signal = process_tree.send_signal
-
-    def send_to_others(pids, number):
-        spared = int(open("spared").read()) if os.path.exists("spared") else None
-        send_signal([pid for pid in pids if pid != spared], number)
-
-    process_tree.send_signal = send_to_others
-        """,
-    )
-    stuck, _ = begin(zygote)
-    (nursery.path / "spared").write_text(str(stuck.pid))
-
-    stuck.kill(0.0)
-
-    other, orphans = begin(zygote, orphans=["fork"])
-    other.kill(0.0)
-    assert end_of(other).returncode == -signal.SIGKILL
-    assert all(map(is_gone, orphans))
-    ended = end_of(stuck)
-    assert ended.returncode is None
-    assert f"(pid {stuck.pid}, sleeping)" in ended.unkillable[0]
-    with contextlib.suppress(ProcessLookupError):  # its channel is closed, so it may have ended itself
-        os.kill(stuck.pid, signal.SIGKILL)
-    wait_until_gone([stuck.pid])
-    let_go(begin(zygote)[0])
 
 
 # Beginnings that fail.

@@ -1,62 +1,38 @@
-"""Warm zygotes: one per specification, at most so many of them."""
+"""Warm zygotes that several threads use: one per specification, at most so many of them."""
 
 from __future__ import annotations
 
 import os
-import signal
+import random
+import re
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from support.nursery import ECHO, Nursery, imports, touched
-from support.processes import wait_until
+from support.nursery import ECHO, Nursery, finish, imports, touched
+from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime.zygote import ZygoteError
+from pytest_aorta.runtime.zygote import ZygoteError, ZygoteSpec
 from pytest_aorta.runtime.zygote_pool import ZygotePool
 
-# One user after the other.
 
-
-def test_equal_specifications_share_a_zygote(nursery: Nursery, pool: ZygotePool) -> None:
-    spec = nursery.spec(ECHO)
-
-    first = touched(pool, spec)
-    second = pool.acquire(spec)
-
-    assert first is second
-    assert nursery.run(second).told == nursery.run(second).told == [first.info["pid"]]
-    assert imports(nursery) == 1
-
-
-def test_beyond_the_bound_the_one_that_was_used_longest_ago_is_closed(nursery: Nursery, pool: ZygotePool) -> None:
+def test_the_unused_one_that_was_used_longest_ago_is_closed_beyond_the_bound(
+    nursery: Nursery, pool: ZygotePool
+) -> None:
     a, b, c = (nursery.spec(ECHO) for _ in range(3))
     first, second = touched(pool, a), touched(pool, b)
-    touched(pool, a)
+    assert pool.acquire(a) is first
+    pool.release(first)
 
-    third = touched(pool, c)
+    third = pool.acquire(c)
 
     assert [zygote.alive() for zygote in (first, second, third)] == [True, False, True]
-    assert touched(pool, a) is first
-    assert touched(pool, b) is not second
-
-
-def test_one_that_is_in_use_is_not_closed(nursery: Nursery, pool: ZygotePool) -> None:
-    used, idle = pool.acquire(nursery.spec(ECHO)), touched(pool, nursery.spec(ECHO))
-
-    third = touched(pool, nursery.spec(ECHO))
-
-    assert [zygote.alive() for zygote in (used, idle, third)] == [True, False, True]
-    assert nursery.run(used).returncode == 0
-
-
-def test_one_that_has_died_is_replaced(nursery: Nursery, pool: ZygotePool) -> None:
-    spec = nursery.spec(ECHO)
-    first = touched(pool, spec)
-    os.kill(first.info["pid"], signal.SIGKILL)
-    wait_until(lambda: not first.alive(), "the end of the zygote")
-
-    second = pool.acquire(spec)
-
-    assert second is not first
-    assert nursery.run(second).told == [second.info["pid"]]
+    fourth = touched(pool, b)
+    assert fourth is not second
+    assert [zygote.alive() for zygote in (first, third, fourth)] == [False, True, True]
+    assert nursery.run(third).returncode == 0
+    assert imports(nursery) == 4
 
 
 def test_one_that_cannot_be_prepared_is_an_error_each_time_and_takes_no_place(
@@ -92,4 +68,101 @@ def test_one_that_must_not_be_forked_is_asked_only_once(nursery: Nursery, pool: 
     assert touched(pool, spec) is first
 
 
-# Several at once.
+# Several threads at once.
+
+
+def users(pool: ZygotePool, spec: ZygoteSpec) -> int:
+    entry = pool._entries.get(spec.key)
+    return 0 if entry is None else entry.users
+
+
+def errors_of(futures: list[Future[Any]]) -> list[str]:
+    errors = [future.exception(6 * PATIENCE) for future in futures]
+    assert all(isinstance(error, ZygoteError) for error in errors), errors
+    return [str(error) for error in errors]
+
+
+@pytest.mark.parametrize("end", ["", "raise ValueError('no')"])
+def test_threads_that_need_the_same_zygote_wait_for_one_start(
+    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor, end: str
+) -> None:
+    os.mkfifo(nursery.path / "gate")
+    spec = nursery.spec(f"open('imports', 'a').write('x')\nopen('gate').read()\n{end}")
+    futures = [threads.submit(pool.acquire, spec) for _ in range(4)]
+    wait_until(lambda: users(pool, spec) == 4, "all of them wait")
+
+    (nursery.path / "gate").write_text("")
+
+    if end:
+        assert errors_of(futures) == ["ValueError: no"] * 4
+    else:
+        assert len({future.result(6 * PATIENCE) for future in futures}) == 1
+    assert imports(nursery) == 1
+
+
+def test_many_threads_at_once(nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor) -> None:
+    source = """
+        import os
+        def prepare(argument):
+            return {"argument": argument}
+        def run(payload, send):
+            send({"value": payload})
+    """
+    specs = [nursery.spec(source, argument=number) for number in range(3)]
+
+    def work(thread: int) -> None:
+        choose = random.Random(thread)
+        for number in range(12):
+            which = choose.randrange(3)
+            server = pool.acquire(specs[which])
+            assert server.info["argument"] == which
+            done = nursery.run(server, [thread, number])
+            assert (done.told, done.returncode) == ([[thread, number]], 0)
+            pool.release(server)
+
+    for future in [threads.submit(work, thread) for thread in range(8)]:
+        future.result(6 * PATIENCE)
+    touched(pool, nursery.spec(source))
+    assert len(pool._entries) == 2
+
+
+def test_closing_while_tasks_run_is_an_error_of_the_tasks(
+    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
+) -> None:
+    os.mkfifo(nursery.path / "fifo")
+    spec = nursery.spec(ECHO)
+    begun = threading.Semaphore(0)
+
+    def work() -> None:
+        server = pool.acquire(spec)
+        try:
+            task = nursery.submit(server, str(nursery.path / "fifo"))
+            while (message := task.next_message(None)) is not None and "value" not in message:
+                pass
+            begun.release()
+            finish(task)
+        finally:
+            pool.release(server)
+
+    futures = [threads.submit(work) for _ in range(3)]
+    for _ in futures:
+        assert begun.acquire(timeout=6 * PATIENCE)
+
+    pool.close()
+
+    assert all("was closed" in error for error in errors_of(futures))
+    assert nursery.alive() == []
+
+
+def test_closing_while_a_zygote_starts_is_an_error_of_all_that_wait(
+    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
+) -> None:
+    spec = nursery.spec("import time\nopen('begun', 'w').close()\ntime.sleep(600)")
+    futures = [threads.submit(pool.acquire, spec) for _ in range(3)]
+    wait_until((nursery.path / "begun").exists, "the import")
+    wait_until(lambda: users(pool, spec) == 3, "all of them wait")
+
+    pool.close()
+
+    assert all(re.search("closed|cancelled", error) for error in errors_of(futures))
+    assert nursery.alive() == []

@@ -8,11 +8,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from support.nursery import Nursery, finish, message_of
+from support.nursery import Nursery
 from support.processes import is_gone, wait_for, wait_until
 
 from pytest_aorta.runtime.channel import Channel, wait
@@ -56,23 +55,33 @@ def behind(nursery: Nursery, source: str, prefix: tuple[str, ...] = CLOSING, **r
 def test_what_a_prefix_drops_is_restored_and_what_it_sets_is_kept(nursery: Nursery) -> None:
     zygote = behind(nursery, SAYS, CELL="a value\nof two lines", LARGE="x" * 100_000)
 
-    [told] = nursery.run(zygote, ["CELL", "SET", "HOME"]).told
+    with open(os.devnull) as file:
+        [told] = nursery.run(zygote, ["CELL", "SET", "HOME", VARIABLE], descriptors=[file.fileno()]).told
 
-    assert told == ["a value\nof two lines", "by it", None, str(nursery.path)]
+    assert told == ["a value\nof two lines", "by it", None, zygote.tag, str(nursery.path)]
     assert len(nursery.run(zygote, ["LARGE"]).told[0][0]) == 100_000
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        ("sh", "-c", 'exec env -i sh -c "$*"', "sh"),  # a shell splits the words again, as with ssh
+        pytest.param(
+            ("sudo", "-n"),
+            marks=pytest.mark.skipif(exit_code("sudo", "-n", "true") != 0, reason="no sudo without a password"),
+        ),
+    ],
+)
+def test_real_prefixes(nursery: Nursery, prefix: tuple[str, ...]) -> None:
+    zygote = behind(nursery, SAYS, prefix, CELL="a b; c")
+
+    assert nursery.run(zygote, ["CELL"]).told == [["a b; c", str(nursery.path)]]
 
 
 def test_a_prefix_that_passes_variables_on_may_change_them(nursery: Nursery) -> None:
     zygote = behind(nursery, SAYS, ("env", "-u", "GONE", "CELL=changed"), GONE="1")
 
     assert nursery.run(zygote, ["CELL", "GONE"]).told == [["changed", None, str(nursery.path)]]
-
-
-def test_tasks_and_descriptors_work_behind_a_prefix_that_closes_them(nursery: Nursery) -> None:
-    zygote = behind(nursery, "def run(payload, send): send({'value': payload})")
-
-    with open(os.devnull) as file:
-        assert nursery.run(zygote, 7, descriptors=[file.fileno()]).told == [7]
 
 
 def test_the_folder_of_the_socket_is_private_and_gone_once_the_zygote_is_ready(
@@ -113,20 +122,6 @@ def test_what_does_not_know_the_tag_is_given_nothing(nursery: Nursery, monkeypat
     assert not os.path.exists(os.path.dirname(address))
 
 
-def test_a_prefix_that_has_a_shell_split_the_words_again(nursery: Nursery) -> None:
-    """As ssh does."""
-    zygote = behind(nursery, SAYS, ("sh", "-c", 'exec env -i sh -c "$*"', "sh"), CELL="a b; c")
-
-    assert nursery.run(zygote, ["CELL"]).told == [["a b; c", str(nursery.path)]]
-
-
-@pytest.mark.skipif(exit_code("sudo", "-n", "true") != 0, reason="no sudo without a password")
-def test_the_real_sudo(nursery: Nursery) -> None:
-    zygote = behind(nursery, SAYS, ("sudo", "-n"), CELL="1")
-
-    assert nursery.run(zygote, ["CELL"]).told == [["1", str(nursery.path)]]
-
-
 # How it fails.
 
 
@@ -134,15 +129,6 @@ def error_of(zygote: Zygote) -> ZygoteError:
     with pytest.raises(ZygoteError) as caught:
         zygote.wait_ready()
     return caught.value
-
-
-def test_a_prefix_that_fails_shows_its_command_and_what_it_said(nursery: Nursery) -> None:
-    error = error_of(behind(nursery, "", ("sh", "-c", "echo the queue is closed >&2; exit 3", "sh")))
-
-    assert str(error) == (
-        f"`sh -c 'echo the queue is closed >&2; exit 3' sh {sys.executable}` ended with exit code 3 before it was "
-        "ready\nthe queue is closed"
-    )
 
 
 def test_a_host_that_does_not_see_the_folder_is_told_what_is_needed(nursery: Nursery) -> None:
@@ -167,6 +153,8 @@ def test_a_command_in_a_message_has_no_values_of_variables() -> None:
 
 
 # How it ends.
+
+FOREVER = "def run(payload, send): import time; time.sleep(600)"
 
 IMPORTS_FOREVER = "import time\nprint('importing', flush=True)\nopen('begun', 'w').write('1')\ntime.sleep(600)"
 
@@ -194,7 +182,7 @@ def test_an_import_behind_a_prefix_ends_with_its_channel(nursery: Nursery) -> No
 def test_a_client_that_is_killed_leaves_nothing(nursery: Nursery) -> None:
     """As that of docker: what it has started is no child of it, and does not end with it."""
     detached = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:], start_new_session=True).wait())"
-    zygote = behind(nursery, "def run(payload, send): import time; time.sleep(600)", (sys.executable, "-c", detached))
+    zygote = behind(nursery, FOREVER, (sys.executable, "-c", detached))
     zygote.wait_ready()
     nursery.submit(zygote)
 
@@ -227,50 +215,12 @@ NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount
 
 
 @pytest.mark.skipif(exit_code(*NAMESPACE, "true") != 0, reason="no right to make namespaces with unshare")
-class TestInANamespaceOfProcesses:
+def test_the_end_of_the_zygote_is_the_end_of_all_in_a_namespace_of_processes(nursery: Nursery) -> None:
     """Where pids are others than here, and the first process ignores most signals."""
+    zygote = nursery.start(FOREVER, command=(*NAMESPACE, sys.executable))
+    zygote.wait_ready()
+    nursery.submit(zygote)
 
-    def test_a_task_is_ended_with_its_stacks(self, nursery: Nursery) -> None:
-        source = """
-            import os, subprocess, time
-            def hangs(send):
-                send({"value": os.getpid()})
-                time.sleep(600)
-            def run(payload, send):
-                subprocess.Popen(["sleep", "600"], start_new_session=True)
-                hangs(send)
-        """
-        zygote = nursery.start(source, command=(*NAMESPACE, sys.executable))
-        task = nursery.submit(zygote)
-        assert message_of(task) < 100  # a namespace of its own
-        task.kill(grace=0.2)
-        done = finish(task)
+    zygote.close()
 
-        assert done.returncode == -signal.SIGTERM
-        assert "in hangs" in done.stacks
-        zygote.close()
-        assert nursery.alive() == []
-
-    def test_the_end_of_the_zygote_is_the_end_of_all(self, nursery: Nursery) -> None:
-        zygote = nursery.start(
-            "def run(payload, send): import time; time.sleep(600)", command=(*NAMESPACE, sys.executable)
-        )
-        zygote.wait_ready()
-        nursery.submit(zygote)
-
-        zygote.close()
-
-        wait_until(lambda: nursery.alive() == [], "the end of all")
-
-    def test_a_crash_while_importing_is_told_as_elsewhere(self, nursery: Nursery) -> None:
-        error = error_of(nursery.start("import os; os.abort()", command=(*NAMESPACE, sys.executable)))
-
-        assert error.returncode == -signal.SIGABRT
-
-
-def test_the_tag_is_the_sign_that_variables_are_passed_on(nursery: Nursery) -> None:
-    zygote = behind(nursery, SAYS)
-
-    tags: list[Any] = nursery.run(zygote, [VARIABLE]).told[0]
-
-    assert tags[0] == zygote.tag
+    wait_until(lambda: nursery.alive() == [], "the end of all")

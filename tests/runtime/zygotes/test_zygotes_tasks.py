@@ -1,14 +1,14 @@
-"""The life of a task: what it gets, what it can tell, and that no other task sees anything of it."""
+"""The life of a task: what it gets, what it can tell, how it ends, and that no other task sees anything of it."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
-from support.nursery import Nursery, deadline, message_of
+import pytest
+from support.nursery import Nursery, finish, message_of
 from support.processes import wait_until
-
-# What a task gets, and what it tells.
 
 
 def test_a_task_gets_its_payload_and_tells_what_it_wants(nursery: Nursery) -> None:
@@ -52,9 +52,6 @@ def test_output_of_every_layer_lands_in_the_task_s_own_logs(nursery: Nursery) ->
     assert zygote.output() == ""
 
 
-# How a task ends.
-
-
 def test_many_tasks_one_after_the_other_leave_no_descriptor_and_no_zombie(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
@@ -78,9 +75,6 @@ def test_many_tasks_one_after_the_other_leave_no_descriptor_and_no_zombie(nurser
     assert len(os.listdir("/proc/self/fd")) <= own + 1
 
 
-# What is settled for one task.
-
-
 def test_a_task_runs_on_the_cores_that_it_is_given_and_no_other_task_does(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
@@ -95,26 +89,115 @@ def test_a_task_runs_on_the_cores_that_it_is_given_and_no_other_task_does(nurser
     assert nursery.run(zygote).told == [cores]
 
 
-def test_a_task_without_logs_of_its_own_writes_to_the_zygote_s(nursery: Nursery) -> None:
+# Messages to and from a task that runs.
+
+
+def test_a_task_can_be_spoken_to(nursery: Nursery) -> None:
     zygote = nursery.start(
         """
-        import time
-        def run(payload, send):
-            print("into the zygote's log")
-            send({"value": 1})
+        import os
+        def run(payload, channel):
+            while (message := channel.receive()) is not None and message["op"] != "close":
+                if message["op"] == "file":
+                    fd = channel.receive_fd()
+                    message = {"text": os.read(fd, 100).decode(), "inheritable": os.get_inheritable(fd)}
+                channel.send({"value": message})
+        """
+    )
+    task = nursery.submit(zygote)
+    read, write = os.pipe()
+    os.write(write, b"handed over")
+
+    for number in range(100):
+        task.send({"op": "echo", "number": number})
+        assert message_of(task) == {"op": "echo", "number": number}
+    task.send({"op": "file"})
+    task.send_fd(read)
+    assert message_of(task) == {"text": "handed over", "inheritable": False}
+    task.send({"op": "close"})
+
+    assert finish(task).returncode == 0
+    with pytest.raises(OSError, match="no longer listens"):
+        task.send({})
+    os.close(read)
+    os.close(write)
+
+
+def test_a_message_that_is_never_sent_to_its_end_keeps_no_reader_waiting(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, socket, time
+        def run(payload, channel):
+            channel.send({"value": 1})
+            socket.socket(fileno=os.dup(channel.fileno())).send(b'+{"value": ')
+            open("begun", "w").close()
             time.sleep(600)
         """
     )
-    zygote.wait_ready()
-    before = {path.name for path in nursery.path.iterdir()}
-    task = zygote.start_task(None)
+    task = nursery.submit(zygote)
     assert message_of(task) == 1
+    wait_until((nursery.path / "begun").exists, "a part of a message")
+
+    with pytest.raises(TimeoutError):
+        task.next_message(0.0)
+    task.kill(grace=0)
+
+    assert finish(task).returncode == -signal.SIGKILL
+
+
+# The end of one that does not want to end.
+
+
+def test_a_task_may_end_itself_on_sigterm_and_say_so(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import os, signal, time
+        def run(payload, send):
+            def leave(*_):
+                send({"value": "saved"})
+                os._exit(9)
+            signal.signal(signal.SIGTERM, leave)
+            send({"value": "ready"})
+            while True:
+                time.sleep(100)
+        """
+    )
+    task = nursery.submit(zygote)
+    assert message_of(task) == "ready"
 
     task.kill(grace=600)
 
-    while task.next_message(deadline()) is not None:
-        pass
-    assert task.ended is not None
-    assert task.ended.returncode == -signal.SIGTERM
-    wait_until(lambda: zygote.output() == "into the zygote's log\n", "the output")
-    assert {path.name for path in nursery.path.iterdir()} - {"__pycache__"} == before - {"__pycache__"}
+    done = finish(task)
+    assert done.told == ["saved"]
+    assert done.returncode == 9
+
+
+def test_the_stacks_of_all_threads_are_taken_also_while_a_native_call_holds_the_gil(nursery: Nursery) -> None:
+    zygote = nursery.start(
+        """
+        import ctypes, threading, time
+        def wait_in_a_thread(ready):
+            ready.set()
+            time.sleep(600)
+        def hold_the_gil(send):
+            send({"value": "ready"})
+            while True:
+                ctypes.PyDLL(None).sleep(100)
+        def run(payload, send):
+            ready = threading.Event()
+            threading.Thread(target=wait_in_a_thread, args=[ready], daemon=True).start()
+            ready.wait()
+            hold_the_gil(send)
+        """
+    )
+    task = nursery.submit(zygote)
+    message_of(task)
+    state = Path(f"/proc/{task.pid}/stat")
+    wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", "the native call")
+
+    task.kill(grace=0.0)
+
+    done = finish(task)
+    assert done.returncode == -signal.SIGKILL
+    assert all(f"in {name}" in done.stacks for name in ("wait_in_a_thread", "hold_the_gil"))
+    assert done.stacks.count("most recent call first") == 2
