@@ -7,23 +7,13 @@ import pytest
 from pytest_aorta.runtime.hosts import expand_specs, without_values
 
 
-def test_a_number_before_a_star_multiplies() -> None:
-    assert expand_specs(["2*popen", "ssh=me@there//python=python3.11"]) == [
-        "popen",
-        "popen",
+def test_a_number_before_a_star_multiplies_and_what_execnet_understands_stays_as_it_is() -> None:
+    texts = [
         "ssh=me@there//python=python3.11",
-    ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
         "popen//python=python3 -X dev//chdir=/tmp//env:A=1//env:EMPTY=//id=left//nice=5",
         "ssh=-p 2222 me@there//ssh_config=/home/me/config",
-    ],
-)
-def test_what_execnet_understands_stays_as_it_is(text: str) -> None:
-    assert expand_specs([text]) == [text]
+    ]
+    assert expand_specs(["2*popen", *texts]) == ["popen", "popen", *texts]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +21,7 @@ def test_what_execnet_understands_stays_as_it_is(text: str) -> None:
     [
         ("", "how to reach it"),
         ("python=python3", "how to reach it"),
-        ("localhost", "how to reach it"),
+        ("localhost", r"how to reach it; valid are popen, ssh=\[USER@\]HOST, N"),
         ("popen//ssh=there", "popen and ssh exclude each other"),
         ("popen//pyhton=python3", "'pyhton' is unknown"),
         ("popen//via=gw0", "'via' is unknown or of no use here"),
@@ -44,20 +34,11 @@ def test_what_execnet_understands_stays_as_it_is(text: str) -> None:
         ("popen//id=a//id=b", "'id' is there twice"),
         ("0*popen", "expected 1 to 9999"),
         ("x*popen", "'x\\*popen'"),
+        ("popen//id=twin", "same id"),
     ],
 )
 def test_what_cannot_be_a_host_is_named_with_its_problem(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem) as caught:
-        expand_specs(["popen", text])
+        expand_specs(["popen", "popen//id=twin", text])
 
     assert without_values(text).partition("*")[0] in str(caught.value)
-
-
-def test_what_is_valid_is_said() -> None:
-    with pytest.raises(ValueError, match=r"valid are popen, ssh=\[USER@\]HOST, N"):
-        expand_specs(["telnet=there"])
-
-
-def test_two_hosts_with_one_id_are_refused() -> None:
-    with pytest.raises(ValueError, match="same id"):
-        expand_specs(["2*popen//id=twin"])
