@@ -57,14 +57,6 @@ def test_a_run_takes_the_median_of_its_cell_for_each_trial_to_come() -> None:
     assert state.left(now=120.0) == 12.0 + 3.0
 
 
-def test_failures_are_those_of_the_workload() -> None:
-    state = expecting(*[NONE] * 5)
-    outcomes: list[Outcome] = ["ok", "failed", "timeout", "infrastructure", "did not run"]
-    for number, outcome in enumerate(outcomes):
-        end(state, number, NONE, 1.0, outcome)
-    assert (state.cells[NONE].failed, state.cells[NONE].counted) == (2, 3)
-
-
 # Its lines
 
 
@@ -107,7 +99,6 @@ def test_the_run_its_trials_and_the_cells_that_fail() -> None:
 @pytest.mark.parametrize(
     ("height", "shown"),
     [
-        (8, ["aorta", "slot 0", "slot 1", "local-none"]),
         (4, ["aorta", "and 2 more"]),
         (1, []),
     ],
@@ -150,24 +141,6 @@ class Written:
     def close(self) -> None:
         self.file.close()
         self._file.close()
-
-
-def test_lines_come_below_what_is_written_and_go() -> None:
-    written = Written(20, 6)
-    written.write("one\n..")
-    written.show("first", "second")
-    assert written.terminal.lines() == ["one", "..", "first", "second"]
-    written.write(".")
-    written.show("first again")
-    assert written.terminal.lines() == ["one", "...", "first again"]
-    written.write("F\ntwo\n.")
-    assert written.terminal.lines() == ["one", "...F", "two", ".", "first again"]
-    written.file.hide()
-    assert written.terminal.lines() == ["one", "...F", "two", "."]
-    written.show("again")
-    written.close()
-    assert written.terminal.lines() == ["one", "...F", "two", "."]
-    written.terminal.close()
 
 
 #: What pytest writes; and lines that are shown below it.

@@ -233,26 +233,3 @@ def test_a_pool_of_a_file_workload(stage: Stage, isolation: str, method: str) ->
     stage.write(my_repro=REPRO)
     result = stage.run_here("my_repro.py", "--aorta-isolation", isolation, "--aorta-config", f"method={method}")
     result.assert_outcomes(passed=1)
-
-
-def test_each_nested_run_reports_its_trials_alike(stage: Stage) -> None:
-    stage.write(
-        test_nested='''
-        pytest_plugins = "pytester"
-
-        SOURCE = """
-        class Exits:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): raise SystemExit(3)
-        """
-
-        def test_twice(pytester):
-            pytester.makepyfile(exits=SOURCE)
-            for _ in range(2):
-                result = pytester.runpytest_inprocess("exits.py", "-p", "no:cacheprovider")
-                result.stdout.fnmatch_lines(["FAILED exits.py::Exits* - SystemExit: sys.exit(3) (workload_fail*"])
-        '''
-    )
-    # Without a variable that asks for trials in the outer run: its modules would be those of both.
-    stage.run("test_nested.py", env={"PYTEST_AORTA_GRACE": ""}).assert_outcomes(passed=1)

@@ -79,7 +79,8 @@ def failed_in_table(stage: Stage) -> list[tuple[int, int]]:
 
 def test_a_rerun_replaces_no_failure(second: Stage) -> None:
     second.write(conftest=AGAIN)
-    done = second.run_here("second.py", "--junitxml", "out.xml")
+    # Resumed or not: a plugin that runs a failed item again wants to see something new.
+    done = second.run_here("second.py", "--aorta-resume", "--junitxml", "out.xml")
     assert outcomes(done) == {"failed": 1, "passed": 1}
     assert_all_apart(second, {"Second/trial_0.json": 1, "Second/trial_0.repeat_1.json": 2})
     assert failed_in_table(second) == [(1, 1)]

@@ -102,17 +102,6 @@ def test_it_shows_as_it_did(stage: Stage) -> None:
     assert contents(stage) == before
 
 
-def test_another_request_runs(counts: Stage) -> None:
-    run(counts, trials=1)
-    others = (("--aorta-config", "a=1"), ("--aorta-extra-env", "A=1"), ("--aorta-isolation", "spawn"))
-    for number, other in enumerate(others, 1):
-        again = run(counts, "--aorta-resume", *other, trials=1)
-        again.stdout.fnmatch_lines(["0 of 1 trial had a result already (--aorta-resume)"])
-        assert (runs(counts), len(counts.earlier())) == (1 + number, number)
-    run(counts, "--aorta-resume", *other, trials=1).assert_outcomes(passed=1)
-    assert runs(counts) == 4
-
-
 def test_trials_of_a_cell_with_different_numbers_of_slots_are_noted(counts: Stage) -> None:
     run(counts, trials=1)
     again = run(counts, "--aorta-resume", "--aorta-slots", "2", trials=3)
@@ -161,14 +150,14 @@ def test_trials_of_tests(counts: Stage) -> None:
     assert counts.earlier() == []
 
 
-@pytest.mark.parametrize("isolation", ["fork", "none"])
-def test_run_trials(counts: Stage, isolation: str) -> None:
+def test_run_trials(counts: Stage) -> None:
     counts.write(
-        script=f"""
+        script="""
         from pytest_aorta import Execution, RunRequest, run_trials
 
-        first = run_trials(RunRequest("counts", 3, execution=Execution(isolation="{isolation}")))
-        again = run_trials(RunRequest("counts", 4, execution=Execution(isolation="{isolation}"), resume=True))
+        here = Execution(isolation="none")
+        first = run_trials(RunRequest("counts", 3, execution=here))
+        again = run_trials(RunRequest("counts", 4, execution=here, resume=True))
         assert again[:3] == first
         assert len(again) == 4
         """
@@ -236,23 +225,6 @@ def test_a_cell_that_has_lost_a_trial_runs_again_as_a_whole(counts: Stage) -> No
     }
     run(counts, "--aorta-resume", *cells, trials=3)
     assert contents(counts) == after
-
-
-@pytest.mark.slow
-def test_reruns_run(counts: Stage) -> None:
-    """A plugin that runs a failed item again wants to see something new."""
-    counts.write(
-        conftest="""
-        def pytest_runtest_protocol(item, nextitem):
-            from _pytest.runner import runtestprotocol
-            for _ in range(2):
-                runtestprotocol(item, nextitem=nextitem)
-            return True
-        """
-    )
-    run(counts, "--aorta-resume", trials=1)
-    assert runs(counts) == 2
-    assert counts.statuses() == {"counts/trial_0.json": "ok", "counts/trial_0.repeat_1.json": "ok"}
 
 
 # Why an earlier result was not kept
