@@ -54,11 +54,6 @@ class ReturnsFalse(_Base):
         return Result(passed=False, failure_count=2, first_failure_iteration=7)
 
 
-class ReturnsNothing(_Base):
-    def run(self) -> Any:
-        return None
-
-
 class RaisesInRun(_Base):
     def run(self) -> Any:
         raise ValueError("loss is nan")
@@ -103,11 +98,6 @@ class HangsInSetup(_Base):
 class RaisesInCleanup(_Base):
     def cleanup(self) -> None:
         raise OSError("device busy")
-
-
-class SegfaultsInCleanup(_Base):
-    def cleanup(self) -> None:
-        segfault()
 
 
 class FailsInRunAndCleanup(_Base):

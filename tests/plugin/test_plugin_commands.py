@@ -163,12 +163,18 @@ def test_the_variables_of_a_cell_are_there_and_nothing_else_has_changed(
     assert variables["OMP_NUM_THREADS"] == "1"
 
 
-def test_a_program_that_is_not_there_has_not_run(stage: Stage) -> None:
-    result = stage.run_here("--aorta-workload", "command", "--aorta-config", "command=trian --steps 4")
+@pytest.mark.parametrize(
+    ("words", "ranks", "missing"),
+    [
+        ("trian --steps 4", (), "program 'trian' in the folders of PATH: */*"),
+        (f"{PYTHON} -u trian.py --steps 4", (), "file 'trian.py' in */*"),
+        (f"{PYTHON} -u trian.py --steps 4", ("--aorta-nproc", "2"), "file 'trian.py' in */*"),
+    ],
+)
+def test_what_is_not_there_has_not_run(stage: Stage, words: str, ranks: tuple[str, ...], missing: str) -> None:
+    result = stage.run_here("--aorta-workload", "command", "--aorta-config", f"command={words}", *ranks)
     assert counts(result) == {"errors": 1}
-    result.stdout.fnmatch_lines(
-        ["infrastructure_failed in setup: CommandNotFound: there is no program 'trian' in the folders of PATH: */*"]
-    )
+    result.stdout.fnmatch_lines([f"infrastructure_failed in setup: CommandNotFound: there is no {missing}"])
     assert "Traceback" not in text(result)
     assert set(stage.statuses().values()) == {"infrastructure_failed"}
 
@@ -227,16 +233,6 @@ def test_what_says_nothing_about_the_workload_is_not_counted(stage: Stage) -> No
     )
     matrix = json.loads((stage.results / "matrix.json").read_text())
     assert {cell["workload"]: cell["counted"] for cell in matrix["cells"]}["command-lacks-77"] == 0
-
-
-@pytest.mark.parametrize("ranks", [(), ("--aorta-nproc", "2")], ids=["alone", "ranks"])
-def test_a_script_that_is_not_there_has_not_run(stage: Stage, ranks: tuple[str, ...]) -> None:
-    words = f"{command('')[1]}-u trian.py --steps 4"
-    result = stage.run_here("--aorta-workload", "command", "--aorta-config", f"command={words}", *ranks)
-    assert counts(result) == {"errors": 1}
-    result.stdout.fnmatch_lines(
-        [f"infrastructure_failed in setup: CommandNotFound: there is no file 'trian.py' in {stage.path}"]
-    )
 
 
 def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: Stage) -> None:
@@ -320,25 +316,6 @@ def test_the_workload_has_the_same_as_typed_options(stage: Stage) -> None:
         run_trials(RunRequest("command", 1, results_dir=stage.results))
 
 
-def test_resume_runs_only_what_has_changed(stage: Stage) -> None:
-    script = "import helper, json; print(json.load(open('cfg.json')))"
-    stage.write(train=script, helper="")
-    stage.write_file("cfg.json", "{}")
-
-    def started(*more: str) -> str:
-        stage.run_here(*command("train.py cfg.json"), "--aorta-resume", *more).assert_outcomes(passed=1)
-        return str(stage.trial("command-train/trial_0.json")["started_at"])
-
-    last = started()
-    assert started() == last
-    for name, content in (("train.py", f"{script}\n# changed"), ("cfg.json", "[]"), ("helper.py", "x = 1")):
-        stage.write_file(name, content)
-        before, last = last, started()
-        assert last != before, name
-    assert started("--aorta-fail-on", "never") != last
-
-
-@pytest.mark.slow
 def test_resume_knows_what_the_processes_of_a_trial_have_read(stage: Stage) -> None:
     """Through shells, and of files that no word names; what a trial itself writes is no input."""
     stage.write(
