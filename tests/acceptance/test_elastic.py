@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,6 @@ from support.stage import Stage
 from support.workloads import GLOO
 
 from pytest_aorta.trials.records import GroupState
-
-#: Real torchrun takes seconds for each trial.
-LAUNCHERS = ["auto", pytest.param("torchrun", marks=[pytest.mark.slow, pytest.mark.long])]
 
 WORKLOAD = (
     GLOO
@@ -48,22 +42,6 @@ class FailsOnce(Sums):
     def work(self):
         if self.rank == 1 and self.attempt == 0:
             raise ValueError("the first time")
-
-
-class FailsOnceAlone(Sums):
-    # Without a process group, which plain torchrun does not always manage to restart on one host.
-
-    def setup(self):
-        pass
-
-    def run(self):
-        rank = int(os.environ["RANK"])
-        print(f"rank {rank} prints")
-        if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            raise ValueError("the first time")
-        return {"passed": True, "metrics": {"total": 3.0}}
-
-    cleanup = setup
 
 
 class FailsAlways(Sums):
@@ -137,64 +115,21 @@ def elastic(*options: str) -> tuple[str, ...]:
     return tuple(text for each in options for text in ("--aorta-elastic", each))
 
 
-@dataclass(frozen=True)
-class Played:
-    stage: Stage
-    result: pytest.RunResult
-
-    def trial(self, name: str) -> dict[str, Any]:
-        return self.stage.trial(f"{name}/trial_0.json")
-
-
-Play = Callable[..., Played]
-
-#: Arguments of runs that several tests look at.
-WITH_A_RESTART = (
-    *("FailsOnce", "FailsAlways", "KillsItsAgent", "Sums"),
-    *("-o", "aorta_grace=0", *elastic("max_restarts=1")),
-)
-OPTIONS = {
-    "role": "trainer",
-    "rdzv_id": "mine",
-    "max_restarts": "3",
-    "monitor_interval": "0.05",
-    "exit_barrier_timeout": "7",
-    "rdzv_backend": "c10d",
-    "rdzv_endpoint": "localhost:0",
-}
-OF_THREE = ("Sums", "Judges", "--aorta-nproc", "3", *elastic(*(f"{key}={value}" for key, value in OPTIONS.items())))
-WITH_LOGS = ("Sums", *elastic("redirects=1:3", "tee=1:1"), "--aorta-extra-env", "OMP_NUM_THREADS=3")
-UNDER_TORCHRUN = ("Sums", "--aorta-launcher", "torchrun")
-
-
 @pytest.fixture(scope="module")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
-    """Runs workloads of ``sums.py`` with options, once for each such arguments."""
-
-    @cache
-    def run_once(*arguments: str) -> Played:
-        stage = Stage(tmp_path_factory.mktemp("sums"))
-        stage.write(sums=WORKLOAD)
-        words = [f"sums.py::{word}" if word[0].isupper() and word.isalpha() else word for word in arguments]
-        result = stage.run(*words, "--aorta-timeout", "50")
-        assert stage.left_running() == []
-        return Played(stage, result)
-
-    return run_once
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, pytest.RunResult]:
+    """One run of trials that pass, that fail once or always, and that kill their agent."""
+    stage = Stage(tmp_path_factory.mktemp("sums"))
+    stage.write(sums=WORKLOAD)
+    names = [f"sums.py::{name}" for name in ("FailsOnce", "FailsAlways", "KillsItsAgent", "Sums")]
+    result = stage.run(*names, "-o", "aorta_grace=0", *elastic("max_restarts=1"), "--aorta-timeout", "50")
+    assert stage.left_running() == []
+    return stage, result
 
 
-@pytest.fixture
-def plain(play: Play, launcher: str) -> dict[str, Any]:
-    """The record of a trial of ``Sums``."""
-    return play(*(WITH_A_RESTART if launcher == "auto" else UNDER_TORCHRUN)).trial("Sums")
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_life_of_the_worker_group_is_recorded(plain: dict[str, Any], launcher: str) -> None:
-    trial = plain
+def assert_life_is_recorded(trial: dict[str, Any], launcher: str) -> None:
     assert trial["exit_status"] == "ok"
     group = trial["elastic"]
-    assert group["launcher"] == {"auto": "elastic"}.get(launcher, launcher)
+    assert group["launcher"] == launcher
     states = group["states"]
     assert [state["state"] for state in states] == ["INIT", "HEALTHY", "SUCCEEDED"]
     assert [state["world_size"] for state in states] == [None, 2, 2]
@@ -204,27 +139,54 @@ def test_the_life_of_the_worker_group_is_recorded(plain: dict[str, Any], launche
     assert [(rank["rank"], rank["local_rank"]) for rank in (first, second)] == [(0, 0), (1, 1)]
     assert first["host"] == second["host"] == trial["host"]
     assert first["pid"] != second["pid"] > 1
+    assert [rank["result"]["metrics"]["rank"] for rank in (first, second)] == [0, 1]
+    assert [rank["result"]["metrics"]["total"] for rank in (first, second)] == [3.0, 3.0]
+    assert trial["result"]["metrics"]["rank"] == 0
     # Nothing is left of what they were asked through.
     for rank in (first, second):
         assert not list(Path(tempfile.gettempdir()).glob(f"pytest-aorta-*-rank-{rank['pid']}.sock"))
+    found = group["launcher_variables"]
+    assert found.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
+    assert found.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
+    assert not [name for name in found if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_rank_has_its_own_result(plain: dict[str, Any]) -> None:
-    trial = plain
-    assert [rank["result"]["metrics"]["rank"] for rank in trial["ranks"]] == [0, 1]
-    assert [rank["result"]["metrics"]["total"] for rank in trial["ranks"]] == [3.0, 3.0]
-    assert trial["result"]["metrics"]["rank"] == 0
+def assert_agent_was_killed(trial: dict[str, Any], who: str) -> None:
+    assert trial["exit_status"] == "workload_failed"
+    assert [trial["failure"][name] for name in ("phase", "kind", "signal")] == ["run", "signal", "SIGKILL"]
+    assert trial["failure"]["message"].startswith(f"{who} was ended by SIGKILL")
+    assert "tmp" not in trial["artifacts"]  # a folder that torchrun has made would be kept
+    messages = [rank["failure"]["message"] for rank in trial["ranks"]]
+    assert messages == [f"{who} ended before this rank did"] * 2
+    assert [rank["collateral"] for rank in trial["ranks"]] == [True, True]
+    assert None not in [rank["pid"] for rank in trial["ranks"]]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_rank_that_fails_once_is_started_again(play: Play, launcher: str) -> None:
-    if launcher == "auto":
-        name, played = "FailsOnce", play(*WITH_A_RESTART)
-    else:
-        name = "FailsOnceAlone"
-        played = play(name, "--aorta-launcher", launcher, *elastic("max_restarts=1"))
-    trial = played.trial(name)
+def test_the_life_of_the_worker_group_and_the_result_of_each_rank_are_recorded(
+    restarted: tuple[Stage, pytest.RunResult],
+) -> None:
+    assert_life_is_recorded(restarted[0].trial("Sums/trial_0.json"), "elastic")
+
+
+def test_no_rank_outlives_its_agent(restarted: tuple[Stage, pytest.RunResult]) -> None:
+    assert_agent_was_killed(restarted[0].trial("KillsItsAgent/trial_0.json"), "the agent")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_both_are_so_under_torchrun(sums: Stage) -> None:
+    options = ("--aorta-launcher", "torchrun", "-o", "aorta_grace=0", "--aorta-timeout", "50")
+    sums.run("sums.py::Sums", "sums.py::KillsItsAgent", *options)
+    assert sums.left_running() == []
+    assert_life_is_recorded(sums.trial("Sums/trial_0.json"), "torchrun")
+    assert_agent_was_killed(sums.trial("KillsItsAgent/trial_0.json"), "torchrun")
+
+
+def test_a_rank_that_fails_once_is_started_again(restarted: tuple[Stage, pytest.RunResult]) -> None:
+    stage, result = restarted
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["1 trial of FailsOnce local-none ok only after a restart of the ranks"])
+    trial = stage.trial("FailsOnce/trial_0.json")
     assert (trial["exit_status"], trial["failure"]) == ("ok", None)
     assert trial["result"]["metrics"]["total"] == 3.0
     group = trial["elastic"]
@@ -238,20 +200,14 @@ def test_a_rank_that_fails_once_is_started_again(play: Play, launcher: str) -> N
     assert {rank["exit_code"] or rank["signal"] for rank in attempt["ranks"]} <= {1, "SIGTERM", None}
     assert "the first time" in str(attempt["ranks"][1]["error_file"])
     kept = [artifact for artifact in trial["artifacts"] if "stdout" in artifact]
-    logs = {(played.stage.results / name / trial["artifacts"][artifact]).read_text() for artifact in kept}
+    logs = {(stage.results / "FailsOnce" / trial["artifacts"][artifact]).read_text() for artifact in kept}
     assert {"rank 0 prints\n", "rank 1 prints\n"} <= logs
     for number in (0, 1):
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
 
 
-def test_the_summary_counts_them_apart(play: Play) -> None:
-    result = play(*WITH_A_RESTART).result
-    result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines(["1 trial of FailsOnce local-none ok only after a restart of the ranks"])
-
-
-def test_the_last_attempt_is_the_trials(play: Play) -> None:
-    trial = play(*WITH_A_RESTART).trial("FailsAlways")
+def test_the_last_attempt_is_the_trials(restarted: tuple[Stage, pytest.RunResult]) -> None:
+    trial = restarted[0].trial("FailsAlways/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", "rank 1: attempt 1")
     assert [attempt["failure"]["message"] for attempt in trial["elastic"]["attempts"]] == ["rank 1: attempt 0"]
     assert trial["elastic"]["states"][-1]["state"] == "FAILED"
@@ -289,22 +245,6 @@ def test_a_rank_that_ignores_sigterm_is_not_waited_for(sums: Stage) -> None:
     assert [rank["collateral"] for rank in trial["ranks"]] == [True, False]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_no_rank_outlives_its_agent(play: Play, launcher: str) -> None:
-    under_torchrun = ("KillsItsAgent", "--aorta-launcher", launcher, "-o", "aorta_grace=0")
-    trial = play(*(WITH_A_RESTART if launcher == "auto" else under_torchrun)).trial("KillsItsAgent")
-    assert trial["exit_status"] == "workload_failed"
-    assert (trial["failure"]["phase"], trial["failure"]["kind"]) == ("run", "signal")
-    assert trial["failure"]["signal"] == "SIGKILL"
-    who = {"auto": "the agent", "torchrun": "torchrun"}[launcher]
-    assert trial["failure"]["message"].startswith(f"{who} was ended by SIGKILL")
-    assert "tmp" not in trial["artifacts"]  # a folder that torchrun has made would be kept
-    messages = [rank["failure"]["message"] for rank in trial["ranks"]]
-    assert messages == [f"{who} ended before this rank did"] * 2
-    assert [rank["collateral"] for rank in trial["ranks"]] == [True, True]
-    assert None not in [rank["pid"] for rank in trial["ranks"]]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(Version(version("torch")) < Version("2.8"), reason="this torch records collectives of NCCL only")
 def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stage) -> None:
@@ -325,55 +265,29 @@ def test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not(sums: Stag
     assert "WorkerServer" not in (sums.results / "waits" / trial["ranks"][0]["stderr"]).read_text()
 
 
-def test_the_options_reach_the_ranks(play: Play) -> None:
-    trial = play(*OF_THREE).trial("Sums")
+OPTIONS = {
+    "role": "trainer",
+    "rdzv_id": "mine",
+    "max_restarts": "3",
+    "monitor_interval": "0.05",
+    "exit_barrier_timeout": "7",
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": "localhost:0",
+}
+
+
+def test_the_options_reach_the_ranks_and_local_results_are_put_together(sums: Stage) -> None:
+    options = elastic(*(f"{key}={value}" for key, value in OPTIONS.items()))
+    sums.run("sums.py::Sums", "sums.py::Judges", "--aorta-nproc", "3", *options, "--aorta-timeout", "50")
+    assert sums.left_running() == []
+    trial = sums.trial("Sums/trial_0.json")
+    assert (trial["exit_status"], trial["result"]["metrics"]["total"], len(trial["ranks"])) == ("ok", 6.0, 3)
     variables = trial["result"]["metrics"]["variables"]
     assert (variables["ROLE_NAME"], variables["TORCHELASTIC_RUN_ID"]) == ("trainer", "mine")
     assert variables["TORCHELASTIC_MAX_RESTARTS"] == "3"
-    assert len(trial["ranks"]) == 3
     assert trial["elastic"]["options"].items() >= {"monitor_interval": 0.05, "exit_barrier_timeout": 7.0}.items()
 
-
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
-@pytest.mark.slow
-def test_fresh_interpreters(sums: Stage, method: str) -> None:
-    trial = run(sums, "Sums", "--aorta-elastic", f"start_method={method}")
-    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
-    assert [rank["result"]["passed"] for rank in trial["ranks"]] == [True, True]
-    assert trial["phases_sec"].keys() >= {"setup", "run", "cleanup"}
-
-
-def test_redirects_and_tee_of_single_ranks(play: Play) -> None:
-    played = play(*WITH_LOGS)
-    trial = played.trial("Sums")
-    logs = sorted(name for name in trial["artifacts"] if "rank" in name)
-    assert logs == ["attempt_0/rank_1.stderr", "attempt_0/rank_1.stdout"]
-    own = (played.stage.results / "Sums" / "trial_0" / "stdout.log").read_text()
-    assert "rank 0 prints" in own
-    assert re.search(r"^\[default1\]:rank 1 prints", own, re.MULTILINE)
-
-
-def test_a_rendezvous_at_an_endpoint(play: Play) -> None:
-    trial = play(*OF_THREE).trial("Sums")
-    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 6.0)
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_variables_of_the_launcher_are_recorded(play: Play, plain: dict[str, Any], launcher: str) -> None:
-    found = plain["elastic"]["launcher_variables"]
-    assert found.items() >= {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "ROLE_RANK": "0"}.items()
-    assert found.keys() >= {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_RANK"}
-    assert not [name for name in found if not re.match("[A-Z_]*(RANK|SIZE|NAME|ADDR|PORT|THREADS)|TORCH", name)]
-    if launcher == "torchrun":
-        return
-    # What the trial itself is given wins.
-    trial = play(*WITH_LOGS).trial("Sums")
-    assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "3"
-    assert "OMP_NUM_THREADS" not in trial["elastic"]["launcher_variables"]
-
-
-def test_ranks_with_local_results(play: Play) -> None:
-    trial = play(*OF_THREE).trial("Judges")
+    trial = sums.trial("Judges/trial_0.json")
     assert trial["exit_status"] == "workload_failed"
     result = trial["result"]
     assert (result["passed"], result["failure_count"], result["first_failure_iteration"]) == (False, 3, 5)
@@ -385,6 +299,25 @@ def test_ranks_with_local_results(play: Play) -> None:
     assert result["metrics"] == {"rank": 0}
     # Its first failure was at iteration 5, that of rank 1 at 6.
     assert (trial["failure"]["kind"], trial["failure"]["rank"]) == ("result", 2)
+
+
+@pytest.mark.slow
+def test_fresh_interpreters(sums: Stage) -> None:
+    trial = run(sums, "Sums", "--aorta-elastic", "start_method=spawn")
+    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 3.0)
+    assert [rank["result"]["passed"] for rank in trial["ranks"]] == [True, True]
+    assert trial["phases_sec"].keys() >= {"setup", "run", "cleanup"}
+
+
+def test_redirects_and_tee_of_single_ranks_and_a_variable_that_wins_over_the_launchers(sums: Stage) -> None:
+    trial = run(sums, "Sums", *elastic("redirects=1:3", "tee=1:1"), "--aorta-extra-env", "OMP_NUM_THREADS=3")
+    logs = sorted(name for name in trial["artifacts"] if "rank" in name)
+    assert logs == ["attempt_0/rank_1.stderr", "attempt_0/rank_1.stdout"]
+    own = (sums.results / "Sums" / "trial_0" / "stdout.log").read_text()
+    assert "rank 0 prints" in own
+    assert re.search(r"^\[default1\]:rank 1 prints", own, re.MULTILINE)
+    assert trial["result"]["metrics"]["variables"]["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in trial["elastic"]["launcher_variables"]
 
 
 @pytest.mark.slow
