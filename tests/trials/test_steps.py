@@ -78,6 +78,7 @@ def test_the_last_step_is_there_when_the_process_was_killed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("step", "total"), [(3.0, 10), ("3", 10), (2**70, 10), (None, 10), (3, 10.5)])
 def test_what_is_no_whole_number_changes_nothing(tmp_path: Path, step: Any, total: Any) -> None:
+    StepCounter(tmp_path / "gone" / "steps").set(1, 10)  # where no file can be written, that does no harm
     counter = StepCounter(tmp_path / "steps")
     counter.set(step, total)
     assert read_steps(tmp_path / "steps") is None
@@ -85,15 +86,6 @@ def test_what_is_no_whole_number_changes_nothing(tmp_path: Path, step: Any, tota
     counter.set(step, total)
 
     assert read_steps(tmp_path / "steps") == {"type": "progress", "step": 2, "total": 10}
-
-
-def test_where_no_file_can_be_written_a_step_does_no_harm(tmp_path: Path) -> None:
-    counter = StepCounter(tmp_path / "gone" / "steps")
-
-    counter.set(1, 10)
-    counter.set(2, 10)
-
-    assert read_steps(tmp_path / "gone" / "steps") is None
 
 
 WORKLOAD = """

@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_aorta.trials import loading as aorta
-from pytest_aorta.trials.loading import ConfigError, describe, with_added
+from pytest_aorta.trials.loading import ConfigError, describe
 from pytest_aorta.trials.workload import Workload
-
-
-@pytest.fixture(autouse=True)
-def variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A", "1")
 
 
 class Plain:
@@ -28,24 +23,8 @@ class Plain:
     def run(self) -> None: ...
 
 
-def added(cls: type[Any], value: Any) -> Any:
-    return with_added(value, cls, "process", "w_d0_m0_t0", {"env": []}, ["A"], [])
-
-
 def declaring(**attributes: Any) -> type[Any]:
     return type("Declaring", (Plain,), attributes)
-
-
-def test_a_class_that_declares_something_of_aortas_gets_them_as_options() -> None:
-    known = declaring(trial_isolation_supported=frozenset({"process"}))
-    assert added(known, {"size": 3}) == {
-        "size": 3,
-        "_aorta_environment": {"env": {}},
-        "_aorta_trial_env": {"A": "1"},
-        "_aorta_trial_isolation": "process",
-    }
-    assert added(Plain, {"size": 3}) == {"size": 3}
-    assert added(Plain, 5) == 5
 
 
 @pytest.mark.parametrize(
@@ -71,11 +50,6 @@ def test_either_word_for_the_scope_of_a_result_counts(attributes: dict[str, str]
 def test_what_aorta_does_not_know_is_refused_before_the_first_trial(attributes: dict[str, Any], message: str) -> None:
     attributes = {name: staticmethod(it) if callable(it) else it for name, it in attributes.items()}
     assert message in describe(declaring(**attributes), {}, None)["config_error"]
-
-
-def test_a_description_has_the_variables_for_the_start() -> None:
-    queues = declaring(isolated_startup_env=staticmethod(lambda config: {"QUEUES": str(config["queues"])}))
-    assert describe(queues, {"queues": "2"}, None)["startup_variables"] == {"QUEUES": "2"}
 
 
 def test_launcher_variables_are_no_defaults_of_a_workload() -> None:

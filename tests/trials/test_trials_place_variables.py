@@ -28,19 +28,6 @@ def ambient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     note_tmp()
 
 
-@pytest.mark.parametrize("asked", [False, True], ids=["unused", "used by the import"])
-def test_temporary_files_are_made_in_the_folder_of_the_trial(ambient: Path, tmp_path: Path, asked: bool) -> None:
-    if asked:
-        assert tempfile.gettempdir() == str(ambient)
-    own = tmp_path / "own"
-    own.mkdir()
-
-    take_place({"TMPDIR": str(own), "AORTA_TRIAL_INDEX": "3"})
-
-    assert tempfile.gettempdir() == str(own)
-    assert os.environ["AORTA_TRIAL_INDEX"] == "3"
-
-
 def test_what_the_import_of_the_workload_has_chosen_stays(
     ambient: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,3 +44,4 @@ def test_a_folder_that_is_missing_here_as_in_a_container_is_made(ambient: Path, 
     folders = {"TMPDIR": str(tmp_path / "a" / "tmp"), "AORTA_TRIAL_DIR": str(tmp_path / "b" / "files")}
     take_place(folders)
     assert all(map(os.path.isdir, folders.values()))
+    assert tempfile.gettempdir() == folders["TMPDIR"]
