@@ -1,4 +1,4 @@
-"""Trials in whose ranks pytest runs, under torchrun; all faults and launchers: tests/faults/test_rank_fault_table.py."""
+"""Trials in whose ranks pytest runs, under torchrun; more in tests/faults/test_rank_fault_table.py."""
 
 from __future__ import annotations
 

@@ -37,10 +37,7 @@ def held(stage: Stage) -> Callable[[], psutil.Process]:
     [
         (signal.SIGTERM, ()),
         (signal.SIGKILL, ()),
-        *(
-            pytest.param(*each, marks=[pytest.mark.slow, pytest.mark.long])
-            for each in [(signal.SIGKILL, ("-n", "2")), (signal.SIGHUP, ())]
-        ),
+        pytest.param(signal.SIGKILL, ("-n", "2"), marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_an_ended_pytest(
@@ -66,18 +63,6 @@ def test_an_ended_pytest(
     # it away.
     done = stage.run(*arguments)
     assert (done.ret, counts(done)) == (0, {"passed": 2})
-
-
-@pytest.mark.slow
-def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
-    stage.copy(HERE.parent / "support" / "rank_faults.py")
-    options = ("--aorta-trials", "2", "--aorta-config", "script=no_fault.waits_for_a_file")
-    running = stage.start("rank_faults.py::RankFaults", *options)
-    stage.wait_for_file("waits")
-    running.kill()
-    running.communicate(timeout=60)
-    stage.wait_until_alone()
-    assert stage.statuses() == {"RankFaults/trial_0.json": "ok"}
 
 
 def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> None:

@@ -163,17 +163,6 @@ def assert_not_met(trial: dict[str, Any], why: str = "node 1 did not come") -> N
     assert trial["ranks"] == []
 
 
-def test_both_take_part(nodes: Nodes) -> None:
-    trials = ("--aorta-trials", "2")
-    other, first = (nodes.start("no_fault", node, *trials, rdzv_backend="static") for node in (1, 0))
-
-    assert finish(first) == finish(other) == pytest.ExitCode.OK
-    for trial in nodes.stage.trials().values():
-        assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 4.0 * 4**3)
-        assert [rank["host"] for rank in trial["ranks"]] == ["node0", "node0", "node1", "node1"]
-    nodes.stage.wait_until_alone()
-
-
 def test_the_store_listens_towards_the_other_nodes_only(nodes: Nodes) -> None:
     first = nodes.start("no_fault", 0)
     listening = [sys.executable, "-c", "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())"]
@@ -191,12 +180,11 @@ def test_the_store_listens_towards_the_other_nodes_only(nodes: Nodes) -> None:
     first.communicate()
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_a_node_that_is_killed_at_the_start(nodes: Nodes, backend: str) -> None:
-    other = nodes.start("no_fault", 1, rdzv_backend=backend)
+def test_a_node_that_is_killed_at_the_start(nodes: Nodes) -> None:
+    other = nodes.start("no_fault", 1)
     nodes.stage.wait_until((nodes.stage.results / "RankFaults" / "trial_0.node_1").exists)
     other.kill()
-    assert finish(nodes.start("no_fault", 0, "--aorta-timeout", "15", rdzv_backend=backend)) != 0
+    assert finish(nodes.start("no_fault", 0, "--aorta-timeout", "15")) != 0
     assert_not_met(nodes.trial())
 
 
@@ -237,7 +225,11 @@ def test_what_a_node_has_left_in_an_earlier_run_does_not_count(nodes: Nodes) -> 
     assert_not_met(nodes.trial())
 
 
-def test_nodes_that_do_not_see_the_same_results_directory(nodes: Nodes) -> None:
-    other, first = nodes.start("no_fault", 1, results="elsewhere"), nodes.start("no_fault", 0)
+def test_both_take_part_also_where_they_do_not_see_the_same_results_directory(nodes: Nodes) -> None:
+    given: dict[str, Any] = {"rdzv_backend": "static"}
+    other, first = nodes.start("no_fault", 1, results="elsewhere", **given), nodes.start("no_fault", 0, **given)
     assert finish(first) == finish(other) == pytest.ExitCode.OK
-    assert len(nodes.trial()["ranks"]) == 4
+    trial = nodes.trial()
+    assert (trial["exit_status"], trial["result"]["metrics"]["total"]) == ("ok", 4.0 * 4**3)
+    assert len(trial["ranks"]) == 4
+    nodes.stage.wait_until_alone()

@@ -124,19 +124,6 @@ def test_a_rank_of_the_second_node_that_raises(stage: Stage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_rank_of_the_second_node_for_which_the_others_have_given_up(stage: Stage) -> None:
-    ends, trial = play(stage, "gives_up", "at=second_node", 25)
-    assert ends == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.TESTS_FAILED)
-    missing = of_the_second_node(trial)[1]
-    assert (trial["exit_status"], trial["failure"]["rank"]) == ("workload_failed", missing["rank"])
-    expected = f"rank {missing['rank']} is missing: play_alone() at rank_faults.py line"
-    assert trial["failure"]["message"].startswith(expected)
-    assert sorted(rank["blame"] for rank in trial["ranks"]) == ["cause", *["collateral"] * 3]
-    assert missing["blame"] == "cause"
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_a_first_node_that_is_not_done_knows_that_the_second_one_is(stage: Stage) -> None:
     ends, trial = play(stage, "first_node_lingers", "at=1", 25, "exit_barrier_timeout=2")
     assert ends == (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK)

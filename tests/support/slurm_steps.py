@@ -46,9 +46,6 @@ class Steps:
 
         return wait_for(running, "a job that runs")
 
-    def wait_for_state(self, job: int, state: str) -> None:
-        wait_until(lambda: self.slurm.jobs()[job] == state, f"job {job} in state {state}")
-
     def trial(self) -> dict[str, Any]:
         [record] = self.stage.trials().values()
         return record
