@@ -22,11 +22,9 @@ class Planted(Workload):
     def run(self) -> WorkloadResult:
         index = int(os.environ["AORTA_TRIAL_INDEX"])
         slowness = 1.3 if PLANTED == "slow" else 1.0
-        if PLANTED == "drift":
-            slowness = 1.0 + index / 20
         steps = [10.0 * slowness + 0.01 * ((7 * index + step) % 5) for step in range(10)]
-        if PLANTED in ("slow", "drift"):
-            return WorkloadResult(passed=PLANTED == "slow" or index % 4 == 0, step_times_ms=steps)
+        if PLANTED == "slow":
+            return WorkloadResult(passed=True, step_times_ms=steps)
         if PLANTED == "bugs" and index % 3 == 0:
             os.kill(os.getpid(), signal.SIGSEGV)
         if index % 4:

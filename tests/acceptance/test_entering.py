@@ -41,19 +41,19 @@ CONTAINED = """
 
     class Workload:
         name = "contained"
-        default_config = {"act": "tells"}
 
         def __init__(self, config):
-            self.config = config
+            pass
 
         def setup(self):
             pass
 
         def run(self):
-            if self.config["act"] == "hangs":
+            act = os.environ.get("ACT")
+            if act == "hangs":
                 subprocess.Popen(["sleep", "600"], start_new_session=True)
                 self.hang()
-            if self.config["act"] == "crashes":
+            if act == "crashes":
                 os.abort()
             print("in the log")
             names = ("HOME", "FROM_IMAGE", "CELL", "EXPORTED")
@@ -66,82 +66,66 @@ CONTAINED = """
             time.sleep(600)
 """
 
-
-def environments(**fields: Any) -> dict[str, Any]:
-    """One that is entered; its interpreter is that of these tests."""
-    return {"boxed": {"docker": "lab/image:1", "enter": True, "venv": sys.prefix, "env": {"CELL": "1"}, **fields}}
+#: One that is entered; its interpreter is that of these tests.
+BOXED: dict[str, Any] = {"docker": "lab/image:1", "enter": True, "venv": sys.prefix, "env": {"CELL": "1"}}
 
 
-def run(stage: Stage, variables: dict[str, str], *options: str, **fields: Any) -> pytest.RunResult:
+def run(
+    stage: Stage, variables: dict[str, str], environments: dict[str, dict[str, Any]]
+) -> tuple[pytest.RunResult, dict[str, dict[str, Any]]]:
+    """The end of pytest, and the record of the trial in each environment."""
     stage.write(contained=CONTAINED, neighbour="")
-    registry = stage.write_registry(environments=environments(**fields))
-    where = ("--aorta-registry-file", str(registry), "--aorta-environment", "boxed")
-    return stage.run("contained.py", *where, *options, env=variables)
+    registry = stage.write_registry(environments=environments)
+    axis = [word for name in environments for word in ("--aorta-environment", name)]
+    done = stage.run("contained.py", "--aorta-registry-file", registry, "--aorta-timeout", "5", *axis, env=variables)
+    stage.wait_until_alone()
+    return done, {trial["execution_env"]["name"]: trial for trial in stage.trials().values()}
 
 
-@pytest.fixture
-def boxed(stage: Stage) -> tuple[Stage, dict[str, str]]:
-    """A stage on which docker is the stand-in."""
-    return stage, {**install_stand_in(stage), "EXPORTED": "on the host"}
+def test_trials_run_in_containers_where_each_ends_as_on_the_host(stage: Stage) -> None:
+    """Docker is the stand-in."""
+    variables = {**install_stand_in(stage), "EXPORTED": "on the host"}
+    environments = {
+        "boxed": BOXED,
+        "hangs": {**BOXED, "env": {"ACT": "hangs"}},
+        "crashes": {**BOXED, "env": {"ACT": "crashes"}},
+        "missing": {**BOXED, "docker": "missing/image"},
+    }
+    done, trials = run(stage, variables, environments)
 
-
-Boxed = tuple[Stage, dict[str, str]]
-
-
-def test_a_trial_runs_in_the_container_and_its_record_says_so(boxed: Boxed) -> None:
-    stage, variables = boxed
-    done = run(stage, variables, "--aorta-trials", "2")
-
-    assert done.ret == 0, text(done)
-    first, second = stage.trials().values()
-    seen = first["result"]["metrics"]
+    boxed = trials["boxed"]
+    assert boxed["exit_status"] == "ok", text(done)
+    seen = boxed["result"]["metrics"]
     assert seen["variables"] == {
         "HOME": "/tmp" if os.getuid() else None,
         "FROM_IMAGE": "yes",
         "CELL": "1",
         "EXPORTED": None,
     }
-    assert seen["cwd"] == str(stage.path)
-    assert (seen["pid"] < 100, seen["pid"] != second["result"]["metrics"]["pid"]) == (True, True)
-    place = first["execution_env"]
+    assert (seen["pid"] < 100, seen["cwd"]) == (True, str(stage.path))
+    place = boxed["execution_env"]
     assert (place["verified"], place["entered_with"], place["kind"]) == (True, "docker", "docker")
     found = "entered, and the trial ran in a docker container"
     assert place["claims"][0] == {"claim": "image lab/image:1", "verified": True, "found": found}
-    assert first["env"]["runtime_context"]["container"]["detected_by"] == ["/.dockerenv"]
-    assert first["env"]["env_vars"]["CELL"] == "1"
-    log = stage.results / "contained" / first["artifacts"]["stdout"]
+    assert boxed["env"]["runtime_context"]["container"]["detected_by"] == ["/.dockerenv"]
+    assert boxed["env"]["env_vars"]["CELL"] == "1"
+    [log] = stage.results.glob("contained/*boxed*/trial_0/stdout.log")
     assert log.read_text() == "in the log\n"
-    stage.wait_until_alone()
 
-
-def test_a_trial_that_hangs_in_a_container_is_ended_and_shows_its_stack(boxed: Boxed) -> None:
-    stage, variables = boxed
-    done = run(stage, variables, "--aorta-config", "act=hangs", "--aorta-timeout", "1")
-
-    [trial] = stage.trials().values()
-    assert (trial["exit_status"], trial["failure"]["phase"]) == ("timeout", "run"), text(done)
-    assert "hang" in trial["failure"]["message"]
-    stage.wait_until_alone()
-
-
-def test_an_engine_that_fails_shows_its_command_and_what_it_said(boxed: Boxed) -> None:
-    stage, variables = boxed
-    done = run(stage, variables, docker="missing/image")
-
-    [trial] = stage.trials().values()
-    assert trial["exit_status"] == "infrastructure_failed"
-    message = trial["failure"]["message"]
+    hangs, crashes, missing = (trials[name] for name in ("hangs", "crashes", "missing"))
+    assert (hangs["exit_status"], hangs["failure"]["phase"]) == ("timeout", "run"), text(done)
+    assert "hang" in hangs["failure"]["message"]
+    assert (crashes["exit_status"], crashes["failure"]["signal"]) == ("workload_failed", "SIGABRT")
+    assert (missing["exit_status"], missing["execution_env"]["verified"]) == ("infrastructure_failed", None)
+    message = missing["failure"]["message"]
     assert message.startswith(f"`{stage.path}/bin/docker run --rm --name=pytest-aorta-")
     assert "ended with exit code 125 before it was ready\nError: No such image: missing/image" in message
     assert "No such image: missing/image" in text(done)
-    assert trial["execution_env"]["verified"] is None
 
 
 def test_without_an_engine_the_message_names_those_that_would_do(stage: Stage) -> None:
-    run(stage, {"PATH": "/nowhere"})
-
-    [trial] = stage.trials().values()
-    assert trial["failure"]["message"] == (
+    _, trials = run(stage, {"PATH": "/nowhere"}, {"boxed": BOXED})
+    assert trials["boxed"]["failure"]["message"] == (
         "environment 'boxed' (sidecar:registry.json) is to be entered, but docker or podman is not on PATH; "
         "the field 'enter' may name another engine: docker, podman, apptainer, singularity, enroot"
     )
@@ -193,19 +177,11 @@ def podman(stage: Stage) -> Podman:
 
 
 def test_a_trial_in_podman(stage: Stage, podman: Podman) -> None:
-    done = run(stage, podman.variables, docker=podman.image, enter="podman", engine_options=podman.options)
+    engine = {"docker": podman.image, "enter": "podman", "engine_options": podman.options}
+    done, trials = run(stage, podman.variables, {"boxed": {**BOXED, **engine}})
 
     assert done.ret == 0, text(done)
-    [trial] = stage.trials().values()
+    trial = trials["boxed"]
     assert trial["env"]["runtime_context"]["container"]["kind"] == "podman"
     assert (trial["execution_env"]["verified"], trial["execution_env"]["entered_with"]) == (True, "podman")
     assert trial["execution_env"]["digest"].startswith("sha256:")
-
-
-def test_a_crash_in_a_container_is_that_signal(boxed: Boxed) -> None:
-    stage, variables = boxed
-    run(stage, variables, "--aorta-config", "act=crashes")
-
-    [trial] = stage.trials().values()
-    assert (trial["exit_status"], trial["failure"]["signal"]) == ("workload_failed", "SIGABRT")
-    stage.wait_until_alone()
