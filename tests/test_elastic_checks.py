@@ -48,28 +48,26 @@ def test_no_option_acts_where_another_launcher_is_the_agent(monkeypatch: pytest.
     with pytest.raises(RequestError, match=rf"{name}=.*: pytest is a rank"):
         check("auto", **{name: OTHERS[name]})
     check("external")
-    check("elastic", max_restarts=3)
+
+
+#: Nothing that torchrun does depends on these.
+NO_USE = {"exit_barrier_timeout", "node_rank", "start_method", "master_addr", "master_port"}
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS.keys() - {"nnodes", "rdzv_backend"}))
 def test_what_torchrun_has_no_use_for(name: str) -> None:
-    refused = {"exit_barrier_timeout", "node_rank", "start_method", "master_addr", "master_port"}
     check("auto", **{name: OTHERS[name]})
-    if name not in refused:
+    if name not in NO_USE:
         check("torchrun", **{name: OTHERS[name]})
         return
     with pytest.raises(RequestError, match=rf"--aorta-elastic {name}=.*: torchrun "):
         check("torchrun", **{name: OTHERS[name]})
 
 
-@pytest.mark.parametrize("name", ["master_addr", "master_port"])
-def test_torchrun_uses_a_master_with_static(name: str) -> None:
-    check("torchrun", rdzv_backend="static", **{name: OTHERS[name]})
-
-
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_where_several_nodes_meet(backend: str) -> None:
-    check("auto", rdzv_backend=backend, rdzv_endpoint="node0:29500", nnodes=2)
+def test_a_rendezvous_has_an_endpoint_or_a_master() -> None:
+    check("torchrun", rdzv_backend="static", master_addr="127.0.0.1", master_port=1234)
+    for backend in ("c10d", "static"):
+        check("auto", rdzv_backend=backend, rdzv_endpoint="node0:29500", nnodes=2)
 
 
 @pytest.mark.parametrize("text", ["0", "65536", "http"])

@@ -91,22 +91,11 @@ def test_the_run_its_trials_and_the_cells_that_fail() -> None:
         "  local-none: 2 of 3 failed",
         "  local-tf32_off: 1 of 3 failed",
     ]
+    # Half of the terminal stays free.
+    assert texts(state, 80, 4)[1:] == ["  and 2 more"]
     # Workloads are named where there are several.
     state.finished("other", ("gemm", "local-none"), 1.0, "failed")
     assert "  gemm local-none: 1 of 1 failed" in texts(state, 80, 24)
-
-
-@pytest.mark.parametrize(
-    ("height", "shown"),
-    [
-        (4, ["aorta", "and 2 more"]),
-        (1, []),
-    ],
-)
-def test_half_of_the_terminal_stays_free(height: int, shown: list[str]) -> None:
-    found = texts(a_run(), 80, height)
-    assert len(found) == len(shown)
-    assert all(line.lstrip().startswith(begin) for line, begin in zip(found, shown, strict=True))
 
 
 @given(st.text(), st.text(), st.integers(1, 200), st.integers(1, 60))
@@ -121,28 +110,6 @@ def test_no_name_does_anything_to_the_terminal_and_no_line_is_too_long(
     assert all(line.isprintable() and len(line) <= width for line in found)
 
 
-class Written:
-    """A terminal, and what pytest writes to it above the lines ``below``."""
-
-    def __init__(self, columns: int, lines: int) -> None:
-        self.terminal = Terminal(columns, lines)
-        self._file = self.terminal.file()
-        self.below: list[str] = []
-        self.file = LinesBelow(self._file, lambda width, height: [Text(line) for line in self.below], False)
-
-    def show(self, *lines: str) -> None:
-        self.below[:] = lines
-        self.file.show()
-
-    def write(self, text: str) -> None:
-        self.file.write(text)
-        self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
-        self._file.close()
-
-
 #: What pytest writes; and lines that are shown below it.
 WRITTEN = st.sampled_from([".", "F", "\n", "name ", "PASSED", "  [ 50%]\n", "=" * 11 + "\n", "a\nb\nc\n"])
 SHOWN = st.lists(st.text("abc", min_size=1, max_size=11), max_size=3)
@@ -151,26 +118,28 @@ SHOWN = st.lists(st.text("abc", min_size=1, max_size=11), max_size=3)
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(WRITTEN, SHOWN)))
 def test_in_the_end_all_is_as_without_them(actions: list[str | list[str]]) -> None:
-    with_lines, without = Written(24, 7), Terminal(24, 7)
-    plain = without.file()
-    column = 0
-    for action in actions:
-        if isinstance(action, str):
-            column = len(action.rpartition("\n")[2]) + (0 if "\n" in action else column)
-            if column > 24:  # pytest begins a new line before its own is full
-                column, action = 0, "\n"
-            with_lines.write(action)
-            plain.write(action)
-            plain.flush()
-        else:
-            with_lines.show(*action)
-        with_lines.terminal.read()
-        without.read()
-    with_lines.close()
-    assert with_lines.terminal.transcript() == without.transcript()
-    plain.close()
+    terminal, without = Terminal(24, 7), Terminal(24, 7)
+    below: list[str] = []
+    with terminal.file() as file, without.file() as plain:
+        lines = LinesBelow(file, lambda width, height: [Text(line) for line in below], False)
+        column = 0
+        for action in actions:
+            if isinstance(action, str):
+                column = len(action.rpartition("\n")[2]) + (0 if "\n" in action else column)
+                if column > 24:  # pytest begins a new line before its own is full
+                    column, action = 0, "\n"
+                for each in (lines, plain):
+                    each.write(action)
+                    each.flush()
+            else:
+                below = action
+                lines.show()
+            terminal.read()
+            without.read()
+        lines.close()
+        assert terminal.transcript() == without.transcript()
+    terminal.close()
     without.close()
-    with_lines.terminal.close()
 
 
 # On a real terminal

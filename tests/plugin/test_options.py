@@ -24,6 +24,8 @@ SECRET = "hunter2"
 
 
 def on_command_line(setting: Setting, text: str) -> tuple[str, ...]:
+    if setting.is_switch:
+        return () if text == "off" else (setting.flag,)
     return (f"{setting.flag}={text}",) if setting.scope == "option" else ("-o", f"{setting.ini}={text}")
 
 
@@ -117,7 +119,7 @@ def test_a_secret_is_no_name(pytester: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(["*mitigation API_TOKEN=... may hold a secret*use --aorta-extra-env*"])
 
 
-#: One of each kind: repeated, with a separator of its own, a single value, an ini key without option.
+#: One of each kind: repeated, with a separator of its own, a single value, an ini key without option, a switch.
 GIVEN = {
     "workload": ("fsdp", "gemm", "allreduce"),
     "command": ("python a.py", "bash -c 'b; c'", "d"),
@@ -130,6 +132,7 @@ GIVEN = {
     "shard": ("1/2", "2/2", "3/4"),
     "slots": ("2", "3,own-cores", "own-cores"),
     "stop": ("8h", "decided", "decided,1h30m"),
+    "resume": ("", "off", "True"),  # alone on the command line
 }
 
 
@@ -146,16 +149,6 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file(
     assert read(pytester, environ={each.variable: ""}, ini=ini) == alone[2]
     assert is_mentioned(configure(pytester), {each.variable: exported})
     assert is_mentioned(configure(pytester, ini=ini), NO_VARIABLES)
-
-
-def test_a_switch_stands_alone_on_the_command_line_and_is_true_or_false_elsewhere(pytester: pytest.Pytester) -> None:
-    assert not read(pytester).resume
-    assert read(pytester, "--aorta-resume", environ={"PYTEST_AORTA_RESUME": "no"}).resume
-    assert read(pytester, environ={"PYTEST_AORTA_RESUME": "1"}, ini="aorta_resume = false").resume
-    assert not read(pytester, environ={"PYTEST_AORTA_RESUME": "off"}, ini="aorta_resume = true").resume
-    assert read(pytester, ini="aorta_resume = True").resume
-    with pytest.raises(OptionError, match="PYTEST_AORTA_RESUME: 'maybe' is not valid; expected true or false"):
-        read(pytester, environ={"PYTEST_AORTA_RESUME": "maybe"})
 
 
 def test_a_relative_registry_file_of_an_ini_file_is_relative_to_that_file(
@@ -191,15 +184,10 @@ LISTS = {
 }
 
 
-@pytest.mark.parametrize("source", ["pytest.ini", "pyproject.toml", "pytest.toml", "environment"])
-def test_a_run_can_be_configured_in_files_and_by_variables(
-    offered: Stage, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
+@pytest.mark.parametrize("source", ["pytest.ini", "pyproject.toml", "pytest.toml"])
+def test_a_run_can_be_configured_in_files(offered: Stage, source: str) -> None:
     offered.write_registry("mine.json", mitigations={"mine": {"MINE": "1"}})
-    if source == "environment":
-        for name, value in {**LISTS, "trials": ["2"], "results_dir": ["out"], "order": ["grouped"]}.items():
-            monkeypatch.setenv(f"PYTEST_AORTA_{name.upper()}", ";".join(value))
-    elif source == "pytest.ini":
+    if source == "pytest.ini":
         lists = {key: "\n    " + "\n    ".join(values) for key, values in LISTS.items()}
         offered.write_file(source, SETTINGS_FILE.format(section="[pytest]", quote="", **lists))
     else:
@@ -217,13 +205,6 @@ def test_a_run_can_be_configured_in_files_and_by_variables(
     assert trial["config"] == {"x": [1, 2], "y": "z"}
     assert trial["result"]["metrics"]["SEEN"] == "a,b"
     assert trial["env"]["env_vars"].items() >= {"MINE": "1", "OTHER": "1", "OMP_NUM_THREADS": "1"}.items()
-
-
-def test_typed_options_are_read_as_their_type(offered: Stage) -> None:
-    config = ("--aorta-config", "size=64", "--aorta-config", "mode=5")
-    offered.run_here("--aorta-workload", "typed", *config).assert_outcomes(passed=1)
-    metrics = offered.trial("typed/trial_0.json")["result"]["metrics"]
-    assert metrics == {"size": 64, "mode": "5", "SEEN": None}
 
 
 # What ends a run, and searches
@@ -258,18 +239,17 @@ def test_a_search_has_two_cells(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("30m", 1800), ("8h", 28800), ("1h30m", 5400), ("1d2h3m4.5s", 93784.5), ("90", 90), (" 0.5h ", 1800)],
+    ("text", "stop"),
+    [
+        *((f"{text}", Stop(seconds=90)) for text in ("90s", "90", "1m30s", " 1.5m ")),
+        ("1d2h3m4.5s, decided", Stop(decided=True, seconds=93784.5)),
+        ("decided,confirm=0", Stop(decided=True, confirm=False)),
+        ("first-fix", Stop(decided=True, first_fix=True)),
+        ("equivalence,8h", Stop(decided=True, equivalence=True, seconds=28800)),
+    ],
 )
-def test_a_duration_is_typed_as_people_write_it(text: str, seconds: float) -> None:
-    assert BY_NAME["stop"].parse(text) == Stop(seconds=seconds)
-    assert BY_NAME["stop"].parse(f"{text}, decided") == Stop(decided=True, seconds=seconds)
-
-
-def test_cells_end_when_they_are_decided_or_all_with_the_first_fix() -> None:
-    assert BY_NAME["stop"].parse("decided,confirm=0") == Stop(decided=True, confirm=False)
-    assert BY_NAME["stop"].parse("first-fix") == Stop(decided=True, first_fix=True)
-    assert BY_NAME["stop"].parse("equivalence,8h") == Stop(decided=True, equivalence=True, seconds=28800)
+def test_a_run_ends_after_a_time_and_when_it_is_decided(text: str, stop: Stop) -> None:
+    assert BY_NAME["stop"].parse(text) == stop
 
 
 @pytest.mark.parametrize(
@@ -304,6 +284,7 @@ def test_a_comma_starts_a_new_variable_only_before_a_name_and_an_equals_sign(tex
 def test_in_a_variable_a_semicolon_starts_a_new_pair_by_the_same_rule(pytester: pytest.Pytester) -> None:
     environ = {"PYTEST_AORTA_EXTRA_ENV": "A=x;y,z;B=2,C=3;"}
     assert read(pytester, environ=environ).extra_env == {"A": "x;y,z", "B": "2", "C": "3;"}
+    assert read(pytester, environ={"PYTEST_AORTA_WORKLOAD": "gemm;fsdp"}).workloads == ("gemm", "fsdp")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +362,6 @@ def test_whatever_is_typed_it_is_a_selection_or_an_option_error_that_names_value
         (["--aorta-own-cores"], "--aorta-own-cores: there is no such option; use --aorta-slots=N,own-cores"),
         (["--aorta-duration=8h"], "use --aorta-stop=8h"),
         (["--aorta-grace", "5"], "use -o aorta_grace=VALUE, or the ini file"),
-        (["--aorta-trial=3"], "--aorta-trial: there is no such option; did you mean --aorta-trials[?]"),
         (["--aorta-nonsense"], "pytest --help lists those of pytest-aorta"),
     ],
 )
