@@ -101,44 +101,36 @@ def test_a_host_without_gpu_has_none_and_any_ids_are_names_of_slots(tmp_path: Pa
     assert device_variables((), found) == {}
 
 
-def test_nvidia_gpus_are_found(tmp_path: Path) -> None:
-    found = find_devices({}, fake_nvidia(tmp_path, 4))
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "environ", "present", "visible"),
+    [
+        (4, None, {}, (0, 1, 2, 3), (0, 1, 2, 3)),
+        (2, (), {}, (0, 1), (0, 1)),  # the nodes of a host that has just booted come with their first use
+        (0, (0, 5), {}, (0, 1), (0, 1)),
+        # In a container with two of four; minor 1 is the third GPU of the host, and the first here.
+        (4, (0, 1), {"CUDA_VISIBLE_DEVICES": "GPU-2aaaaaaa"}, (0, 1), (0,)),
+    ],
+)
+def test_nvidia_gpus_are_found(
+    tmp_path: Path,
+    gpus: int,
+    nodes: Sequence[int] | None,
+    environ: dict[str, str],
+    present: tuple[int, ...],
+    visible: tuple[int, ...],
+) -> None:
+    found = find_devices(environ, fake_nvidia(tmp_path, gpus, nodes))
 
-    assert found == Devices("nvidia", (0, 1, 2, 3))
-    assert found.visible == (0, 1, 2, 3)
+    assert (found.vendor, found.present, found.visible) == ("nvidia", present, visible)
     assert not are_named_only(found)
 
 
-def test_nvidia_gpus_without_device_nodes_are_found(tmp_path: Path) -> None:
-    """The nodes of a host that has just booted come with their first use."""
-    assert find_devices({}, fake_nvidia(tmp_path, 2, nodes=())).present == (0, 1)
+def test_amd_gpus_are_nodes_with_simd_units_in_the_order_of_numbers(tmp_path: Path) -> None:
+    root = fake_amd(tmp_path / "gpus", [0, 0, *[304] * 9])
 
-
-def test_nvidia_gpus_are_found_by_device_nodes_alone(tmp_path: Path) -> None:
-    assert find_devices({}, fake_nvidia(tmp_path, 0, nodes=(0, 5))).present == (0, 1)
-
-
-def test_a_container_with_some_of_the_hosts_nvidia_gpus_counts_them_from_zero(tmp_path: Path) -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "GPU-2aaaaaaa"}
-    found = find_devices(environ, fake_nvidia(tmp_path, 4, nodes=(0, 1)))
-
-    assert found.present == (0, 1)
-    assert found.visible == (0,)  # minor 1 is the third GPU of the host, and the first here
-
-
-def test_amd_gpus_are_nodes_with_simd_units(tmp_path: Path) -> None:
-    assert find_devices({}, fake_amd(tmp_path, [0, 0, 304, 304, 304])) == Devices("amd", (0, 1, 2))
-
-
-def test_amd_gpus_count_in_the_order_of_numbers_not_of_letters(tmp_path: Path) -> None:
-    root = fake_amd(tmp_path, [0, 0, *[304] * 9])
-    found = find_devices({"ROCR_VISIBLE_DEVICES": f"GPU-{0xABC0 + 10:016x}"}, root)
-
-    assert found.visible == (8,)
-
-
-def test_a_host_with_amd_processors_only_has_no_gpu(tmp_path: Path) -> None:
-    assert are_named_only(find_devices({}, fake_amd(tmp_path, [0, 0])))
+    assert find_devices({}, root) == Devices("amd", tuple(range(9)))
+    assert find_devices({"ROCR_VISIBLE_DEVICES": f"GPU-{0xABC0 + 10:016x}"}, root).visible == (8,)
+    assert are_named_only(find_devices({}, fake_amd(tmp_path / "processors", [0, 0])))
 
 
 # Variables that hide devices.
@@ -219,36 +211,23 @@ def test_a_device_that_is_hidden_is_refused_with_the_variable_that_hides_it(tmp_
 # What a process gets.
 
 
-def test_a_process_gets_its_nvidia_gpus() -> None:
-    found = Devices("nvidia", (0, 1, 2, 3))
-
-    assert device_variables((1, 3), found) == {"CUDA_VISIBLE_DEVICES": "1,3"}
-    assert device_variables((), found) == {"CUDA_VISIBLE_DEVICES": "-1"}
-
-
 @pytest.mark.parametrize("inherited", [{}, {"ROCR_VISIBLE_DEVICES": "1,2,3", "HIP_VISIBLE_DEVICES": "2,0"}])
 @pytest.mark.parametrize("devices", [(), (1,), (1, 3)])
-def test_a_process_with_the_variables_of_its_amd_gpus_sees_these_and_no_others(
+def test_a_process_with_the_variables_of_its_gpus_sees_these_and_no_others(
     tmp_path: Path, inherited: dict[str, str], devices: tuple[int, ...]
 ) -> None:
     """What is written is read back by the same rules, whatever the user has set before."""
-    root = fake_amd(tmp_path, [0, *[304] * 4])
+    root = fake_nvidia(tmp_path / "nvidia", 4)
     variables = device_variables(devices, find_devices(inherited, root))
+    assert variables == {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)) or "-1"}
+    assert find_devices({**inherited, **variables}, root).visible == devices
 
+    root = fake_amd(tmp_path / "amd", [0, *[304] * 4])
+    variables = device_variables(devices, find_devices(inherited, root))
     assert find_devices({**inherited, **variables}, root).visible == devices
     if devices:
         assert variables["ROCR_VISIBLE_DEVICES"] == ",".join(map(str, devices))
         assert variables["HIP_VISIBLE_DEVICES"] == variables["CUDA_VISIBLE_DEVICES"] == "0,1"[: 2 * len(devices) - 1]
-
-
-@pytest.mark.parametrize("devices", [(), (1,), (1, 3)])
-def test_a_process_with_the_variables_of_its_nvidia_gpus_sees_these_and_no_others(
-    tmp_path: Path, devices: tuple[int, ...]
-) -> None:
-    root = fake_nvidia(tmp_path, 4)
-    variables = device_variables(devices, find_devices({}, root))
-
-    assert find_devices(variables, root).visible == devices
 
 
 def fake_topology(root: Path, *siblings: str) -> Path:
@@ -262,33 +241,23 @@ def fake_topology(root: Path, *siblings: str) -> Path:
     return root
 
 
-def test_shares_are_disjoint_contiguous_and_as_equal_as_possible(tmp_path: Path) -> None:
+def test_shares_hold_every_cpu_once_are_contiguous_and_as_equal_as_possible(tmp_path: Path) -> None:
     assert core_shares(3, range(8), tmp_path) == [(0, 1, 2), (3, 4, 5), (6, 7)]
-    assert core_shares(1, range(3), tmp_path) == [(0, 1, 2)]
     assert core_shares(2, {9, 1, 5, 3}, tmp_path) == [(1, 3), (5, 9)]
-
-
-@pytest.mark.parametrize("slots", range(1, 17))
-def test_shares_hold_every_cpu_once_while_there_are_enough(tmp_path: Path, slots: int) -> None:
     root = fake_topology(tmp_path, *(f"{core},{core + 8}" for core in range(8)))
-    shares = core_shares(slots, range(16), root)
+    for slots in range(1, 17):
+        shares = core_shares(slots, range(16), root)
+        assert sorted(cpu for share in shares for cpu in share) == list(range(16))
+        assert len(shares) == slots
+        assert all(shares)
 
-    assert sorted(cpu for share in shares for cpu in share) == list(range(16))
-    assert len(shares) == slots
-    assert all(shares)
 
-
-def test_hyper_threads_of_a_core_stay_together(tmp_path: Path) -> None:
+def test_hyper_threads_of_a_core_stay_together_while_cores_suffice(tmp_path: Path) -> None:
     root = fake_topology(tmp_path, "0,4", "1,5", "2,6", "3,7")
 
     assert core_shares(2, range(8), root) == [(0, 1, 4, 5), (2, 3, 6, 7)]
     assert core_shares(3, range(8), root) == [(0, 1, 4, 5), (2, 6), (3, 7)]
-
-
-def test_hyper_threads_are_dealt_out_when_cores_do_not_suffice(tmp_path: Path) -> None:
-    root = fake_topology(tmp_path, "0,2", "1,3")
-
-    assert core_shares(3, range(4), root) == [(0, 2), (1,), (3,)]
+    assert core_shares(5, range(8), root) == [(0, 4), (1, 5), (2, 6), (3,), (7,)]
 
 
 def test_equal_shares_leave_over_what_does_not_divide(tmp_path: Path) -> None:

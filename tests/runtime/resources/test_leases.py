@@ -7,21 +7,121 @@ import os
 import platform
 import random
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.lease_users import Processes, end, in_thread, is_refused, line_of, looks, take, waiting
 from support.processes import wait_until
 
-from pytest_aorta.runtime.resources.leases import LeaseCancelled, LeaseError, Leases, default_folder
+from pytest_aorta.runtime.resources.leases import Lease, LeaseCancelled, LeaseError, Leases, _is_locked, default_folder
+
+#: Seconds after which a wait is given up as a hang; nothing is measured.
+HANG = 60.0
+
+
+def hung() -> Callable[[], bool]:
+    """For ``cancelled``: true when something hangs."""
+    give_up = time.monotonic() + HANG
+    return lambda: time.monotonic() > give_up
+
+
+def looks(times: int) -> Callable[[], bool]:
+    """For ``cancelled``: true after so many looks at the devices."""
+    left = iter(range(times))
+    return lambda: next(left, None) is None
+
+
+def take(pool: Leases, count: int) -> Lease:
+    """Devices that have to be there sooner or later."""
+    return pool.acquire(count, cancelled=hung())
+
+
+def is_refused(pool: Leases, count: int) -> bool:
+    try:
+        pool.acquire(count, cancelled=looks(5)).release()
+    except LeaseCancelled:
+        return True
+    return False
+
+
+def waiting(folder: Path, device: int) -> None:
+    """Return when a request for a pool that ends with this device waits."""
+    wait_until(lambda: _is_locked(folder / f"turn-{device}.lock"), f"the turn of device {device}")
+
+
+class Processes:
+    """Python processes that import ``Leases``; their source knows ``folder`` and ``say`` and ends with its input."""
+
+    HEAD = (
+        "import os, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from pytest_aorta.runtime.resources.leases import Leases\n"
+        "folder = Path(sys.argv[1])\n"
+        "def say(*words): os.write(1, (' '.join(map(str, words)) + '\\n').encode())\n"
+    )
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, source: str, *arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", self.HEAD + source, str(self.folder), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "leases"
+
+
+@pytest.fixture
+def processes(folder: Path) -> Iterator[Processes]:
+    processes = Processes(folder)
+    yield processes
+    for process in processes.started:
+        process.kill()
+        process.communicate()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=HANG)
+    assert process.returncode == 0
+
+
+@contextlib.contextmanager
+def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(HANG)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
 
 
 # One holder at a time.
@@ -94,18 +194,7 @@ def test_threads_of_one_process_exclude_each_other(folder: Path) -> None:
     assert sorted(served) == [0, 1, 2, 3]
 
 
-def test_a_request_takes_all_or_nothing(folder: Path) -> None:
-    pool = Leases((0, 1), folder)
-    first = pool.acquire(1)
-
-    assert is_refused(pool, 2)
-    assert list(pool.holders()) == [0]
-
-    first.release()
-    assert take(pool, 2).devices == (0, 1)
-
-
-def test_more_than_the_pool_is_refused_at_once(folder: Path) -> None:
+def test_what_can_never_be_granted_is_refused_at_once(folder: Path) -> None:
     pool = Leases((0,), folder)
     with pool.acquire(1):
         with pytest.raises(ValueError, match=r"^needs 2 devices, the pool has 1: 0$"):
@@ -114,11 +203,8 @@ def test_more_than_the_pool_is_refused_at_once(folder: Path) -> None:
             Leases((), folder).acquire(1)
         with pytest.raises(ValueError, match="0 or more, not -1"):
             pool.acquire(-1)
-
-
-def test_a_pool_with_a_device_twice_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="names a device twice"):
-        Leases((0, 1, 0), folder)
+        with pytest.raises(ValueError, match="names a device twice"):
+            Leases((0, 1, 0), folder)
 
 
 # Giving back.
@@ -138,16 +224,6 @@ def test_a_lease_ends_with_its_block_and_twice_is_harmless(folder: Path) -> None
     other.release()
 
 
-def test_a_kill_frees_the_leases_of_a_process(processes: Processes, folder: Path) -> None:
-    holder = processes.start("lease = Leases((0, 1), folder).acquire(2)\nsay('holds')\nsys.stdin.read()")
-    assert line_of(holder) == "holds"
-    pool = Leases((0, 1), folder)
-    assert is_refused(pool, 1)
-
-    holder.send_signal(signal.SIGKILL)
-    assert take(pool, 2).devices == (0, 1)
-
-
 def test_a_process_with_the_descriptors_keeps_the_devices_of_a_killed_one(processes: Processes, folder: Path) -> None:
     holder = processes.start(
         "lease = Leases((0, 1), folder).acquire(1)\n"
@@ -160,7 +236,7 @@ def test_a_process_with_the_descriptors_keeps_the_devices_of_a_killed_one(proces
     holder.wait()
     pool = Leases((0, 1), folder)
 
-    assert is_refused(pool, 2)
+    assert is_refused(pool, 2)  # all or nothing
     assert pool.holders() == {0: f"a process that pid {holder.pid} (-c) has left behind"}
 
     holder.communicate()  # ends the input of the child, which shares it
@@ -199,45 +275,24 @@ def test_a_forked_child_neither_keeps_nor_ends_the_leases_of_its_parent(processe
     end(parent)
 
 
-# Who holds what.
-
-
-def test_holders_are_named_while_they_hold(processes: Processes, folder: Path) -> None:
-    holder = processes.start(
-        "lease = Leases((2,), folder, label='pytest tests/gemm').acquire(1)\nsay('holds')\nsys.stdin.read()"
-    )
-    assert line_of(holder) == "holds"
-    pool = Leases((0, 1, 2), folder, label="me")
-    with pool.acquire(1):
-        assert pool.holders() == {0: f"pid {os.getpid()} (me)", 2: f"pid {holder.pid} (pytest tests/gemm)"}
-        assert Leases((1, 2), folder).holders() == {2: f"pid {holder.pid} (pytest tests/gemm)"}
-    end(holder)
-    wait_until(lambda: not pool.holders(), "the end of all leases")
-
-
 # Waiting.
 
 
-def test_a_wait_can_be_cancelled(folder: Path) -> None:
-    pool = Leases((0, 1), folder)
-    with pool.acquire(1):
-        with pytest.raises(LeaseCancelled, match="gave up waiting for 2 of the devices 0,1"):
-            pool.acquire(2, cancelled=looks(3))
-        with pytest.raises(LeaseCancelled):
-            pool.acquire(1, cancelled=lambda: True)
-        assert list(pool.holders()) == [0]
-        take(pool, 1).release()
-
-
-def test_an_error_of_cancelled_ends_the_wait(folder: Path) -> None:
+def test_a_wait_can_be_given_up_and_takes_nothing(folder: Path) -> None:
     pool = Leases((0, 1), folder)
 
     def fails() -> bool:
         raise KeyboardInterrupt
 
     with pool.acquire(1):
+        with pytest.raises(LeaseCancelled, match="gave up waiting for 2 of the devices 0,1"):
+            pool.acquire(2, cancelled=looks(3))
+        with pytest.raises(LeaseCancelled):
+            pool.acquire(1, cancelled=lambda: True)
         with pytest.raises(KeyboardInterrupt):
             pool.acquire(2, cancelled=fails)
+        assert pool.holders() == {0: f"pid {os.getpid()} ({pool.label})"}
+        assert Leases((1,), folder).holders() == {}
         take(pool, 1).release()
 
 
@@ -318,20 +373,19 @@ def test_all_processes_of_a_user_agree_on_the_folder(tmp_path: Path, monkeypatch
     with Leases((0,), folder).acquire(1):
         assert is_refused(Leases((0,), default_folder(tmp_path)), 1)
 
-
-def test_a_variable_names_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(tmp_path / "shared/by us"))
-
-    pool = Leases((0,))
-    with pool.acquire(1):
-        assert pool.folder == tmp_path / "shared/by us"
-        assert list(pool.folder.iterdir())
+    assert Leases((0,)).folder == tmp_path / "shared/by us"
 
 
-def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_others_can_write_to_or_that_cannot_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
     user = os.getuid()
     ours = tmp_path / f"pytest-aorta-{user}"
+
+    with pytest.raises(LeaseError, match=f"{tmp_path}/none/pytest-aorta-.*the lock files of devices need a folder"):
+        default_folder(tmp_path / "none")
 
     ours.symlink_to(tmp_path)
     with pytest.raises(LeaseError, match=f"{ours} must be a folder that belongs to user {user}"):
@@ -348,12 +402,3 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
     (tmp_path / f"pytest-aorta-{user + 1}").mkdir(mode=0o700)  # not theirs
     with pytest.raises(LeaseError, match=f"belongs to user {user + 1}"):
         default_folder(tmp_path)
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTEST_AORTA_LEASES_DIR", raising=False)
-
-    with pytest.raises(LeaseError, match=f"{tmp_path}/none/pytest-aorta-.*the lock files of devices need a folder"):
-        default_folder(tmp_path / "none")
