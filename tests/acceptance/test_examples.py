@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,33 @@ def _run_page(stage: Stage, name: str) -> list[pytest.RunResult]:
     """Every command of a page, as it is typed."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
     return type_lines(stage, "".join(code for language, code in blocks if not language))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is nothing that could differ")
+def test_runs_end_as_their_page_shows(stage: Stage) -> None:
+    page = (DOCS / "ending.md").read_text()
+    commands = [shlex.split(it)[1:] for it in re.findall(r"^```\n(pytest(?:-aorta)? .*)\n```$", page, re.MULTILINE)]
+    until_decided, for_so_long, with_gates, minimize = commands
+    shown = re.findall(r"^```text\n(.*?)```$", page, re.MULTILINE | re.DOTALL)
+    (registry,) = re.findall(r"^```json\n(.*?)```$", page, re.MULTILINE | re.DOTALL)
+    stage.write_file("eight.json", registry)
+
+    done = stage.run_here(*until_decided)
+    per_cell = Counter(path.split("/")[1] for path in stage.files())
+    assert per_cell == {"local-none": 8, "local-omp_1": 8}
+    assert set(shown[0].splitlines()) <= set(done.outlines)
+
+    shutil.rmtree(stage.results)
+    done = stage.run_here(*["3s" if word == "8h" else word for word in for_so_long], "--aorta-trials", "40")
+    (rounds,) = set(Counter(path.split("/")[1] for path in stage.files()).values())
+    assert re.search(rf"^{rounds} rounds? within 3s", done.stdout.str(), re.MULTILINE)
+
+    done = stage.run_here(*with_gates)
+    assert done.ret == 0
+    assert set(shown[1].splitlines()) <= set(done.outlines)
+
+    done = stage.aorta(*minimize)
+    assert counts(done) == {"passed": 1}
+    assert shown[2].strip() in done.outlines
