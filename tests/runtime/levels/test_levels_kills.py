@@ -13,7 +13,7 @@ from pathlib import Path
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, descendants, run_next, run_sub
+from levels_stage import Gates, descendants, run_sub
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
@@ -62,43 +62,6 @@ def test_nothing_outlives_a_process_that_is_killed(gates: Gates, number: int, tm
         wait_until_gone(below)
     finally:
         process.kill()
-
-
-@pytest.mark.statement(37)
-def test_nothing_outlives_a_worker_below_that_is_killed(gates: Gates) -> None:
-    with Worker(4, grace=0.1) as top:
-        top.add_worker(Worker(3, num_sub_workers=2))
-        own_pid = top.register(lambda orch, args, config: os.getpid())
-        pid = run_next(top, own_pid).payload
-        below = descendants(pid)
-        assert len(below) >= 2
-        os.kill(pid, signal.SIGKILL)
-        wait_until_gone([pid, *below])
-
-        wait_until(lambda: run_next(top, own_pid).ok, "its successor")
-        assert run_next(top, own_pid).payload not in (pid, os.getpid())
-
-
-@pytest.mark.statement(38)
-def test_a_worker_below_comes_back_although_its_successor_cannot_start_at_once(tmp_path: Path) -> None:
-    licence, refused = tmp_path / "licence", tmp_path / "refused"
-    licence.touch()
-
-    def prepare() -> None:
-        if not licence.exists() and not refused.exists():
-            refused.touch()
-            raise RuntimeError("no licence")
-
-    with Worker(4, grace=0.1) as top:
-        top.add_worker(Worker(3, num_sub_workers=1, prepare=prepare, grace=0.1))
-        own_pid = top.register(lambda orch, args, config: os.getpid())
-        pid = run_next(top, own_pid).payload
-        licence.unlink()
-        os.kill(pid, signal.SIGKILL)
-        wait_until(refused.exists, "the successor that cannot start")
-
-        wait_until(lambda: run_next(top, own_pid).ok, "the one that can")
-        assert run_next(top, own_pid).payload not in (pid, os.getpid())
 
 
 def test_a_script_that_ends_without_closing_while_tasks_run_takes_all_with_it(gates: Gates, tmp_path: Path) -> None:

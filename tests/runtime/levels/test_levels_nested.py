@@ -3,33 +3,83 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import levels_graphs
 import levels_tasks
 import pytest
-from levels_graphs import Through
-from levels_stage import Gates, descendants, run_next, run_one, run_sub, scalars
+from levels_stage import Gates, Host, descendants, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
-from support.processes import PATIENCE
+from support.processes import PATIENCE, wait_until, wait_until_gone
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, SlotArgs, TaskError, TaskRef, Worker
+
+# Graphs that a worker of level 3 builds when one of level 4 tells it to
 
 
-class Pod:
+class Through:
+    """Runs one task on a SUB worker, with the same arguments."""
+
+    def __init__(self, handle: CallableHandle, timeout: float | None = None, *, ref: bool = False) -> None:
+        self.handle = handle
+        self.timeout = timeout
+        self.ref = ref
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
+        ref = orch.submit_sub(self.handle, scalars(*args.scalars), timeout=self.timeout)
+        return [ref] if self.ref else {"config": config, "scalars": list(args.scalars)}
+
+
+def where_it_is(orch: Orchestrator, args: SlotArgs, config: Any) -> int:
+    return os.getpid()
+
+
+def broken(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+    raise LookupError("while it was built")
+
+
+def endless(orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+    levels_tasks.note(args.scalars[0], f"building {args.scalars[1]}")
+    threading.Event().wait(levels_tasks.PATIENCE)
+
+
+class Waiting:
+    """Waits for a task that waits, and then submits another one."""
+
+    def __init__(self, gate: CallableHandle) -> None:
+        self.gate = gate
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> None:
+        levels_tasks.note(args.scalars[0], f"building {args.scalars[1]}")
+        orch.submit_sub(self.gate, scalars(*args.scalars)).wait()
+        orch.submit_sub(self.gate, scalars(*args.scalars))
+
+
+class Several:
+    """Tasks of one callable after one of another, in a queue that is longer than there are workers."""
+
+    def __init__(self, first: CallableHandle, then: CallableHandle) -> None:
+        self.first = first
+        self.then = then
+
+    def __call__(self, orch: Orchestrator, args: SlotArgs, config: Any) -> Any:
+        before = orch.submit_sub(self.first, scalars(*args.scalars))
+        return [orch.submit_sub(self.then, after=[before]) for _ in range(3)]
+
+
+class Pod(Host):
     """Level 4 with two hosts of two SUB workers each, and a SUB worker of its own."""
 
-    def __init__(self, top: Worker) -> None:
-        self.top = top
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         for _ in range(2):
-            top.add_worker(Worker(3, num_sub_workers=2, grace=0.1))
-        self.echo = top.register(levels_tasks.echo)
-        self.boom = top.register(levels_tasks.boom)
-        self.gate = top.register(levels_tasks.gate)
-        self.where = top.register(levels_graphs.where)
+            worker.add_worker(Worker(3, num_sub_workers=2, grace=0.1))
+        self.where = worker.register(where_it_is)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +92,7 @@ def pod() -> Iterator[Pod]:
 
 @pytest.mark.statement(35)
 def test_the_whole_tree_is_there_after_init(pod: Pod) -> None:
-    pids = [run_next(pod.top, pod.where, worker=worker).payload for worker in (0, 1)]
+    pids = [run_next(pod.worker, pod.where, worker=worker).payload for worker in (0, 1)]
 
     assert len({*pids, os.getpid()}) == 3
     for pid in pids:
@@ -50,110 +100,73 @@ def test_the_whole_tree_is_there_after_init(pod: Pod) -> None:
 
 
 def test_a_task_of_level_4_is_a_run_of_level_3(pod: Pod) -> None:
-    through = pod.top.register(Through(pod.echo))
+    through, chained = (pod.worker.register(Through(pod.echo, ref=ref)) for ref in (False, True))
 
-    record = run_one(lambda orch: orch.submit_next_level(through, scalars(1, "b"), {"c": 2}, worker=1), pod.top)
+    record = run_one(lambda orch: orch.submit_next_level(through, scalars(1, "b"), {"c": 2}, worker=1), pod.worker)
 
     assert record.ok
     assert record.worker == "child_worker 1 level=3"
     assert record.payload == {"config": {"c": 2}, "scalars": [1, "b"]}
-    pod.top.unregister(through)
-
-
-def test_what_a_graph_returns_is_refused_or_arrives(pod: Pod) -> None:
-    unsendable, mixed, chained = (
-        pod.top.register(function)
-        for function in (levels_graphs.unsendable, levels_graphs.mixed, Through(pod.echo, ref=True))
-    )
-    refused = run_next(pod.top, unsendable)
-    assert refused.outcome is Outcome.TASK_FAILURE
-    assert refused.failure is not None
-    assert refused.failure.message.startswith(
-        "child_worker 0 level=3: TypeError: the return value cannot be pickled: TypeError: cannot pickle"
-    )
-    assert run_next(pod.top, mixed).payload == {"bytes": b"\xff", "number": -(2**40)}
-    assert run_next(pod.top, chained, 7).payload == [{"scalars": [7], "config": None}]
-    for handle in (unsendable, mixed, chained):
-        pod.top.unregister(handle)
+    assert run_next(pod.worker, chained, 7).payload == [{"scalars": [7], "config": None}]
+    pod.worker.unregister(through)
+    pod.worker.unregister(chained)
 
 
 @pytest.mark.statement(20)
-def test_the_failure_of_a_sub_task_is_seen_above_with_both_places(pod: Pod) -> None:
-    through = pod.top.register(Through(pod.boom))
-
-    with pytest.raises(TaskError, match=r"^child_worker 0 level=3: sub_worker [01]: ValueError: deep$") as raised:
-        pod.top.run(lambda orch, args, config: orch.submit_next_level(through, scalars("deep"), worker=0))
-
-    failure = raised.value.record.failure
-    assert failure is not None
-    assert failure.type == "ValueError"
-    assert "levels_tasks.py" in failure.traceback
-    assert run_next(pod.top, pod.where, worker=0).ok
-    pod.top.unregister(through)
+@pytest.mark.statement(38)
+def test_the_failure_of_a_sub_task_is_seen_above_with_both_places(pod: Pod, gates: Gates) -> None:
+    late = gates.at("late")
+    pid = run_next(pod.worker, pod.where, worker=0).payload
+    for task, args, below, above, outcome, why in (
+        (pod.boom, scalars("deep"), None, None, Outcome.TASK_FAILURE, "sub_worker [01]: ValueError: deep"),
+        (pod.die, None, None, None, Outcome.ENDPOINT_FAILURE, "sub_worker [01]: its process died with signal SIGKILL"),
+        (pod.gate, late, 0.1, None, Outcome.TIMEOUT, "sub_worker [01]: TimeoutError: not finished within 0.1 s"),
+        (pod.gate, late, None, 0.3, Outcome.TIMEOUT, "TimeoutError: not finished within 0.3 s"),
+    ):
+        through = pod.worker.register(Through(task, below))
+        record = run_one(
+            lambda orch: orch.submit_next_level(through, args, worker=0, timeout=above),  # noqa: B023
+            pod.worker,
+        )
+        assert record.outcome is outcome
+        assert record.failure is not None
+        assert re.fullmatch(f"child_worker 0 level=3: {why}", record.failure.message)
+        assert ("levels_tasks.py" in record.failure.traceback) == (task is pod.boom)
+        pod.worker.unregister(through)
+    assert run_next(pod.worker, pod.where, worker=0).payload == pid
 
 
 @pytest.mark.statement(19)
 def test_a_graph_that_cannot_be_built_below_is_a_failure_above(pod: Pod) -> None:
-    broken = pod.top.register(levels_graphs.broken)
+    handle = pod.worker.register(broken)
     with pytest.raises(TaskError, match=r"^child_worker 1 level=3: LookupError: while it was built$"):
-        pod.top.run(lambda orch, args, config: orch.submit_next_level(broken, worker=1))
-    pod.top.unregister(broken)
+        pod.worker.run(lambda orch, args, config: orch.submit_next_level(handle, worker=1))
+    pod.worker.unregister(handle)
 
 
 @pytest.mark.statement(24)
 @pytest.mark.statement(45)
 def test_hosts_work_at_the_same_time(pod: Pod, gates: Gates) -> None:
-    through = pod.top.register(Through(pod.gate))
+    through = pod.worker.register(Through(pod.gate))
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         for name, worker in (("a", 0), ("b", 1)):
             orch.submit_next_level(through, gates.at(name), worker=worker)
 
-    handle = pod.top.submit(build)
+    handle = pod.worker.submit(build)
     gates.wait_until_began("a", "b")
     gates.open()
     handle.wait()
-    pod.top.unregister(through)
+    pod.worker.unregister(through)
 
 
-def test_a_group_of_hosts_starts_as_one(pod: Pod, gates: Gates) -> None:
-    through = pod.top.register(Through(pod.gate))
-    refs: list[TaskRef] = []
-    args = [gates.at("a"), gates.at("b")]
-    handle = pod.top.submit(
-        lambda orch, _, config: refs.append(orch.submit_next_level_group(through, args, "shared", workers=[1, 0]))
-    )
-    gates.wait_until_began("a", "b")
-    gates.open()
-    handle.wait()
-
-    assert [(member.worker, member.payload["config"]) for member in refs[0].wait().members] == [
-        ("child_worker 1 level=3", "shared"),
-        ("child_worker 0 level=3", "shared"),
-    ]
-    pod.top.unregister(through)
-
-
-def test_a_deadline_above_ends_what_runs_below_and_the_host_lives_on(pod: Pod, gates: Gates) -> None:
-    through = pod.top.register(Through(pod.gate))
-    pid = run_next(pod.top, pod.where, worker=0).payload
-
-    record = run_one(lambda orch: orch.submit_next_level(through, gates.at("a"), worker=0, timeout=0.3), pod.top)
-
-    assert record.outcome is Outcome.TIMEOUT
-    assert record.failure is not None
-    assert record.failure.message == "child_worker 0 level=3: TimeoutError: not finished within 0.3 s"
-    assert run_next(pod.top, pod.where, worker=0).payload == pid
-    pod.top.unregister(through)
-
-
-@pytest.mark.parametrize("graph", [levels_graphs.endless, levels_graphs.Waiting])
+@pytest.mark.parametrize("graph", [endless, Waiting])
 def test_a_task_whose_builder_waits_is_ended_and_its_host_goes_on(gates: Gates, graph: Any) -> None:
     with Worker(4, grace=0.05) as top:
         top.add_worker(Worker(3, num_sub_workers=1, grace=0.05))
         gate = top.register(levels_tasks.gate)
-        waiting = top.register(graph(gate) if graph is levels_graphs.Waiting else graph)
-        where, through = top.register(levels_graphs.where), top.register(Through(gate))
+        waiting = top.register(graph(gate) if graph is Waiting else graph)
+        where, through = top.register(where_it_is), top.register(Through(gate))
         pid = run_next(top, where).payload
 
         # A builder that waits for tasks goes on when these have ended; one that waits for anything else is ended.
@@ -161,7 +174,7 @@ def test_a_task_whose_builder_waits_is_ended_and_its_host_goes_on(gates: Gates, 
         cancelled = run_one(lambda orch: _cancelled(orch.submit_next_level(waiting, gates.at("b")), gates), top)
 
         assert cancelled.outcome is Outcome.CANCELLED
-        assert (run_next(top, where).payload == pid) == (graph is levels_graphs.Waiting)
+        assert (run_next(top, where).payload == pid) == (graph is Waiting)
         gates.open("c")
         assert run_next(top, through, *gates.at("c").scalars).ok
 
@@ -172,43 +185,72 @@ def _cancelled(ref: TaskRef, gates: Gates) -> TaskRef:
     return ref
 
 
+@pytest.mark.statement(37)
 @pytest.mark.statement(38)
-def test_a_host_that_dies_is_its_tasks_failure_and_is_replaced(gates: Gates) -> None:
-    with Worker(4, grace=0.1) as top:
-        top.add_worker(Worker(3, num_sub_workers=1))
-        die, where, gate = (
-            top.register(levels_graphs.die),
-            top.register(levels_graphs.where),
-            top.register(levels_tasks.gate),
-        )
-        with pytest.raises(TaskError, match=r"^child_worker 0 level=3: its process died with signal SIGKILL$"):
-            top.run(lambda orch, args, config: orch.submit_next_level(die))
-        pid = run_next(top, where).payload
+def test_a_worker_below_that_dies_is_its_tasks_failure_and_is_replaced(gates: Gates, tmp_path: Path) -> None:
+    """Although its first successor cannot start."""
+    licence, refused = tmp_path / "licence", tmp_path / "refused"
+    licence.touch()
 
-        through = top.register(Through(gate))
+    def prepare() -> None:
+        if not licence.exists() and not refused.exists():
+            refused.touch()
+            raise RuntimeError("no licence")
+
+    with Worker(4, grace=0.1) as top:
+        top.add_worker(Worker(3, num_sub_workers=1, prepare=prepare, grace=0.1))
+        where, through = top.register(where_it_is), top.register(Through(top.register(levels_tasks.gate)))
+        pid = run_next(top, where).payload
         refs: list[TaskRef] = []
         top.submit(lambda orch, args, config: refs.append(orch.submit_next_level(through, gates.at("a"))))
         gates.wait_until_began("a")
+        below = descendants(pid)
+        licence.unlink()
         os.kill(pid, signal.SIGKILL)
 
-        assert refs[0].wait(PATIENCE).outcome is Outcome.ENDPOINT_FAILURE
-        assert run_next(top, where).ok
+        record = refs[0].wait(PATIENCE)
+        assert record.outcome is Outcome.ENDPOINT_FAILURE
+        assert record.failure is not None
+        assert record.failure.message == "child_worker 0 level=3: its process died with signal SIGKILL"
+        wait_until_gone([pid, *below])
+        wait_until(refused.exists, "the successor that cannot start")
+        wait_until(lambda: run_next(top, where).ok, "the one that can")
+        assert run_next(top, where).payload not in (pid, os.getpid())
         echo = top.register(Through(top.register(levels_tasks.echo)))
         assert run_next(top, echo, "again").ok
 
 
+@pytest.mark.statement(46)
+def test_submissions_within_each_other_do_not_wait_for_each_others_rings(gates: Gates) -> None:
+    gates.open()
+    with Worker(4, ring_size=1) as top:
+        top.add_worker(Worker(3, num_sub_workers=1, ring_size=1))
+        several = top.register(Several(top.register(levels_tasks.gate), top.register(levels_tasks.own_pid)))
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            for _ in range(3):
+                with orch.scope():
+                    orch.submit_next_level(several, gates.at("a"))
+                    with orch.scope():
+                        orch.submit_next_level(several, gates.at("b"))
+
+        handle = top.submit(build)
+        handle.wait(PATIENCE)
+        assert [record.ok for record in handle.records] == [True] * 6
+
+
 @pytest.mark.statement(43)
 def test_a_callable_registered_late_reaches_every_level(pod: Pod) -> None:
-    late = pod.top.register(lambda args: args.scalars[0] + 1)
-    through = pod.top.register(Through(late))
+    late = pod.worker.register(lambda args: args.scalars[0] + 1)
+    through = pod.worker.register(Through(late))
     for worker in (0, 1):
-        assert run_next(pod.top, through, 1, worker=worker).ok
-    assert run_sub(pod.top, late, 1).payload == 2
+        assert run_next(pod.worker, through, 1, worker=worker).ok
+    assert run_sub(pod.worker, late, 1).payload == 2
 
-    pod.top.unregister(late)
+    pod.worker.unregister(late)
     with pytest.raises(TaskError, match=r"is not .or no longer. one of this worker"):
-        pod.top.run(lambda orch, args, config: orch.submit_next_level(through, scalars(1), worker=0))
-    pod.top.unregister(through)
+        pod.worker.run(lambda orch, args, config: orch.submit_next_level(through, scalars(1), worker=0))
+    pod.worker.unregister(through)
 
 
 @pytest.mark.statement(43)
@@ -222,24 +264,3 @@ def test_what_a_host_has_registered_itself_survives_that_it_is_dropped_above() -
         assert run_next(top, through, 1).ok
         top.unregister(theirs)
         assert run_next(top, through, 1).ok
-
-
-@pytest.mark.statement(20)
-@pytest.mark.statement(38)
-def test_what_has_happened_one_level_down_is_what_has_happened(gates: Gates) -> None:
-    with Worker(4, grace=0.1) as top:
-        top.add_worker(Worker(3, num_sub_workers=1, grace=0.1))
-        tasks = {name: top.register(getattr(levels_tasks, name)) for name in ("die", "boom", "gate", "nothing")}
-
-        def below(name: str, **more: Any) -> Any:
-            return top.register(levels_graphs.Through(tasks[name], **more))
-
-        crashed = run_next(top, below("die"))
-        raised = run_next(top, below("boom"))
-        late = run_next(top, below("gate", timeout=0.1), str(gates.folder), "late")
-        assert run_next(top, below("nothing")).ok
-
-    ends = [record.outcome for record in (crashed, raised, late)]
-    assert ends == [Outcome.ENDPOINT_FAILURE, Outcome.TASK_FAILURE, Outcome.TIMEOUT]
-    assert crashed.failure is not None
-    assert crashed.failure.message == "child_worker 0 level=3: sub_worker 0: its process died with signal SIGKILL"

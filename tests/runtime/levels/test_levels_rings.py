@@ -7,34 +7,12 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_graphs import Several
-from levels_stage import Gates, run_next
+from levels_stage import Gates
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime import Orchestrator, TaskRef, Worker
-
-
-def unsettled(refs: list[TaskRef]) -> int:
-    """How many of them have not ended."""
-    return sum(ref.record is None for ref in refs)
-
-
-@pytest.mark.statement(46)
-def test_no_more_tasks_are_live_than_the_ring_has_slots() -> None:
-    refs: list[TaskRef] = []
-    with Worker(3, num_sub_workers=2, ring_size=5) as worker:
-        nothing = worker.register(levels_tasks.nothing)
-
-        def build(orch: Orchestrator, args: Any, config: Any) -> None:
-            for _ in range(200):
-                refs.append(orch.submit_sub(nothing))
-                assert unsettled(refs) <= 5
-
-        worker.run(build)
-    assert len(refs) == 200
-    assert all(ref.wait().ok for ref in refs)
 
 
 def _is_full(worker: Worker) -> bool:
@@ -85,26 +63,6 @@ def test_it_raises_where_that_is_asked_for_and_leaves_nothing(gates: Gates, time
 
 
 @pytest.mark.statement(46)
-def test_nested_submissions_do_not_wait_for_each_other(gates: Gates) -> None:
-    gates.open()
-    with Worker(4, ring_size=1) as top:
-        top.add_worker(Worker(3, num_sub_workers=1, ring_size=1))
-        several = top.register(Several(top.register(levels_tasks.gate), top.register(levels_tasks.own_pid)))
-
-        def build(orch: Orchestrator, args: Any, config: Any) -> None:
-            for _ in range(3):
-                with orch.scope():
-                    orch.submit_next_level(several, gates.at("a"))
-                    with orch.scope():
-                        orch.submit_next_level(several, gates.at("b"))
-
-        handle = top.submit(build)
-        handle.wait(PATIENCE)
-        assert [record.ok for record in handle.records] == [True] * 6
-        assert run_next(top, several, *gates.at("c").scalars).ok
-
-
-@pytest.mark.statement(46)
 def test_a_submission_that_waits_ends_with_its_run(gates: Gates) -> None:
     refused: list[str] = []
     with Worker(3, num_sub_workers=1, ring_size=1) as worker:
@@ -128,9 +86,3 @@ def test_a_submission_that_waits_ends_with_its_run(gates: Gates) -> None:
         assert refused == ["the run is cancelled: enough"]
         assert not run.ended.is_set()  # its first task goes on
         gates.open()
-
-
-@pytest.mark.parametrize("arguments", [{"ring_size": 0}, {"ring_timeout": -1}])
-def test_a_ring_has_a_slot_and_a_timeout_does_not_lie_in_the_past(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"ring_(size must be a whole number from 1|timeout must be .* from 0)"):
-        Worker(3, **arguments)
