@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,25 +104,6 @@ def test_a_run_that_is_still_being_built_is_completed(gates: Gates) -> None:
         assert [record.ok for record in submitted.result().records] == [True]
 
 
-@pytest.mark.statement(40)
-def test_only_the_thread_that_has_started_a_worker_closes_it(host: Host) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        error = threads.submit(host.worker.close).exception()
-    assert isinstance(error, RuntimeError)
-    assert "close from another thread" in str(error)
-
-    host.gates.open()
-    host.worker.close()
-
-
-@pytest.mark.statement(40)
-def test_close_within_a_run_is_refused() -> None:
-    with Worker(3, num_sub_workers=1) as worker:
-        with pytest.raises(RuntimeError, match="close within a run"):
-            worker.run(lambda orch, args, config: worker.close())
-        worker.run(lambda orch, args, config: None)
-
-
 @pytest.mark.statement(39)
 def test_a_task_that_is_under_way_does_not_hold_up_the_end(host: Host) -> None:
     late = host.worker.register(levels_tasks.nothing)
@@ -154,23 +134,3 @@ def test_an_exception_within_with_ends_what_runs_and_goes_on(gates: Gates) -> No
     assert [record.outcome for record in records] == [Outcome.CANCELLED] * 4
     assert records[0].failure is not None
     assert records[0].failure.message == "the worker is closed after an exception"
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_ends_waiting_and_the_worker_can_be_closed(gates: Gates) -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        gates.wait_until_began("a")
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    with pytest.raises(KeyboardInterrupt), Worker(3, num_sub_workers=1, grace=0.1) as worker:  # noqa: PT012
-        gate = worker.register(levels_tasks.gate)
-        handle = worker.submit(lambda orch, args, config: orch.submit_sub(gate, gates.at("a")))
-        thread.start()
-        handle.wait()
-    thread.join()
-
-    assert handle.records[0].outcome is Outcome.CANCELLED

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from levels_stage import Gates, Host, run_sub, scalars
+from levels_stage import Gates, Host, run_sub
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef
 from pytest_aorta.runtime.dispatcher import TaskKind
-
-
-def test_arguments_are_taken_as_they_are_when_the_task_is_submitted(host: Host, gates: Gates) -> None:
-    refs: list[TaskRef] = []
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        for name in ("a", "b"):
-            orch.submit_sub(host.gate, gates.at(name))
-        mine = scalars(1)
-        refs.append(orch.submit_sub(host.echo, mine))
-        mine.add_scalar(2)
-        refs.append(orch.submit_sub(host.echo, mine))
-
-    handle = host.worker.submit(build)
-    gates.open()
-    handle.wait()
-
-    assert [ref.wait().payload["scalars"] for ref in refs] == [[1], [1, 2]]
 
 
 def test_a_run_can_be_cancelled_before_and_while_it_runs(host: Host, gates: Gates) -> None:
@@ -81,33 +64,25 @@ def test_a_cancelled_task_takes_only_its_consumers_with_it(host: Host, gates: Ga
 
 
 def test_tasks_are_submitted_while_the_graph_is_built_not_later(host: Host) -> None:
-    kept: list[Orchestrator] = []
-    host.worker.run(lambda orch, args, config: kept.append(orch))
+    kept: list[Any] = []
+    host.worker.run(lambda *given: kept.extend(given), TaskArgs, {"a": 1})
 
+    orch = kept[0]
+    assert kept[1:] == [TaskArgs, {"a": 1}]
     with pytest.raises(RuntimeError, match="the run is closed"):
-        kept[0].submit_sub(host.nothing)
-    with pytest.raises(RuntimeError, match="the run is closed"), kept[0].scope():
+        orch.submit_sub(host.nothing)
+    with pytest.raises(RuntimeError, match="the run is closed"), orch.scope():
         pass
 
 
-def test_a_run_within_the_graph_of_another_is_refused(host: Host) -> None:
+@pytest.mark.statement(40)
+def test_a_run_or_the_end_within_the_graph_of_another_is_refused(host: Host) -> None:
     with pytest.raises(RuntimeError, match="submit tasks through orch"):
         host.worker.run(lambda orch, args, config: host.worker.run(lambda orch, args, config: None))
+    with pytest.raises(RuntimeError, match="close within a run"):
+        host.worker.run(lambda orch, args, config: host.worker.close())
 
     assert run_sub(host.worker, host.nothing).ok
-
-
-def test_orch_fn_gets_args_and_config(host: Host) -> None:
-    seen: list[Any] = []
-    host.worker.run(lambda orch, args, config: seen.append((args, config)), TaskArgs, {"a": 1})
-
-    assert seen == [(TaskArgs, {"a": 1})]
-
-
-@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
-def test_a_deadline_is_a_number_of_seconds_above_0(host: Host, timeout: float) -> None:
-    with pytest.raises(ValueError, match="timeout must be a number of seconds above 0"):
-        host.worker.run(lambda orch, args, config: orch.submit_sub(host.nothing, timeout=timeout))
 
 
 def test_scopes_lie_within_each_other_up_to_a_bound(host: Host) -> None:
@@ -129,7 +104,7 @@ def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
             lambda: orch.submit_sub_group(host.nothing, []),
             lambda: orch.submit_sub_group(host.nothing, [None] * 3),
             lambda: orch.submit_next_level(host.nothing),
-            lambda: orch.submit_sub(host.nothing, timeout=-1),
+            *(lambda timeout=it: orch.submit_sub(host.nothing, timeout=timeout) for it in (0, -1, math.inf, math.nan)),
             lambda: orch.submit_sub(CallableHandle("sha256:", "nobody", 0, "forged")),
         ]
         for wrong in refused:
@@ -147,17 +122,11 @@ def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
 
 WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda orch, h: orch.submit_sub(print), "expected a handle from Worker.register, not <built-in function"),
-    (
-        lambda orch, h: orch.submit_sub(h, [1]),
-        r"must be TaskArgs or None, not \[1\] \(list\); build them with Task",
-    ),
+    (lambda orch, h: orch.submit_sub(h, [1]), r"must be TaskArgs or None, not \[1\] \(list\); build them with Task"),
     (lambda orch, h: orch.submit_sub(h, torch.zeros(2)), r"must be TaskArgs or None, not tensor.* \(Tensor\)"),
     (lambda orch, h: orch.submit_sub(h, after=orch.submit_sub(h)), r"after must be a list of tasks.* \(TaskRef\)"),
     (lambda orch, h: orch.submit_sub(h, after=[3]), r"after must be a list of tasks.*, not 3 \(int\)"),
-    (
-        lambda orch, h: orch.submit_sub(h, timeout="3"),
-        r"timeout must be a number of seconds above 0, not '3' \(str\)",
-    ),
+    (lambda orch, h: orch.submit_sub(h, timeout="3"), r"timeout must be a number of seconds above 0, not '3' \(str\)"),
     (lambda orch, h: orch.submit_sub_group(h, TaskArgs()), r"args_list must be a list of TaskArgs, one per member"),
     (lambda orch, h: orch.submit_next_level_group(h, [None], workers=0), r"workers must be a list of ids, not 0"),
     (lambda orch, h: orch.alloc(3), r"shape must be a list of whole numbers, not 3 \(int\)"),
@@ -174,15 +143,3 @@ def test_arguments_of_a_wrong_type_name_the_right_one(host: Host) -> None:
                 submit(orch, host.nothing)
 
     host.worker.run(build)
-
-
-def test_so_are_those_of_a_worker() -> None:
-    worker: Any = Worker(4)
-    with pytest.raises(TypeError, match=r"orch_fn must be a function orch_fn\(orch, args, config\), not None"):
-        worker.submit(None)
-    with pytest.raises(TypeError, match=r"child must be a Worker, not 3 \(int\)"):
-        worker.add_worker(3)
-    with pytest.raises(TypeError, match=r"host must be an execnet specification such as 'popen'.*, not 3 \(int\)"):
-        worker.add_worker(Worker(3), host=3)
-    with pytest.raises(TypeError, match=r"workers must be a list of the ids of workers, not 0 \(int\)"):
-        worker.register(print, workers=0)

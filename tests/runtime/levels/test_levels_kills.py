@@ -160,7 +160,7 @@ def test_a_fork_that_drops_or_closes_a_worker_does_not_end_it() -> None:
 
 
 @pytest.mark.statement(40)
-def test_any_thread_closes_once_the_one_that_started_it_has_ended() -> None:
+def test_only_the_thread_that_has_started_a_worker_closes_it_while_it_lives() -> None:
     before = descendants()
     worker = Worker(3, num_sub_workers=1)
     go_on = threading.Event()

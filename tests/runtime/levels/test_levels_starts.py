@@ -24,39 +24,48 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "CLOSE_GRACE", 0.2)
 
 
+_LEVEL, _LIMIT = "level must be 3 .a host. or more", "startup_timeout_s must be a number of seconds above 0"
+
+
 @pytest.mark.statement(40)
-@pytest.mark.parametrize("level", [2, 0, -3, "3", 3.0, True, None])
-def test_workers_begin_at_level_3(level: Any) -> None:
-    with pytest.raises(ValueError if type(level) is int else TypeError, match=r"level must be 3 .a host. or more"):
-        Worker(level)
-
-
-@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), "10", None])
-def test_a_start_has_a_finite_deadline(timeout: Any) -> None:
-    wrong = ValueError if isinstance(timeout, int | float) else TypeError
-    with pytest.raises(wrong, match="startup_timeout_s must be a number of seconds above 0"):
-        Worker(3, startup_timeout_s=timeout)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("error", "message", "arguments"),
     [
-        ({"level": 4, "device_ids": [0]}, ValueError, "belong to a host"),
-        ({"device_ids": [0, 0]}, ValueError, "a device is named twice"),
-        ({"device_ids": [-1]}, ValueError, "device_ids must be numbers from 0"),
-        ({"num_sub_workers": -1}, ValueError, "num_sub_workers must be a whole number"),
-        ({"grace": -1}, ValueError, "grace must be a number of seconds from 0, not -1"),
-        ({"device_ids": ["0"]}, TypeError, r"device_ids must be numbers from 0, not '0' \(str\)"),
-        ({"device_ids": 2}, TypeError, r"device_ids must be a list of numbers from 0, not 2 \(int\)"),
-        ({"num_sub_workers": 1.0}, TypeError, r"num_sub_workers must be a whole number from 0, not 1.0 \(float\)"),
-        ({"heap_ring_size": True}, TypeError, r"heap_ring_size must be a whole number from 0, not True \(bool\)"),
-        ({"grace": None}, TypeError, r"grace must be a number of seconds from 0, not None \(NoneType\)"),
-        ({"prepare": 3}, TypeError, r"prepare must be a function without arguments, not 3 \(int\)"),
+        (ValueError, _LEVEL, [{"level": level} for level in (2, 0, -3)]),
+        (TypeError, _LEVEL, [{"level": level} for level in ("3", 3.0, True, None)]),
+        (ValueError, _LIMIT, [{"startup_timeout_s": number} for number in (0, -1, float("inf"), float("nan"))]),
+        (TypeError, _LIMIT, [{"startup_timeout_s": number} for number in ("10", None)]),
+        (ValueError, "belong to a host", [{"level": 4, "device_ids": [0]}]),
+        (ValueError, "a device is named twice", [{"device_ids": [0, 0]}]),
+        (ValueError, "device_ids must be numbers from 0", [{"device_ids": [-1]}]),
+        (ValueError, "num_sub_workers must be a whole number", [{"num_sub_workers": -1}]),
+        (ValueError, "grace must be a number of seconds from 0, not -1", [{"grace": -1}]),
+        (ValueError, "ring_size must be a whole number from 1", [{"ring_size": 0}]),
+        (ValueError, "ring_timeout must be .* from 0", [{"ring_timeout": -1}]),
+        (TypeError, r"device_ids must be numbers from 0, not '0' \(str\)", [{"device_ids": ["0"]}]),
+        (TypeError, r"device_ids must be a list of numbers from 0, not 2 \(int\)", [{"device_ids": 2}]),
+        (TypeError, r"num_sub_workers must be a whole number from 0, not 1.0 \(float\)", [{"num_sub_workers": 1.0}]),
+        (TypeError, r"heap_ring_size must be a whole number from 0, not True \(bool\)", [{"heap_ring_size": True}]),
+        (TypeError, r"grace must be a number of seconds from 0, not None \(NoneType\)", [{"grace": None}]),
+        (TypeError, r"prepare must be a function without arguments, not 3 \(int\)", [{"prepare": 3}]),
     ],
 )
-def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Worker(**{"level": 3, **arguments})
+def test_wrong_arguments_are_told_at_once(error: type[Exception], message: str, arguments: list[Any]) -> None:
+    for wrong in arguments:
+        with pytest.raises(error, match=message):
+            Worker(**{"level": 3, **wrong})
+
+
+def test_so_are_those_of_methods() -> None:
+    worker: Any = Worker(4)
+    with pytest.raises(TypeError, match=r"orch_fn must be a function orch_fn\(orch, args, config\), not None"):
+        worker.submit(None)
+    with pytest.raises(TypeError, match=r"child must be a Worker, not 3 \(int\)"):
+        worker.add_worker(3)
+    with pytest.raises(TypeError, match=r"host must be an execnet specification such as 'popen'.*, not 3 \(int\)"):
+        worker.add_worker(Worker(3), host=3)
+    with pytest.raises(TypeError, match=r"workers must be a list of the ids of workers, not 0 \(int\)"):
+        worker.register(print, workers=0)
 
 
 @pytest.mark.statement(40)
@@ -78,25 +87,15 @@ def test_workers_are_put_together_before_they_start() -> None:
 
 
 @pytest.mark.statement(40)
-def test_after_init_no_worker_can_be_added() -> None:
+def test_after_init_no_worker_can_be_added_and_a_child_belongs_to_its_parent() -> None:
+    child = Worker(3, num_sub_workers=1)
     with Worker(4) as parent:
-        parent.add_worker(Worker(3, num_sub_workers=1))
+        parent.add_worker(child)
         parent.init()
         with pytest.raises(RuntimeError, match="add_worker after init"):
             parent.add_worker(Worker(3, num_sub_workers=1))
-
-    with Worker(3, num_sub_workers=1) as started:
-        started.init()
         with pytest.raises(RuntimeError, match="has been started"):
-            Worker(4).add_worker(started)
-
-
-@pytest.mark.statement(40)
-def test_a_child_belongs_to_its_parent_once_that_has_started() -> None:
-    parent, child = Worker(4), Worker(3, num_sub_workers=1)
-    parent.add_worker(child)
-    with parent:
-        parent.init()
+            Worker(4).add_worker(child)
         with pytest.raises(RuntimeError, match="register there"):
             child.register(levels_tasks.nothing)
         with pytest.raises(RuntimeError, match="started by the one above it"):
@@ -125,8 +124,11 @@ def test_a_closed_worker_stays_closed() -> None:
 
 @pytest.mark.statement(35)
 def test_after_init_every_process_below_is_ready(tmp_path: Path) -> None:
+    """They start at the same time: each waits for all others."""
+
     def prepare() -> None:
         (tmp_path / str(os.getpid())).touch()
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 7, "the others")
 
     with Worker(4, num_sub_workers=1, prepare=prepare) as top:
         for device in range(2):
@@ -136,8 +138,6 @@ def test_after_init_every_process_below_is_ready(tmp_path: Path) -> None:
         pids = {int(file.name) for file in tmp_path.iterdir()}
         assert len(pids) == 1 + 2 * 3
         assert pids <= descendants()
-        top.init()
-        assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_preparation_runs_where_the_tasks_do() -> None:
@@ -192,14 +192,3 @@ def test_the_first_failure_ends_the_start_although_others_hang() -> None:
     message = str(raised.value).splitlines()[0]
     assert message.startswith("child_worker 1 level=3: StartupError: sub_worker 0: LookupError: there is no such data")
     assert "bad_preparation" in str(raised.value)
-
-
-def test_processes_start_at_the_same_time(tmp_path: Path) -> None:
-    """Each waits for all others, so that one after the other they would never be ready."""
-
-    def prepare() -> None:
-        (tmp_path / str(os.getpid())).touch()
-        wait_until(lambda: len(list(tmp_path.iterdir())) == 4, "the others")
-
-    with Worker(3, device_ids=[0, 1], num_sub_workers=2, prepare=prepare) as worker:
-        worker.init()
