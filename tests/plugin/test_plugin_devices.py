@@ -15,16 +15,6 @@ pytestmark = pytest.mark.skipif(not are_named_only(find_devices()), reason="the 
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-#: Both pytest processes begin at the same time; the hook is no reason not to launch ahead.
-BEGIN_TOGETHER = """
-import neighbours
-
-def pytest_sessionstart(session):
-    if not hasattr(session.config, "workerinput"):
-        neighbours.note("begun")
-        assert neighbours.wait_for("begun", {number})
-"""
-
 
 @pytest.fixture
 def devices(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
@@ -67,25 +57,11 @@ def test_what_is_said_for_trials_wins_and_what_pytest_has_does_not(
 
 
 @pytest.mark.slow
-def test_two_pytest_processes_never_hold_one_device_together(devices: Stage) -> None:
-    devices.write(conftest=BEGIN_TOGETHER.format(number=2))
-    options = (*workloads("holds"), "--aorta-trials", "8", "--aorta-devices", "0-1", "--aorta-slots", "2")
-    runs = [devices.start(*options, "--aorta-results-dir", f"results/{name}") for name in ("one", "two")]
-    outputs = [run.communicate(timeout=60)[0].decode() for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], outputs
-    statuses = devices.statuses()
-    assert len(statuses) == 16
-    assert set(statuses.values()) == {"ok"}
-    assert {seen["CUDA_VISIBLE_DEVICES"] for seen in metrics(devices)} <= {"0", "1"}
-    assert devices.left_running() == []
-
-
-@pytest.mark.slow
 def test_devices_of_a_killed_pytest_are_free(devices: Stage) -> None:
     options = ("--aorta-trials", "2", "--aorta-devices", "0-1", "--aorta-slots", "2")
     first = devices.start(*workloads("keeps"), *options)
     devices.wait_until(lambda: notes(devices, "keeps") == 2)
-    devices.write(conftest=BEGIN_TOGETHER.format(number=1))
+    devices.write(conftest="import neighbours\ndef pytest_sessionstart(): neighbours.note('begun')")
     second = devices.start(*workloads("holds"), *options)
     devices.wait_until(lambda: notes(devices, "begun") == 1)
     assert notes(devices, "started-Holds") == 0

@@ -36,30 +36,6 @@ class Places:
         return {"passed": self.index != self.config.get("fail"), "metrics": metrics}
 """
 
-RANKS = """
-import os
-import tempfile
-from pathlib import Path
-import torch.distributed as dist
-
-class Ranks:
-    launch_mode = "distributed"
-    min_world_size = 2
-    def __init__(self, config): pass
-    def setup(self):
-        dist.init_process_group("gloo")
-    def run(self):
-        folders = [tempfile.gettempdir(), os.environ["AORTA_TRIAL_DIR"]]
-        found = sorted(os.listdir(folders[1]))
-        dist.barrier()
-        Path(folders[1], f"shard_{dist.get_rank()}").touch()
-        everyones = [None, None]
-        dist.all_gather_object(everyones, [*folders, found])
-        return {"passed": True, "metrics": {"everyones": everyones, "index": os.environ["AORTA_TRIAL_INDEX"]}}
-    def cleanup(self):
-        dist.destroy_process_group()
-"""
-
 
 @pytest.fixture
 def places(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
@@ -68,7 +44,7 @@ def places(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     tmp.mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    stage.write(places=PLACES, ranks=RANKS)
+    stage.write(places=PLACES)
     return stage
 
 

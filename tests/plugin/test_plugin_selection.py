@@ -7,37 +7,11 @@ import re
 import pytest
 from support.stage import Stage
 
-pytestmark = pytest.mark.usefixtures("gemm_and_fsdp")
-
-#: Two workloads with the names of real ones, of which the second fails in its trials 1 and 3 unless FIXED is set.
-SOURCE = """
-import os
-from pathlib import Path
-
-class Gemm:
-    def __init__(self, config): pass
-    def setup(self): pass
-    def run(self):
-        return {"passed": True}
-
-class Fsdp(Gemm):
-    def setup(self):
-        self.index = len(list(Path.cwd().glob("seen_*")))
-        Path(f"seen_{self.index}").touch()
-    def run(self):
-        return {"passed": self.index not in (1, 3) or "FIXED" in os.environ}
-"""
+pytestmark = pytest.mark.usefixtures("echo")
 
 
-@pytest.fixture
-def gemm_and_fsdp(stage: Stage) -> None:
-    stage.write(steady=SOURCE)
-    stage.register(steady="steady:Gemm", shaky="steady:Fsdp")
-    stage.write_registry(mitigations={"fix": {"FIXED": "1"}})
-
-
-STEADY = ("--aorta-workload", "steady", "--aorta-trials", "3")
-BOTH = (*STEADY, "--aorta-workload", "shaky", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,tf32_off")
+OTHER = ("--aorta-workload", "other", "--aorta-trials", "3")
+BOTH = (*OTHER, "--aorta-workload", "echo", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1,tf32_off")
 
 
 def collected(result: pytest.RunResult) -> list[str]:
@@ -55,7 +29,7 @@ def round_of(name: str) -> int:
 ALL = [
     f"{workload}[local-{mitigations}-{index}]"
     for index in range(3)
-    for workload in ("shaky", "steady")
+    for workload in ("echo", "other")
     for mitigations in ("none", "omp_1+tf32_off")
 ]
 
@@ -66,17 +40,17 @@ ALL = [
         ((), ALL),
         (("-m", "aorta"), ALL),
         (("-m", "not aorta"), []),
-        (("-k", "shaky and omp_1"), [name for name in ALL if "shaky" in name and "omp_1" in name]),
-        (("-k", "tf32_off-2"), ["shaky[local-omp_1+tf32_off-2]", "steady[local-omp_1+tf32_off-2]"]),
-        (("aorta::steady[local-none-1]",), ["steady[local-none-1]"]),
-        (("::steady[local-none-1]",), ["steady[local-none-1]"]),
-        (("steady[local-none-1]",), ["steady[local-none-1]"]),
+        (("-k", "echo and omp_1"), [name for name in ALL if "echo" in name and "omp_1" in name]),
+        (("-k", "tf32_off-2"), ["echo[local-omp_1+tf32_off-2]", "other[local-omp_1+tf32_off-2]"]),
+        (("aorta::other[local-none-1]",), ["other[local-none-1]"]),
+        (("::other[local-none-1]",), ["other[local-none-1]"]),
+        (("other[local-none-1]",), ["other[local-none-1]"]),
         (
-            ("steady[local-none-1]", "aorta::shaky[local-omp_1+tf32_off-0]"),
-            ["shaky[local-omp_1+tf32_off-0]", "steady[local-none-1]"],
+            ("other[local-none-1]", "aorta::echo[local-omp_1+tf32_off-0]"),
+            ["echo[local-omp_1+tf32_off-0]", "other[local-none-1]"],
         ),
-        (("::steady[local-none-1]", "-k", "shaky"), []),
-        (("--deselect", "aorta::steady[local-none-0]", "-k", "steady and not omp_1"), ALL[6:12:4]),
+        (("::other[local-none-1]", "-k", "echo"), []),
+        (("--deselect", "aorta::other[local-none-0]", "-k", "other and not omp_1"), ALL[6:12:4]),
     ],
 )
 def test_selection(stage: Stage, arguments: tuple[str, ...], names: list[str]) -> None:
@@ -86,11 +60,11 @@ def test_selection(stage: Stage, arguments: tuple[str, ...], names: list[str]) -
 
 
 @pytest.mark.parametrize(
-    "argument", ["aorta::steady[local-none-3]", "::steady[local-none-3]", "steady[local-none-3]", "aorta::nothing"]
+    "argument", ["aorta::other[local-none-3]", "::other[local-none-3]", "other[local-none-3]", "aorta::nothing"]
 )
 def test_unknown_trial_is_an_error_that_names_it(stage: Stage, argument: str) -> None:
-    result = stage.run_here(*STEADY, argument)
+    result = stage.run_here(*OTHER, argument)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     name = re.escape(argument.rpartition("::")[2])
-    result.stderr.re_match_lines([rf"ERROR: no such trial: {name}; the plan has steady\[local-none-0\], .*"])
+    result.stderr.re_match_lines([rf"ERROR: no such trial: {name}; the plan has other\[local-none-0\], .*"])
     assert not stage.results.exists()

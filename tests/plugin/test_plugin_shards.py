@@ -9,12 +9,7 @@ import pytest
 from support.projects import ONE, TWO
 from support.stage import Stage
 
-PLAIN = """
-class Plain:
-    def __init__(self, config): pass
-    def setup(self): pass
-    def run(self): return {"passed": True}
-"""
+pytestmark = pytest.mark.usefixtures("offered")
 
 MATRIX = (
     "--aorta-workload",
@@ -45,12 +40,6 @@ previous_actions = ["matrix"]
     + ONE
     + TWO
 )
-
-
-@pytest.fixture(autouse=True)
-def plain(stage: Stage) -> None:
-    stage.write(work=PLAIN)
-    stage.register(plain="work:Plain")
 
 
 def collected(stage: Stage, *arguments: str) -> list[str]:

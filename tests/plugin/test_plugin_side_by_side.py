@@ -115,6 +115,3 @@ def test_threads_that_cores_do_not_suffice_for_are_said(beside: Stage) -> None:
     )
     result = beside.run("crowd.py", "--aorta-trials", "2", *TWO)
     result.stdout.fnmatch_lines(["2 slots x 64 threads on * core*: steps may take many times longer than alone *"])
-
-
-# Without a run

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 from support.stage import Stage
-
-FAULTY = Path(__file__).with_name("faulty_workloads.py")
-
-
-@pytest.fixture
-def faulty(stage: Stage) -> Stage:
-    stage.copy(FAULTY)
-    stage.register(passes="faulty_workloads:Passes", fails="faulty_workloads:RaisesInRun")
-    return stage
 
 
 def test_cells_are_compared_in_the_order_of_the_plan_whichever_begins_first(faulty: Stage) -> None:
@@ -35,15 +25,7 @@ def test_cells_are_compared_in_the_order_of_the_plan_whichever_begins_first(faul
     result.stdout.fnmatch_lines(["*local-A=1 *baseline*", "*local-A=2 *undecided*"])
 
 
-@pytest.mark.parametrize(
-    "dist",
-    [
-        "load",
-        pytest.param("worksteal", marks=[pytest.mark.slow, pytest.mark.long]),
-    ],
-)
-def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage, dist: str) -> None:
-    options = ("--dist", dist, "--junitxml", "out.xml")
+def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage) -> None:
     faulty.write(
         conftest="""
         import os
@@ -55,7 +37,7 @@ def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage, dist: str)
                 os.kill(os.getpid(), 9)
         """
     )
-    result = faulty.run("--aorta-workload", "passes", "--aorta-trials", "5", "-n", "2", *options)
+    result = faulty.run("--aorta-workload", "passes", "--aorta-trials", "5", "-n", "2", "--junitxml", "out.xml")
     # The workload is not what failed.
     result.assert_outcomes(passed=4, errors=1)
     result.stdout.fnmatch_lines(["*ERROR at teardown of passes?local-none-2?*", "*the xdist worker that ran this*"])
@@ -74,23 +56,9 @@ def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage, dist: str)
     faulty.wait_until(lambda: not faulty.left_running())
 
 
-def test_wrong_options_are_refused_once_and_before_the_first_trial(faulty: Stage) -> None:
-    faulty.write(
-        typed="""
-        import pydantic
-
-        class Typed:
-            class Config(pydantic.BaseModel):
-                size: int = 1
-
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": True}
-        """
-    )
-    faulty.register(typed="typed:Typed")
-    for trials in (("--aorta-workload", "typed"), ("typed.py",)):
-        result = faulty.run(*trials, "-n", "2", "--aorta-config", "siez=3")
+def test_wrong_options_are_refused_once_and_before_the_first_trial(offered: Stage) -> None:
+    for trials in (("--aorta-workload", "typed"), ("offered.py::Typed",)):
+        result = offered.run(*trials, "-n", "2", "--aorta-config", "siez=3")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        assert result.errlines == ["ERROR: Typed has no option 'siez'; valid: size", ""]
-        assert faulty.files() == []
+        assert result.errlines == ["ERROR: Typed has no option 'siez'; valid: mode, size", ""]
+        assert offered.files() == []

@@ -7,13 +7,9 @@ from support.stage import Stage
 
 MIXED = """
 import abc
-import sys
 
 import pytest_aorta
 from pytest_aorta import Workload, WorkloadResult
-
-if "pytest" in sys.modules and "_pytest.config" in sys.modules:
-    IMPORTED_BY_PYTEST = True
 
 class Derived(Workload):
     def setup(self): pass

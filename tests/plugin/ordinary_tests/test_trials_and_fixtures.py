@@ -158,24 +158,3 @@ def test_a_fixture_that_fails_skips_or_cannot_be_torn_down(seer: Stage) -> None:
     assert (failure["phase"], failure["kind"], failure["type"]) == ("launch", "exception", "RuntimeError")
     assert failure["message"] == "a fixture failed: no licence left"
     assert story(seer).count("trial") == 2
-
-
-def test_hooks_of_a_conftest_see_trials_as_items(seer: Stage) -> None:
-    seer.write(
-        conftest="""
-        import pytest
-
-        def pytest_collection_modifyitems(items):
-            items.reverse()
-            items[0].add_marker(pytest.mark.skip(reason="not today"))
-
-        def pytest_runtest_setup(item):
-            assert item.get_closest_marker("aorta") is not None
-            print("set up", item.name)
-        """
-    )
-    result = seer.run_here(*SEEN, "--aorta-trials", "3", "-v", "-rP")
-    result.assert_outcomes(passed=2, skipped=1)
-    assert list(seer.words(result)) == [f"seer[local-none-{index}]" for index in (2, 1, 0)]
-    assert seer.files() == ["seer/trial_0.json", "seer/trial_1.json"]
-    result.stdout.fnmatch_lines(["set up seer?local-none-1?"])

@@ -110,15 +110,6 @@ def test_where_a_previous_action_has_failed_the_next_one_is_skipped_with_the_rea
     assert noted(stage.path)["greet"] == {"a": "completed", "bad": "failed"}
 
 
-def test_what_is_not_selected_is_no_reason_to_run_it(stage: Stage) -> None:
-    make(stage, GREETINGS, "a")
-    result = stage.run_here("-rs", "aorta.toml", "-k", "leave")
-    result.assert_outcomes(skipped=1, deselected=1)
-    result.stdout.fnmatch_lines(["SKIPPED*greet?a? is not complete, and not selected in this run"])
-    stage.run_here("aorta.toml::greet[a]").assert_outcomes(passed=1)
-    stage.run_here("aorta.toml", "-k", "leave").assert_outcomes(passed=1, deselected=1)
-
-
 def test_a_command_that_makes_no_product_fails_and_its_output_is_shown(stage: Stage) -> None:
     make(stage, '[[action]]\nname = "one"\ncommand = "echo seen {directory}"\nproducts = ["x", "y"]', "a")
     result = stage.run_here("aorta.toml")

@@ -27,6 +27,7 @@ def test_a_command_with_trials_at_the_top_is_run_in_the_folder_of_its_recipe(
     stage.write_file("below/aorta.toml", RECIPE)
     result = stage.run_here("below")
     result.assert_outcomes(passed=2, failed=2)
+    assert result.ret == 0  # which the gate decides
     result.stdout.fnmatch_lines(["*trials of train*", "holds: train: failure_rate(FIX=1)<=10%"])
     monkeypatch.chdir(stage.path / "below")
     assert noted(stage.path / "below")["train"] == {

@@ -1,4 +1,4 @@
-"""The table at the end: cells of different tests or options have rows of their own; what went from the history."""
+"""Where the trials of tests lie, and what went from the history."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ import pytest
 def test_marked(aorta_trial):
     aorta_trial("echo")
 
-@pytest.mark.aorta(trials=2)
-@pytest.mark.parametrize("width", [8, 16])
-def test_widths(aorta_trial, width):
-    aorta_trial("echo", config={"width": width})
-
 class TestPlain:
     def test_options(self, aorta_run):
         for index in range(2):
@@ -27,25 +22,10 @@ class TestPlain:
 """
 
 
-def rows(lines: list[str]) -> list[list[str]]:
-    """The table's lines, below its title, as the words of each; of the long ones the first."""
-    title = next(number for number, line in enumerate(lines) if line.startswith("==") and " trials ==" in line)
-    found = [line.split() for line in lines[title + 1 :]]
-    return found[: next(number for number, words in enumerate(found) if words[0] == "results:")]
-
-
-def test_without_tests_the_table_is_short(echo: Stage) -> None:
-    result = echo.run_here("--aorta-workload", "echo")
-    assert rows(result.outlines) == [
-        ["cell", "failed", "rate", "(95%)"],
-        ["echo", "local-none", "0", "of", "1", "0%", "(<95%)"],
-    ]
-
-
 def test_trials_of_tests_lie_in_folders_that_read_like_their_node_ids(echo: Stage) -> None:
     (echo.path / "sub").mkdir()
     (echo.path / "sub" / "test_it.py").write_text(TESTS)
-    echo.run_here("sub/test_it.py", "-k", "test_marked or Plain").assert_outcomes(passed=7)
+    echo.run_here("sub/test_it.py").assert_outcomes(passed=7)
     plain = "sub.test_it.py@TestPlain.test_options"
     assert echo.files() == [
         *(f"{plain}/echo@local-none/trial_{number}.json" for number in range(5)),
