@@ -257,16 +257,6 @@ class Faulty:
         self.misbehave("cleanup")
 
 
-class LazyFaulty(Faulty):
-    """One process that imports an installed package itself, which is therefore imported for the next ones."""
-
-    def setup(self) -> None:
-        import numpy
-
-        self.numbers = numpy.ones(3)
-        super().setup()
-
-
 class FaultyRanks(Faulty):
     """Two ranks that meet in every phase; rank 1 misbehaves, where the name of the fault does not say otherwise."""
 

@@ -176,14 +176,6 @@ def test_every_fault_that_ends_by_itself(stage: Stage, mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_every_fault_after_an_import_in_advance(stage: Stage) -> None:
-    found = run(stage, "LazyFaulty", OTHERS, "--aorta-timeout", "50", "--aorta-memory", "1G")
-    assert mistakes(found) == []
-    assert [trial["preloaded"] for trial in found.values()] == [[], *[["numpy"]] * (len(found) - 1)]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fork", *(pytest.param(mode, marks=BY_HAND) for mode in ("spawn", "xdist"))])
 def test_every_fault_that_hangs(stage: Stage, mode: str) -> None:
     # They do nothing, so many can wait for their deadlines at the same time.

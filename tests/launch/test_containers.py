@@ -29,34 +29,23 @@ def line(engine: Engine, caller: Caller = USER, **changes: Any) -> str:
     return " ".join(run_command(engine, f"/usr/bin/{engine}", "lab/x:1", **settings))
 
 
-def test_docker() -> None:
+def test_the_command_line_of_each_engine() -> None:
     assert line("docker", options=("--shm-size=8g",)) == (
         f"/usr/bin/docker run --rm --name=pytest-aorta-{TAG_WORD} --pull=never --network=host --ipc=host "
         "--user=1000:100 --security-opt=label=disable --workdir=/project "
         "--env=HOME=/tmp --env=USER=me --env=LOGNAME=me "
         "--mount=type=bind,source=/lib/x,target=/opt/x,readonly --shm-size=8g lab/x:1"
     )
-
-
-def test_podman_keeps_the_user_where_it_has_no_root() -> None:
-    assert "--userns=keep-id" in line("podman")
-    assert "--userns" not in line("podman", ROOT)
-    assert "--userns" not in line("docker")
-
-
-def test_a_path_with_a_comma_stays_one_field() -> None:
-    assert '--mount=type=bind,"source=/project/a,b","target=/project/a,b" ' in line("docker", mounts=PROJECT[:1])
-
-
-def test_apptainer_gets_nothing_of_this_host_but_the_mounts() -> None:
     assert line("apptainer") == (
         "/usr/bin/apptainer exec --cleanenv --no-home --pwd=/project --bind=/lib/x:/opt/x:ro lab/x:1"
     )
     assert line("singularity").startswith("/usr/bin/singularity exec --cleanenv ")
-
-
-def test_enroot() -> None:
     assert line("enroot") == "/usr/bin/enroot start --mount=/lib/x:/opt/x:none:x-create=dir,rbind,ro lab/x:1"
+    # A path with a comma stays one field.
+    assert '--mount=type=bind,"source=/project/a,b","target=/project/a,b" ' in line("docker", mounts=PROJECT[:1])
+    # podman keeps the user where it has no root.
+    assert "--userns=keep-id" in line("podman")
+    assert "--userns" not in line("podman", ROOT)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +85,12 @@ def test_a_container_is_ended_by_its_name_where_it_has_one() -> None:
     assert stop_command("apptainer", "/usr/bin/apptainer") == ()
 
 
-def test_folders_in_one_another_are_mounted_once() -> None:
-    found = mounts(["/home/p/results", "/home/p", "/home/pp", "/", "/home/p/"], {})
-    assert [mount.source for mount in found] == ["/home/p", "/home/pp"]
-
-
-def test_a_trial_gets_its_folders_and_the_packages() -> None:
-    assert mounts(["/project"], {"aorta_workloads": "/src/projectloads"}) == [
-        Mount("/project", "/project"),
-        Mount("/src/projectloads", "/opt/pytest-aorta/aorta_workloads", "ro"),
+def test_folders_in_one_another_are_mounted_once_beside_the_packages() -> None:
+    found = mounts(["/home/p/results", "/home/p", "/home/pp", "/", "/home/p/"], {"aorta_workloads": "/src/loads"})
+    assert found == [
+        Mount("/home/p", "/home/p"),
+        Mount("/home/pp", "/home/pp"),
+        Mount("/src/loads", "/opt/pytest-aorta/aorta_workloads", "ro"),
     ]
 
 

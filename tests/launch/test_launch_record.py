@@ -121,38 +121,28 @@ def checked(seen: Observation) -> tuple[TrialResult, ExitStatus]:
     return record, status
 
 
-@given(lives(), st.integers(0, 20), st.none() | st.integers(0, 20), st.sampled_from([0, 3, -11, None]))
+@given(
+    lives(),
+    st.integers(0, 20),
+    st.none() | st.integers(0, 20),
+    st.sampled_from([0, 3, -11, None]),
+    st.booleans(),
+)
+@example([], 0, None, None, True)
 def test_every_end_of_every_life_has_a_record(
-    life: list[Event], heard: int, deadline: int | None, returncode: int | None
+    life: list[Event], heard: int, deadline: int | None, returncode: int | None, lost: bool
 ) -> None:
     seen = observe(life, heard, deadline)
     seen.returncode = returncode
-
-    _, status = checked(seen)
-
-    note(status)
-
-
-@given(lives(), st.integers(0, 20), st.booleans())
-@example([], 0, False)
-def test_a_trial_that_is_lost_anywhere_has_a_record(life: list[Event], heard: int, timed_out: bool) -> None:
-    seen = observe(life, heard, None)
-    seen.timed_out = timed_out
-    seen.lost = Failure(phase=seen.phase, kind="signal", signal="SIGKILL", message="its host process died")
-
-    _, status = checked(seen)
-
-    if seen.result is None:
-        assert status == "infrastructure_failed"
-
-
-@given(lives(), st.sampled_from([0, 3, -11]))
-def test_what_came_before_the_work_is_never_blamed_on_the_workload(life: list[Event], returncode: int) -> None:
-    seen = observe(life, len(life), None)
-    seen.returncode = returncode
+    if lost:
+        seen.lost = Failure(phase=seen.phase, kind="signal", signal="SIGKILL", message="its host process died")
 
     record, status = checked(seen)
 
+    note(status)
+    if lost and seen.result is None:
+        assert status == "infrastructure_failed"
+    # What came before the work is never blamed on the workload.
     if record.failure is not None and record.failure.phase in ("launch", "import", "setup") and seen.result is None:
         assert status in ("infrastructure_failed", "timeout")
     if status == "workload_failed":

@@ -81,11 +81,6 @@ STEP = {
 SCRIPT = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_NODEID": "0"}
 
 
-@pytest.mark.parametrize("nnodes", [(2, 2), (1, 2), (2, 4)])
-def test_a_task_on_each_of_the_nodes(nnodes: tuple[int, int]) -> None:
-    check_step(ElasticOptions(nnodes=nnodes), STEP)
-
-
 @pytest.mark.parametrize(
     ("nnodes", "environ", "said"),
     [
@@ -108,6 +103,8 @@ def test_a_task_on_each_of_the_nodes(nnodes: tuple[int, int]) -> None:
 def test_nodes_that_would_never_meet(nnodes: tuple[int, int], environ: dict[str, str], said: str) -> None:
     with pytest.raises(LaunchModeError, match=said):
         check_step(ElasticOptions(nnodes=nnodes), environ)
+    for right in ((2, 2), (1, 2), (2, 4)):
+        check_step(ElasticOptions(nnodes=right), STEP)
     # The user knows better; and there is nothing to know without SLURM, or of one node.
     check_step(ElasticOptions(nnodes=nnodes, node_rank=0), environ)
     check_step(ElasticOptions(), environ)
@@ -118,11 +115,13 @@ def test_nodes_that_would_never_meet(nnodes: tuple[int, int], environ: dict[str,
 TASK = {**STEP, "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "gpu1", "SLURM_STEP_NUM_NODES": "1"}
 
 
-@pytest.mark.parametrize("task", ["0", "1"])
-def test_tasks_that_would_all_run_the_same_trials(task: str) -> None:
-    environ = {**TASK, "SLURM_PROCID": task}
-    with pytest.raises(LaunchModeError, match=r"step 12\.0 of SLURM has SLURM_STEP_NUM_TASKS=2, .* into results;"):
-        check_tasks(Path("results"), ElasticOptions(), environ)
+def test_tasks_that_would_all_run_the_same_trials() -> None:
+    for task in ("0", "1"):
+        environ = {**TASK, "SLURM_PROCID": task}
+        with pytest.raises(LaunchModeError, match=r"step 12\.0 of SLURM has SLURM_STEP_NUM_TASKS=2, .* into results;"):
+            check_tasks(Path("results"), ElasticOptions(), environ)
+    # Those that are nodes of one trial share a results directory.
+    check_tasks(Path("results"), ElasticOptions(nnodes=(2, 2)), {**STEP, "SLURM_PROCID": "1"})
 
 
 @pytest.mark.parametrize(
@@ -140,10 +139,6 @@ def test_tasks_that_would_all_run_the_same_trials(task: str) -> None:
 )
 def test_tasks_that_do_not_share_a_results_directory(environ: dict[str, str], results: str) -> None:
     check_tasks(Path(results), ElasticOptions(), environ)
-
-
-def test_tasks_that_are_nodes_of_one_trial_share_a_results_directory() -> None:
-    check_tasks(Path("results"), ElasticOptions(nnodes=(2, 2)), {**STEP, "SLURM_PROCID": "1"})
 
 
 def test_steps_that_share_a_node_meet_at_ports_of_their_own() -> None:

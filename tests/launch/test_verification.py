@@ -57,16 +57,12 @@ def test_an_image(image: str, env: dict[str, Any], expected: bool | None, findin
     assert (warning_of(claimed, [claim]) is None) == (expected is not False)
 
 
-def test_the_id_of_an_image_counts_more_than_its_name() -> None:
+def test_the_id_of_an_image_counts_more_than_its_name_and_for_an_entered_one_any_container_will_do() -> None:
     env = within(image="lab/x:latest", image_id="a" * 64)
-
     assert verified(environment(docker="lab/renamed"), env, DIGEST) is True
     assert verified(environment(docker="lab/x"), env, "sha256:" + "b" * 64) is False
 
-
-def test_of_an_image_that_was_entered_any_container_will_do() -> None:
     entered = environment(docker="lab/x", enter=True)
-
     assert verified(entered, within()) is True
     assert verified(entered, HOST) is None
 
@@ -104,22 +100,18 @@ def test_a_release_of_rocm(claimed: str, hip: str | None, installed: str | None,
     assert (hip or installed or "there is no ROCm") in claim.found
 
 
-def test_an_installation_of_rocm_by_its_path(tmp_path: Path) -> None:
+def test_rocm_by_its_path_or_by_the_wheel_of_a_torch_that_was_not_imported(tmp_path: Path) -> None:
     (tmp_path / "rocm-7.0").mkdir()
     (tmp_path / "rocm").symlink_to("rocm-7.0")
     there = {"accelerator": {"rocm": {"path": str(tmp_path / "rocm-7.0"), "version": "7.0"}}}
-
     assert verified(environment(rocm=str(tmp_path / "rocm")), there) is True
     assert verified(environment(rocm="/opt/rocm-6"), there) is False
 
-
-def test_rocm_of_a_torch_that_was_not_imported_is_known_of_wheels() -> None:
-    def of(version: str) -> bool | None:
-        return verified(environment(rocm="7.0"), {"torch": {"imported": False, "version": version}})
+    def of(version: str, **more: Any) -> bool | None:
+        return verified(environment(rocm="7.0"), {"torch": {"imported": False, "version": version}, **more})
 
     assert (of("2.9.0+rocm7.0"), of("2.9.0+rocm6.4"), of("2.9.0a0+git123")) == (True, False, None)
-    nowhere = {"torch": {"imported": False, "version": "2.9.0a0+git123"}, "accelerator": {"rocm": None}}
-    assert verified(environment(rocm="7.0"), nowhere) is False
+    assert of("2.9.0a0+git123", accelerator={"rocm": None}) is False
     assert verified(environment(rocm="7.0"), UNKNOWN) is None
 
 
@@ -134,7 +126,4 @@ def test_of_several_claims_a_false_one_decides_and_the_warning_has_it_alone() ->
         "trials of the environment 'e' (test) do not run in it: ROCm 7.0: torch was built for HIP 6.4"
     )
     assert verified(claims, {**within(), "torch": {"hip": "7.0"}}) is None
-
-
-def test_where_nothing_is_claimed_nothing_is_verified() -> None:
     assert verified(environment(launcher=("nice",)), HOST) is None

@@ -9,19 +9,12 @@ from pytest_aorta.launch.host.process_trial import cut_logs, punch_logs
 MIB = 2**20
 
 
-def test_a_log_within_the_limit_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "stdout.log").write_bytes(b"x" * 1000)
-
-    punch_logs(tmp_path, 1000, {})
-
-    assert cut_logs(tmp_path, 1000) == []
-    assert (tmp_path / "stdout.log").read_bytes() == b"x" * 1000
-
-
-def test_of_a_longer_one_head_and_tail_stay_and_the_cut_is_said(tmp_path: Path) -> None:
+def test_of_a_log_beyond_the_limit_head_and_tail_stay_and_the_cut_is_said(tmp_path: Path) -> None:
     (tmp_path / "attempt_0").mkdir()
     log = tmp_path / "attempt_0" / "rank_1.stdout.log"
     log.write_bytes(b"head" + b"." * 1000 + b"tail")
+    assert cut_logs(tmp_path, 1008) == []
+    assert log.stat().st_size == 1008
 
     said = cut_logs(tmp_path, 8)
 

@@ -74,18 +74,6 @@ def test_a_socket_fits(tmp_path: Path, name: str) -> None:
     assert not os.path.lexists(short)
 
 
-def test_only_what_a_failed_trial_has_left_there_stays(tmp_path: Path) -> None:
-    folders = TemporaryFolders()
-    empty, passed, failed = (folders.make(str(tmp_path), "trial") for _ in range(3))
-    for path in (passed, failed):
-        (path / "checkpoint").touch()
-    kept = [folders.remove(path, keep=path != passed) for path in (empty, passed, failed)]
-    assert kept == [False, False, True]
-    folders.close()
-    assert names(failed.resolve().parent) == [failed.name]
-    assert (failed.resolve() / "checkpoint").exists()
-
-
 def test_the_next_run_removes_what_a_killed_one_has_left_and_leaves_what_is_kept(tmp_path: Path) -> None:
     root = killed_run(tmp_path)
     assert names(root) == ["0", "1"]
