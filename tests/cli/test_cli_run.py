@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.projects import command, project, short_status
+from support.projects import COMMANDS, command, complete, project, short_status
 from support.stage import Stage
 
 from pytest_aorta.cli.main import main
@@ -55,9 +55,32 @@ def test_named_directories_are_run_and_no_others(stage: Stage, monkeypatch: pyte
     assert "no action matches 'x'; there are hello, sum" in run("-a", "x").stderr.str()
 
 
+def test_a_run_stages_what_it_completes_and_the_next_status_folds_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Row that is what a scan does at the end of each job."""
+    monkeypatch.chdir(project(stage.path, COMMANDS, 10))
+    staged = stage.path / ".aorta" / "staged"
+    assert short_status("--all") == {
+        "one": [0, 0, 0, 0, 10, 0],
+        "two": [0, 0, 0, 0, 0, 10],
+        "three": [0, 0, 0, 0, 0, 0],
+    }
+    complete(stage.path, "two", 4)
+    stage.run_here("aorta.toml", "-k", "one").assert_outcomes(passed=10, deselected=10)
+    assert len(list(staged.iterdir())) == 1
+    assert short_status() == {"one": [10, 0, 0, 0, 0, 0], "two": [0, 0, 0, 0, 10, 0]}
+    assert list(short_status("--completed")) == ["one"]
+    assert list(staged.iterdir()) == []
+    command("scan")
+    assert short_status()["two"] == [4, 0, 0, 0, 6, 0]
+    stage.run_here("aorta.toml").assert_outcomes(passed=20)
+    assert short_status() == {"one": [10, 0, 0, 0, 0, 0], "two": [10, 0, 0, 0, 0, 0]}
+    assert {path.name for path in (stage.path / "workspace" / "dir4").iterdir()} == {"v.json", "one", "two"}
+
+
 def test_a_directory_that_an_earlier_action_leaves_out_waits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    project(stage.path, RECIPE, directories=12)
-    monkeypatch.chdir(stage.path)
+    monkeypatch.chdir(project(stage.path, RECIPE, directories=12))
     result = stage.run_here("aorta.toml", "-q")
     result.assert_outcomes(passed=12)  # eleven, and a group
     assert short_status() == {"hello": [11, 0, 0, 0, 0, 0], "sum": [11, 0, 0, 0, 0, 1]}

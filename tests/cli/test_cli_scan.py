@@ -21,24 +21,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def test_products_are_found_by_a_scan_and_by_nothing_else(folder: Path) -> None:
-    assert short_status() == {"one": [0, 0, 0, 0, 10, 0], "two": [0, 0, 0, 0, 0, 10]}
+def test_products_are_found_by_a_scan_of_all_or_of_what_it_names(folder: Path) -> None:
     complete(folder, "one", 8)
     complete(folder, "two", 4)
     assert short_status() == {"one": [0, 0, 0, 0, 10, 0], "two": [0, 0, 0, 0, 0, 10]}
-    assert command("scan").output == "index: 12 new or changed\n"
+    for words, stdin, count in (
+        (["-a", "two"], None, 4),
+        (["dir1", "dir9"], None, 1),
+        (["-"], "dir2\ndir3\n", 2),
+        ([], None, 5),
+        ([], None, 0),
+    ):
+        assert command("scan", *words, stdin=stdin).output == f"index: {count} new or changed\n"
     assert short_status() == {"one": [8, 0, 0, 0, 2, 0], "two": [4, 0, 0, 0, 4, 2]}
-    assert command("scan").output == "index: 0 new or changed\n"
-
-
-def test_a_scan_of_one_action_or_of_some_directories(folder: Path) -> None:
-    complete(folder, "one", 8)
-    complete(folder, "two", 4)
-    assert command("scan", "-a", "two").output == "index: 4 new or changed\n"
-    assert short_status()["two"] == [4, 0, 0, 0, 0, 6]
-    assert command("scan", "dir1", "dir9").output == "index: 1 new or changed\n"
-    assert short_status()["one"] == [1, 0, 0, 0, 9, 0]
-    assert command("scan", "-", stdin="dir2\ndir3\n").output == "index: 2 new or changed\n"
 
 
 def test_what_is_gone_is_forgotten_only_where_it_was_looked_for(folder: Path) -> None:

@@ -28,7 +28,12 @@ def note(folder: Path, action: str, outcome: Outcome, *directories: str) -> None
             journal.add(action, directory, outcome)
 
 
-def test_without_a_recipe_it_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing, asked = command(), command("--help")
+    assert (missing.exit_code, asked.exit_code) == (2, 0)
+    for result in (missing, asked):
+        assert "Usage: main [OPTIONS] COMMAND" in result.output
+        assert {"init", "status", "show", "scan", "clean"} <= set(result.output.split())
     monkeypatch.chdir(tmp_path)
     for words in (["status"], ["show", "directories"], ["scan"], ["clean"]):
         result = command(*words)
@@ -36,10 +41,7 @@ def test_without_a_recipe_it_says_where_it_looked(tmp_path: Path, monkeypatch: p
         assert result.stderr.splitlines() == [
             f"Error: no aorta.toml or workflow.toml in {tmp_path} or above it; pytest-aorta init makes one"
         ]
-
-
-def test_a_recipe_without_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project(tmp_path, ""))
+    project(tmp_path, "")
     result = command("status")
     assert (result.exit_code, result.output) == (0, "The recipe has no actions.\n")
 
@@ -53,25 +55,19 @@ def test_rows_of_actions_with_directories(folder: Path) -> None:
         ["two", "0", "0", "0", "0", "0", "10", "18", "GPU-hours"],
     ]
     assert command("status", "--all").stdout.splitlines()[-1].split() == ["three", *"0000000", "CPU-hours"]
+    assert command("status", "--no-header").stdout.splitlines() == lines[1:]
 
 
-@pytest.mark.parametrize(
-    ("flags", "shown"),
-    [
+def test_filters(folder: Path) -> None:
+    for flags, shown in (
         (["--waiting"], ["two"]),
         (["--eligible"], ["one"]),
         (["--submitted"], []),
         (["--failed", "--waiting"], ["two"]),
         (["-a", "one"], ["one"]),
         (["-a", "t*", "--all"], ["two", "three"]),
-    ],
-    ids=" ".join,
-)
-def test_filters(folder: Path, flags: list[str], shown: list[str]) -> None:
-    assert list(short_status(*flags)) == shown
-
-
-def test_an_action_that_there_is_not(folder: Path) -> None:
+    ):
+        assert list(short_status(*flags)) == shown
     result = command("status", "-a", "on")
     assert (result.exit_code, result.stderr) == (2, "Error: no action matches 'on'; there are one, two, three\n")
 
@@ -141,13 +137,6 @@ def test_it_works_where_the_index_cannot_be_written(folder: Path) -> None:
     assert short_status("-a", "one") == {"one": [0, 0, 0, 0, 10, 0]}
 
 
-def test_a_workload_that_is_not_registered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project(tmp_path, MATRIX))
-    result = command("status")
-    assert result.exit_code == 2
-    assert "'tiny'" in result.stderr
-
-
 def test_cells_and_trials_of_a_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, tmp_path, "tiny", {"aorta.workloads": {"tiny": "tiny:Tiny"}})
     monkeypatch.chdir(project(tmp_path / "project", MATRIX))
@@ -185,6 +174,7 @@ def test_products_of_one_name_in_show_directories(folder: Path) -> None:
         [],
         *([f"dir{n}", "waiting", str(n), str(n // 2)] for n in (8, 9)),
     ]
+    assert command("show", "directories", "-a", "one", "--no-header").stdout.split()[:2] == ["dir0", "completed"]
     assert command("show", "directories", "-a", "two", "--eligible", "--short").stdout == "dir0\ndir1\n"
     assert command("show", "directories", "--short").stdout.split() == [f"dir{n}" for n in range(10)]
     dir4 = {"name": "dir4", "action": None, "state": None, "job": None, "values": {"": {"v": 4, "half": 2}}}
@@ -202,22 +192,16 @@ def test_an_unknown_name_is_named_with_its_action_and_line(tmp_path: Path, monke
     assert result.stderr.startswith(f"Error: {tmp_path}/project/aorta.toml:4: action 'two': unknown workload 'gemn'; ")
 
 
-@pytest.fixture
-def mixed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with directories, and a matrix, as the working directory."""
-    stage.register(tiny="work:Tiny")
-    monkeypatch.syspath_prepend(stage.path)
-    monkeypatch.chdir(project(stage.path, COMMANDS + MATRIX, 10))
-    return stage.path
-
-
 def names(*arguments: str) -> list[str]:
     result = command("show", *arguments, "--short")
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
 
 
-def test_counts_of_what_meets_conditions(mixed: Path) -> None:
+def test_what_meets_conditions_is_counted_and_named(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.register(tiny="work:Tiny")
+    monkeypatch.syspath_prepend(stage.path)
+    monkeypatch.chdir(project(stage.path, COMMANDS + MATRIX, 10))
     command("status")  # what is remembered is of all
     # Conditions on directories and on trials: neither has what the other has.
     assert short_status("--where", "/v<3") == {"one": [0, 0, 0, 0, 3, 0], "two": [0, 0, 0, 0, 0, 3]}
@@ -225,27 +209,15 @@ def test_counts_of_what_meets_conditions(mixed: Path) -> None:
     assert short_status("--where", "/trial==0", "-a", "matrix") == {"matrix": [0, 0, 0, 0, 2, 0]}
     assert short_status("-a", "one", "dir1", "dir2", "--where", "/v<2") == {"one": [0, 0, 0, 0, 1, 0]}
     assert short_status()["one"] == [0, 0, 0, 0, 10, 0]
-
-
-def test_names_of_what_meets_conditions(mixed: Path) -> None:
     assert names("directories", "--where", "/v>=8") == ["dir8", "dir9"]
     assert names("directories", "-a", "one", "--where", "/half==4") == ["dir8", "dir9"]
-    assert names("trials", "--where", '/mitigations==["none"]', "--where", "/trial>0") == [
-        "local-none/1",
-        "local-none/2",
-    ]
-    assert names("cells", "--where", '/mitigations==["none"]') == ["local-none"]
+    of_none = ("--where", '/mitigations==["none"]')
+    assert names("trials", *of_none, "--where", "/trial>0") == ["local-none/1", "local-none/2"]
+    assert names("cells", *of_none) == ["local-none"]
     assert names("trials", "local-none", "--where", "/trial==2") == ["local-none/2"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["status"], ["show", "trials"], ["show", "cells"], ["show", "directories", "-a", "one"], ["show", "directories"]],
-    ids=" ".join,
-)
-def test_what_nothing_could_meet_is_refused(mixed: Path, words: list[str]) -> None:
-    result = command(*words, "--where", "/learning_rate<1")
-    assert result.exit_code == 2
-    assert "--where '/learning_rate<1': no trial or directory has /learning_rate; there are /" in result.stderr
-    result = command(*words, "--where", "lr")
-    assert (result.exit_code, result.stderr[:45]) == (2, "Error: --where: 'lr' is not valid; expected P")
+    for words in (["status"], ["show", "trials"], ["show", "cells"], ["show", "directories", "-a", "one"]):
+        result = command(*words, "--where", "/learning_rate<1")
+        assert result.exit_code == 2
+        assert "--where '/learning_rate<1': no trial or directory has /learning_rate; there are /" in result.stderr
+        result = command(*words, "--where", "lr")
+        assert (result.exit_code, result.stderr[:45]) == (2, "Error: --where: 'lr' is not valid; expected P")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.records import record
@@ -75,80 +76,74 @@ TF32 = Cell("tf32_off", {"DISABLE_TF32": "1"}, unnamed=["DISABLE_TF32"])
 OMP = Cell("omp_1", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
 
-def test_a_variable_that_nothing_names_is_inert() -> None:
-    effect = judged(NONE, TF32)["local-tf32_off"]
-    assert effect.sentences == ("tf32_off: DISABLE_TF32 is named by nothing that is loaded",)
-    assert (effect.is_inert, effect.is_second_baseline) == (True, False)
-    assert effect.reason == "named by nothing that is loaded"
+THREADS, MADE_UP, SECRET = {"OMP_NUM_THREADS": "1"}, {"MADE_UP": "1"}, {"HF_TOKEN": "<redacted>"}
 
 
-def test_a_value_that_was_there_already_makes_a_second_baseline() -> None:
-    same = Cell("same", {"OMP_NUM_THREADS": "2"})
-    effect = judged(NONE, same, ambient={"OMP_NUM_THREADS": "2"})["local-same"]
-    assert effect.is_second_baseline
-    assert effect.is_inert
-    assert effect.reason == "same variables as local-none"
-    assert effect.sentences == (
+def test_why_a_mitigation_cannot_act_is_said() -> None:
+    unread = judged(NONE, TF32)["local-tf32_off"]
+    assert unread.sentences == ("tf32_off: DISABLE_TF32 is named by nothing that is loaded",)
+    assert (unread.is_inert, unread.is_second_baseline) == (True, False)
+    assert unread.reason == "named by nothing that is loaded"
+    same = judged(NONE, Cell("same", THREADS), ambient=THREADS)["local-same"]
+    assert (same.is_inert, same.is_second_baseline) == (True, True)
+    assert same.reason == "same variables as local-none"
+    assert same.sentences == (
         "same: OMP_NUM_THREADS is set to this value already",
         "same: all variables have the values that they have in local-none",
     )
 
 
-def test_a_value_that_the_launcher_gives_the_baseline_counts_as_there_already() -> None:
-    """torch's agent sets OMP_NUM_THREADS=1 for several ranks; around pytest it is not set."""
-    effect = judged(Cell("none", sees={"OMP_NUM_THREADS": "1"}), Cell("one", {"OMP_NUM_THREADS": "1"}))["local-one"]
-    assert effect.is_second_baseline
+@pytest.mark.parametrize(
+    ("cells", "more", "seconds"),
+    [
+        # torch's agent sets OMP_NUM_THREADS=1 for several ranks; around pytest it is not set.
+        ([Cell("none", sees=THREADS), Cell("one", THREADS)], {}, {"local-one"}),
+        # Of an explicit baseline with variables, the cell without them differs by them.
+        ([OMP, NONE], {"baseline": "omp_1"}, set()),
+        ([OMP, NONE], {"baseline": "omp_1", "ambient": OMP.sets}, {"local-none"}),
+        # Each environment has its own reference; what is different in another one is the environment.
+        (
+            [
+                *(NONE, OMP),
+                Cell("none", environment="venv", sees=OMP.sets),
+                Cell("omp_1", OMP.sets, environment="venv", sees=OMP.sets),
+            ],
+            {},
+            {"venv-omp_1"},
+        ),
+        ([NONE, Cell("none", {"OF_THE_VENV": "1"}, environment="venv", unnamed=["OF_THE_VENV"])], {}, set()),
+        # A variable that all cells have is no mitigation's.
+        (
+            [Cell("none", MADE_UP, unnamed=[*MADE_UP]), Cell("omp_1", {**MADE_UP, **OMP.sets}, unnamed=[*MADE_UP])],
+            {},
+            set(),
+        ),
+        # A secret is unknown.
+        ([NONE, Cell("token", SECRET)], {"ambient": SECRET}, set()),
+        # A crash at the end of every trial, or something else that may have read it, leaves nothing to claim.
+        ([NONE, replace(TF32, unnamed=None)], {}, set()),
+        *(
+            ([NONE, replace(TF32, **changes)], {}, set())
+            for changes in (
+                {"end": {"subprocesses": True}},
+                {"end": {"unsearched": ["libgone.so"]}},
+                {"requested": {"launcher": ["numactl", "--cpunodebind=0"]}},
+            )
+        ),
+    ],
+)
+def test_what_is_a_second_baseline_and_nothing_else_is_inert(
+    cells: list[Cell], more: dict[str, Any], seconds: set[str]
+) -> None:
+    found = judged(*cells, **more)
+    assert {name for name, effect in found.items() if effect.is_second_baseline} == seconds
+    assert {name for name, effect in found.items() if effect.is_inert or effect.inert} == seconds
 
 
-def test_variables_of_the_environment_and_extra_ones_are_not_the_mitigations() -> None:
-    extra = {"MADE_UP": "1"}
-    none = Cell("none", extra, unnamed=["MADE_UP"])
-    omp = Cell("omp_1", {**extra, **OMP.sets}, unnamed=["MADE_UP"])
-    assert judged(none, omp)["local-omp_1"].inert == ()
-
-
-def test_the_baselines_own_overlay_counts() -> None:
-    """Of an explicit baseline with variables, the cell without them differs by them."""
-    effect = judged(OMP, NONE, baseline="omp_1")["local-none"]
-    assert (effect.is_second_baseline, effect.inert, effect.active) == (False, (), ())
-    assert judged(OMP, NONE, ambient=OMP.sets, baseline="omp_1")["local-none"].is_second_baseline
-
-
-def test_the_baseline_in_another_environment_is_no_second_one() -> None:
-    """What is different there is the environment."""
-    effect = judged(NONE, Cell("none", {"OF_THE_VENV": "1"}, environment="venv", unnamed=["OF_THE_VENV"]))["venv-none"]
-    assert effect == MitigationEffect(("none",))
-
-
-def test_each_environment_has_its_own_reference() -> None:
-    there = {"environment": "venv", "sees": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}}
-    found = judged(NONE, OMP, Cell("none", **there), Cell("omp_1", OMP.sets, **there))  # type: ignore[arg-type]
-    assert found["local-omp_1"].inert == ()
-    assert found["venv-omp_1"].is_second_baseline
-
-
-def test_a_crash_at_the_end_of_every_trial_leaves_nothing_to_claim() -> None:
-    assert not judged(NONE, Cell("tf32_off", TF32.sets, unnamed=None))["local-tf32_off"].is_inert
-
-
-def test_nothing_is_claimed_where_something_else_may_have_read_it() -> None:
-    for changes in (
-        {"end": {"subprocesses": True}},
-        {"end": {"unsearched": ["libgone.so"]}},
-        {"requested": {"launcher": ["numactl", "--cpunodebind=0"]}},
-    ):
-        assert not judged(NONE, Cell("tf32_off", TF32.sets, unnamed=["DISABLE_TF32"], **changes))[
-            "local-tf32_off"
-        ].is_inert
-
-
-def test_a_search_that_was_given_up_claims_nothing() -> None:
+def test_a_search_that_was_given_up_and_ambient_values_of_another_place_say_nothing() -> None:
     end = {"variables": {"note": "not searched", "subprocesses": False}}
     facts = watched_variables({"request": {"ambient": {"A": None}}, "env": {"process": {}, "end": end}})
     assert facts.unnamed is None
-
-
-def test_in_a_container_ambient_values_are_those_of_another_place() -> None:
     entered = {"requested": {"enter": True}, "environment": "image"}
     one = Cell("one", {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "0"}, **entered)  # type: ignore[arg-type]
     trial = records(one, set(one.sets), {"OMP_NUM_THREADS": "1"})[0]
@@ -156,12 +151,6 @@ def test_in_a_container_ambient_values_are_those_of_another_place() -> None:
     found = watched_variables(trial)
     assert found.ambient == ()
     assert found.unnamed == frozenset({"OMP_NUM_THREADS"})  # the engine reads the other one
-
-
-def test_secrets_compare_as_unknown() -> None:
-    secret = {"HF_TOKEN": "<redacted>"}
-    effect = judged(NONE, Cell("token", secret), ambient=secret)["local-token"]
-    assert effect == MitigationEffect(("token",), active=("HF_TOKEN",))
 
 
 def test_only_what_all_trials_agree_on_counts() -> None:

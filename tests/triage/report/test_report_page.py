@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results_folders import NAN, write_cell, write_triage
 
-from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.report import bounded, inside, log_tail, one_line, plain, write_report
 
 
@@ -79,9 +78,11 @@ def test_failures_add_up_over_the_run(tmp_path: Path) -> None:
     # Eight trials in turns: the baseline's are the first, third, fifth and seventh, the last of which was lost.
     assert lines == {"base": "M0 44H12.5V23.0H62.5V2.0H62.5", "own": "M0 44H100.0V23.0H100.0", "lost": ""}
     write_cell(tmp_path / "one", "none", "F.F-")
-    section = written(tmp_path / "one").partition('<h2 id="evidence"')[2].partition("</section>")[0]
+    page = written(tmp_path / "one")
+    section = page.partition('<h2 id="evidence"')[2].partition("</section>")[0]
     assert 'class="lost" d="M100.0 45.5V50"' in section
     assert ", baseline" not in words(section)
+    assert "local-none: 2 of 3 trials failed, 67% (21-94%); there is nothing to compare with." in words(page)
     write_cell(tmp_path / "fine" / "results", "none", "....")
     assert 'id="evidence"' not in written(tmp_path / "fine" / "results")
 
@@ -155,22 +156,15 @@ def test_where_failures_gather_is_a_table_with_a_bar_for_each_place(tmp_path: Pa
     assert "20 of 20 failures on node1: suspect the host" in words(page.partition("<main>")[0])
 
 
-def test_every_link_within_the_page_has_a_target(page: str) -> None:
+def test_the_page_has_targets_for_its_links_headings_without_gaps_and_no_other_place(page: str) -> None:
     ids = re.findall(r' id="([^"]*)"', page)
     assert len(ids) == len(set(ids))
     targets = {html.unescape(link) for link in re.findall(r'href="#([^"]*)"', page)}
     assert {target for target in targets if "=" not in target} <= set(ids)
     assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(ids)
-
-
-def test_headings_have_no_gaps(page: str) -> None:
     levels = [int(level) for level in re.findall(r"<h([1-6])", page)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
+    assert (levels[0], levels.count(1)) == (1, 1)
     assert all(second <= first + 1 for first, second in itertools.pairwise(levels))
-
-
-def test_the_file_names_no_other_place(page: str) -> None:
     assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(?:https?:|//)", page)
     assert "http:" not in page
     assert "https:" not in page
@@ -181,13 +175,6 @@ def test_what_differs_between_environments_is_in_words(tmp_path: Path) -> None:
     one = {"process": {"pid": 1}, "env_vars": {"OMP_NUM_THREADS": "1"}}
     write_cell(tmp_path / "results", "omp_1", "....", place=1, env=one)
     assert "local-omp_1 local-none OMP_NUM_THREADS unset -> 1" in words(written(tmp_path / "results"))
-
-
-def test_a_cell_on_its_own_has_a_rate_and_no_verdict(tmp_path: Path) -> None:
-    write_cell(tmp_path / "results", "none", "F...")
-    assert "local-none: 1 of 4 trials failed, 25% (5-70%); there is nothing to compare with." in words(
-        written(tmp_path / "results")
-    )
 
 
 def test_records_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
@@ -222,31 +209,12 @@ def test_a_thousand_trials_stay_below_five_megabytes(tmp_path: Path) -> None:
         assert "trial_49/stdout.log" in body_of(page, f"train/local-m{number}/trial_49")
 
 
-def test_wrong_requests_get_one_clear_message(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    with pytest.raises(RequestError, match="there is no such file or folder"):
-        write_report(results, tmp_path / "r.html")
-    results.mkdir()
-    with pytest.raises(RequestError, match="there are no trials"):
-        write_report(results, tmp_path / "r.html")
-    with pytest.raises(RequestError, match=r"the folder .*nowhere does not exist"):
-        write_report(results, tmp_path / "nowhere" / "r.html")
-    with pytest.raises(RequestError, match="is a folder"):
-        write_report(results, tmp_path)
-    assert not (tmp_path / "r.html").exists()
-
-
-@given(st.text(alphabet=st.characters(), max_size=60))
+@given(st.text(alphabet=st.characters(), max_size=900))
 def test_a_shown_text_is_printable_and_has_its_lines(text: str) -> None:
-    shown = plain(text)
+    shown, line = plain(text), one_line(text, 100)
     assert all(char.isprintable() or char in "\n\t" for char in shown)
     assert shown.encode() or not shown
     assert shown.count("\n") == text.count("\n") or "\x1b" in text
-
-
-@given(st.text(max_size=900))
-def test_a_line_is_one_and_bounded(text: str) -> None:
-    line = one_line(text, 100)
     assert "\n" not in line
     assert len(line) <= 100
 
@@ -272,13 +240,9 @@ def test_of_a_log_the_last_lines_are_shown(tmp_path: Path) -> None:
     assert len(log_tail(log)) < 9000
     log.write_bytes(b"x" * 1_000_000)
     assert len(log_tail(log)) < 9000
-    assert log_tail(tmp_path / "none.log") == ""
-    assert log_tail(tmp_path / ("x" * 9999)) == ""
-
-
-def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "stdout.log")
-    assert log_tail(tmp_path / "stdout.log") == ""
+    os.mkfifo(tmp_path / "pipe.log")  # whose writer would be waited for
+    for name in ("none.log", "x" * 9999, "pipe.log"):
+        assert log_tail(tmp_path / name) == ""
 
 
 def test_nothing_outside_of_the_results_is_read(tmp_path: Path) -> None:
