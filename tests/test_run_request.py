@@ -7,11 +7,11 @@ import math
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from support.specs import typed
 
 import pytest_aorta
 from pytest_aorta import Execution, Limits, RequestError, Resources, RunRequest, run_trials
@@ -136,21 +136,6 @@ def request_with(kind: type, field: str, value: Any) -> RunRequest:
     return RunRequest(**given, **{GROUPS[kind]: kind(**{field: value})})
 
 
-def typed(option: str, text: str) -> pytest.Config:
-    """As much of a configuration as is looked at, with this on the command line."""
-    spelled = next(each for each in SETTINGS if each.name == option)
-    given: Any = dict.fromkeys(each.ini for each in SETTINGS) | {spelled.ini: [text] if spelled.repeat else text}
-    return cast(
-        pytest.Config,
-        SimpleNamespace(
-            option=SimpleNamespace(**given),
-            getini=lambda name: None,
-            inipath=None,
-            invocation_params=SimpleNamespace(dir=Path("/")),
-        ),
-    )
-
-
 def test_every_field_has_an_option_and_a_table_of_what_it_refuses() -> None:
     options = {option.name for option in SETTINGS}
     assert {option for _, _, option in fields()} == set(REFUSED) == options - OF_PYTEST - OF_COMMANDS
@@ -163,7 +148,7 @@ def test_every_field_has_an_option_and_a_table_of_what_it_refuses() -> None:
 )
 def test_a_text_is_refused_in_the_words_of_the_command_line(kind: type, field: str, option: str, text: str) -> None:
     with pytest.raises(OptionError) as theirs:
-        read_selection(typed(option, text), {})
+        read_selection(typed(**{BY_NAME[option].ini: [text] if BY_NAME[option].repeat else text}), {})
     value = text if field != "config_overrides" else {text.partition("=")[0]: 1} if text[0] == "=" else text
     with pytest.raises(RequestError) as ours:
         request_with(kind, field, value)

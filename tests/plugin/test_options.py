@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.specs import typed
 from support.stage import Stage
 
 from pytest_aorta.plan import Selection
@@ -39,14 +38,6 @@ def read(
 ) -> Selection:
     """What a pytest with these arguments would be asked to do."""
     return read_selection(configure(pytester, *arguments, ini=ini), environ)
-
-
-def typed(**given: Any) -> pytest.Config:
-    """As much of a configuration as is looked at, with these on the command line."""
-    options = SimpleNamespace(**{each.ini: given.get(each.ini) for each in SETTINGS})
-    here = SimpleNamespace(dir=Path("/"))
-    fields: dict[str, Any] = {"option": options, "getini": lambda name: None, "inipath": None}
-    return cast(pytest.Config, SimpleNamespace(**fields, invocation_params=here))
 
 
 def test_without_any_option_the_selection_is_the_default(pytester: pytest.Pytester) -> None:

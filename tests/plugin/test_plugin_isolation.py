@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support.stage import Stage
+from support.stage import Stage, text
 
 from pytest_aorta.plugin.trial_item import LogStream
 
@@ -133,32 +133,6 @@ def test_pdb_alone_says_how_to_debug_inside(stage: Stage) -> None:
     stage.run_here("repro.py").stdout.no_fnmatch_line("*To debug inside*")
 
 
-@pytest.mark.slow
-def test_trial_cannot_read_what_is_typed_nor_write_to_the_terminal(stage: Stage) -> None:
-    stage.write(
-        reader="""
-        import os
-        import sys
-
-        class Reader:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self):
-                os.write(1, b"native noise\\n")
-                os.write(2, b"more native noise\\n")
-                print("python noise", flush=True)
-                return {"passed": sys.stdin.read() == "", "metrics": {"session": os.getsid(0) == os.getpid()}}
-        """
-    )
-    quiet = stage.run("reader.py")
-    quiet.assert_outcomes(passed=1)
-    quiet.stdout.no_fnmatch_line("*noise*")
-    quiet.stderr.no_fnmatch_line("*noise*")
-    # pytest itself reads from the terminal with -s only, and copies there what the trial has written to its log.
-    stage.run("reader.py", "-s").assert_outcomes(passed=1)
-    assert stage.trial("Reader/trial_0.json")["result"]["metrics"] == {"session": True}
-
-
 TALKS = """
 import os, sys
 
@@ -166,24 +140,26 @@ class Talks:
     def __init__(self, config): pass
     def setup(self): print("in setup", os.environ.get("WORD"))
     def run(self):
-        print("in run \\x1b[2J", file=sys.stderr)
-        return {"passed": True}
+        os.write(2, b"in run \\x1b[2J\\n")
+        return {"passed": sys.stdin.read() == "", "metrics": {"session": os.getsid(0) == os.getpid()}}
     def cleanup(self): print("in cleanup")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolation", ["fork", pytest.param("none", marks=pytest.mark.long)])
-def test_the_output_of_a_trial_is_shown_once_and_no_earlier_one(stage: Stage, isolation: str) -> None:
+def test_a_trial_reads_nothing_that_is_typed_and_its_output_is_shown_where_that_is_asked_for(stage: Stage) -> None:
     stage.write(talks=TALKS)
-    stage.run("talks.py", "--aorta-extra-env=WORD=monday")
-    options = ("--aorta-trials=2", "--aorta-isolation", isolation, "--aorta-extra-env=WORD=tuesday")
-    result = stage.run("talks.py", "-s", *options)
-    text = result.stdout.str() + result.stderr.str()
-    shown = [text.count(words) for words in ("in setup tuesday", "in run", "in cleanup", "monday")]
-    assert shown == [2, 2, 2, 0]
-    if isolation != "none":  # where the workload itself writes to the terminal
-        assert "\x1b[2J" not in text
+    result = stage.run("talks.py", "--aorta-extra-env=WORD=monday")
+    result.assert_outcomes(passed=1)
+    assert not any(words in text(result) for words in ("in setup", "in run", "in cleanup"))
+    assert stage.trial("Talks/trial_0.json")["result"]["metrics"] == {"session": True}
+    # Once, and no earlier one.
+    for isolation in ("fork", "none"):
+        options = ("--aorta-trials=2", "--aorta-isolation", isolation, "--aorta-extra-env=WORD=tuesday")
+        said = text(stage.run("talks.py", "-s", *options))
+        assert [said.count(words) for words in ("in setup tuesday", "in run", "in cleanup", "monday")] == [2, 2, 2, 0]
+        if isolation != "none":  # where the workload itself writes to the terminal
+            assert "\x1b[2J" not in said
 
 
 def test_a_log_is_followed_across_pieces_of_characters_and_cuts(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -87,31 +86,6 @@ def test_a_failed_trial_keeps_its_temporary_files_and_says_where(places: Stage) 
     assert kept == failed["result"]["metrics"]["folders"][0]
     assert os.listdir(kept) == ["checkpoint_1"]
     done.stdout.fnmatch_lines([f"its temporary files (kept for 3 days): {kept}"])
-
-
-@pytest.mark.slow
-def test_what_a_killed_run_has_left_is_removed_by_the_next_one(places: Stage) -> None:
-    places.write(
-        waits="""
-        import os, tempfile, time
-        from pathlib import Path
-        class Waits:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self):
-                Path(tempfile.gettempdir(), "checkpoint").touch()
-                Path("waiting").touch()
-                time.sleep(1000)
-        """
-    )
-    run = places.start("waits.py")
-    places.wait_until(lambda: (places.path / "waiting").exists())
-    run.send_signal(signal.SIGKILL)
-    places.finish(run)
-    places.wait_until_alone()
-    assert left(places) == ["checkpoint"]
-    places.run_here("places.py").assert_outcomes(passed=1)
-    assert left(places) == []
 
 
 def test_the_files_of_a_trial_on_another_host_travel_home(places: Stage) -> None:

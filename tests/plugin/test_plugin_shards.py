@@ -52,18 +52,6 @@ def union(parts: Iterable[list[str]]) -> list[str]:
     return [name for part in parts for name in part]
 
 
-@pytest.mark.parametrize(
-    "extra", [("-k", "omp_1"), pytest.param(("-o", "aorta_order=random"), marks=[pytest.mark.slow, pytest.mark.long])]
-)
-def test_shards_are_disjoint_and_together_the_plan(stage: Stage, extra: tuple[str, ...]) -> None:
-    whole = collected(stage, *MATRIX, *extra)
-    parts = [collected(stage, *MATRIX, *extra, "--aorta-shard", f"{number}/3") for number in (1, 2, 3)]
-    assert sorted(union(parts)) == sorted(whole)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    for part in parts:
-        assert part == [name for name in whole if name in part]  # in their order
-
-
 def test_what_follows_a_trial_or_a_directory_is_in_its_shard(stage: Stage) -> None:
     stage.write_file("aorta.toml", RECIPE)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Keys of a recipe that judge its trials: until_decided, gate, baseline, margin; they mean what the options mean."""
+"""Keys of a recipe that judge its trials: gate, expect, signatures; they mean what the options mean."""
 
 from __future__ import annotations
 
@@ -7,54 +7,21 @@ import json
 import numpy  # noqa: F401  (a stage takes back what was imported on it, and numpy cannot be imported twice)
 import pytest
 import scipy.special  # noqa: F401  (as numpy)
-from support.projects import short_status
-from support.stage import Stage, counts
+from support.stage import Stage
 from support.workloads import shaky_project
 
 from pytest_aorta.triage.reading import Results
 
-RECIPE = """
-[[action]]
-name = "matrix"
-workload = "shaky"
-trials = 20
-until_decided = true
-mitigations = ["none", "fix"]
-
-[[action]]
-name = "compare"
-each = "cell"
-command = "ls workspace/{cell_folder} > workspace/{cell_folder}/listing"
-products = ["listing"]
-previous_actions = ["matrix"]
-"""
-
 
 @pytest.fixture(autouse=True)
 def shaky(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    shaky_project(stage, monkeypatch, RECIPE)
+    shaky_project(stage, monkeypatch, "")
 
 
 def matrix(stage: Stage, *lines: str) -> None:
     """A recipe of one action with these keys besides."""
     keys = ['name = "matrix"', 'workload = "shaky"', "trials = 2", 'mitigations = ["none", "fix"]', *lines]
     stage.write_file("aorta.toml", "\n".join(["[[action]]", *keys]))
-
-
-def verdicts(stage: Stage) -> dict[str, str]:
-    content = json.loads((stage.path / "workspace/matrix/matrix.json").read_text())
-    return {cell["cell"]: cell["verdict"]["kind"] for cell in content["cells"]}
-
-
-def test_trials_of_decided_cells_are_skipped_and_what_follows_runs(stage: Stage) -> None:
-    result = stage.run_here("-rs", "aorta.toml")
-    assert counts(result) == {"failed": 8, "passed": 10, "skipped": 24}
-    result.stdout.fnmatch_lines(["matrix: 1 of 1 cell decided, 24 trials saved*"])
-    result.stdout.fnmatch_lines(
-        ["SKIPPED [[]12[]] aorta.toml::matrix[[]local-fix[]]: decided: fixes (0 of 8 against 8 of 8)"]
-    )
-    assert verdicts(stage) == {"local-none": "baseline", "local-fix": "fixes"}
-    assert short_status() == {"matrix": [8, 8, 0, 0, 0, 0], "compare": [2, 0, 0, 0, 0, 0]}
 
 
 def test_a_gate_on_a_reproduction_excuses_trials_that_are_ok(stage: Stage) -> None:
