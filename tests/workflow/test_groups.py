@@ -6,15 +6,13 @@ import itertools
 import json
 import math
 import random
-import shlex
-import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.conditions import Json, compared, parse_condition, selected
@@ -35,47 +33,35 @@ VALUES: Mapping[str, Json] = {
     f"dir{i}": {"i": i, "half": i // 2, "name": "even" if i % 2 == 0 else "odd"} for i in range(8)
 }
 NAMES = list(VALUES)
-REVERSED = NAMES[::-1]
 
 
 def value_of(name: str) -> Json:
-    """The value of a directory of these tests."""
     return VALUES[name]
 
 
-def groups(**keys: object) -> list[list[str]]:
-    """The groups of all eight directories."""
-    return grouped(Group.model_validate(keys), NAMES, value_of)
+def named(*groups: str) -> list[list[str]]:
+    """Directories by their numbers."""
+    return [[f"dir{number}" for number in group] for group in groups]
 
 
-def test_by_default_all_are_one_group_in_the_order_of_their_names() -> None:
-    assert grouped(Group(), REVERSED, value_of) == [NAMES]
-
-
-def test_reverse_sort_turns_the_whole_order_around() -> None:
-    assert groups(reverse_sort=True) == [REVERSED]
-    # Also that of names with equal keys, as in Row.
-    assert groups(sort_by=["/name"], reverse_sort=True) == [
-        ["dir7", "dir5", "dir3", "dir1", "dir6", "dir4", "dir2", "dir0"]
-    ]
-
-
-def test_groups_are_at_most_so_large() -> None:
-    assert groups(maximum_size=3) == [NAMES[0:3], NAMES[3:6], NAMES[6:8]]
-
-
-def test_split_where_keys_differ_then_by_size() -> None:
-    assert groups(sort_by=["/half"], split_by_sort_key=True) == [NAMES[i : i + 2] for i in range(0, 8, 2)]
-    assert groups(sort_by=["/name"], split_by_sort_key=True, maximum_size=3) == [
-        ["dir0", "dir2", "dir4"],
-        ["dir6"],
-        ["dir1", "dir3", "dir5"],
-        ["dir7"],
-    ]
-
-
-def test_no_directories_are_no_groups() -> None:
-    assert grouped(Group(maximum_size=2), [], value_of) == []
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, named("01234567")),
+        ({"reverse_sort": True}, named("76543210")),
+        # Also that of names with equal keys, as in Row.
+        ({"sort_by": ["/name"], "reverse_sort": True}, named("75316420")),
+        ({"maximum_size": 3}, named("012", "345", "67")),
+        ({"sort_by": ["/half"], "split_by_sort_key": True}, named("01", "23", "45", "67")),
+        ({"sort_by": ["/name"], "split_by_sort_key": True, "maximum_size": 3}, named("024", "6", "135", "7")),
+    ],
+)
+def test_groups_are_sorted_split_where_keys_differ_and_then_by_size(
+    keys: dict[str, Any], expected: list[list[str]]
+) -> None:
+    group = Group.model_validate(keys)
+    assert grouped(group, NAMES[::-1], value_of) == expected
+    assert grouped(group, [], value_of) == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +94,7 @@ def test_a_missing_element_is_an_error_that_names_directory_and_keys() -> None:
     ):
         included(group, NAMES, value_of)
     with pytest.raises(RequestError, match="no element '/j'"):
-        groups(sort_by=["/j"])
+        grouped(Group(sort_by=("/j",)), NAMES, value_of)
 
 
 def test_a_selector_looks_no_further_once_it_has_decided() -> None:
@@ -205,6 +191,7 @@ def test_trials_that_the_user_sorts_are_in_that_order() -> None:
 def test_waves_are_whole_rounds_first_and_double_what_is_over(cells: int, trials: int, size: int | None) -> None:
     left = [f"local-m{cell}/{index}" for cell in range(cells) for index in range(trials)]
     over: list[str] = []
+    assert next_wave([], size, 0) == []
     while left:
         wave = next_wave(left, size, len(over))
         assert wave
@@ -221,44 +208,28 @@ def test_waves_are_whole_rounds_first_and_double_what_is_over(cells: int, trials
         over, left = [*over, *wave], [unit for unit in left if unit in rest]
 
 
-def test_nothing_is_no_wave_of_trials() -> None:
-    assert next_wave([], 4, 0) == []
-
-
 WORKSPACE = Path("/w s")
 
 
-def test_one_command_per_directory() -> None:
-    lines = shell_commands(
-        "run {directory} --in {workspace_path} --lr {/lr} {/a/b}", ["x"], [{"lr": 0.1, "a": {"b": "t u"}}], WORKSPACE
-    )
-    assert lines == ["run x --in '/w s' --lr 0.1 't u'"]
-
-
-def test_one_command_for_all_directories() -> None:
-    assert shell_commands("run {directories}", ["a", "b c"], [None, None], WORKSPACE) == ["run a 'b c'"]
-
-
-def test_braces_of_the_shell_stay() -> None:
-    command = "for x in {1..3}; do echo ${x} {directory}; done"
+@pytest.mark.parametrize(
+    ("command", "names", "lines"),
+    [
+        ("run {directory} --in {workspace_path} --lr {/lr} {/a/b}", ["x"], ["run x --in '/w s' --lr 0.1 't u'"]),
+        ("run {directories}", ["a", "b c"], ["run a 'b c'"]),
+        ("for x in {1..3}; do echo ${x} {directory}; done", ["d"], ["for x in {1..3}; do echo ${x} d; done"]),
+    ],
+)
+def test_commands_name_each_directory_or_all_and_braces_of_the_shell_stay(
+    command: str, names: list[str], lines: list[str]
+) -> None:
     check_command(command)
-    assert shell_commands(command, ["d"], [None], WORKSPACE) == ["for x in {1..3}; do echo ${x} d; done"]
+    values: list[Json] = [{"lr": 0.1, "a": {"b": "t u"}}] * len(names)
+    assert shell_commands(command, names, values, WORKSPACE) == lines
 
 
 def test_an_element_that_is_missing_names_its_directory() -> None:
     with pytest.raises(RequestError, match="directory 'd' has no element '/k'"):
         shell_commands("run {directory} {/k}", ["d"], [{}], WORKSPACE)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1), st.text(max_size=8))
-def test_no_name_and_no_value_is_read_by_the_shell(name: str, value: str) -> None:
-    value = value.replace("\0", "").encode("utf-8", "ignore").decode()
-    (line,) = shell_commands("printf '%s\\0' {directory} {/v}", [name], [{"v": value}], WORKSPACE)
-    assert (
-        subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True).stdout == f"{name}\0{value}\0".encode()
-    )
-    assert shlex.split(line)[2:] == [name, value]
 
 
 def test_variables_say_what_a_job_is() -> None:
@@ -341,21 +312,21 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
         parse_condition(text)
 
 
-def test_an_unknown_pointer_is_one_message_with_those_that_there_are() -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "/config/rl<0.1",
+            "no trial or directory has /config/rl; there are /environment, /mitigations, "
+            "/config, /config/lr, /config/a~1b, /config/a~1b/c~0d, /trial",
+        ),
+        ("/config/lr<fast", '/config/lr is 0.05 there, which cannot be compared with "fast"'),
+    ],
+)
+def test_what_no_trial_can_meet_is_one_message(text: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        chosen("/config/rl<0.1")
-    assert str(caught.value) == (
-        "--where '/config/rl<0.1': no trial or directory has /config/rl; there are /environment, /mitigations, "
-        "/config, /config/lr, /config/a~1b, /config/a~1b/c~0d, /trial"
-    )
-
-
-def test_what_cannot_be_compared_is_one_message() -> None:
-    with pytest.raises(RequestError) as caught:
-        chosen("/config/lr<fast")
-    assert str(caught.value) == (
-        "--where '/config/lr<fast': /config/lr is 0.05 there, which cannot be compared with \"fast\""
-    )
+        chosen(text)
+    assert str(caught.value) == f"--where '{text}': {message}"
 
 
 def test_trials_without_the_element_are_not_selected_where_others_have_it() -> None:

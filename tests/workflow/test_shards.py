@@ -34,11 +34,6 @@ def test_every_part_has_one_shard_and_shards_differ_by_one_part_at_most(
     assert sum(sizes.values()) == len(parts)
 
 
-def test_shards_have_equally_many() -> None:
-    parts = [(f"cell{number % 5}", 1) for number in range(35)]
-    assert sorted(Counter(divide(parts, 4)).values()) == [8, 9, 9, 9]
-
-
 def test_another_process_divides_alike() -> None:
     """Whatever its hash seed is."""
     code = (

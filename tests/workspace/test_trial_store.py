@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from support.records import record
 
 from pytest_aorta.workspace.atomic import as_json, staged_text
 from pytest_aorta.workspace.paths import TrialPaths, trial_paths
-from pytest_aorta.workspace.trial_store import TrialStore
+from pytest_aorta.workspace.trial_store import TrialStore, prune, retire, retire_others
 
 PATHS: TrialPaths = trial_paths("probe", None, 0)
 
@@ -163,3 +164,85 @@ def test_processes_that_ask_late_find_the_same(tmp_path: Path) -> None:
     write(TrialStore(tmp_path / "other", "earlier"), record(), record())
     TrialStore(tmp_path / "other", STAMP, resume=True).write(trial_paths("probe", None, 2), lost(started_at=now))
     assert kept(TrialStore(tmp_path / "other", STAMP, resume=True), 0, 1) == [True, True]
+
+
+# The history
+
+
+def fill(results: Path, *files: str) -> None:
+    """Write files that contain their own path."""
+    for name in files:
+        path = results / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    """Every file below a folder, and its content."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def test_a_file_goes_before_its_artifacts_and_each_time_to_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = []
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        moved.append(self.name)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+
+    for _ in range(2):
+        fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
+        retire(tmp_path, trial_paths("w", None, 0), "run1")
+
+    assert moved == ["trial_0.json", "trial_0"] * 2
+    names = ("w/trial_0.json", "w/trial_0/stdout.log")
+    assert set(files_in(tmp_path)) == {f".history/{run}/{name}" for run in ("run1", "run1~1") for name in names}
+
+
+def test_what_another_run_has_written_meanwhile_stays(tmp_path: Path) -> None:
+    fill(tmp_path, "w/old/trial_0.json", "w/new/trial_0.json")
+    os.utime(tmp_path / "w/old/trial_0.json", (100, 100))
+
+    retire_others(tmp_path, ["w"], [], "run1", before=200)
+
+    assert set(files_in(tmp_path)) == {"w/new/trial_0.json", ".history/run1/w/old/trial_0.json"}
+
+
+def retire_often(results: Path, times: int) -> None:
+    """Each run moves what the one before has left: files, artifacts, and those of a further rank."""
+    for run in range(times):
+        for name in ("w/trial_0", "w/trial_0.repeat_1", "w/cell/trial_1"):
+            fill(results, f"{name}.json", f"{name}/stdout.log", f"{name}.rank_1/stdout.log")
+            retire(results, TrialPaths(PurePosixPath(f"{name}.json")), f"run{run}")
+
+
+def test_of_every_workload_the_newest_earlier_runs_are_kept(tmp_path: Path) -> None:
+    retire_often(tmp_path, 4)
+    fill(tmp_path, ".history/run0/other/trial_0.json", ".history/run0/w/notes.txt")
+
+    assert prune(tmp_path, "run3", 2) == 6
+
+    kept = files_in(tmp_path / ".history")
+    assert {name.split("/")[0] for name in kept if "trial" in name} == {"run0", "run2", "run3"}
+    assert [name for name in kept if name.startswith("run0/")] == ["run0/other/trial_0.json"]
+    assert len(kept) == 1 + 2 * 3 * 3
+    assert not (tmp_path / ".history/run1").exists()
+    assert prune(tmp_path, "run3", 2) == 0
+
+
+def test_a_run_prunes_only_what_it_has_added_to(tmp_path: Path) -> None:
+    retire_often(tmp_path, 3)
+    before = files_in(tmp_path)
+
+    assert prune(tmp_path, "run9", 1) == 0
+    assert prune(tmp_path / "nothing", "run9", 1) == 0
+    fill(tmp_path, ".history/run9/other/trial_7.json")
+    assert prune(tmp_path, "run9", 1) == 0
+    assert prune(tmp_path, "run2", sys.maxsize) == 0
+    assert before.items() <= files_in(tmp_path).items()
