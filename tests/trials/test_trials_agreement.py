@@ -64,24 +64,17 @@ def failure(phase: str, kind: str) -> dict[str, Any]:
     ("changes", "said"),
     [
         ({"result": {"passed": False}}, "exit_status is 'ok', but result.passed is false"),
-        (
-            {"exit_status": "workload_failed", "result": {"passed": True}},
-            "exit_status is 'workload_failed', but result.passed is true",
+        *(
+            (
+                {"exit_status": status, "result": {"passed": True}},
+                f"exit_status is '{status}', but result.passed is true",
+            )
+            for status in ("workload_failed", "infrastructure_failed", "timeout")
         ),
-        ({"exit_status": "infrastructure_failed", "result": {"passed": True}}, "but result.passed is true"),
-        ({"exit_status": "timeout", "result": {"passed": True}}, "but result.passed is true"),
         ({"failure": failure("run", "exception")}, "exit_status is 'ok', but failure.phase is 'run'"),
-        (
-            {"exit_status": "timeout", "result": {"passed": False}, "failure": failure("run", "signal")},
-            "exit_status is 'timeout', but failure.kind is 'signal'",
-        ),
-        (
-            {
-                "exit_status": "workload_failed",
-                "result": {"passed": False},
-                "failure": failure("run", "stall"),
-            },
-            "exit_status is 'workload_failed', but failure.kind is 'stall'",
+        *(
+            ({"exit_status": status, "failure": failure("run", kind)}, f"'{status}', but failure.kind is '{kind}'")
+            for status, kind in [("timeout", "signal"), ("workload_failed", "stall")]
         ),
         ({"result": {"passed": "true"}}, "result.passed"),
         ({"result": {"passed": 1}}, "result.passed"),
@@ -116,13 +109,9 @@ def test_a_time_that_is_none_is_refused(place: str, time: object) -> None:
     [
         {"failure": failure("cleanup", "exception")},
         {"failure": failure("cleanup", "timeout")},
-        {"exit_status": "timeout", "result": {"passed": False}},
-        {"exit_status": "timeout", "result": {"passed": False}, "failure": failure("setup", "stall")},
-        {
-            "exit_status": "infrastructure_failed",
-            "result": {"passed": False},
-            "failure": failure("launch", "signal"),
-        },
+        {"exit_status": "timeout"},
+        {"exit_status": "timeout", "failure": failure("setup", "stall")},
+        {"exit_status": "infrastructure_failed", "failure": failure("launch", "signal")},
         {"wall_clock_sec": None, "result": {"passed": True, "elapsed_sec": None}},
         {"wall_clock_sec": 0, "phases_sec": {"run": 0.0}},
         {"result": {"passed": True, "failure_count": 3}},
@@ -146,56 +135,38 @@ def test_a_record_with_the_fields_of_aorta_alone_is_read() -> None:
     assert TrialResult.from_dict(read.to_dict()) == read
 
 
-# Failures of ranks
+def failing(rank: int, kind: Any = "exception") -> Failure:
+    return Failure(phase="run", kind=kind, type="ValueError", rank=rank, message="boom")
 
 
-def rank_data(rank: int, result: ResultRecord | None, failure: Failure | None = None, **more: Any) -> RankRecord:
-    return RankRecord(rank, result=result, failure=failure, **more)
-
-
-def failing(rank: int, kind: Any = "exception", message: str = "boom") -> Failure:
-    return Failure(phase="run", kind=kind, type="ValueError", rank=rank, message=message)
-
-
-def of_ranks(cause: Failure, *ranks: RankRecord) -> Observation:
+def of_ranks(cause: Failure, *ranks: RankRecord) -> ResultRecord:
     named = replace(cause, message=f"rank {cause.rank}: {cause.message}")
-    return Observation(result=ranks[0].result, ranks=list(ranks), rank_failure=named)
-
-
-def test_a_trial_of_which_a_rank_failed_has_not_passed() -> None:
-    seen = of_ranks(failing(1), rank_data(0, ResultRecord(True, metrics={"loss": 1.0})), rank_data(1, None, failing(1)))
-
-    cause = {"rank": 1, "phase": "run", "kind": "exception", "type": "ValueError", "message": "boom"}
-    assert recorded_result(seen) == ResultRecord(False, 1, failure_details=[cause], metrics={"loss": 1.0})
+    return recorded_result(Observation(result=ranks[0].result, ranks=list(ranks), rank_failure=named))
 
 
 def test_the_cause_is_named_and_ranks_that_only_followed_do_not_count() -> None:
-    seen = of_ranks(
+    passed, own = ResultRecord(True, metrics={"loss": 1.0}), ResultRecord(False, 1, failure_details=[{"step": 7}])
+    cause = {"rank": 1, "phase": "run", "kind": "exception", "type": "ValueError", "message": "boom"}
+    result = of_ranks(failing(1), RankRecord(0, result=passed), RankRecord(1, failure=failing(1)))
+    assert result == ResultRecord(False, 1, failure_details=[cause], metrics={"loss": 1.0})
+
+    result = of_ranks(
         failing(2, "signal"),
-        rank_data(0, ResultRecord(False, 1, failure_details=[{"step": 7}])),
-        rank_data(1, None, failing(1)),
-        rank_data(2, None, failing(2, "signal")),
-        rank_data(3, None, failing(3), collateral=True),
-        rank_data(4, ResultRecord(True), replace(failing(4), phase="cleanup")),
+        RankRecord(0, result=own),
+        RankRecord(1, failure=failing(1)),
+        RankRecord(2, failure=failing(2, "signal")),
+        RankRecord(3, failure=failing(3), collateral=True),
+        RankRecord(4, result=ResultRecord(True), failure=replace(failing(4), phase="cleanup")),
     )
-
-    result = recorded_result(seen)
-
     assert result.failure_count == 2
-    assert [(detail.get("rank"), detail.get("kind")) for detail in result.failure_details] == [
-        (None, None),
-        (2, "signal"),
-    ]
+    assert [(detail.get("step"), detail.get("rank")) for detail in result.failure_details] == [(7, None), (None, 2)]
 
 
 def test_failures_that_a_rank_has_listed_itself_are_not_listed_twice() -> None:
     combined = ResultRecord(False, 2, failure_details=[{"rank": 1, "step": 3}])
-    seen = of_ranks(failing(1, "result"), rank_data(0, combined), rank_data(1, None, failing(1, "result")))
+    ranks = RankRecord(0, result=combined), RankRecord(1, failure=failing(1, "result"))
 
-    assert recorded_result(seen).failure_details == [{"rank": 1, "step": 3}]
-
-
-# Results that contradict themselves
+    assert of_ranks(failing(1, "result"), *ranks).failure_details == [{"rank": 1, "step": 3}]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +205,6 @@ def test_what_a_result_says_against_its_own_passed_is_named(result: dict[str, An
 
 def test_what_other_ranks_say_is_named_with_their_numbers() -> None:
     right, wrong = ResultRecord(True), ResultRecord(True, 3)
-    seen = Observation(result=right, ranks=[rank_data(rank, wrong if rank else right) for rank in range(4)])
+    seen = Observation(result=right, ranks=[RankRecord(rank, result=wrong if rank else right) for rank in range(4)])
 
     assert warnings_of(seen) == ["rank 1 and 2 more: passed=True, but failure_count=3"]

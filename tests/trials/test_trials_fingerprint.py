@@ -64,11 +64,7 @@ def taken(**changed: Any) -> str:
         {"found": {"sources": {"w.py": "other digest"}}},
         {"found": {"data_files": {"golden.pt": "digest"}}},
         {"found": {"data_files": {"golden.pt": None}}},
-        *(
-            {"found": {"surroundings": {**SURROUNDINGS, name: "another"}}}
-            for name in SURROUNDINGS
-            if name != "variables"
-        ),
+        *({"found": {"surroundings": {**SURROUNDINGS, name: "another"}}} for name in list(SURROUNDINGS)[:-1]),
         {"found": {"surroundings": {**SURROUNDINGS, "variables": {"OMP_NUM_THREADS": "1"}}}},
         {"imposes": ImposedCounts(threads=1)},
         {"imposes": ImposedCounts(cores=1)},
@@ -92,16 +88,9 @@ def test_what_decides_the_outcome_changes_the_fingerprint(changed: dict[str, Any
     assert taken(**changed) != taken()
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"limits": Limits(timeout=3.0, stall_timeout=1.0, grace=0.0)}, {"environment_index": 3}, {"mitigation_index": 1}],
-    ids=str,
-)
-def test_what_does_not_decide_the_outcome_does_not(changed: dict[str, Any]) -> None:
-    assert taken(**changed) == taken()
-
-
-def test_the_order_of_variables_and_options_does_not_change_the_fingerprint() -> None:
+def test_what_does_not_decide_the_outcome_does_not() -> None:
+    limits = Limits(timeout=3.0, stall_timeout=1.0, grace=0.0)
+    assert taken(limits=limits, environment_index=3, mitigation_index=1) == taken()
     assert taken(overlay={"A": "1", "B": "2"}) == taken(overlay={"B": "2", "A": "1"})
     assert taken(config={"a": 1, "b": 2}) == taken(config={"b": 2, "a": 1})
 
@@ -154,12 +143,6 @@ def around(**changed: Any) -> dict[str, Any]:
         ({}, {"imposes": ImposedCounts(threads=1)}, ["imposed threads none -> 1"]),
         ({"nproc": 2}, {"nproc": 4}, ["number of ranks 2 -> 4"]),
         ({}, {"execution": Execution(isolation="spawn")}, ["isolation fork -> spawn"]),
-        ({}, {"execution": Execution(seed=7)}, None),
-        (
-            around(),
-            around(packages="sha256:4567"),
-            ["einops not installed -> 0.8", "numpy 1.26 -> not installed", "torch 2.12.0 -> 2.13.0"],
-        ),
         (around(), around(packages="sha256:89ab"), ["installed packages changed"]),
         (
             around(),
@@ -168,18 +151,12 @@ def around(**changed: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_each_change_is_named(earlier: dict[str, Any], now: dict[str, Any], lines: list[str] | None) -> None:
-    found = changes(earlier, now)
-
-    if lines is None:  # a derived seed, of many digits
-        assert [line.rpartition(" ")[0] for line in found] == ["seed none ->"]
-    else:
-        assert found == lines
+def test_each_change_is_named(earlier: dict[str, Any], now: dict[str, Any], lines: list[str]) -> None:
+    assert changes(earlier, now) == lines
 
 
-def test_equal_requests_differ_in_nothing() -> None:
+def test_equal_requests_differ_in_nothing_others_in_a_seed_and_an_old_record_does_not_say() -> None:
     assert changes({}, {}) == []
-
-
-def test_a_record_of_an_earlier_version_does_not_say() -> None:
+    (line,) = changes({}, {"execution": Execution(seed=7)})
+    assert line.startswith("seed none -> ")
     assert differences({}, parts()) == [UNKNOWN]

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.trials import loading
-from pytest_aorta.trials.loading import (
-    WorkloadLoadError,
-    data_files,
-    describe,
-    file_digest,
-    load_class,
-)
+from pytest_aorta.trials.loading import WorkloadLoadError, data_files, describe, file_digest, load_class
 
 WORKLOAD = """
 class Plain:
@@ -44,38 +38,19 @@ def search_path_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
-def test_a_class_of_a_file_that_nothing_can_import(tmp_path: Path) -> None:
-    file = tmp_path / "my workload-1.py"
-    file.write_text(WORKLOAD)
-
-    cls = load_class(f"{file}:Plain")
-
-    assert cls.__name__ == "Plain"
-    assert sys.modules[cls.__module__].__file__ == str(file)
-
-
-def test_a_file_is_loaded_once(tmp_path: Path) -> None:
-    file = tmp_path / "once.py"
-    file.write_text(WORKLOAD)
-
-    assert load_class(f"{file}:Plain") is load_class(f"{file}:Plain")
-
-
-def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+def test_a_file_is_loaded_once_by_its_path_and_finds_its_neighbours(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "work.py").write_text(f"WHERE = {folder!r}\n{WORKLOAD}")
+        (tmp_path / folder / f"neighbour_{folder}_of_{tmp_path.name}.py").write_text(f"WHERE = {folder!r}")
+        text = f"from neighbour_{folder}_of_{tmp_path.name} import WHERE\n{WORKLOAD}"
+        (tmp_path / folder / "my workload-1.py").write_text(text)  # which nothing can import by name
+    targets = [f"{tmp_path}/{folder}/my workload-1.py:Plain" for folder in ("a", "b")]
 
-    modules = [sys.modules[load_class(f"{tmp_path}/{folder}/work.py:Plain").__module__] for folder in ("a", "b")]
+    modules = [sys.modules[load_class(target).__module__] for target in targets]
 
     assert [module.WHERE for module in modules] == ["a", "b"]
-
-
-def test_a_file_finds_its_neighbours(tmp_path: Path) -> None:
-    (tmp_path / f"neighbour_of_{tmp_path.name}.py").write_text("VALUE = 5\n")
-    (tmp_path / "main.py").write_text(f"from neighbour_of_{tmp_path.name} import VALUE\n{WORKLOAD}")
-
-    assert load_class(f"{tmp_path}/main.py:Plain")
+    assert [f"{module.__file__}:Plain" for module in modules] == targets
+    assert load_class(targets[0]) is load_class(targets[0])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +82,8 @@ def test_what_an_import_raises_comes_out_and_the_next_attempt_tries_again(tmp_pa
 
 
 def test_a_description_says_what_the_parent_needs(tmp_path: Path) -> None:
-    (tmp_path / "described.py").write_text(
+    file = tmp_path / "described.py"
+    file.write_text(
         WORKLOAD
         + """
 class Ranks(Plain):
@@ -117,40 +93,23 @@ class Ranks(Plain):
     default_config = {"size": 2}
 """
     )
-    plain, ranks = (load_class(f"{tmp_path}/described.py:{name}") for name in ("Plain", "Ranks"))
-
     common: dict[str, Any] = {
-        "source": f"{tmp_path}/described.py",
-        "source_root": str(tmp_path.resolve()),
-        "data_files": {},
+        **{"source": str(file), "source_root": str(tmp_path.resolve()), "data_files": {}, "config_error": None},
+        **{"startup_variables": {}, "requires_process": False, "result_scope": "global"},
     }
-    common |= {"config_error": None, "startup_variables": {}, "requires_process": False, "result_scope": "global"}
-    every = loading.sources(list(sys.modules), tmp_path.resolve())  # of this test's process
-    assert describe(plain, {}, None) == {
-        **common,
-        "launch_mode": "single_process",
-        "min_world_size": 1,
-        "timeout_sec": None,
-        "sources": {**every, "described.py": file_digest(tmp_path / "described.py")},
-        "config": {},
-        "config_warnings": [],
-    }
-    assert describe(ranks, {"size": "3"}, 5) == {
-        **common,
-        "launch_mode": "distributed",
-        "min_world_size": 4,
-        "timeout_sec": 30.0,
-        "sources": {**every, "described.py": file_digest(tmp_path / "described.py")},
-        "config": {"size": 3, "steps": 5},
-        "config_warnings": ["Ranks.default_config has no option 'steps' (known: size); it may have no effect"],
-    }
+    plain = describe(load_class(f"{file}:Plain"), {}, None)
+    assert plain.pop("sources")["described.py"] == file_digest(file)
+    declared = {"launch_mode": "single_process", "min_world_size": 1, "timeout_sec": None}
+    assert plain == {**common, **declared, "config": {}, "config_warnings": []}
+    ranks = describe(load_class(f"{file}:Ranks"), {"size": "3"}, 5)
+    del ranks["sources"]
+    declared = {"launch_mode": "distributed", "min_world_size": 4, "timeout_sec": 30.0}
+    warning = "Ranks.default_config has no option 'steps' (known: size); it may have no effect"
+    assert ranks == {**common, **declared, "config": {"size": 3, "steps": 5}, "config_warnings": [warning]}
 
-
-def test_a_description_carries_what_is_wrong_with_the_options() -> None:
-    described = describe(load_class("aorta_workloads.gemm:Gemm"), {"no_such_option": "1"}, None)
-
-    assert described["config_error"].startswith("Gemm has no option 'no_such_option'; valid: ")
-    assert described["config"] == {}
+    wrong = describe(load_class("aorta_workloads.gemm:Gemm"), {"no_such_option": "1"}, None)
+    assert wrong["config_error"].startswith("Gemm has no option 'no_such_option'; valid: ")
+    assert wrong["config"] == {}
 
 
 # Which files decide what a workload does, and the digests that tell whether one has changed.
@@ -173,34 +132,23 @@ def found_in_a_new_process(target: str, *later: str, path: list[Path]) -> Any:
     return json.loads(subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout)
 
 
-def test_all_that_is_not_installed_is_a_source(tmp_path: Path) -> None:
+def test_all_that_is_not_installed_is_a_source_and_what_is_imported_later_is_told_apart(tmp_path: Path) -> None:
     work, library, installed = (tmp_path / name for name in ("work", "library", "site-packages"))
-    for folder in (work, library, installed):
-        folder.mkdir()
-    (work / "beside.py").touch()
-    (library / "shared.py").touch()
-    (installed / "bought.py").touch()
+    (installed / "torchinductor_me").mkdir(parents=True)
+    names = ("work/beside", "work/late", "library/shared", "site-packages/bought", "site-packages/bought_later")
+    for file in (tmp_path / f"{name}.py" for name in names):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
     (work / "main.py").write_text(f"import beside, bought, json, shared\n{WORKLOAD}")
-    known, later = found_in_a_new_process(f"{work}/main.py:Plain", path=[library, installed])
+    target, later = f"{work}/main.py:Plain", ("late", "bought_later", "decimal", "pytest_aorta.api")
+    known, found_later = found_in_a_new_process(target, *later, path=[library, installed])
     assert list(known) == sorted([str(library / "shared.py"), "beside.py", "main.py"])
-    assert later == []
+    assert found_later == ["late.py"]
 
     (work / "beside.py").write_text("# changed")
     (work / "unrelated.py").touch()
-    now, _ = found_in_a_new_process(f"{work}/main.py:Plain", path=[library, installed])
+    now, _ = found_in_a_new_process(target, path=[library, installed])
     assert {path for path in known if known[path] != now[path]} == {"beside.py"}
-
-
-def test_what_is_imported_later_is_told_apart(tmp_path: Path) -> None:
-    work, installed = tmp_path / "work", tmp_path / "site-packages"
-    work.mkdir()
-    (installed / "torchinductor_me").mkdir(parents=True)
-    for file in (work / "late.py", installed / "bought.py"):
-        file.touch()
-    (work / "main.py").write_text(WORKLOAD)
-    names = ("late", "bought", "decimal", "pytest_aorta.api")
-    known, later = found_in_a_new_process(f"{work}/main.py:Plain", *names, path=[installed])
-    assert (list(known), later) == (["main.py"], ["late.py"])
 
 
 def test_a_workload_that_is_installed_itself_has_its_package_for_sources(tmp_path: Path) -> None:
@@ -247,11 +195,6 @@ def test_a_folder_has_the_digest_of_all_that_is_in_it(tmp_path: Path, monkeypatc
     assert file_digest(tmp_path) != first
 
 
-def declaring(folder: Path, declaration: str) -> type[Any]:
-    (folder / "declares.py").write_text(f"{WORKLOAD}\nclass Declares(Plain):\n    {declaration}\n")
-    return load_class(f"{folder}/declares.py:Declares")
-
-
 def test_declared_files_are_looked_for_where_the_workload_opens_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,18 +203,16 @@ def test_declared_files_are_looked_for_where_the_workload_opens_them(
         folder.mkdir()
     monkeypatch.chdir(here)
     (beside / "golden.pt").write_text("beside")
-    cls = declaring(beside, 'data_files = ["golden.pt", "no.pt"]')
-    assert data_files(cls, {}) == {"golden.pt": file_digest(beside / "golden.pt"), "no.pt": None}
+    (beside / "declares.py").write_text(
+        f"{WORKLOAD}\nclass Listed(Plain): data_files = ['golden.pt', 'no.pt']\nclass Wrong(Plain): data_files = [1]\n"
+        "class ByOption(Plain): data_files = classmethod(lambda cls, config: config['data'])\n"
+    )
+    listed, by_option, wrong = (load_class(f"{beside}/declares.py:{name}") for name in ("Listed", "ByOption", "Wrong"))
+
+    assert data_files(listed, {}) == {"golden.pt": file_digest(beside / "golden.pt"), "no.pt": None}
     (here / "golden.pt").write_text("here")
-    assert data_files(cls, {})["golden.pt"] == file_digest(here / "golden.pt")
-
-
-def test_declared_files_may_depend_on_the_options(tmp_path: Path) -> None:
-    (tmp_path / "a.pt").touch()
-    cls = declaring(tmp_path, "data_files = classmethod(lambda cls, config: config['data'])")
-    assert data_files(cls, {"data": str(tmp_path / "a.pt")}) == {str(tmp_path / "a.pt"): file_digest(tmp_path / "a.pt")}
-
-
-def test_what_is_no_list_of_paths_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"data_files of Declares is \[1\]; expected a list of paths, or a"):
-        data_files(declaring(tmp_path, "data_files = [1]"), {})
+    assert data_files(listed, {})["golden.pt"] == file_digest(here / "golden.pt")
+    path = str(beside / "golden.pt")
+    assert data_files(by_option, {"data": path}) == {path: file_digest(beside / "golden.pt")}
+    with pytest.raises(TypeError, match=r"data_files of Wrong is \[1\]; expected a list of paths, or a"):
+        data_files(wrong, {})
