@@ -73,10 +73,6 @@ def test_it_says_what_a_cell_has_shown_and_what_follows() -> None:
     assert content["conclusions"][0].startswith("omp_1 fixes it: 0 of 20 failed, 8 of 15 without it")
 
 
-def test_a_matrix_of_nothing_is_one() -> None:
-    assert parsed(triage_of([]))["cells"] == []
-
-
 markdown_it: Any = pytest.importorskip("markdown_it")
 
 
@@ -170,20 +166,12 @@ def leave(results: Path, *, planned: int, sequential: bool = False, complete: bo
     (results / "matrix.json").write_text(matrix_json(table, state))
 
 
-def test_a_plan_of_another_size_was(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_with_another_number_of_trials_than_planned_was_looked_at(tmp_path: Path) -> None:
     leave(tmp_path, planned=4)
-    assert EarlierMatrix(tmp_path).was_looked_at({NONE: 8})
-    assert EarlierMatrix(tmp_path).was_looked_at({NONE: 2})
-    assert not EarlierMatrix(tmp_path).was_looked_at({NONE: 4})
-
-
-def test_one_that_was_ended_early_goes_on_to_the_number_that_was_planned(tmp_path: Path) -> None:
+    assert [EarlierMatrix(tmp_path).was_looked_at({NONE: planned}) for planned in (2, 4, 8)] == [True, False, True]
     leave(tmp_path, planned=20, complete=False)
     assert not EarlierMatrix(tmp_path).was_looked_at({NONE: 20})
-
-
-def test_once_looked_at_stays_looked_at(tmp_path: Path) -> None:
-    leave(tmp_path, planned=8, sequential=True)
+    leave(tmp_path, planned=8, sequential=True)  # and stays so
     assert EarlierMatrix(tmp_path).was_looked_at({NONE: 8})
 
 

@@ -247,18 +247,6 @@ def test_cells_are_in_the_order_of_the_plan_and_trials_count_once(results: Path)
     ]
 
 
-def test_what_cannot_be_read_is_one_clear_message(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="gone: there is no such file or folder; expected a results directory"):
-        read_triage(tmp_path / "gone")
-    with pytest.raises(
-        RequestError, match="there are no trials; expected files as pytest --aorta-workload writes them"
-    ):
-        read_triage(tmp_path)
-    (tmp_path / "trial_0.json").write_text("{")
-    with pytest.raises(RequestError, match=r"1 file cannot be read, the first is trial_0\.json: not valid JSON"):
-        read_triage(tmp_path)
-
-
 def test_thousands_of_records_without_a_field_that_aorta_does_not_have(tmp_path: Path) -> None:
     """Records of AORTA have neither cell nor index nor anything of ours."""
     ours = ("cell", "trial_index", "started_at", "host", "request_fingerprint")

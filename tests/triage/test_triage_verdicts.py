@@ -32,59 +32,52 @@ def chosen(found: Baselines) -> dict[str, str]:
     return {key.cell: base.cell for key, base in found.of.items()}
 
 
-def in_environments(*mitigations: str) -> list[CellStatistics]:
-    """Each mitigation set in two environments, in the order of a plan."""
-    return cells(*(trials(name, "..", environment=place) for place in ("local", "rocm7") for name in mitigations))
-
-
-def test_each_set_is_compared_within_its_environment_and_the_baseline_with_that_of_the_first() -> None:
-    found = choose_baselines(in_environments("a", "none", "b"))
-    assert chosen(found) == {
-        "local-a": "local-none",
-        "local-b": "local-none",
-        "rocm7-a": "rocm7-none",
-        "rocm7-none": "local-none",
-        "rocm7-b": "rocm7-none",
-    }
-    assert {key.cell for key in found.cells} == {"local-none", "rocm7-none"}
-
-
-def test_a_cell_that_is_called_baseline_comes_first() -> None:
+@pytest.mark.parametrize(
+    ("names", "wanted", "compared"),
+    [
+        # Within its environment, and the baseline with that of the first one.
+        (
+            "local-a local-none rocm7-a rocm7-none",
+            None,
+            {"local-a": "local-none", "rocm7-a": "rocm7-none", "rocm7-none": "local-none"},
+        ),
+        # Without an empty set, the first cell.
+        ("local-b local-a", None, {"local-a": "local-b"}),
+        # A cell that is called baseline comes first.
+        (
+            "local-none local-a baseline-rocm6-b baseline-rocm6-none",
+            None,
+            dict.fromkeys(["local-none", "local-a", "baseline-rocm6-none"], "baseline-rocm6-b"),
+        ),
+        # A set that was asked for, in each environment; a cell that was, for all.
+        *(
+            (
+                "local-none local-a+b rocm7-none rocm7-a+b",
+                wanted,
+                {"local-none": "local-a+b", "rocm7-none": "rocm7-a+b", "rocm7-a+b": "local-a+b"},
+            )
+            for wanted in ("a,b", "a+b")
+        ),
+        (
+            "local-none local-a rocm7-none rocm7-a",
+            "rocm7-none",
+            dict.fromkeys(["local-none", "local-a", "rocm7-a"], "rocm7-none"),
+        ),
+    ],
+)
+def test_with_which_cell_each_is_compared(names: str, wanted: str | None, compared: dict[str, str]) -> None:
+    pairs = [name.rsplit("-", 1) for name in names.split()]
     found = choose_baselines(
-        cells(
-            trials("none", ".."),
-            trials("a", ".."),
-            trials("b", "..", environment="baseline-rocm6"),
-            trials("none", "..", environment="baseline-rocm6"),
-        )
+        cells(*(trials(name.replace("+", ","), "..", environment=place) for place, name in pairs)), wanted
     )
-    assert {key.cell for key in found.cells} == {"baseline-rocm6-b"}
-    assert set(chosen(found).values()) == {"baseline-rocm6-b"}
-
-
-def test_without_an_empty_set_the_first_cell_is_the_baseline() -> None:
-    assert chosen(choose_baselines(cells(trials("b", ".."), trials("a", "..")))) == {"local-a": "local-b"}
-
-
-@pytest.mark.parametrize("wanted", ["a,b", "a+b"])
-def test_a_set_that_was_asked_for_is_the_baseline_in_each_environment(wanted: str) -> None:
-    found = choose_baselines(in_environments("none", "a,b"), wanted)
-    assert chosen(found) == {"local-none": "local-a+b", "rocm7-none": "rocm7-a+b", "rocm7-a+b": "local-a+b"}
-
-
-def test_a_cell_that_was_asked_for_is_the_baseline_of_all() -> None:
-    found = choose_baselines(in_environments("none", "a"), "rocm7-none")
-    assert set(chosen(found).values()) == {"rocm7-none"}
-    assert len(found.of) == 3
+    assert chosen(found) == compared
+    assert {key.cell for key in found.cells} == {*compared.values()}
 
 
 def test_a_baseline_that_did_not_run_is_passed_over_unless_it_was_asked_for() -> None:
     found = cells(trials("none", "--"), trials("a", "-."), trials("b", ".."))
     assert chosen(choose_baselines(found)) == {"local-none": "local-a", "local-b": "local-a"}
     assert chosen(choose_baselines(found, "none")) == {"local-a": "local-none", "local-b": "local-none"}
-
-
-def test_where_nothing_ran_there_is_no_baseline() -> None:
     assert choose_baselines(cells(trials("none", "--"), trials("a", "--"))) == Baselines({}, ())
 
 
@@ -116,39 +109,43 @@ def kinds(*cells: list[TrialFacts], settings: TriageSettings | None = None) -> d
     return {name: row.verdict.kind for name, row in rows(*cells, settings=settings).items()}
 
 
-def test_a_mitigation_without_a_failure_fixes_when_the_baseline_fails_often() -> None:
+def test_a_comparison_has_a_difference_with_its_interval_and_a_bound_without_failures() -> None:
     found = rows(trials("none", "F" * 14 + "." * 6), trials("omp_1", "." * 20))
     assert found["local-none"].verdict.kind == "baseline"
     assert found["local-none"].comparison is None
     fixed = found["local-omp_1"]
-    assert fixed.verdict.kind == "fixes"
     assert fixed.comparison is not None
     assert fixed.comparison.difference == pytest.approx(-0.7)
     assert fixed.comparison.interval.high < 0
     assert fixed.rate_below == pytest.approx(1 - 0.05 ** (1 / 20))
 
 
-def test_one_failure_in_eight_against_none_is_undecided() -> None:
-    found = rows(trials("none", "F......."), trials("tf32_off", "." * 8))
-    verdict = found["local-tf32_off"].verdict
-    assert verdict.kind == "undecided"
+@pytest.mark.parametrize(
+    ("base", "cell", "kind"),
+    [
+        ("F" * 14 + "." * 6, "." * 20, "fixes"),
+        ("F" * 25 + "." * 25, "F" * 5 + "." * 45, "reduces"),
+        ("F" * 25 + "." * 25, "F" * 45 + "." * 5, "worse"),
+        # That there is no effect has to be shown.
+        ("F." * 10, "F." * 10, "undecided"),
+        ("F." * 20, "F." * 20, "no cure"),
+        ("F." * 300, "F." * 300, "no effect"),
+        # Hangs count as failures, and infrastructure never.
+        ("T" * 15 + "." * 5 + "E" * 2, "." * 20 + "E" * 3, "fixes"),
+        ("F" * 10, "-" * 10, "did not run"),
+        ("F" * 10, "E" * 10, "error"),
+    ],
+)
+def test_failures_beside_those_of_the_baseline_have_a_verdict(base: str, cell: str, kind: str) -> None:
+    found = rows(trials("none", base), trials("a", cell))["local-a"]
+    assert found.verdict.kind == kind
+    assert (found.comparison is None) == (kind in ("did not run", "error"))
+
+
+def test_one_failure_in_eight_against_none_needs_more_trials() -> None:
+    verdict = rows(trials("none", "F......."), trials("tf32_off", "." * 8))["local-tf32_off"].verdict
     assert verdict.more_trials is not None
     assert verdict.text == f"undecided (about {verdict.more_trials} more trials)"
-
-
-def test_fewer_failures_reduce_and_more_are_worse() -> None:
-    assert kinds(
-        trials("none", "F" * 25 + "." * 25), trials("a", "F" * 5 + "." * 45), trials("b", "F" * 45 + "." * 5)
-    ) == {"local-none": "baseline", "local-a": "reduces", "local-b": "worse"}
-
-
-def test_no_effect_has_to_be_shown() -> None:
-    few = kinds(trials("none", "F" * 10 + "." * 10), trials("a", "F" * 10 + "." * 10))
-    many = kinds(trials("none", "F" * 300 + "." * 300), trials("a", "F" * 300 + "." * 300))
-    some = kinds(trials("none", "F" * 20 + "." * 20), trials("a", "F" * 20 + "." * 20))
-    assert few["local-a"] == "undecided"
-    assert some["local-a"] == "no cure"
-    assert many["local-a"] == "no effect"
 
 
 def test_slower_and_faster_are_verdicts_only_where_nothing_fails() -> None:
@@ -182,29 +179,6 @@ def test_runs_of_commands_without_steps_are_compared_as_wholes() -> None:
     assert steps.speed.kind == "n/a"
 
 
-def test_hangs_count_as_failures_and_infrastructure_never() -> None:
-    found = rows(trials("none", "T" * 15 + "....." + "E" * 2), trials("a", "." * 20 + "E" * 3))
-    assert found["local-none"].cell.rate == pytest.approx(15 / 20)
-    assert found["local-none"].cell.count("infrastructure") == 2
-    assert found["local-a"].verdict.kind == "fixes"
-
-
-def test_what_did_not_run_is_compared_with_nothing() -> None:
-    found = rows(trials("none", "F" * 10), trials("a", "-" * 10), trials("b", "E" * 10))
-    assert found["local-a"].verdict.kind == "did not run"
-    assert found["local-b"].verdict.kind == "error"
-    assert found["local-a"].comparison is found["local-b"].comparison is None
-
-
-def test_a_cell_is_compared_with_the_baseline_of_its_environment() -> None:
-    cells = [
-        trials(name, "F" * 10 + "." * 10, environment=where) for where in ("local", "rocm") for name in ("none", "a")
-    ]
-    found = rows(*cells)
-    compared = {name: row.comparison.baseline.cell for name, row in found.items() if row.comparison is not None}
-    assert compared == {"local-a": "local-none", "rocm-a": "rocm-none", "rocm-none": "local-none"}
-
-
 def test_an_explicit_baseline_that_did_not_run_is_said() -> None:
     found = rows(trials("none", "-" * 5), trials("a", "." * 5), settings=TriageSettings(baseline="none"))
     assert found["local-a"].verdict.kind == "undecided"
@@ -234,16 +208,6 @@ def test_two_bugs_are_judged_one_by_one() -> None:
     assert by_type["result"].verdict.kind == "fixes"
     assert by_type["signal"].verdict.kind == "undecided"
     assert (by_type["signal"].failures, by_type["signal"].base_failures) == (3, 2)
-
-
-def test_the_speed_of_a_cell_is_judged_where_it_has_step_times() -> None:
-    base = trials("none", "F" * 10 + "." * 10, step_ms=(10.0, 10.2, 9.9))
-    found = rows(base, trials("slow", "." * 20, step_ms=(13.0, 13.2, 12.9)), trials("untimed", "." * 20))
-    slow, untimed = found["local-slow"].speed, found["local-untimed"].speed
-    assert slow is not None
-    assert slow.text == "slower: +30% (29 to 31%)"
-    assert untimed is not None
-    assert (untimed.kind, untimed.text) == ("n/a", "-")
 
 
 def test_while_trials_run_only_pairs_that_are_over_count() -> None:
@@ -315,24 +279,25 @@ def test_one_import_that_hung_is_no_effect_of_a_mitigation(hung: str) -> None:
     assert (of_hung.lost, of_hung.loss_events, of_hung.failures) == (10, 1, 0)
 
 
-def test_one_event_does_not_take_a_verdict_from_the_trials_that_ran() -> None:
-    _, row = judged([FAILED] * 10 + [OK] * 2, [IMPORT_HUNG] * 10 + [OK] * 10)
-    assert row.verdict.kind == "fixes"
-
-
-def test_a_cell_whose_trials_die_early_is_no_fix() -> None:
-    _, row = judged([FAILED] * 12 + [OK] * 8, [DIED_EARLY] * 14 + [OK] * 6)
-    assert (row.verdict.kind, row.verdict.reason) == ("undecided", "14 of 20 trials were lost")
-
-
-def test_what_dies_early_in_the_baseline_is_no_fault_of_a_mitigation() -> None:
-    _, row = judged([DIED_EARLY] * 14 + [OK] * 6, [FAILED] * 14 + [OK] * 6)
-    assert (row.verdict.kind, row.verdict.reason) == ("undecided", "14 of 20 trials of local-none were lost")
-
-
-def test_a_few_losses_leave_a_clear_verdict() -> None:
-    _, row = judged([FAILED] * 18 + [DIED_EARLY] * 2, [OK] * 18 + [DIED_EARLY] * 2)
-    assert row.verdict.kind == "fixes"
+@pytest.mark.parametrize(
+    ("none", "m_a", "verdict"),
+    [
+        # One event does not take a verdict from the trials that ran, nor do a few losses.
+        ([FAILED] * 10 + [OK] * 2, [IMPORT_HUNG] * 10 + [OK] * 10, ("fixes", "")),
+        ([FAILED] * 18 + [DIED_EARLY] * 2, [OK] * 18 + [DIED_EARLY] * 2, ("fixes", "")),
+        ([FAILED] * 12 + [OK] * 8, [DIED_EARLY] * 14 + [OK] * 6, ("undecided", "14 of 20 trials were lost")),
+        (
+            [DIED_EARLY] * 14 + [OK] * 6,
+            [FAILED] * 14 + [OK] * 6,
+            ("undecided", "14 of 20 trials of local-none were lost"),
+        ),
+    ],
+)
+def test_where_many_trials_were_lost_nothing_is_said(
+    none: list[Record], m_a: list[Record], verdict: tuple[str, str]
+) -> None:
+    _, row = judged(none, m_a)
+    assert (row.verdict.kind, row.verdict.reason) == verdict
 
 
 def said(*cells: list[TrialFacts]) -> list[str]:
