@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 #: Seconds after which something that hangs gives up, so that a broken test does not hang for ever.
@@ -138,12 +137,6 @@ def fork_and_exit(args: Any) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def fork_and_die(args: Any) -> None:
-    """A grandchild survives us, and holds our channel open."""
-    Path(args.scalars[0]).write_text(str(fork_and_leave(args)))
-    os._exit(7)
-
-
 def use_multiprocessing(args: Any) -> list[int]:
     import multiprocessing
 
@@ -201,13 +194,10 @@ def give(args: Any) -> Any:
     things: dict[str, Callable[[], Any]] = {
         "huge": lambda: "x" * 50_000_000,
         "large": lambda: "x" * 500_000,
-        "bytes": lambda: {"a": (b"\xff", 1), "b": b""},
         "many bytes": lambda: [b"x" * 2**20, b"y" * 2**20],
-        "set": lambda: {1, (2, 3)},
         "function": lambda: lambda number: number + 1,
         "lock": threading.Lock,
         "surrogate": lambda: "\udc80",
-        "nan": lambda: float("nan"),
         "liar": lambda: liar,
     }
     return things[args.scalars[0]]()

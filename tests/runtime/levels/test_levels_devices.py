@@ -66,14 +66,8 @@ def test_a_device_of_another_process_is_refused_with_its_holder(impatient: None,
         f"device_ids 4-5 are not free: device 5 by pid {holder.pid} (-c); a device belongs to one worker at a time"
     )
     assert starts(4)
-    holder.communicate()
-    assert starts(4, 5)
-
-
-@pytest.mark.statement(49)
-def test_it_is_free_when_its_process_was_killed_and_its_slots_have_ended(holder: subprocess.Popen[str]) -> None:
     os.kill(holder.pid, signal.SIGKILL)
-    wait_until(lambda: starts(5), "the end of its slots")
+    wait_until(lambda: starts(4, 5), "the end of its slots")
 
 
 @pytest.mark.statement(49)

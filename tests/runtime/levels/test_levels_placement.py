@@ -2,21 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import levels_tasks
 import pytest
-from levels_doubles import MakeBench
-from levels_doubles import bench_of as bench_of
-from levels_stage import Gates, Host, run_next, run_one, scalars
+from levels_stage import Gates, Host, run_one, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
-from support.processes import PATIENCE
+from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskRef, Worker
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskFailure, TaskRef, Worker
+from pytest_aorta.runtime.callables import Callables, Definition
+from pytest_aorta.runtime.dispatcher import Dispatch, Dispatcher, GraphRun, TaskKind
 from pytest_aorta.runtime.graph import State
+from pytest_aorta.runtime.records import SUCCEEDED, Completion
+from pytest_aorta.runtime.tensors import Heap
+
+
+class FakeEndpoint:
+    """Takes tasks, and does nothing with them."""
+
+    def __init__(self, kind: TaskKind, identity: int, started: list[str]) -> None:
+        self.kind = kind
+        self.id = identity
+        self.name = f"{kind.name.split('_')[0].lower()} {identity}"
+        self.busy = 0
+        self.gone: TaskFailure | None = None
+        self.ready = True
+        self.running: list[Dispatch] = []
+        self.stopped: list[str] = []
+        self.refuses: Exception | None = None
+        self._started = started
+
+    def start(self, dispatch: Dispatch) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.running.append(dispatch)
+        self._started.append(f"{dispatch.node.label} on {self.name}")
+
+    def stop(self, dispatch: Dispatch, why: str) -> None:
+        self.stopped.append(f"{dispatch.node.label}: {why}")
+
+
+class _AnyCallables(Callables):
+    """Has every callable that is asked for."""
+
+    def __init__(self, eligible: Mapping[str, frozenset[int]]) -> None:
+        super().__init__("bench")
+        self._eligible = eligible
+
+    def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:
+        assert isinstance(handle, CallableHandle)
+        definition = _definition(handle.name)
+        self.update([definition], ())
+        return definition, self._eligible.get(handle.name)
+
+
+class DispatcherBench:
+    """A dispatcher with ``nexts`` fake workers of the next level and ``subs`` fake SUB workers, and one open run."""
+
+    def __init__(self, nexts: int = 0, subs: int = 0, grace: float = 60.0) -> None:
+        self.started: list[str] = []
+        self.dispatcher = Dispatcher("bench", grace)
+        self.next = [FakeEndpoint(TaskKind.NEXT_LEVEL, number, self.started) for number in range(nexts)]
+        self.sub = [FakeEndpoint(TaskKind.SUB, number, self.started) for number in range(subs)]
+        for endpoint in (*self.next, *self.sub):
+            self.dispatcher.placement.add(endpoint)
+        self.run = self.dispatcher.open_run(GraphRun(ring_size=2**17))
+        self.eligible: dict[str, frozenset[int]] = {}
+        self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), _AnyCallables(self.eligible))
+
+    def submit(self, name: str, worker: int | None = None, **more: Any) -> TaskRef:
+        """A task for one worker of the next level, or for any."""
+        return self.orch.submit_next_level(_handle(name), worker=worker, **more)
+
+    def group(self, name: str, workers: Sequence[int], **more: Any) -> TaskRef:
+        """A group on these workers."""
+        return self.orch.submit_next_level_group(_handle(name), [None] * len(workers), workers=workers, **more)
+
+    def submit_sub(self, name: str, size: int | None = None, **more: Any) -> TaskRef:
+        """A SUB task, or a group of them."""
+        if size is None:
+            return self.orch.submit_sub(_handle(name), **more)
+        return self.orch.submit_sub_group(_handle(name), [None] * size, **more)
+
+    def end(self, endpoint: FakeEndpoint, outcome: Outcome = Outcome.SUCCESS, why: str = "") -> None:
+        """The task that runs there has ended."""
+        succeeded = outcome is Outcome.SUCCESS
+        completion = SUCCEEDED if succeeded else Completion(outcome, None, TaskFailure("Broken", why))
+        self.dispatcher.ended(endpoint.running.pop(0), completion)
+
+    def lose(self, endpoint: FakeEndpoint) -> None:
+        """It is out of service."""
+        with self.dispatcher.turn:
+            endpoint.gone = TaskFailure("ProcessDied", "out of service")
+
+    def news(self) -> list[str]:
+        """What has been started since it was last asked."""
+        news, self.started[:] = self.started[:], []
+        return news
+
+    def close(self) -> None:
+        self.dispatcher.loop.close()
+
+
+MakeBench = Callable[..., DispatcherBench]
+
+
+@pytest.fixture
+def bench_of() -> Iterator[MakeBench]:
+    benches = []
+
+    def make(**sizes: Any) -> DispatcherBench:
+        benches.append(DispatcherBench(**sizes))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.close()
+
+
+@functools.cache
+def _definition(name: str) -> Definition:
+    return Definition(name, name.encode())
+
+
+def _handle(name: str) -> CallableHandle:
+    return CallableHandle("", "", int(time.monotonic() * 1e6), name)
 
 
 @pytest.fixture(scope="module")
@@ -71,37 +187,31 @@ def test_members_of_a_group_run_where_they_were_sent(host: Host) -> None:
 
 
 @pytest.mark.statement(27)
-@pytest.mark.parametrize("worker", [2, -1, True, "0", 0.0, None])
-def test_ids_of_workers_are_checked_before_there_is_a_task(host: Host, worker: Any) -> None:
-    wrong: type[Exception] = ValueError
-    why = "is not the id of a worker of the next level; valid: 0, 1"
-    if type(worker) is not int:
-        wrong, why = TypeError, "the id of a worker is an int, not "
-
+def test_ids_of_workers_are_checked_before_there_is_a_task(host: Host) -> None:
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        with pytest.raises(wrong, match=why):
-            orch.submit_next_level_group(host.nothing, [None, None], workers=[0, worker])
-        if worker is not None:
-            with pytest.raises(wrong, match=why):
-                orch.submit_next_level(host.nothing, worker=worker)
-
-    handle = host.worker.submit(build)
-    handle.wait()
-    assert handle.records == []
-
-
-@pytest.mark.statement(27)
-def test_a_group_has_one_member_per_worker(host: Host) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        with pytest.raises(ValueError, match="a worker is named twice"):
-            orch.submit_next_level_group(host.nothing, [None, None], workers=[1, 1])
-        with pytest.raises(ValueError, match="1 members, but 2 workers"):
-            orch.submit_next_level_group(host.nothing, [None], workers=[0, 1])
+        wrong: list[Any] = [2, -1, True, "0", 0.0, None]
+        for worker in wrong:
+            kind: type[Exception] = ValueError if type(worker) is int else TypeError
+            why = "is not the id of a worker of the next level; valid: 0, 1|the id of a worker is an int, not "
+            with pytest.raises(kind, match=why):
+                orch.submit_next_level_group(host.nothing, [None, None], workers=[0, worker])
+            if worker is not None:
+                with pytest.raises(kind, match=why):
+                    orch.submit_next_level(host.nothing, worker=worker)
+        for workers, why in (
+            ([1, 1], "a worker is named twice"),
+            ([0], "2 members, but 1 workers"),
+        ):
+            with pytest.raises(ValueError, match=why):
+                orch.submit_next_level_group(host.nothing, [None, None], workers=workers)
         with pytest.raises(ValueError, match="at least one member"):
             orch.submit_next_level_group(host.nothing, [], workers=[])
         with pytest.raises(ValueError, match="3 SUB workers needed at a time, but there are 2"):
             orch.submit_sub_group(host.nothing, [None] * 3)
+        with pytest.raises(ValueError, match=r"echo is registered for workers \[0\], not for 1"):
+            orch.submit_next_level(only_0, worker=1)
 
+    only_0 = host.worker.register(levels_tasks.echo, workers=[0])
     handle = host.worker.submit(build)
     handle.wait()
     assert handle.records == []
@@ -219,14 +329,6 @@ def test_a_callable_for_some_workers_runs_on_these_only(bench_of: MakeBench) -> 
     assert late.wait(0).outcome is Outcome.ENDPOINT_FAILURE
 
 
-def test_a_callable_is_kept_from_workers_that_it_was_not_registered_for(host: Host) -> None:
-    only_0 = host.worker.register(levels_tasks.echo, workers=[0])
-    assert {run_next(host.worker, only_0, 1).worker for _ in range(4)} == {"slot 0"}
-
-    with pytest.raises(ValueError, match=r"echo is registered for workers \[0\], not for 1"):
-        host.worker.run(lambda orch, args, config: orch.submit_next_level(only_0, worker=1))
-
-
 @pytest.mark.statement(22)
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_member_that_is_refused_fails_its_group_and_frees_it(bench_of: MakeBench, index: int) -> None:
@@ -260,3 +362,21 @@ def test_a_worker_without_slots_says_so() -> None:
         ):
             with pytest.raises(ValueError, match=r"there are (0|no workers)|none"):
                 worker.run(lambda orch, args, config, submit=submit: submit(orch))
+
+
+@pytest.mark.statement(21)
+def test_only_members_that_still_run_are_asked_to_end_and_only_once(bench_of: MakeBench) -> None:
+    office = bench_of(nexts=3, grace=0.0)
+    ref = office.group("group", [0, 1, 2])
+    office.end(office.next[0])
+    office.end(office.next[1], Outcome.TASK_FAILURE, "first")
+    wait_until(lambda: office.next[2].stopped, "the order to end")
+    ref.cancel("again")
+
+    assert [len(endpoint.stopped) for endpoint in office.next] == [0, 0, 1]
+    office.end(office.next[2])  # it was quicker than the order
+    assert [member.outcome for member in ref.wait(0).members] == [
+        Outcome.SUCCESS,
+        Outcome.TASK_FAILURE,
+        Outcome.SUCCESS,
+    ]
