@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 from support.fake_distributions import install, use_site, write_distribution
 
 from pytest_aorta.registry import (
+    Environment,
     Registry,
     RegistryCollisionError,
     RegistryError,
@@ -17,30 +19,37 @@ from pytest_aorta.registry import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
-def test_a_workload_is_found_without_importing_its_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(
-        monkeypatch,
-        tmp_path,
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Installs a distribution: its name, entry points and modules."""
+    return functools.partial(install, monkeypatch, tmp_path)
+
+
+def test_a_workload_and_a_collector_are_found_without_importing_their_module(offer: Callable[..., None]) -> None:
+    offer(
         "acme-workloads",
-        {"aorta.workloads": {"acme": "acme_workload:Acme [gpu]"}},
+        {
+            "aorta.workloads": {"acme": "acme_workload:Acme [gpu]"},
+            "aorta.collectors": {"acme_trace": "acme_workload:Trace"},
+        },
         {"acme_workload": "raise RuntimeError('imported')"},
     )
 
     entry = Registry.load().workload("acme")
 
     assert entry == WorkloadEntry("acme", "acme_workload:Acme", "acme-workloads")
+    assert Registry.load().collector("acme_trace") == "acme_workload:Trace"
     assert "acme_workload" not in sys.modules
     assert "acme" in Registry.load().names("workloads")
 
 
 @pytest.mark.parametrize("value", ["acme_workload", "acme-workload:Acme", "acme_workload:"])
-def test_a_workload_entry_that_names_no_class_is_refused_when_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
-) -> None:
-    install(monkeypatch, tmp_path, "acme-workloads", {"aorta.workloads": {"acme": value}})
+def test_a_workload_entry_that_names_no_class_is_refused_when_asked_for(offer: Callable[..., None], value: str) -> None:
+    offer("acme-workloads", {"aorta.workloads": {"acme": value}})
     registry = Registry.load()
 
     with pytest.raises(RegistryError, match=r"'acme'.*'acme-workloads'.*module:attribute"):
@@ -48,13 +57,9 @@ def test_a_workload_entry_that_names_no_class_is_refused_when_asked_for(
     assert any("'acme'" in line for line in registry.problems())
 
 
-def test_a_plugin_is_imported_only_when_its_own_mitigation_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_plugin_is_imported_only_when_its_own_mitigation_is_asked_for(offer: Callable[..., None]) -> None:
     for name in ("one", "two"):
-        install(
-            monkeypatch,
-            tmp_path,
+        offer(
             f"acme-{name}",
             {"aorta.mitigations": {name: f"acme_{name}:ENV"}},
             {f"acme_{name}": f"ENV = {{'ACME': '{name}'}}"},
@@ -70,21 +75,22 @@ def test_a_plugin_is_imported_only_when_its_own_mitigation_is_asked_for(
     assert "acme_one" not in sys.modules
 
 
-def test_an_environment_of_a_plugin_has_all_its_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_environment_of_a_plugin_has_all_its_fields(offer: Callable[..., None]) -> None:
     source = (
         "ENV = {'docker': 'rocm/pytorch:latest', 'venv': '/opt/venv', 'rocm': '7.0.1',"
         " 'launcher': \"numactl -C '0 1'\", 'env': {'A': '1'}}"
     )
-    install(monkeypatch, tmp_path, "acme", {"aorta.environments": {"acme": "acme_env:ENV"}}, {"acme_env": source})
+    offer("acme", {"aorta.environments": {"acme": "acme_env:ENV"}}, {"acme_env": source})
 
-    environment = Registry.load().environment("acme")
-
-    assert environment.docker == "rocm/pytorch:latest"
-    assert environment.venv == "/opt/venv"
-    assert environment.rocm == "7.0.1"
-    assert environment.launcher == ("numactl", "-C", "0 1")
-    assert environment.env == {"A": "1"}
-    assert environment.source_package == "acme"
+    assert Registry.load().environment("acme") == Environment(
+        name="acme",
+        docker="rocm/pytorch:latest",
+        venv="/opt/venv",
+        rocm="7.0.1",
+        launcher=("numactl", "-C", "0 1"),
+        env={"A": "1"},
+        source_package="acme",
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,11 +104,9 @@ def test_an_environment_of_a_plugin_has_all_its_fields(monkeypatch: pytest.Monke
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_hurts_only_those_who_ask_for_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, reason: str
+    offer: Callable[..., None], source: str, reason: str
 ) -> None:
-    install(
-        monkeypatch,
-        tmp_path,
+    offer(
         "acme-broken",
         {"aorta.mitigations": {"acme": "acme_broken:ENV"}},
         {"acme_broken": source},
@@ -115,12 +119,8 @@ def test_a_plugin_that_cannot_be_loaded_hurts_only_those_who_ask_for_it(
         registry.mitigation("acme")
 
 
-def test_the_message_about_an_unknown_name_says_which_plugins_are_broken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    install(
-        monkeypatch,
-        tmp_path,
+def test_the_message_about_an_unknown_name_says_which_plugins_are_broken(offer: Callable[..., None]) -> None:
+    offer(
         "acme-broken",
         {"aorta.mitigations": {"acme": "acme_broken:ENV"}},
         {"acme_broken": "raise ImportError('no libacme.so')"},
@@ -143,29 +143,21 @@ def test_the_message_about_an_unknown_name_says_which_plugins_are_broken(
         ("mitigation", "{'1A': 'hunter2'}", "'1A' is not the name of an environment variable"),
         ("mitigation", "{'A\\n': 'hunter2'}", "is not the name of an environment variable"),
         ("mitigation", "{'TOKEN=hunter2': ''}", "'TOKEN=...' is not the name of an environment variable"),
-        (
-            "mitigation",
-            "{'A': 'hunter2\\0'}",
-            r"\.A: the value holds a character that no environment variable can hold",
-        ),
+        ("mitigation", "{'A': 'hunter2\\0'}", r"\.A: the value holds a character that no environment variable can"),
         ("environment", "'image'", "must be a mapping of fields, not str"),
         ("environment", "{'image': 'x'}", "unknown field 'image'; valid fields: docker, venv, rocm, launcher, env"),
         ("environment", "{'docker': 3}", r"\.docker: must be a string, not int"),
         ("environment", "{'docker': ''}", r"\.docker: '' is empty"),
-        (
-            "environment",
-            "{'launcher': 'numactl \"'}",
-            r"\.launcher: .* cannot be split into words: No closing quotation",
-        ),
+        ("environment", "{'launcher': 'numactl \"'}", r"\.launcher: .* cannot be split into words: No closing quot"),
         ("environment", "{'launcher': ['a\\0']}", r"\.launcher: .* no command line can hold"),
         ("environment", "{'env': {'A': 1}}", r"\.env\.A: the value must be a string, not int"),
     ],
 )
 def test_what_cannot_be_used_is_refused_without_showing_values(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, payload: str, reason: str
+    offer: Callable[..., None], kind: str, payload: str, reason: str
 ) -> None:
     entry_points = {f"aorta.{kind}s": {"acme": "acme_payload:ENV"}}
-    install(monkeypatch, tmp_path, "acme", entry_points, {"acme_payload": f"ENV = {payload}"})
+    offer("acme", entry_points, {"acme_payload": f"ENV = {payload}"})
 
     with pytest.raises(RegistryError, match=reason) as caught:
         getattr(Registry.load(), kind)("acme")
@@ -175,11 +167,9 @@ def test_what_cannot_be_used_is_refused_without_showing_values(
 
 
 @pytest.mark.parametrize("group", ["workloads", "mitigations", "environments", "collectors"])
-def test_a_name_offered_by_two_distributions_has_no_winner(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str
-) -> None:
+def test_a_name_offered_by_two_distributions_has_no_winner(offer: Callable[..., None], group: str) -> None:
     for name in ("acme-one", "acme-two"):
-        install(monkeypatch, tmp_path, name, {f"aorta.{group}": {"shared": "acme_not_there:THING"}})
+        offer(name, {f"aorta.{group}": {"shared": "acme_not_there:THING"}})
 
     with pytest.raises(RegistryCollisionError, match="'shared'") as caught:
         Registry.load()
@@ -188,12 +178,10 @@ def test_a_name_offered_by_two_distributions_has_no_winner(
 
 
 @pytest.mark.parametrize(
-    ("group", "name"), [("mitigations", "none"), ("environments", "local"), ("collectors", "rocprof")]
+    ("group", "name"), [("mitigations", "none"), ("environments", "local"), ("collectors", "nsys")]
 )
-def test_a_plugin_cannot_replace_what_is_built_in(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str, name: str
-) -> None:
-    install(monkeypatch, tmp_path, "acme", {f"aorta.{group}": {name: "acme_not_there:THING"}})
+def test_a_plugin_cannot_replace_what_is_built_in(offer: Callable[..., None], group: str, name: str) -> None:
+    offer("acme", {f"aorta.{group}": {name: "acme_not_there:THING"}})
 
     with pytest.raises(RegistryCollisionError, match=rf"{name!r}.*pytest-aorta \(built in\).*'acme'"):
         Registry.load()
@@ -239,9 +227,9 @@ def test_two_lines_of_one_distribution_collide_only_when_they_differ(
     ],
 )
 def test_a_name_that_cannot_be_typed_is_refused_with_its_source(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str, name: str, reason: str
+    offer: Callable[..., None], group: str, name: str, reason: str
 ) -> None:
-    install(monkeypatch, tmp_path, "acme", {f"aorta.{group}": {name: "acme_not_there:THING"}})
+    offer("acme", {f"aorta.{group}": {name: "acme_not_there:THING"}})
 
     with pytest.raises(RegistryError, match=rf"name .* from distribution 'acme' .* cannot be used: .*{reason}"):
         Registry.load()

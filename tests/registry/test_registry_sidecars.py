@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.registry import (
-    Registry,
-    RegistryCollisionError,
-    RegistryError,
-)
+from pytest_aorta.registry import Environment, Mitigation, Registry, RegistryCollisionError, RegistryError
 
 
 def write(path: Path, **content: Any) -> Path:
@@ -29,15 +25,12 @@ def test_a_sidecar_adds_mitigations_and_environments(tmp_path: Path) -> None:
         environments={"lab-image": {"docker": "lab/image:1", "launcher": ["numactl", "-N", "0"], "env": {"A": "1"}}},
     )
 
-    mitigation = Registry.load([path]).mitigation("lab")
-    environment = Registry.load([path]).environment("lab-image")
+    registry, source = Registry.load([path]), "sidecar:lab.json"
 
-    assert mitigation.env == {"LAB_MODE": "1", "LAB_EMPTY": ""}
-    assert mitigation.source_package == "sidecar:lab.json"
-    assert environment.docker == "lab/image:1"
-    assert environment.launcher == ("numactl", "-N", "0")
-    assert environment.env == {"A": "1"}
-    assert environment.source_package == "sidecar:lab.json"
+    assert registry.mitigation("lab") == Mitigation("lab", {"LAB_MODE": "1", "LAB_EMPTY": ""}, source)
+    launcher = ("numactl", "-N", "0")
+    image = Environment("lab-image", docker="lab/image:1", launcher=launcher, env={"A": "1"}, source_package=source)
+    assert registry.environment("lab-image") == image
 
 
 def test_a_relative_venv_is_relative_to_the_file_and_not_to_the_working_directory(
@@ -61,9 +54,7 @@ def test_a_relative_venv_is_relative_to_the_file_and_not_to_the_working_director
         ({"version": True}, "version True is not known"),
         ({"version": 1, "mitigation": {}}, "unknown key 'mitigation'; valid keys: version, mitigations, environments"),
         ({"version": 1, "mitigations": []}, "mitigations: must be an object of names, not list"),
-        ({"version": 1, "mitigations": {"x": []}}, r"mitigations\.x: must be a mapping of environment variables"),
         ({"version": 1, "mitigations": {"x": {"A": 1234567}}}, r"mitigations\.x\.A: the value must be a string"),
-        ({"version": 1, "environments": {"x": {"image": ""}}}, r"environments\.x: unknown field 'image'; valid fields"),
         ({"version": 1, "environments": {"x": "image"}}, r"environments\.x: must be a mapping of fields, not str"),
     ],
 )
@@ -78,19 +69,11 @@ def test_content_that_cannot_be_used_is_refused_with_the_file_and_the_place(
     assert "1234567" not in str(caught.value)
 
 
-def test_bad_json_is_reported_with_file_and_line(tmp_path: Path) -> None:
-    path = tmp_path / "lab.json"
-    path.write_text('{\n  "version": 1,\n  "mitigations": {"x": {"TOKEN": "hunter2",}}\n}\n')
-
-    with pytest.raises(RegistryError, match=r"lab\.json:3:\d+: not valid JSON") as caught:
-        Registry.load([path])
-    assert "hunter2" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
         (b"", r"lab\.json:1:1: not valid JSON"),
+        (b'{\n  "version": 1,\n  "mitigations": {"x": {"TOKEN": "hunter2",}}\n}\n', r"lab\.json:3:\d+: not valid JSON"),
         (b"[1]", r"lab\.json: must hold a JSON object, not list"),
         (b'{"version": 1,\n"mitigations": {"\xff": {}}}', r"lab\.json:2: not UTF-8"),
         (b"[" * 200_000, r"lab\.json: .*nested too deeply"),
@@ -100,18 +83,14 @@ def test_a_file_that_holds_no_json_object_is_refused(tmp_path: Path, data: bytes
     path = tmp_path / "lab.json"
     path.write_bytes(data)
 
-    with pytest.raises(RegistryError, match=reason):
+    with pytest.raises(RegistryError, match=reason) as caught:
         Registry.load([path])
+    assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["missing", "a folder"])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "lab.json"
-    if kind == "a folder":
-        path.mkdir()
-
-    with pytest.raises(RegistryError, match=r"cannot read the registry file .*lab\.json: (No such|Is a dir)"):
-        Registry.load([path])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match=r"cannot read the registry file .*: Is a dir"):
+        Registry.load([tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -130,19 +109,20 @@ def test_a_key_that_is_there_twice_has_no_winner(tmp_path: Path, text: str) -> N
         Registry.load([path])
 
 
-def test_two_sidecars_cannot_offer_the_same_name(tmp_path: Path) -> None:
-    names = ("one.json", "two.json")
-    paths = [write(tmp_path / name, version=1, environments={"x": {"rocm": name}}) for name in names]
+def test_two_sidecars_offer_a_name_twice_only_if_it_is_the_same(tmp_path: Path) -> None:
+    same = {"m": {"A": "1"}, "xnack": {"HSA_XNACK": "1"}}
+    paths = [
+        write(tmp_path / f"{it}.json", version=1, mitigations=same, environments={it: {}}) for it in ("one", "two")
+    ]
+    registry = Registry.load(paths)
+    assert registry.mitigation("m").source_package == "sidecar:one.json"
+    assert registry.mitigation("xnack").source_package == "pytest-aorta"
 
-    with pytest.raises(RegistryCollisionError, match=r"environment name 'x'.*one\.json.*two\.json"):
-        Registry.load(paths)
-
-
-def test_two_sidecars_of_the_same_file_name_are_refused(tmp_path: Path) -> None:
-    paths = [write(tmp_path / folder / "lab.json", version=1) for folder in ("one", "two")]
-
-    with pytest.raises(RegistryCollisionError, match=r"two registry files are called 'lab\.json': .*one.*two"):
-        Registry.load(paths)
+    other = write(tmp_path / "other.json", version=1, environments={"two": {"rocm": "7"}})
+    with pytest.raises(RegistryCollisionError, match=r"environment name 'two'.*two\.json.*other\.json"):
+        Registry.load([*paths, other])
+    with pytest.raises(RegistryCollisionError, match=r"two registry files are called 'one\.json': .*folder.*one"):
+        Registry.load([write(tmp_path / "folder" / "one.json", version=1), paths[0]])
     with pytest.raises(RegistryCollisionError):
         Registry.load([paths[0], paths[0]])
 
@@ -166,10 +146,7 @@ def test_an_environment_may_ask_to_be_entered(tmp_path: Path) -> None:
     ("fields", "reason"),
     [
         ({"enter": True}, r"x\.enter: there is nothing to enter; name an image in the field 'docker'"),
-        (
-            {"docker": "i", "enter": "dokcer"},
-            r"x\.enter: must be true, false or one of docker, .*, not 'dokcer'",
-        ),
+        ({"docker": "i", "enter": "dokcer"}, r"x\.enter: must be true, false or one of docker, .*, not 'dokcer'"),
         ({"docker": "i", "enter": 1}, r"x\.enter: must be true, false or one of .*, not int"),
         ({"docker": "i", "engine_options": ["-v"]}, r'x\.engine_options: no engine is started; add "enter": true'),
     ],
@@ -177,13 +154,3 @@ def test_an_environment_may_ask_to_be_entered(tmp_path: Path) -> None:
 def test_what_cannot_be_entered_is_refused(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(RegistryError, match=reason):
         Registry.load([write(tmp_path / "lab.json", version=1, environments={"x": fields})])
-
-
-def test_the_same_definition_in_two_files_is_one(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.json").write_text(
-            '{"version": 1, "mitigations": {"m": {"A": "1"}, "xnack": {"HSA_XNACK": "1"}}}'
-        )
-    registry = Registry.load([tmp_path / "one.json", tmp_path / "two.json"])
-    assert registry.mitigation("m").source_package == "sidecar:one.json"
-    assert registry.mitigation("xnack").source_package == "pytest-aorta"
