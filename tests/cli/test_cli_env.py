@@ -69,10 +69,6 @@ def test_differences_of_two_machines_in_plain_words(tmp_path: Path) -> None:
         ("OMP_NUM_THREADS", "4", None),
     ]
     assert diff(one, one) == ["No difference in what is recorded of both."]
-
-
-def test_a_machine_and_a_trial(tmp_path: Path) -> None:
-    one = write(tmp_path / "one.json")
     trial = tmp_path / "trial_0.json"
     trial.write_text(json.dumps(record(env={**SNAPSHOT, "host": {"kernel": "5.0", "cpu_model": "EPYC"}})))
     assert diff(one, trial) == ["kernel 6.1 -> 5.0"]

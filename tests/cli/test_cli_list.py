@@ -91,7 +91,7 @@ def test_names_of_all_kinds_are_listed_with_what_they_stand_for() -> None:
 
 def test_registry_files_are_listed_without_their_secrets(stage: Stage) -> None:
     stage.write_registry(
-        mitigations={"quiet": {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hunter2"}},
+        mitigations={"quiet": {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hunter2", "config.sizes": [[8, 8]]}},
         environments={"gone": {"venv": "no/such"}, "boxed": {"docker": "rocm/torch:7", "launcher": ["numactl", "-N0"]}},
     )
     shown = run("list", "mitigations", "environments", "--registry-file", "registry.json").output
@@ -100,7 +100,7 @@ def test_registry_files_are_listed_without_their_secrets(stage: Stage) -> None:
     assert "hunter2" not in shown
     assert re.search(r"^  local +pytest-aorta +the Python of pytest$", shown, re.MULTILINE)
     assert re.search(r"^  none +pytest-aorta +no variables$", shown, re.MULTILINE)
-    assert "sidecar:registry.json  NCCL_DEBUG=WARN HF_TOKEN=<redacted>" in shown
+    assert "sidecar:registry.json  NCCL_DEBUG=WARN HF_TOKEN=<redacted> config.sizes=[[8,8]]" in shown
     assert "docker=rocm/torch:7 launcher=numactl -N0" in shown
     assert "broken: there is no virtual environment in" in shown
 
@@ -124,8 +124,9 @@ HOSTILE = {
 }
 
 
-@pytest.fixture
-def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def test_what_raises_is_shown_with_what_it_raised_and_does_nothing_to_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     entries = {name: f"hostile_{name}:SET" for name in HOSTILE}
     entry_points = {
         "aorta.workloads": {
@@ -140,30 +141,24 @@ def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     }
     modules = {f"hostile_{name}": source for name, source in HOSTILE.items()}
     install(monkeypatch, tmp_path, "hostile", entry_points, modules)
-    return listed()
-
-
-def test_what_raises_is_shown_with_what_it_raised(hostile: dict[str, Any]) -> None:
+    found = listed()
     for kind in ("mitigations", "environments"):
-        said = {name: hostile[kind][name]["problem"] for name in HOSTILE}
+        said = {name: found[kind][name]["problem"] for name in HOSTILE}
         assert "RuntimeError: \x1b[31mno way" in said["raises"]
         assert "SystemExit: 3" in said["leaves"]
         assert "__str__ raised ValueError" in said["unspeakable"]
         assert "OSError: boom" in said["explodes"]
         assert "not int" in said["shapeless"]
-    assert hostile["workloads"]["x"]["problem"] == "there is no module gone"
-    assert hostile["workloads"]["below"]["problem"] == "there is no module hostile_leaves.sub"
-    assert hostile["mitigations"]["prints"]["problem"] is None
-    assert hostile["mitigations"]["prints"]["variables"] == {"A": "1"}
-    assert {entry["source"] for name, entry in hostile["environments"].items() if name in HOSTILE} == {"hostile"}
-
-
-def test_nothing_hostile_reaches_the_terminal(hostile: dict[str, Any]) -> None:
-    result = CliRunner().invoke(main, ["list"])
-    assert result.exit_code == 0
-    assert "\x1b" not in result.stdout
-    assert "{not json" not in result.stdout
-    assert "broken: " in result.stdout
+    assert found["workloads"]["x"]["problem"] == "there is no module gone"
+    assert found["workloads"]["below"]["problem"] == "there is no module hostile_leaves.sub"
+    assert found["mitigations"]["prints"]["problem"] is None
+    assert found["mitigations"]["prints"]["variables"] == {"A": "1"}
+    assert {entry["source"] for name, entry in found["environments"].items() if name in HOSTILE} == {"hostile"}
+    shown = run("list")
+    assert shown.exit_code == 0
+    assert "\x1b" not in shown.stdout
+    assert "{not json" not in shown.stdout
+    assert "broken: " in shown.stdout
 
 
 WORKLOADS = """
@@ -246,10 +241,3 @@ def test_what_cannot_be_asked_is_one_line(stage: Stage) -> None:
         assert result.exit_code == 2
         assert said in result.output
         assert "Traceback" not in result.output
-
-
-def test_options_that_a_mitigation_sets_are_listed_with_its_variables(tmp_path: Path) -> None:
-    file = tmp_path / "names.json"
-    file.write_text('{"version": 1, "mitigations": {"small": {"config.sizes": [[8, 8, 8]], "A": "1"}}}')
-    result = run("list", "mitigations", "--registry-file", str(file))
-    assert re.search(r"small +sidecar:names.json +A=1 config.sizes=\[\[8,8,8\]\]", result.stdout)

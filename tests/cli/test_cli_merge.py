@@ -50,28 +50,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_trials_and_artifacts_of_all_sources(here: Path) -> None:
-    result = command("merge", "a", "b", "all")
-    assert (result.exit_code, result.output) == (0, "8 trials and 9 other files merged into all\n")
-    assert tree(here / "all") == {**tree(here / "a"), **tree(here / "b")}
+def test_trials_artifacts_and_history_of_all_sources(here: Path) -> None:
+    write(here / "a/.history/20260101T000000.000000Z", "none", 0, host="earlier")
+    asked = command("merge", "--dry-run", "a", "b", "all")
+    assert (asked.exit_code, asked.output) == (0, "8 trials and 11 other files would be merged into all\n")
+    assert not (here / "all").exists()
+    for said in ("8 trials and 11 other files merged", "0 trials and 0 other files merged"):
+        result = command("merge", "a", "b", "all")
+        assert result.exit_code == 0
+        assert result.output.startswith(f"{said} into all")
+        assert tree(here / "all") == {**tree(here / "a"), **tree(here / "b")}
+    assert result.output.endswith("; 8 there already\n")
     assert os.path.samefile(here / "a/probe/local-none/trial_0.json", here / "all/probe/local-none/trial_0.json")
     cells = {cell["cell"]: cell["seen"] for cell in json.loads((here / "all/matrix.json").read_text())["cells"]}
     assert cells == {"local-none": 4, "local-omp_1": 4}
     assert "8 trials in 2 cells" in (here / "all/matrix.md").read_text()
-
-
-def test_again_it_has_nothing_to_do(here: Path) -> None:
-    command("merge", "a", "b", "all")
-    before = tree(here / "all")
-    result = command("merge", "a", "b", "all")
-    assert (result.exit_code, result.output) == (0, "0 trials and 0 other files merged into all; 8 there already\n")
-    assert tree(here / "all") == before
-
-
-def test_a_dry_run_changes_nothing(here: Path) -> None:
-    result = command("merge", "--dry-run", "a", "all")
-    assert (result.exit_code, result.output) == (0, "4 trials and 5 other files would be merged into all\n")
-    assert not (here / "all").exists()
 
 
 @pytest.mark.parametrize("existing", [False, True], ids=["among sources", "with the destination"])
@@ -127,12 +120,6 @@ def test_hosts_with_one_cell_each(here: Path) -> None:
     ]
     assert (here / "xyz/probe/local-none/trial_0/stdout.log").read_text() == "local-none 0"
     assert command("merge", "x", "y", "z", "xyz").output.endswith("3 there already\n")
-
-
-def test_the_history_comes_along(here: Path) -> None:
-    write(here / "a/.history/20260101T000000.000000Z", "none", 0, host="earlier")
-    command("merge", "a", "b", "all")
-    assert tree(here / "all/.history") == tree(here / "a/.history")
 
 
 def test_what_has_no_record_stays(here: Path) -> None:

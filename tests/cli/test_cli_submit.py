@@ -421,18 +421,14 @@ group.maximum_size = 4
 
 
 def test_of_trials_until_decided_only_the_next_wave_is_submitted(stage: Stage, scheduler: StandInScheduler) -> None:
+    stage.write_file("aorta.toml", MATRIX.replace("until_decided = true", ""))
+    dry = ("--cluster", "slurm", "--dry-run")
+    assert "waves" not in submit(*dry)[0]
+    assert "64 in later waves" in submit(*dry, "--pytest-args", "--aorta-stop=decided,8h")[0]
+    stage.write_file("aorta.toml", MATRIX + "group.submit_whole = true\n")
+    assert "waves" not in submit(*dry)[0]
     stage.write_file("aorta.toml", MATRIX)
     [line, *_] = submit("--cluster", "one-by-one")
     assert line.startswith("matrix: 4 jobs (16 trials) on one-by-one, up to ")
     assert line.endswith(", 64 in later waves")
     assert submit("--cluster", "one-by-one") == ["matrix: no job, 16 submitted already, 64 in later waves"]
-
-
-def test_without_a_decision_or_with_a_whole_group_there_are_no_waves(stage: Stage, scheduler: StandInScheduler) -> None:
-    stage.write_file("aorta.toml", MATRIX.replace("until_decided = true", ""))
-    assert "waves" not in submit("--cluster", "slurm", "--dry-run")[0]
-    assert (
-        "64 in later waves" in submit("--cluster", "slurm", "--dry-run", "--pytest-args", "--aorta-stop=decided,8h")[0]
-    )
-    stage.write_file("aorta.toml", MATRIX + "group.submit_whole = true\n")
-    assert "waves" not in submit("--cluster", "slurm", "--dry-run")[0]
