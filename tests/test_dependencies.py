@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import re
 import sys
@@ -21,8 +20,8 @@ else:
 
 ROOT = Path(__file__).parents[1]
 
-#: Where imports are of something that only an extra brings.
-BY_EXTRA = {"sweeps": "pytest_aorta/workflow/sweeps.py"}
+#: Which brings what only some users import.
+EXTRA = "sweeps"
 
 #: Plugins of pytest that runs take part in; nothing of them is imported, for a user may disable them.
 PLUGINS = {"pytest_timeout", "pytest_xdist"}
@@ -31,9 +30,8 @@ PLUGINS = {"pytest_timeout", "pytest_xdist"}
 MODULES = {"pyyaml": "yaml"}
 
 
-@functools.cache
-def imported() -> frozenset[tuple[str, str]]:
-    """Top-level module and importing file of every import, lazy ones and those for types included."""
+def imported() -> set[str]:
+    """Top-level modules of all imports, lazy ones and those for types included."""
     found = set()
     for folder in ("pytest_aorta", "workloads"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -41,8 +39,8 @@ def imported() -> frozenset[tuple[str, str]]:
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 if isinstance(node, ast.ImportFrom) and node.level == 0:
                     names = [node.module or ""]
-                found |= {(name.partition(".")[0], path.relative_to(ROOT).as_posix()) for name in names}
-    return frozenset(found)
+                found |= {name.partition(".")[0] for name in names}
+    return found
 
 
 def declared(extra: str | None = None) -> set[str]:
@@ -53,16 +51,10 @@ def declared(extra: str | None = None) -> set[str]:
     return {MODULES.get(name, name) for name in names}
 
 
-def needed(files: re.Pattern[str]) -> set[str]:
-    """Modules of other distributions that files import."""
-    # The latter is the standard library's from 3.11 on.
-    own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names, "tomllib"}
-    return {module.removeprefix("_") for module, path in imported() if files.match(path) and module not in own}
-
-
 def test_what_is_declared_is_what_is_imported() -> None:
-    optional = set().union(*map(declared, BY_EXTRA))
-    assert needed(re.compile("")) - optional == declared() - PLUGINS
+    # The last one is the standard library's from 3.11 on.
+    own = {"pytest_aorta", "aorta_workloads", *sys.stdlib_module_names, "tomllib"}
+    assert {module.removeprefix("_") for module in imported() - own} - declared(EXTRA) == declared() - PLUGINS
 
 
 @pytest.mark.slow

@@ -165,18 +165,14 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_files_that_the_map_of_the_house_names_are_there() -> None:
-    text = (DOCS.parent / "CONTRIBUTING.md").read_text()
-    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)`", text):
-        places = [DOCS.parent, DOCS.parent / "pytest_aorta", DOCS.parent / "pytest_aorta" / "launch" / "child"]
-        assert any((place / name).exists() for place in places), name
-
-
 def test_the_ways_through_the_house_name_what_is_there() -> None:
     text = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    package = DOCS.parent / "pytest_aorta"
+    places = [package, package / "launch" / "child"]
+    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)`", text):
+        assert any((place / name).exists() for place in (*places, DOCS.parent)), name
     steps = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py): ([\w., ]+)`", text)
     assert len(steps) > 30
-    places = [DOCS.parent / "pytest_aorta", DOCS.parent / "pytest_aorta" / "launch" / "child"]
     for file, names in steps:
         [source] = [(place / file).read_text() for place in places if (place / file).exists()]
         for name in re.findall(r"\w+", names):

@@ -52,12 +52,6 @@ class Slow:
         return {"passed": True, "metrics": {"pid": os.getpid()}}
 """
 
-PASSES = """
-class Passes:
-    def __init__(self, config): pass
-    def setup(self): pass
-    def run(self): return {"passed": True}
-"""
 
 ISOLATIONS = pytest.mark.parametrize("isolation", ["fork", "spawn"])
 
@@ -68,14 +62,15 @@ def imports(stage: Stage) -> list[str]:
 
 @ISOLATIONS
 def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_once(
-    stage: Stage, isolation: str
+    simple: Stage, isolation: str
 ) -> None:
-    stage.write(hangs=HANGS, passes=PASSES)
-    files = ("hangs.py", "passes.py", "--aorta-trials", "2")
+    stage = simple
+    stage.write(hangs=HANGS)
+    files = ("hangs.py", "simple.py", "--aorta-trials", "2")
     result = stage.run_here(*files, "--aorta-isolation", isolation, "--aorta-timeout", "1", "-v")
     words = stage.words(result)
     assert [words[f"Hangs[local-none-{index}]"] for index in range(2)] == [["TIMEOUT"], ["TIMEOUT"]]
-    assert [words[f"Passes[local-none-{index}]"] for index in range(2)] == [["PASSED"], ["PASSED"]]
+    assert [words[f"Simple[local-none-{index}]"] for index in range(2)] == [["PASSED"], ["PASSED"]]
     for index in range(2):
         trial = stage.trial(f"Hangs/trial_{index}.json")
         failure = trial["failure"]

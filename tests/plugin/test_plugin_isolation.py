@@ -114,23 +114,16 @@ def test_what_needs_a_process_of_its_own_is_refused_without_isolation(
 
 
 @pytest.mark.slow
-def test_pdb_alone_says_how_to_debug_inside(stage: Stage) -> None:
-    stage.write(
-        repro="""
-        class Fails:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): raise ValueError("no")
-        """
-    )
-    outside = stage.run("repro.py", "--pdb").stdout.str()
+def test_pdb_alone_says_how_to_debug_inside(faulty: Stage) -> None:
+    raises = ("--aorta-workload", "raises")
+    outside = faulty.run(*raises, "--pdb").stdout.str()
     [hint] = [line for line in outside.splitlines() if "To debug inside: " in line]
     assert outside.index(hint) < outside.index("entering PDB")
     command = shlex.split(hint.partition("To debug inside: ")[2])
-    inside = stage.run_here(*command[1:])
-    inside.stdout.fnmatch_lines(["*entering PDB*", "> *repro.py(4)run()"])
+    inside = faulty.run_here(*command[1:])
+    inside.stdout.fnmatch_lines(["*entering PDB*", "> *faulty_workloads.py(*)run()"])
     inside.stdout.no_fnmatch_line("*To debug inside*")
-    stage.run_here("repro.py").stdout.no_fnmatch_line("*To debug inside*")
+    faulty.run_here(*raises).stdout.no_fnmatch_line("*To debug inside*")
 
 
 TALKS = """

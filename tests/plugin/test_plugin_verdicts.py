@@ -59,35 +59,6 @@ class HangsInC(Steps):
     def end(self):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ctypes.PyDLL(None).sleep(1000)
-
-
-class Ranks(Base):
-    # One part after the other, a trial each; rank 1 makes its last step only if it ends well.
-
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def setup(self):
-        self.rank = int(os.environ["RANK"])
-        with open(f"trials_of_rank_{self.rank}", "a") as file:
-            file.write("x")
-            file.flush()
-            self.part = ("counts", "raises", "hangs")[file.tell() - 1]
-
-    def run(self):
-        for step in range(637 - (self.rank and self.part == "hangs")):
-            self.progress(step + 1, 1000)
-        if self.part == "hangs":
-            time.sleep(1000)
-        if self.rank == 1 and self.part == "raises":
-            while not os.path.exists("rank_0_has_passed"):
-                time.sleep(0.01)
-            raise ValueError("boom")
-        return {"passed": True, "failure_count": 3 * self.rank, "metrics": {"loss": 0.5}}
-
-    def cleanup(self):
-        if self.rank == 0 and self.part == "raises":
-            open("rank_0_has_passed", "w").close()
 """
 
 
@@ -133,28 +104,4 @@ def test_the_last_step_is_known_however_the_process_ends(verdicts: Stage) -> Non
     for trial in (killed, hung):
         result = trial["result"]
         assert (result["elapsed_sec"], result["total_iterations"], result["failure_count"]) == (None, None, None)
-    assert not [path for path in verdicts.everything() if path.endswith(".steps")]
-
-
-@pytest.mark.slow
-def test_what_ranks_did_is_in_the_result(verdicts: Stage) -> None:
-    options = ("--aorta-trials", "3", "--aorta-timeout", "2", "-o", "aorta_grace=0.1")
-    done = verdicts.run_here("verdicts.py::Ranks", *options)
-    counts, raises, hangs = (verdicts.trial(f"Ranks/trial_{index}.json") for index in range(3))
-    assert [trial["exit_status"] for trial in (counts, raises, hangs)] == ["ok", "workload_failed", "timeout"]
-    assert [trial["result"]["passed"] for trial in (counts, raises, hangs)] == [True, False, False]
-    # What another rank says against its own result is named ...
-    assert counts["warnings"][0] == "rank 1: passed=True, but failure_count=3"
-    done.stdout.fnmatch_lines(["warning: Ranks local-none: rank 1: passed=True, but failure_count=3 (1 trial)"])
-    # ... a rank that fails makes the trial fail, and what rank 0 has found is kept ...
-    assert raises["result"].items() >= {"failure_count": 1, "metrics": {"loss": 0.5}}.items()
-    assert raises["result"]["failure_details"] == [
-        {"rank": 1, "phase": "run", "kind": "exception", "type": "ValueError", "message": "boom"}
-    ]
-    assert "- rank: 1, phase: run, kind: exception" not in done.stdout.str()  # it is the headline already
-    # ... and of a hang, it is said which rank is behind.
-    assert "passed in run(), after step 636 (rank 1) to 637 of 1000; " in hangs["failure"]["message"]
-    for rank, step in ((0, 637), (1, 636)):
-        assert f"after step {step} of 1000" in hangs["ranks"][rank]["failure"]["message"]
-    assert hangs["result"]["failure_count"] == 2
     assert not [path for path in verdicts.everything() if path.endswith(".steps")]

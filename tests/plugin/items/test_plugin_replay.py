@@ -84,22 +84,13 @@ def test_a_secret_is_asked_for_and_given_again(sees: Stage) -> None:
     assert now["request_fingerprint"] == then["request_fingerprint"]
 
 
-def test_a_failed_trial_shows_how_to_replay_it(stage: Stage) -> None:
-    stage.write(
-        fails="""
-        class Fails:
-            def __init__(self, config): pass
-            def setup(self): pass
-            def run(self): return {"passed": False}
-        """
-    )
-
-    first = stage.run_here("fails.py")
+def test_a_failed_trial_shows_how_to_replay_it(faulty: Stage) -> None:
+    first = faulty.run_here("--aorta-workload", "raises")
 
     (line,) = [line for line in first.outlines if line.startswith("with the same seeds: pytest ")]
-    again = stage.run_here(*line.split()[5:])
+    again = faulty.run_here(*line.split()[5:])
     assert counts(again) == {"failed": 1}
-    again.stdout.fnmatch_lines(["replay of results/Fails/trial_0.json (*): workload_failed, as it was"])
+    again.stdout.fnmatch_lines(["replay of results/raises/trial_0.json (*): workload_failed, as it was"])
 
 
 def test_what_is_no_record_is_one_message_and_nothing_runs(stage: Stage) -> None:

@@ -165,20 +165,6 @@ def test_groups_values_and_variables_are_those_of_row(stage: Stage) -> None:
     assert (stage.path / "log").read_text().splitlines()[3:] == ["points 2 workspace: d1", "d3 a;b"]
 
 
-def test_launchers_begin_the_command(stage: Stage) -> None:
-    recipe = """
-    [[action]]
-    name = "one"
-    command = 'bash -c "echo \\$OMP_NUM_THREADS > workspace/{directory}/threads"'
-    launchers = ["openmp"]
-    products = ["threads"]
-    resources.threads_per_process = 3
-    """
-    make(stage, recipe, "a")
-    stage.run_here("aorta.toml").assert_outcomes(passed=1)
-    assert (stage.path / "workspace/a/threads").read_text() == "3\n"
-
-
 # Each makes its product; the second one after the first
 
 CHAIN = """
