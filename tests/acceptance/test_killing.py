@@ -41,8 +41,15 @@ def held(stage: Stage) -> Callable[[], psutil.Process]:
     ],
 )
 def test_an_ended_pytest(
-    stage: Stage, held: Callable[[], psutil.Process], number: int, options: tuple[str, ...]
+    stage: Stage,
+    held: Callable[[], psutil.Process],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    options: tuple[str, ...],
 ) -> None:
+    temporary = stage.path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     arguments = ("simple_workloads.py", "-k", "Tells or Held", *options)
     running = stage.start(*arguments)
     trial = held()
@@ -57,12 +64,14 @@ def test_an_ended_pytest(
     assert stage.trials() | before == stage.trials()
     if number == signal.SIGKILL:
         assert "Held/trial_0.json" not in stage.files()
+        assert list(temporary.iterdir()) != []
     else:
         assert not [path for path in stage.everything() if path.endswith(".tmp")]
-    # The next run in the same folder is not disturbed by what is left (a file that was just being written), and takes
-    # it away.
+        assert list(temporary.iterdir()) == []
+    # The next run is not disturbed by what is left, such as a file that was just being written, and takes it away.
     done = stage.run(*arguments)
     assert (done.ret, counts(done)) == (0, {"passed": 2})
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> None:

@@ -137,14 +137,6 @@ def refused(stage: Stage, done: pytest.RunResult, message: str) -> None:
     assert stage.files() == []
 
 
-def test_single_process_workloads_are_not_to_be_wrapped_with_torchrun(simple: Stage) -> None:
-    message = "workload solo is single_process; do not wrap with torchrun"
-    done = simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "2", "RANK": "0"})
-    refused(simple, done, message)
-    assert done.ret == 4
-    assert simple.run("--aorta-workload", "solo", env={"WORLD_SIZE": "1", "RANK": "0"}).ret == 0
-
-
 @pytest.mark.slow
 def test_distributed_workloads_need_enough_ranks(simple: Stage) -> None:
     message = (

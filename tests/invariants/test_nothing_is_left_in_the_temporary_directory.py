@@ -52,7 +52,7 @@ class Kills:
         return {"passed": True}
 """
 
-#: How many generations above a rank, with the launcher auto; plugin/test_plugin_places.py kills pytest.
+#: How many generations above a rank, with the launcher auto; acceptance/test_killing.py kills pytest.
 KILLED = {"nothing": None, "a rank": 0, "the agent": 1, "the zygote": 2}
 
 
