@@ -18,7 +18,7 @@ if find_spec("hypothesis") is not None:
         "pytester",
         *(
             f"support.{name}"
-            for name in ("browser", "fixtures", "neighbourhood", "nursery", "slurm_steps", "workloads")
+            for name in ("fixtures", "neighbourhood", "nursery", "slurm_steps", "workloads")
         ),
     ]
 

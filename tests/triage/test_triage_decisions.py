@@ -49,16 +49,12 @@ def test_a_cell_stops_when_it_is_decided_and_the_baseline_with_the_last() -> Non
     assert run.reasons()["local-none"] == "decided: every cell that is compared with it"
 
 
-def test_no_cure_and_worse_are_decisions() -> None:
+def test_no_cure_and_worse_are_decisions_unless_equivalence_is_asked_for() -> None:
     run = Watched(trials("none", "F." * 200), trials("same", "F." * 200), trials("bad", "F" * 400))
     assert run.reasons()["local-bad"].startswith("decided: worse (")
     assert run.reasons()["local-same"].startswith("decided: no cure (")
     assert run.trials("local-same") < 100
-
-
-def test_a_cell_that_is_no_cure_goes_on_where_equivalence_is_asked_for() -> None:
     cells = trials("none", "F." * 100), trials("same", "F." * 100)
-    assert Watched(*cells).trials("local-same") < 100
     assert Watched(*cells, goal=Stop(decided=True, equivalence=True)).trials("local-same") == 200
 
 
@@ -119,22 +115,16 @@ def test_undecided_cells_go_on_to_the_end_and_so_does_their_baseline() -> None:
     assert (run.trials("local-none"), run.trials("local-a"), run.reasons()) == (20, 20, {})
 
 
-def test_a_cell_that_never_runs_is_given_up() -> None:
+def test_a_cell_that_never_runs_is_given_up_and_so_are_those_that_were_to_be_compared_with_it() -> None:
     run = Watched(trials("none", "F" * 20), trials("crash", "-" * 20), trials("late", "--" + "." * 18))
     assert run.trials("local-crash") == 3
     assert run.reasons()["local-crash"] == "decided: did not run (3 of 3 trials)"
     assert run.reasons()["local-late"].startswith("decided: fixes")
-
-
-def test_where_the_baseline_asked_for_never_runs_nothing_is_to_be_decided() -> None:
-    run = Watched(trials("none", "-" * 20), trials("a", "." * 20), baseline="none")
-    assert run.reasons() == {
+    assert Watched(trials("none", "-" * 20), trials("a", "." * 20), baseline="none").reasons() == {
         "local-none": "decided: did not run (3 of 3 trials)",
         "local-a": "not to be decided: its baseline local-none did not run",
     }
-
-
-def test_any_other_baseline_gives_way_to_the_next_cell() -> None:
+    # A baseline that was not asked for gives way to the next cell.
     run = Watched(trials("none", "-" * 20), trials("a", "F" * 20), trials("b", "." * 20))
     assert run.reasons()["local-b"].startswith("decided: fixes (0 of ")
 

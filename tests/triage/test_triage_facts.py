@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from support.records import record
 
 from pytest_aorta.triage.cells import CellTrials
 from pytest_aorta.triage.facts import CellKey, Outcome, Place, facts_of, outcome_of, steady_steps, summary_of
+from pytest_aorta.triage.reading import Results
 
 PHASES = ("launch", "import", "setup", "run", "cleanup")
 
@@ -39,15 +40,17 @@ def test_the_outcome_follows_from_status_and_phase(status: str, phase: str, main
     assert outcome_of(trial) == OUTCOMES[status, phase]
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("status", ["workload_failed", "infrastructure_failed"])
-def test_what_did_not_begin_its_main_work_did_not_run(status: str, phase: str) -> None:
-    assert outcome_of(failed(status, phase, main_work_started=False)) == "did not run"
-
-
-def test_a_hang_after_the_setup_counts_and_a_result_that_passed_is_ok() -> None:
-    assert outcome_of(failed("timeout", main_work_started=False)) == "timeout"
-    assert outcome_of(record(result={"passed": True, "main_work_started": False})) == "ok"
+@pytest.mark.parametrize(
+    ("trial", "outcome"),
+    [
+        *((failed("workload_failed", phase, main_work_started=False), "did not run") for phase in PHASES),
+        *((failed("infrastructure_failed", phase, main_work_started=False), "did not run") for phase in PHASES),
+        (failed("timeout", main_work_started=False), "timeout"),  # a hang after the setup
+        (record(result={"passed": True, "main_work_started": False}), "ok"),
+    ],
+)
+def test_what_did_not_begin_its_main_work_did_not_run(trial: dict[str, Any], outcome: Outcome) -> None:
+    assert outcome_of(trial) == outcome
 
 
 def ended(phase: str, kind: str = "timeout", **changes: Any) -> dict[str, Any]:
@@ -214,8 +217,10 @@ OF_AORTA = """
 """
 
 
-def test_a_record_of_aortas_own_has_facts() -> None:
-    facts = facts_of(json.loads(OF_AORTA), "fsdp/trial_3.json")
+def test_a_record_of_aortas_own_has_facts(tmp_path: Path) -> None:
+    (tmp_path / "fsdp").mkdir()
+    (tmp_path / "fsdp" / "trial_3.json").write_text(OF_AORTA)
+    [facts] = [trial.facts for trial in Results(tmp_path)]
     assert facts.key == CellKey("fsdp", "rocm7-tf32_off+xnack")
     assert (facts.environment, facts.mitigations, facts.index) == ("rocm7", ("tf32_off", "xnack"), 3)
     assert (facts.outcome, facts.first_failure_iteration, facts.wall_sec) == ("failed", 7, 25.1)
@@ -318,10 +323,6 @@ def test_what_is_no_time_was_not_measured() -> None:
     assert steady([9.0, math.nan, -1.0, 0.0, math.inf, "NaN", None, True, 5]) == [5.0]
     assert steady([math.nan, 5.0, 5.0]) == [5.0, 5.0]  # the first step was slow, whatever it was measured as
     assert steady([math.nan, -1.0]) == []
-
-
-def test_without_steps_there_is_no_summary() -> None:
-    assert steady_steps([]) is None
     assert summary_of([]) is None
 
 

@@ -58,23 +58,21 @@ def test_where_it_does_not_hold_it_says_why(gate: str, problem: str) -> None:
     assert problems(gate, FAILS_OFTEN, FIXES) == (problem,)
 
 
-def test_without_a_cell_it_is_about_those_that_are_compared() -> None:
-    assert problems("failure_rate<=0.02", FAILS_OFTEN, FIXES) == ()
-    assert len(problems("failure_rate<=0.02", FAILS_OFTEN, trials("a", "F" * 5), trials("b", "F" * 5))) == 2
-
-
-def test_or_about_the_only_one() -> None:
-    assert problems("failure_rate<=0.02", trials("none", "...")) == ()
-    assert len(problems("failure_rate<=0.02", trials("none", "..F"))) == 1
-
-
-def test_infrastructure_is_about_all() -> None:
-    assert len(problems("infrastructure==0", trials("none", "FFF-"), trials("a", "...E"))) == 2
-
-
-def test_no_trial_that_counts_is_no_success() -> None:
-    (problem,) = problems("failure_rate<=0.02", trials("none", "---"))
-    assert problem.startswith("local-none of gemm has no failure_rate: ")
+@pytest.mark.parametrize(
+    ("gate", "cells", "number"),
+    [
+        # Without a cell it is about those that are compared, or about the only one; infrastructure is about all.
+        ("failure_rate<=0.02", (FAILS_OFTEN, FIXES), 0),
+        ("failure_rate<=0.02", (FAILS_OFTEN, trials("a", "F" * 5), trials("b", "F" * 5)), 2),
+        ("failure_rate<=0.02", (trials("none", "..."),), 0),
+        ("failure_rate<=0.02", (trials("none", "..F"),), 1),
+        ("infrastructure==0", (trials("none", "FFF-"), trials("a", "...E")), 2),
+        # No trial that counts is no success.
+        ("failure_rate<=0.02", (trials("none", "---"),), 1),
+    ],
+)
+def test_about_which_cells_it_is(gate: str, cells: tuple[list[TrialFacts], ...], number: int) -> None:
+    assert len(problems(gate, *cells)) == number
 
 
 def test_after_a_sequential_run_bounds_are_sequential() -> None:

@@ -245,15 +245,3 @@ def test_cells_are_in_the_order_of_the_plan_and_trials_count_once(results: Path)
         ("", "local-none", 3),
         ("test_it.py::test_one", "local-none", 2),
     ]
-
-
-def test_thousands_of_records_without_a_field_that_aorta_does_not_have(tmp_path: Path) -> None:
-    """Records of AORTA have neither cell nor index nor anything of ours."""
-    ours = ("cell", "trial_index", "started_at", "host", "request_fingerprint")
-    plain = {name: value for name, value in record().items() if name not in ours}
-    for index in range(3):
-        path = tmp_path / "probe" / f"trial_{index}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(plain))
-    [row] = read(tmp_path).rows
-    assert (row.cell.key.cell, row.cell.total) == ("local-none", 3)

@@ -2,13 +2,103 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.browser import Browser
 from support.results_folders import write_cell, write_triage
 
 from pytest_aorta.triage.report import write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+
+#: Nothing of its own on the network, and no state of an earlier start.
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+
+
+class Browser:
+    def __init__(self, profile: Path) -> None:
+        from selenium.webdriver import Chrome, ChromeOptions
+        from selenium.webdriver.chrome.service import Service
+
+        options = ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = Chrome(options=options, service=Service(str(DRIVER)))
+
+    def open(self, file: Path, fragment: str = "", *, width: int = 1280) -> None:
+        """Open a file in a fresh page, on a screen of this width in CSS pixels."""
+        self.driver.get("about:blank")
+        self.logs("browser")
+        self.logs("performance")
+        screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": still})
+        self.driver.get(file.as_uri() + fragment)
+
+    def js(self, expression: str, *arguments: object) -> Any:
+        """The value of an expression in the page."""
+        return self.driver.execute_script(f"return {expression}", *arguments)
+
+    def texts(self, selector: str) -> list[str]:
+        """Of the elements that are visible."""
+        return [
+            str(text).strip()
+            for text in self.js(
+                "[...document.querySelectorAll(arguments[0])].filter(e => e.checkVisibility()).map(e => e.innerText)",
+                selector,
+            )
+        ]
+
+    def click(self, selector: str) -> None:
+        self.driver.find_element("css selector", selector).click()
+
+    def press(self, selector: str, keys: str) -> None:
+        self.driver.find_element("css selector", selector).send_keys(keys)
+
+    @property
+    def fragment(self) -> str:
+        """Of the address, without its mark."""
+        return str(self.js("location.hash")).removeprefix("#")
+
+    def logs(self, kind: str) -> list[dict[str, Any]]:
+        return list(self.driver.get_log(kind))  # type: ignore[no-untyped-call]
+
+    def complaints(self) -> list[str]:
+        return [str(entry["message"]) for entry in self.logs("browser")]
+
+    def requests(self) -> list[str]:
+        events = [json.loads(entry["message"])["message"] for entry in self.logs("performance")]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser; without one, tests that ask for it are skipped."""
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("no Chromium here, or no chromedriver (Debian: apt-get install chromium chromium-driver)")
+    pytest.importorskip("selenium")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.driver.quit()
+
 
 ROWS = "#all > tbody > tr:first-child"
 
@@ -44,7 +134,9 @@ def test_what_a_bug_report_needs_can_be_copied(browser: Browser, report: Path) -
     assert browser.js("getSelection().toString()").startswith("**omp_1 fixes it: ")
 
 
-def test_rows_are_sorted_by_every_column_up_and_down_and_back(browser: Browser, report: Path) -> None:
+def test_rows_are_sorted_by_every_column_up_and_down_and_back_also_with_the_keyboard(
+    browser: Browser, report: Path
+) -> None:
     browser.open(report)
     before = browser.texts(ROWS)
     for number in range(1, len(browser.texts("#all thead th")) + 1):
@@ -61,10 +153,6 @@ def test_rows_are_sorted_by_every_column_up_and_down_and_back(browser: Browser, 
         browser.click(button)
         assert browser.js(state) is None
         assert browser.texts(ROWS) == before
-
-
-def test_a_header_is_sorted_with_the_keyboard(browser: Browser, report: Path) -> None:
-    browser.open(report)
     browser.press("#cells thead th:nth-child(3) button", " ")
     assert column(browser, "cells", 1)[0] == "local-none"
     browser.press("#cells thead th:nth-child(3) button", "\n")
@@ -74,6 +162,10 @@ def test_a_header_is_sorted_with_the_keyboard(browser: Browser, report: Path) ->
 
 def test_a_filter_leaves_what_fits_all_of_it(browser: Browser, report: Path) -> None:
     browser.open(report)
+    browser.click(".signatures .filter")
+    assert len(browser.texts(ROWS)) < 20
+    browser.driver.back()
+    assert len(browser.texts(ROWS)) == 64
     browser.press("#filter select[name=outcome]", "timeout")
     assert column(browser, "all", 4) == ["timeout"]
     assert browser.texts("#filter output") == ["1 of 64 trials"]
@@ -106,14 +198,6 @@ def test_a_link_to_a_trial_opens_it_also_past_a_filter(browser: Browser, report:
     for fragment in ("#trial=train%2Flocal-none%2Ftrial_4", "#train/local-none/trial_4"):
         browser.open(report, fragment)
         assert browser.js("document.querySelector('tbody.chosen details').open")
-
-
-def test_the_button_back_leads_back(browser: Browser, report: Path) -> None:
-    browser.open(report)
-    browser.click(".signatures .filter")
-    assert len(browser.texts(ROWS)) < 20
-    browser.driver.back()
-    assert len(browser.texts(ROWS)) == 64
 
 
 @pytest.mark.parametrize("width", [360, 1280])
