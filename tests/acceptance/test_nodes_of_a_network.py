@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -49,13 +47,10 @@ class Network:
         self._name = name
         self._stage = stage
 
-    def start(self, node: int, *arguments: Argument, **settings: Any) -> subprocess.Popen[bytes]:
+    def start(self, node: int, *arguments: Argument) -> subprocess.Popen[bytes]:
         """Start pytest on a node; the process is pytest's own."""
-        return self.start_command(node, *PYTEST, *arguments, **settings)
-
-    def start_command(self, node: int, *command: Argument, **settings: Any) -> subprocess.Popen[bytes]:
         named = ("unshare", "-u", "sh", "-c", f'hostname node{node}; exec "$@"', "sh")
-        return self._stage.start_command("ip", "netns", "exec", self._of(node), *named, *command, **settings)
+        return self._stage.start_command("ip", "netns", "exec", self._of(node), *named, *PYTEST, *arguments)
 
     def cut(self) -> None:
         """Pull the cable out: what is sent is lost, and no connection is closed."""
@@ -161,23 +156,6 @@ def assert_not_met(trial: dict[str, Any], why: str = "node 1 did not come") -> N
     assert (trial["exit_status"], trial["result"]["passed"]) == ("timeout", False)
     assert f"the nodes have not all met at {ENDPOINT} ({why})" in trial["failure"]["message"]
     assert trial["ranks"] == []
-
-
-def test_the_store_listens_towards_the_other_nodes_only(nodes: Nodes) -> None:
-    first = nodes.start("no_fault", 0)
-    listening = [sys.executable, "-c", "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())"]
-    found: list[str] = []
-
-    def store_listens() -> bool:
-        table, _ = nodes.network.start_command(0, *listening).communicate()
-        ends = [line.split()[1:4:2] for line in table.decode().splitlines() if ":" in line]
-        found[:] = [local for local, state in ends if state == "0A" and local.endswith(f":{29500:04X}")]
-        return bool(found)
-
-    nodes.stage.wait_until(store_listens)
-    assert found == [f"{socket.inet_aton('10.213.77.1')[::-1].hex().upper()}:{29500:04X}"]
-    first.kill()
-    first.communicate()
 
 
 def test_a_node_that_is_killed_at_the_start(nodes: Nodes) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from support.fake_distributions import write_distribution
 from support.stage import Stage, counts, text
-from support.workloads import SIMPLE
 
 from pytest_aorta import Execution, Limits, RunRequest, TrialResult, run_trials
 from pytest_aorta.launch.launch_mode import LaunchModeError
@@ -64,20 +63,6 @@ def test_the_environment_is_probed_once_per_trial_by_a_call_in_the_trial_itself(
     assert len(set(probed)) == 3
     assert len({trial["env"]["captured_at"] for trial in trials}) == 3
     assert not any(trial["env"]["partial"] for trial in trials)
-
-
-def test_a_partial_snapshot_does_not_kill_the_trial(stage: Stage) -> None:
-    # A process without a working directory: a fact about it that no probe can find out.
-    gone = "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())\n"
-    stage.write(vanished=gone + SIMPLE.replace("Simple", "Vanished"))
-    done = stage.run_here("vanished.py")
-    assert (done.ret, counts(done)) == (0, {"passed": 1})
-    trial = stage.trial("Vanished/trial_0.json")
-    assert trial["exit_status"] == "ok"
-    assert trial["env"]["partial"]
-    assert any(reason.startswith("process.cwd: FileNotFoundError") for reason in trial["env"]["partial_reasons"])
-    assert trial["env"]["process"]["cwd"] is None
-    assert trial["env"]["process"]["pid"]
 
 
 def test_run_trials_returns_a_result_per_trial_and_writes_files(here: Stage) -> None:
