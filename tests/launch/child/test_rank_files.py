@@ -1,7 +1,8 @@
-"""What the Python processes of a command tell of themselves, and what is made of it: real processes, without torch."""
+"""What the Python processes of a command tell of themselves, real ones without torch; and the event logs of ranks."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,11 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.rank_events import returned
 
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
-from pytest_aorta.launch.child.rank_files import Process, adopt_ranks, attempt_evidence, failure_below, read_processes
+from pytest_aorta.launch.child.rank_files import (
+    Process,
+    adopt_ranks,
+    attempt_evidence,
+    event_log,
+    failure_below,
+    has_ended,
+    log_event,
+    read_new,
+    read_processes,
+    read_rank,
+    write_exit,
+)
+from pytest_aorta.launch.diagnosis.evidence import RankEvidence, RankExit
 from pytest_aorta.launch.diagnosis.judge import Judgement, judge
-from pytest_aorta.trials.records import Failure
+from pytest_aorta.trials.records import Failure, to_json
 
 RANK = """
 import os, signal, sys, time
@@ -145,22 +162,29 @@ except ProcessLookupError as error: assert error.__traceback__.tb_next.tb_frame.
     assert len(read_processes(tmp_path / "trial")) == 4
 
 
-def test_a_program_fails_because_of_the_one_that_it_has_started(tmp_path: Path) -> None:
-    run(tmp_path, "import subprocess, sys; subprocess.run([sys.executable, '-c', '1/0'], check=True)")
-    own = Failure("run", "exception", "Command '['", "CalledProcessError", exit_code=1)
-    failure = failure_below(read_processes(tmp_path / "trial"), own)
-    assert failure is not None
-    assert (failure.type, failure.message, failure.exit_code) == ("ZeroDivisionError", "division by zero", 1)
+@pytest.mark.parametrize(
+    ("program", "printed", "failure"),
+    [
+        # A program fails because of the one that it has started.
+        (
+            "import subprocess, sys; subprocess.run([sys.executable, '-c', '1/0'], check=True)",
+            ("CalledProcessError", "Command '['"),
+            ("ZeroDivisionError", "division by zero"),
+        ),
+        # What is printed of an exception does not show where its message ends.
+        ("raise ValueError('one\\n\\ntwo')", ("ValueError", "one"), ("ValueError", "one\n\ntwo")),
+        ("raise ValueError('one')", ("KeyError", "one"), None),
+    ],
+)
+def test_processes_may_know_better_than_the_output_why_a_program_has_failed(
+    tmp_path: Path, program: str, printed: tuple[str, str], failure: tuple[str, str] | None
+) -> None:
+    run(tmp_path, program)
+    own = Failure("run", "exception", printed[1], printed[0], exit_code=1)
+    found = failure_below(read_processes(tmp_path / "trial"), own)
+    assert (found and (found.type, found.message)) == failure
+    assert found is None or found.exit_code == 1
     assert failure_below(read_processes(tmp_path), own) is None
-
-
-def test_the_message_of_an_exception_is_whole(tmp_path: Path) -> None:
-    run(tmp_path, "raise ValueError('one\\n\\ntwo')")
-    processes = read_processes(tmp_path / "trial")
-    failure = failure_below(processes, Failure("run", "exception", "one", "ValueError", exit_code=1))
-    assert failure is not None
-    assert failure.message == "one\n\ntwo"
-    assert failure_below(processes, Failure("run", "exception", "one", "KeyError", exit_code=1)) is None
 
 
 #: Of launchers that are no Python programs.
@@ -184,3 +208,54 @@ def test_what_other_launchers_say_of_a_rank_is_its_end(tmp_path: Path, said: str
     found = judge(attempt_evidence(trial, 0, "script", None))
     assert found.failure is not None
     assert (found.failure.rank, found.failure.signal) == (1, "SIGSEGV")
+
+
+# The event log of a rank.
+
+
+@given(st.data())
+def test_an_event_log_that_was_torn_at_any_byte_is_read_up_to_there(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("torn")
+    lines = [to_json(event).encode() + b"\n" for event in returned(True)]
+    text = b"".join(lines)
+    cut = data.draw(st.integers(0, len(text)))
+    event_log(folder, 0).write_bytes(text[:cut])
+
+    ends = list(itertools.accumulate(len(line) for line in lines))
+    # A line counts once its last brace is there; the newline may be missing.
+    complete = sum(1 for end in ends if cut >= end - 1)
+    assert read_rank(RankEvidence(0), folder).events == returned(True)[:complete]
+
+
+def test_complete_lines_of_a_growing_log_are_read_once(tmp_path: Path) -> None:
+    path = event_log(tmp_path, 0)
+    assert read_new(path, 0) == ([], 0)
+    path.write_text('{"type": "lived"}\n{"type": "beg')
+    events, offset = read_new(path, 0)
+    assert events == [{"type": "lived"}]
+    with path.open("a") as file:
+        file.write('in", "phase": "run"}\n')
+    events, offset = read_new(path, offset)
+    assert events == [{"type": "begin", "phase": "run"}]
+    assert read_new(path, offset) == ([], offset)
+
+
+def test_the_end_of_a_rank_is_read_after_a_line_that_its_process_has_torn(tmp_path: Path) -> None:
+    event_log(tmp_path, 0).write_text('{"type": "lived"}\n{"type": "e')
+    assert not has_ended(tmp_path, 0)
+    write_exit(tmp_path, 0, RankExit(-9, at=2.0), overdue=1.0)
+    found = read_rank(RankEvidence(0), tmp_path)
+    assert has_ended(tmp_path, 0)
+    assert (found.events, found.exit, found.overdue) == ([{"type": "lived"}], RankExit(-9, at=2.0), 1.0)
+
+    assert [event["type"] for event in read_new(event_log(tmp_path, 0), 0)[0]] == ["lived", "over"]
+
+
+def test_the_end_that_an_earlier_pytest_has_written_is_not_that_of_the_rank(tmp_path: Path) -> None:
+    write_exit(tmp_path, 0, RankExit(1, at=2.0), overdue=1.0)
+    log_event(tmp_path, 0, {"type": "begin", "phase": "run"})
+    found = read_rank(RankEvidence(0), tmp_path)
+    assert not has_ended(tmp_path, 0)
+    assert (found.exit, found.overdue) == (None, None)
