@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.connection import Connection
 
     from pytest_aorta.trials.workload import Workload, WorkloadResult
 
@@ -63,56 +61,19 @@ def drive_on_ranks(workload_class: type[Workload], world_size: int = 2, **option
 
 
 def run_on_ranks(function: Callable[..., Any], *args: Any, world_size: int = 2) -> list[Any]:
-    """Call ``function(*args)`` on all ranks.
-
-    Raises:
-        AssertionError: a rank raised (with its traceback), died or hung.
-    """
+    """Call ``function(*args)`` on all ranks, each a process; raises what one of them raises."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE_SEC))
-    processes = []
-    connections = []
-    for rank in range(world_size):
-        variables = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": world_size,
-            "LOCAL_WORLD_SIZE": world_size,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": store.port,
-            "TORCHELASTIC_USE_AGENT_STORE": True,  # the one above, like that of torchrun's agent
-        }
-        ours, theirs = _context.Pipe()
-        process = _context.Process(
-            target=_rank_main, args=(theirs, {name: str(value) for name, value in variables.items()}, function, args)
-        )
-        process.start()
-        theirs.close()
-        processes.append(process)
-        connections.append(ours)
-    try:
-        return [_answer(rank, connection) for rank, connection in enumerate(connections)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    variables = {
+        **{"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1"},
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # the one above, like that of torchrun's agent
+    }
+    calls = [({**variables, "RANK": rank, "LOCAL_RANK": rank}, function, args) for rank in range(world_size)]
+    with _context.Pool(world_size, maxtasksperchild=1) as pool:
+        return pool.starmap_async(_call_as_rank, calls, chunksize=1).get(PATIENCE_SEC)
 
 
-def _answer(rank: int, connection: Connection) -> Any:
-    assert connection.poll(PATIENCE_SEC), f"rank {rank} hangs"
-    try:
-        answer, error = connection.recv()
-    except EOFError:
-        raise AssertionError(f"rank {rank} died") from None
-    assert error is None, f"rank {rank}: {error}"
-    return answer
-
-
-def _rank_main(
-    connection: Connection, variables: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    os.environ.update(variables)
+def _call_as_rank(variables: dict[str, Any], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    os.environ.update({name: str(value) for name, value in variables.items()})
     torch.set_num_threads(1)  # the ranks share the cores
-    try:
-        connection.send((function(*args), None))
-    except BaseException:
-        connection.send((None, traceback.format_exc()))
+    return function(*args)

@@ -67,12 +67,9 @@ def test_wrong_element_on_one_rank_is_found_in_every_collective_and_type_and_rep
         assert result.failure_count == len(expected)
         assert result.first_failure_iteration == 0
         assert result.failure_details == results[0].failure_details
+        wrong = {"rank": 1, "size": 5, "kind": "wrong_result", "max_abs_err": 1, "wrong_elements": 1}
         for failure in result.failure_details:
-            assert failure["rank"] == 1
-            assert failure["size"] == 5
-            assert failure["kind"] == "wrong_result"
-            assert failure["max_abs_err"] == 1
-            assert failure["wrong_elements"] == 1
+            assert failure.items() >= wrong.items()
             assert failure["first_wrong_index"] == failure["elements"] - 1
             assert failure["actual"] == failure["expected"] + 1
     # The details are the first ones, the count is complete.
@@ -102,11 +99,8 @@ def test_fault_inside_torch_distributed_is_reported_with_its_place() -> None:
 
     (failure,) = results[0].failure_details
     assert results[1].failure_details == [failure]
-    assert failure["collective"] == "all_reduce_max"
-    assert failure["dtype"] == "float32"
-    assert failure["size"] == 1001
-    assert failure["rank"] == 1
-    assert failure["first_wrong_index"] == 1000
+    place = {"collective": "all_reduce_max", "dtype": "float32", "size": 1001, "rank": 1, "first_wrong_index": 1000}
+    assert failure.items() >= place.items()
     assert failure["max_abs_err"] > failure["tolerance"] == 0
 
 
@@ -124,20 +118,14 @@ def with_all_collectives_raising(error: Exception) -> Driven:
     return with_collectives(raises(error), SMALL)
 
 
-def test_unknown_error_of_a_collective_is_a_failure_and_ends_the_run() -> None:
+def test_unknown_error_of_a_collective_ends_the_run_and_a_backend_that_supports_nothing_does_not_pass() -> None:
     result = run_on_ranks(with_all_collectives_raising, RuntimeError("Connection closed by peer"))[0].result
-
     assert not result.passed
     assert [failure["rank"] for failure in result.failure_details] == [0, 1]
     assert result.failure_details[0]["error"] == "RuntimeError: Connection closed by peer"
-    assert result.executed_iterations == 0
-    assert result.configured_iterations == 1
-    assert result.metrics["unsupported"] == []
+    assert (result.executed_iterations, result.configured_iterations, result.metrics["unsupported"]) == (0, 1, [])
 
-
-def test_backend_that_supports_nothing_does_not_pass() -> None:
     result = run_on_ranks(with_all_collectives_raising, RuntimeError("Invalid scalar type"))[0].result
-
     assert not result.passed
     assert result.failure_details[0]["kind"] == "nothing_checked"
     assert result.metrics["unsupported_count"] == len(COLLECTIVES)
@@ -160,15 +148,7 @@ def test_barrier_that_does_not_wait_is_found() -> None:
     result = run_on_ranks(drive, LateRank, SMALL)[0].result
 
     (failure,) = result.failure_details
-    assert failure["collective"] == "barrier"
-    assert failure["rank"] == 0
-    assert failure["actual"] == 1
-    assert failure["expected"] == 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
-def test_sums_are_exact_for_the_ranks_of_one_host(dtype: torch.dtype) -> None:
-    assert sum_tolerance(dtype, terms=8) == 0
+    assert failure.items() >= {"collective": "barrier", "rank": 0, "actual": 1, "expected": 2}.items()
 
 
 @pytest.mark.parametrize(("dtype", "terms"), [(torch.bfloat16, 80), (torch.float16, 300)])
@@ -180,6 +160,7 @@ def test_tolerance_covers_sums_over_many_ranks(dtype: torch.dtype, terms: int) -
 
     error = float((total.double() - numbers.sum(0)).abs().max())
 
+    assert sum_tolerance(dtype, terms=8) == 0  # the ranks of one host
     assert 0 < error <= sum_tolerance(dtype, terms)
     assert sum_tolerance(dtype, terms) < terms * LARGEST
 
