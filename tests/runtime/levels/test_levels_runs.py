@@ -1,25 +1,29 @@
-"""Runs: records of tasks, what a failure does to the rest, waiting, order, cancelling."""
+"""Runs: building their graphs, records of tasks, what a failure does to the rest, waiting, order, rings, cancelling."""
 
 from __future__ import annotations
 
 import gc
+import math
 import pickle
 import re
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import levels_tasks
 import pytest
+import torch
 from levels_stage import Gates, Host, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
-from support.processes import PATIENCE
+from support.processes import PATIENCE, wait_until
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskError, TaskRef, Worker
+from pytest_aorta.runtime.dispatcher import TaskKind
 from pytest_aorta.runtime.graph import State
 
 
@@ -38,46 +42,6 @@ def test_a_record_says_all_that_is_known_of_a_task(host: Host) -> None:
     assert record.seconds == record.ended - record.started
 
 
-def test_a_failure_has_type_message_and_traceback(host: Host) -> None:
-    record = run_sub(host.worker, host.boom, "why")
-
-    assert record.outcome is Outcome.TASK_FAILURE
-    assert record.failure is not None
-    assert record.failure.type == "ValueError"
-    assert record.failure.message == f"{record.worker}: ValueError: why"
-    assert "levels_tasks.py" in record.failure.traceback
-    assert "raise ValueError" in record.failure.traceback
-    assert "slot.py" not in record.failure.traceback
-    assert record.payload is None
-
-
-def test_the_cause_of_a_task_error_is_the_remote_traceback(host: Host) -> None:
-    with pytest.raises(TaskError) as caught:
-        host.worker.run(lambda orch, args, config: orch.submit_sub(host.boom, scalars("why")))
-
-    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
-        shown = "".join(traceback.format_exception(error))
-        assert re.search(r'File ".*levels_tasks.py", line \d+, in boom\n *raise ValueError', shown)
-        assert "The above exception was the direct cause of the following exception:" in shown
-        assert shown.endswith("ValueError: why\n")
-
-
-def test_after_takes_tasks_of_this_worker_and_nothing_else(host: Host) -> None:
-    with Worker(3, num_sub_workers=1) as other:
-        foreign: list[TaskRef] = []
-        theirs = other.register(levels_tasks.nothing)
-        other.run(lambda orch, args, config: foreign.append(orch.submit_sub(theirs)))
-
-        for wrong in (foreign[0], host.nothing, 0, "task"):
-
-            def build(orch: Orchestrator, args: Any, config: Any, wrong: Any = wrong) -> None:
-                orch.submit_sub(host.nothing, after=[wrong])
-
-            kind = ValueError if wrong is foreign[0] else TypeError
-            with pytest.raises(kind, match=r"is not a task of this worker|must be a list of tasks"):
-                host.worker.run(build)
-
-
 @pytest.mark.statement(17)
 def test_run_raises_once_with_type_and_message_and_the_next_run_is_clean(host: Host) -> None:
     def bad(orch: Orchestrator, args: Any, config: Any) -> None:
@@ -86,10 +50,30 @@ def test_run_raises_once_with_type_and_message_and_the_next_run_is_clean(host: H
 
     with pytest.raises(TaskError, match=r"sub_worker \d: ValueError: first") as raised:
         host.worker.run(bad)
-    assert raised.value.record.failure is not None
-    assert raised.value.record.failure.type == "ValueError"
+    record = raised.value.record
+    assert record.outcome is Outcome.TASK_FAILURE
+    assert record.payload is None
+    assert record.failure is not None
+    assert record.failure.type == "ValueError"
+    assert record.failure.message == f"{record.worker}: ValueError: first"
+    assert "raise ValueError" in record.failure.traceback
+    assert "leaf.py" not in record.failure.traceback
+    for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+        shown = "".join(traceback.format_exception(error))
+        assert re.search(r'File ".*levels_tasks.py", line \d+, in boom\n *raise ValueError', shown)
+        assert "The above exception was the direct cause of the following exception:" in shown
+        assert shown.endswith("ValueError: first\n")
 
     host.worker.run(lambda orch, args, config: orch.submit_sub(host.nothing))
+
+
+def test_after_takes_tasks_of_this_worker_and_no_others(host: Host) -> None:
+    with Worker(3, num_sub_workers=1) as other:
+        foreign: list[TaskRef] = []
+        theirs = other.register(levels_tasks.nothing)
+        other.run(lambda orch, args, config: foreign.append(orch.submit_sub(theirs)))
+        with pytest.raises(ValueError, match="is not a task of this worker"):
+            host.worker.run(lambda orch, args, config: orch.submit_sub(host.nothing, after=foreign))
 
 
 @pytest.mark.statement(18)
@@ -150,40 +134,31 @@ def test_submit_returns_before_completion_and_wait_can_be_repeated(host: Host, g
 
 
 @pytest.mark.statement(31)
-def test_a_second_run_is_built_but_starts_only_after_the_first(host: Host, gates: Gates) -> None:
-    first = host.worker.submit(lambda orch, args, config: orch.submit_sub(host.gate, gates.at("first")))
+def test_a_second_run_is_built_before_the_first_has_ended_and_a_third_is_not(
+    host: Host, gates: Gates
+) -> None:
     refs: list[TaskRef] = []
-    second = host.worker.submit(lambda orch, args, config: refs.append(orch.submit_sub(host.gate, gates.at("second"))))
-
-    gates.wait_until_began("first")  # one of two SUB workers is idle
-    assert refs[0].state is State.READY
-    assert not second.done
-    gates.open()
-    second.wait()
-
-    assert first.done
-    assert gates.log() == ["first began", "first ended", "second began", "second ended"]
-
-
-@pytest.mark.statement(31)
-def test_a_third_run_is_not_built_before_one_has_ended(host: Host, gates: Gates) -> None:
     asked, built = threading.Event(), threading.Event()
 
-    def third() -> None:
+    def submit_all() -> None:
         for name in ("first", "second"):
-            host.worker.submit(lambda orch, args, config, name=name: orch.submit_sub(host.gate, gates.at(name)))
+            args = gates.at(name)
+            host.worker.submit(lambda orch, _, config, args=args: refs.append(orch.submit_sub(host.gate, args)))
         asked.set()
         host.worker.run(lambda orch, args, config: built.set())
 
     with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(third)
+        running = threads.submit(submit_all)
         asked.wait(PATIENCE)
-        gates.wait_until_began("first")
+        gates.wait_until_began("first")  # one of two SUB workers is idle
         assert not built.wait(0.05)
+        assert refs[1].state is State.READY
         gates.open("first")
         assert built.wait(PATIENCE)
         gates.open()
         running.result(PATIENCE)
+    refs[1].wait(PATIENCE)
+    assert gates.log() == ["first began", "first ended", "second began", "second ended"]
 
 
 @pytest.mark.statement(32)
@@ -215,3 +190,209 @@ def test_what_a_run_was_given_lives_until_it_has_ended_and_no_longer(host: Host,
     handle.wait()
     gc.collect()
     assert [watch() for watch in watched] == [None] * 4
+
+
+# Building
+
+
+def test_a_run_can_be_cancelled_before_and_while_it_runs(host: Host, gates: Gates) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        running = orch.submit_sub_group(host.gate, [gates.at("a"), gates.at("b")])
+        orch.submit_sub(host.gate, gates.at("never"), after=[running])
+
+    handle = host.worker.submit(build)
+    gates.wait_until_began("a", "b")
+    handle.cancel("no longer needed")
+    assert not handle.done
+    assert handle.records[0].outcome is Outcome.CANCELLED
+    handle.cancel("really not", running=True)
+    with pytest.raises(TaskError, match="no longer needed"):
+        handle.wait(PATIENCE)
+
+    assert sorted(gates.log()) == ["a began", "b began"]
+    running, never = handle.records
+    assert running.outcome is Outcome.CANCELLED
+    assert running.failure is not None
+    assert running.failure.message == "really not"
+    assert never.failure is not None
+    assert never.failure.message == "no longer needed"
+    assert run_sub(host.worker, host.nothing).ok
+
+
+def test_a_cancelled_task_takes_only_its_consumers_with_it(host: Host, gates: Gates) -> None:
+    refs: list[TaskRef] = []
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refs.append(orch.submit_sub(host.gate, gates.at("a")))
+        refs.append(orch.submit_sub(host.gate, gates.at("b"), after=[refs[0]]))
+        refs.append(orch.submit_sub(host.gate, gates.at("c")))
+
+    handle = host.worker.submit(build)
+    gates.wait_until_began("a", "c")
+    refs[0].cancel("changed my mind")
+    gates.open("c")
+    with pytest.raises(TaskError, match="changed my mind"):
+        handle.wait(PATIENCE)
+
+    outcomes = [record.outcome for record in handle.records]
+    assert outcomes == [Outcome.CANCELLED, Outcome.SKIPPED, Outcome.SUCCESS]
+    refs[2].cancel("too late")
+    assert refs[2].wait().ok
+
+
+def test_tasks_are_submitted_while_the_graph_is_built_not_later(host: Host) -> None:
+    kept: list[Any] = []
+    host.worker.run(lambda *given: kept.extend(given), TaskArgs, {"a": 1})
+
+    orch = kept[0]
+    assert kept[1:] == [TaskArgs, {"a": 1}]
+    with pytest.raises(RuntimeError, match="the run is closed"):
+        orch.submit_sub(host.nothing)
+    with pytest.raises(RuntimeError, match="the run is closed"), orch.scope():
+        pass
+
+
+@pytest.mark.statement(40)
+def test_a_run_or_the_end_within_the_graph_of_another_is_refused(host: Host) -> None:
+    with pytest.raises(RuntimeError, match="submit tasks through orch"):
+        host.worker.run(lambda orch, args, config: host.worker.run(lambda orch, args, config: None))
+    with pytest.raises(RuntimeError, match="close within a run"):
+        host.worker.run(lambda orch, args, config: host.worker.close())
+
+    assert run_sub(host.worker, host.nothing).ok
+
+
+def test_scopes_lie_within_each_other_up_to_a_bound(host: Host) -> None:
+    def nest(orch: Orchestrator, depth: int) -> None:
+        orch.submit_sub(host.nothing)
+        with orch.scope():
+            nest(orch, depth + 1)
+
+    with pytest.raises(RuntimeError, match="at most 64 scopes"):
+        host.worker.run(lambda orch, args, config: nest(orch, 0))
+
+
+@pytest.mark.statement(23)
+def test_a_submission_that_raises_leaves_nothing_behind(host: Host) -> None:
+    dispatcher = host.worker._dispatcher
+
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        refused: list[Callable[[], object]] = [
+            lambda: orch.submit_sub_group(host.nothing, []),
+            lambda: orch.submit_sub_group(host.nothing, [None] * 3),
+            lambda: orch.submit_next_level(host.nothing),
+            *(lambda timeout=it: orch.submit_sub(host.nothing, timeout=timeout) for it in (0, -1, math.inf, math.nan)),
+            lambda: orch.submit_sub(CallableHandle("sha256:", "nobody", 0, "forged")),
+        ]
+        for wrong in refused:
+            with pytest.raises(ValueError):
+                wrong()
+
+    handle = host.worker.submit(build)
+    handle.wait(PATIENCE)
+
+    assert handle.records == []
+    wait_until(lambda: not dispatcher.runs, "the end of the run")
+    assert dispatcher.graph.live == 0
+    assert all(endpoint.busy == 0 for endpoint in dispatcher.placement.pools[TaskKind.SUB].values())
+
+
+WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
+    (lambda orch, h: orch.submit_sub(print), "expected a handle from Worker.register, not <built-in function"),
+    (lambda orch, h: orch.submit_sub(h, [1]), r"must be TaskArgs or None, not \[1\] \(list\); build them with Task"),
+    (lambda orch, h: orch.submit_sub(h, torch.zeros(2)), r"must be TaskArgs or None, not tensor.* \(Tensor\)"),
+    (lambda orch, h: orch.submit_sub(h, after=orch.submit_sub(h)), r"after must be a list of tasks.* \(TaskRef\)"),
+    (lambda orch, h: orch.submit_sub(h, after=[3]), r"after must be a list of tasks.*, not 3 \(int\)"),
+    (lambda orch, h: orch.submit_sub(h, timeout="3"), r"timeout must be a number of seconds above 0, not '3' \(str\)"),
+    (lambda orch, h: orch.submit_sub_group(h, TaskArgs()), r"args_list must be a list of TaskArgs, one per member"),
+    (lambda orch, h: orch.submit_next_level_group(h, [None], workers=0), r"workers must be a list of ids, not 0"),
+    (lambda orch, h: orch.alloc(3), r"shape must be a list of whole numbers, not 3 \(int\)"),
+    (lambda orch, h: orch.alloc([2.5]), r"a size of the shape must be a whole number from 0, not 2.5 \(float\)"),
+    (lambda orch, h: orch.alloc([2], "float32"), r"dtype must be a torch.dtype or None, not 'float32' \(str\)"),
+    (lambda orch, h: orch.submit_sub(h).wait("3"), r"timeout must be a number of seconds or None, not '3' \(str\)"),
+]
+
+
+def test_arguments_of_a_wrong_type_name_the_right_one(host: Host) -> None:
+    def build(orch: Orchestrator, args: Any, config: Any) -> None:
+        for submit, message in WRONG:
+            with pytest.raises(TypeError, match=message):
+                submit(orch, host.nothing)
+
+    host.worker.run(build)
+
+
+# The ring of a run: a fixed number of slots for tasks that have not ended
+
+
+def _is_full(worker: Worker) -> bool:
+    return any(run.unsettled >= run.ring_size for run in worker._dispatcher.runs)
+
+
+@pytest.mark.statement(46)
+def test_a_submission_to_a_full_ring_waits_until_a_task_has_ended(gates: Gates) -> None:
+    refs: list[TaskRef] = []
+    with Worker(3, num_sub_workers=1, ring_size=3) as worker:
+        gate = worker.register(levels_tasks.gate)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            refs.extend(orch.submit_sub(gate, gates.at(name)) for name in "abcd")
+
+        building = threading.Thread(target=worker.run, args=(build,))
+        worker.init()
+        building.start()
+        gates.wait_until_began("a")
+        wait_until(lambda: _is_full(worker), "a submission that waits")
+        assert len(refs) == 3
+        assert worker._dispatcher.runs[0].unsettled == 3
+        gates.open("a")
+        gates.wait_until_began("b")
+        gates.open()
+        building.join(PATIENCE)
+    assert [ref.wait().payload for ref in refs] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.statement(46)
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_it_raises_where_that_is_asked_for_and_leaves_nothing(gates: Gates, timeout: float) -> None:
+    with Worker(3, num_sub_workers=1, ring_size=2, ring_timeout=timeout) as worker:
+        gate = worker.register(levels_tasks.gate)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            refs = [orch.submit_sub(gate, gates.at(name)) for name in "ab"]
+            with pytest.raises(RuntimeError, match=r"the ring is full: 2 tasks of this run have not .* ring_size"):
+                orch.submit_sub(gate, gates.at("c"))
+            gates.open()
+            assert all(ref.wait(PATIENCE).ok for ref in refs)
+            assert orch.submit_sub(gate, gates.at("d")).wait(PATIENCE).ok
+
+        handle = worker.submit(build)
+        handle.wait()
+        assert [record.payload for record in handle.records] == ["a", "b", "d"]
+        assert worker._dispatcher.graph.live == 0
+
+
+@pytest.mark.statement(46)
+def test_a_submission_that_waits_ends_with_its_run(gates: Gates) -> None:
+    refused: list[str] = []
+    with Worker(3, num_sub_workers=1, ring_size=1) as worker:
+        gate = worker.register(levels_tasks.gate)
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            orch.submit_sub(gate, gates.at("a"))
+            try:
+                orch.submit_sub(gate, gates.at("b"))
+            except RuntimeError as error:
+                refused.append(str(error))
+
+        worker.init()
+        building = threading.Thread(target=worker.submit, args=(build,))
+        building.start()
+        gates.wait_until_began("a")
+        [run] = worker._dispatcher.runs
+        wait_until(lambda: _is_full(worker), "a submission that waits")
+        worker._dispatcher.cancel_run(run, "enough", running=False)
+        building.join(PATIENCE)
+        assert refused == ["the run is cancelled: enough"]
+        assert not run.ended.is_set()  # its first task goes on
+        gates.open()
