@@ -14,11 +14,11 @@ import psutil
 import pytest
 from support.processes import PATIENCE, is_gone, wait_until
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, TaskArgs, TaskRecord, TaskRef, Worker
+from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskRecord, TaskRef, Worker
 from pytest_aorta.runtime import worker as worker_module
 
 
-def scalars(*values: int | float | bool | str) -> TaskArgs:
+def scalars(*values: Any) -> TaskArgs:
     """Arguments that are plain values."""
     args = TaskArgs()
     for value in values:
@@ -121,7 +121,7 @@ def run_one(submit: Callable[[Orchestrator], TaskRef], worker: Worker) -> TaskRe
     return record
 
 
-def run_sub(worker: Worker, handle: CallableHandle, /, *values: int | float | bool | str) -> TaskRecord:
+def run_sub(worker: Worker, handle: CallableHandle, /, *values: Any) -> TaskRecord:
     """The record of one SUB task with plain values."""
     return run_one(lambda orch: orch.submit_sub(handle, scalars(*values)), worker)
 
@@ -129,6 +129,12 @@ def run_sub(worker: Worker, handle: CallableHandle, /, *values: int | float | bo
 def run_next(worker: Worker, handle: CallableHandle, /, *values: Any, **where: Any) -> TaskRecord:
     """The record of one task of the next level with plain values."""
     return run_one(lambda orch: orch.submit_next_level(handle, scalars(*values), **where), worker)
+
+
+def failure_of(record: TaskRecord) -> tuple[Outcome, str, str]:
+    """Outcome, type and message."""
+    assert record.failure is not None
+    return record.outcome, record.failure.type, record.failure.message
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import descendants, run_one, run_sub, scalars
+from levels_stage import descendants, failure_of, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import is_gone, wait_until, wait_until_gone
@@ -31,12 +31,6 @@ def do(worker: Worker, task: Any, *values: Any) -> TaskRecord:
     worker.unregister(handle)
     worker.unregister(echo)
     return record
-
-
-def failure_of(record: TaskRecord) -> tuple[Outcome, str, str]:
-    """Outcome, type and message."""
-    assert record.failure is not None
-    return record.outcome, record.failure.type, record.failure.message
 
 
 @pytest.mark.statement(38)

@@ -134,9 +134,7 @@ def test_submit_returns_before_completion_and_wait_can_be_repeated(host: Host, g
 
 
 @pytest.mark.statement(31)
-def test_a_second_run_is_built_before_the_first_has_ended_and_a_third_is_not(
-    host: Host, gates: Gates
-) -> None:
+def test_a_second_run_is_built_before_the_first_has_ended_and_a_third_is_not(host: Host, gates: Gates) -> None:
     refs: list[TaskRef] = []
     asked, built = threading.Event(), threading.Event()
 

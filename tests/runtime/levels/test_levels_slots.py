@@ -12,57 +12,38 @@ from typing import Any
 import levels_tasks
 import psutil
 import pytest
-from levels_stage import Gates, Host, run_next, run_one, run_sub, scalars
+from levels_stage import Gates, Host, failure_of, run_next, run_one, run_sub, scalars
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 
-from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskError, TaskRecord, TaskRef, Worker, endpoint
+from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker, endpoint
+from pytest_aorta.runtime import worker as worker_module
 from pytest_aorta.runtime.dispatcher import TaskKind
 from pytest_aorta.runtime.resources.devices import core_shares, threads_of
 
 
-class Slots(Host):
-    """A worker with one slot and one SUB worker."""
-
-    def __init__(self, worker: Worker, gates: Gates) -> None:
-        super().__init__(worker)
-        self.gates = gates
-
-    def pid(self) -> int:
-        """Of the slot's process."""
-        record = run_next(self.worker, self.own_pid)
-        assert record.ok, record
-        return int(record.payload)
-
-    def hang(self, handle: CallableHandle, timeout: float) -> TaskRecord:
-        """The record of a task that never ends by itself."""
-        return run_one(lambda orch: orch.submit_next_level(handle, self.gates.at("hang"), timeout=timeout), self.worker)
-
-
 @pytest.fixture
-def host(gates: Gates) -> Iterator[Slots]:
+def host() -> Iterator[Host]:
     with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1) as worker:
-        yield Slots(worker, gates)
+        yield Host(worker)
 
 
-def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Slots) -> None:
-    pid = host.pid()
+def test_a_task_that_takes_too_long_is_ended_and_its_slot_works_again(host: Host, gates: Gates) -> None:
+    pid = run_next(host.worker, host.own_pid).payload
 
-    record = host.hang(host.gate, timeout=0.1)
+    record = run_one(lambda orch: orch.submit_next_level(host.gate, gates.at("hang"), timeout=0.1), host.worker)
 
-    assert record.outcome is Outcome.TIMEOUT
-    assert record.failure is not None
-    assert record.failure.type == "TimeoutError"
-    assert record.failure.message == "slot 0: TimeoutError: not finished within 0.1 s"
+    why = "slot 0: TimeoutError: not finished within 0.1 s"
+    assert failure_of(record) == (Outcome.TIMEOUT, "TimeoutError", why)
     assert record.worker == "slot 0"
-    assert host.pid() != pid
+    assert run_next(host.worker, host.own_pid).payload not in (pid, None)
     wait_until_gone([pid])
 
 
-def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: Slots) -> None:
+def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: Host) -> None:
     """Tasks that end at the very moment of their deadline: what follows them is not hit."""
     for _ in range(10):
         refs: list[TaskRef] = []
@@ -76,7 +57,7 @@ def test_the_next_task_is_not_sent_to_a_process_that_is_about_to_be_ended(host: 
         assert refs[1].wait(PATIENCE).ok
 
 
-def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_run(host: Slots) -> None:
+def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_run(host: Host) -> None:
     refs: list[TaskRef] = []
     host.worker.init()
     killed_by: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
@@ -93,29 +74,31 @@ def test_deaths_cost_no_slot_and_a_callable_that_kills_is_quarantined_for_the_ru
     records = [ref.wait(PATIENCE) for ref in refs]
     died, fine, skipped = Outcome.ENDPOINT_FAILURE, Outcome.SUCCESS, Outcome.SKIPPED
     assert [record.outcome for record in records] == [died, fine] * 3 + [died] * 3 + [skipped] * 2 + [fine] * 2
-    assert records[9].failure is not None
-    assert records[9].failure.message.startswith("quarantined: die killed 3 slots in a row; no more of its tasks start")
+    assert failure_of(records[9])[2].startswith("quarantined: die killed 3 slots in a row; no more of its tasks start")
     assert run_next(host.worker, host.die).outcome is died  # another run begins anew
     assert killed_by.gone is None
 
 
-def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(host: Slots) -> None:
+def test_kills_of_idle_processes_cost_nothing_and_clear_the_suspect(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         for _ in range(4):
             assert orch.submit_next_level(host.die).wait().outcome is Outcome.ENDPOINT_FAILURE
-            wait_until(lambda: endpoint.ready, "its successor")
-            link = endpoint._link
+            wait_until(lambda: slot.ready, "its successor")
+            link = slot._link
             os.kill(link._task.pid, signal.SIGKILL)
-            wait_until(lambda: endpoint._link is not link and endpoint.ready, "the next one")  # noqa: B023
+            wait_until(lambda: slot._link is not link and slot.ready, "the next one")  # noqa: B023
         assert all(orch.submit_next_level(host.nothing).wait().ok for _ in range(9))
 
+    monkeypatch.setattr(endpoint, "BACK_OFF", 0.0)
     host.worker.init()
-    endpoint: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
+    slot: Any = host.worker._dispatcher.placement.pools[TaskKind.NEXT_LEVEL][0]
     with pytest.raises(TaskError):
         host.worker.run(build)
 
 
-def test_a_slot_whose_processes_die_more_often_than_it_may_is_out_of_service(gates: Gates) -> None:
+def test_a_slot_whose_processes_die_more_often_than_it_may_is_out_of_service() -> None:
     refs: list[TaskRef] = []
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
@@ -125,17 +108,15 @@ def test_a_slot_whose_processes_die_more_often_than_it_may_is_out_of_service(gat
         refs.append(orch.submit_sub(slots.nothing))
 
     with Worker(3, device_ids=[0], num_sub_workers=1, grace=0.1, max_deaths=2) as worker:
-        slots = Slots(worker, gates)
+        slots = Host(worker)
         worker.submit(build)
         records = [ref.wait(PATIENCE) for ref in refs]
         assert not run_next(worker, slots.nothing).ok
 
     assert [record.outcome for record in records] == [Outcome.ENDPOINT_FAILURE] * 4 + [Outcome.SUCCESS]
+    why = "slot 0: out of service: its process died with signal SIGKILL; the last of 2 deaths in a row"
     for record in records[2:-1]:
-        assert record.failure is not None
-        assert record.failure.message == (
-            "slot 0: out of service: its process died with signal SIGKILL; the last of 2 deaths in a row"
-        )
+        assert failure_of(record)[2] == why
         assert record.started is None
 
 
@@ -171,103 +152,46 @@ def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytes
 LARGE = 4_000_000
 
 
-def length_of_config(args: Any) -> int:
-    return len(args.config)
+def test_a_stopped_process_holds_up_nothing_and_is_replaced_at_its_tasks_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "CLOSE_GRACE", 0.2)
+    refs: list[TaskRef] = []
+    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
+        host, length = Host(worker), worker.register(lambda args: len(args.config))
+
+        def stop() -> int:
+            pid = int(run_next(worker, host.own_pid, worker=0).payload)
+            os.kill(pid, signal.SIGSTOP)
+            return pid
+
+        def build(orch: Orchestrator, args: Any, timeout: Any) -> None:
+            refs[:] = [orch.submit_next_level(length, config="x" * LARGE, worker=0, timeout=timeout)]
+            refs.extend(orch.submit_next_level(host.echo, scalars(number), worker=1) for number in range(20))
+
+        pid = stop()
+        worker.submit(build, None, 1.0)
+        assert [ref.wait(PATIENCE).ok for ref in refs[1:]] == [True] * 20
+        assert refs[0].record is None  # else this has shown nothing
+        with pytest.raises(TimeoutError):
+            refs[0].wait(0.01)
+        assert refs[0].wait(PATIENCE).outcome is Outcome.TIMEOUT
+        wait_until_gone([pid])
+
+        successor = stop()
+        worker.submit(build)
+        assert [ref.wait(PATIENCE).ok for ref in refs[1:]] == [True] * 20
+        os.kill(successor, signal.SIGCONT)  # what waits is sent when it goes on
+        assert refs[0].wait(PATIENCE).payload == LARGE
+        assert stop() == successor != pid
+    assert is_gone(successor)
 
 
 def send_raw(args: Any) -> None:
     """Write what follows on the channel to the worker, past all that is meant for it."""
     (found,) = (found for found in gc.get_objects() if type(found) is endpoint.MessageSocket)
-    os.write(found._connection.fileno(), bytes.fromhex(args.scalars[0]))
-    time.sleep(args.scalars[1])
-
-
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
-        yield worker
-
-
-def pid_of(worker: Worker, slot: int) -> int:
-    """Of the process of a slot, which is idle."""
-    return int(run_next(worker, worker.register(levels_tasks.own_pid), worker=slot).payload)
-
-
-def submit_large(worker: Worker, length: CallableHandle, **more: Any) -> TaskRef:
-    """A task of slot 0 that its socket does not take at once."""
-    refs: list[TaskRef] = []
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        refs.append(orch.submit_next_level(length, config="x" * LARGE, worker=0, **more))
-
-    worker.submit(build)
-    return refs[0]
-
-
-def test_a_stopped_process_holds_up_nothing_and_is_replaced_at_its_tasks_deadline(worker: Worker) -> None:
-    length, echo = worker.register(length_of_config), worker.register(levels_tasks.echo)
-    pid = pid_of(worker, 0)
-    os.kill(pid, signal.SIGSTOP)
-    refs: list[TaskRef] = []
-
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        refs.append(orch.submit_next_level(length, config="x" * LARGE, worker=0, timeout=1.0))
-        refs.extend(orch.submit_next_level(echo, scalars(number), worker=1) for number in range(20))
-
-    worker.submit(build)
-    assert [ref.wait(PATIENCE).ok for ref in refs[1:]] == [True] * 20
-    assert refs[0].record is None  # else this has shown nothing
-    with pytest.raises(TimeoutError):
-        refs[0].wait(0.01)
-
-    assert refs[0].wait(PATIENCE).outcome is Outcome.TIMEOUT
-    wait_until_gone([pid])
-    assert pid_of(worker, 0) != pid
-
-
-def test_what_waits_is_sent_when_the_process_goes_on(worker: Worker) -> None:
-    length = worker.register(length_of_config)
-    pid = pid_of(worker, 0)
-    os.kill(pid, signal.SIGSTOP)
-    ref = submit_large(worker, length)
-    assert ref.record is None
-    os.kill(pid, signal.SIGCONT)
-
-    assert ref.wait(PATIENCE).payload == LARGE
-
-
-def test_a_worker_with_a_stopped_process_closes() -> None:
-    with Worker(3, device_ids=[0], grace=0.1) as worker:
-        length = worker.register(length_of_config)
-        pid = pid_of(worker, 0)
-        os.kill(pid, signal.SIGSTOP)
-        ref = submit_large(worker, length, timeout=0.5)
-        ref.wait(PATIENCE)
-    assert is_gone(pid)
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"nonsense" * 8, "cannot be read (ValueError: a message of "),
-        ((3).to_bytes(4, "big") + b"abc", "cannot be read (UnpicklingError"),
-        (endpoint.framed(3), "cannot be read (TypeError"),  # type: ignore[arg-type]
-        (endpoint.framed(("nonsense", 1)), "cannot be read (ValueError"),
-    ],
-    ids=["length", "pickle", "number", "unknown"],
-)
-def test_a_message_that_cannot_be_read_is_the_failure_of_the_task_that_runs(
-    data: bytes, reason: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
-        send = worker.register(send_raw)
-        record = run_sub(worker, send, data.hex(), PATIENCE)
-
-        assert record.outcome is Outcome.ENDPOINT_FAILURE
-        assert record.failure is not None
-        assert reason in record.failure.message
-        assert run_sub(worker, worker.register(levels_tasks.echo), 1).ok
-    assert capfd.readouterr().err == ""
+    os.write(found._connection.fileno(), args.scalars[0])
+    time.sleep(PATIENCE)
 
 
 class Unreadable:
@@ -277,13 +201,24 @@ class Unreadable:
         return int, ("x",)
 
 
-def test_a_result_that_cannot_be_read_is_the_failure_of_its_task() -> None:
-    with Worker(3, num_sub_workers=1) as worker:
-        record = run_sub(worker, worker.register(lambda args: Unreadable()))
-
-        assert record.outcome is Outcome.TASK_FAILURE
-        assert record.failure is not None
-        assert record.failure.message.startswith("sub_worker 0: its return value could not be read: ValueError")
+def test_a_message_that_cannot_be_read_is_the_failure_of_the_task_that_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    with Worker(3, num_sub_workers=1, grace=0.1) as worker:
+        host, send = Host(worker), worker.register(send_raw)
+        messages: list[tuple[bytes, str]] = [
+            (b"nonsense" * 8, "cannot be read (ValueError: a message of "),
+            ((3).to_bytes(4, "big") + b"abc", "cannot be read (UnpicklingError"),
+            (endpoint.framed(3), "cannot be read (TypeError"),  # type: ignore[arg-type]
+            (endpoint.framed(("nonsense", 1)), "cannot be read (ValueError"),
+        ]
+        for data, reason in messages:
+            outcome, _, why = failure_of(run_sub(worker, send, data))
+            assert outcome is Outcome.ENDPOINT_FAILURE
+            assert reason in why
+            assert run_sub(worker, host.echo, 1).ok
+        outcome, _, why = failure_of(run_sub(worker, worker.register(lambda args: Unreadable())))
+        assert outcome is Outcome.TASK_FAILURE
+        assert why.startswith("sub_worker 0: its return value could not be read: ValueError")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_stopped_zygote_does_not_suspend_a_deadline(gates: Gates) -> None:
