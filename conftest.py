@@ -16,10 +16,7 @@ if find_spec("hypothesis") is not None:
 
     pytest_plugins = [
         "pytester",
-        *(
-            f"support.{name}"
-            for name in ("fixtures", "neighbourhood", "nursery", "slurm_steps", "workloads")
-        ),
+        *(f"support.{name}" for name in ("fixtures", "neighbourhood", "nursery", "slurm_steps", "workloads")),
     ]
 
     # How long an example takes says how busy this machine is.

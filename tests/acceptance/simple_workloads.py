@@ -86,8 +86,6 @@ class Held(_Base):
 
 
 class Breaks(_Base):
-    """Raises, with something in its logs."""
-
     def run(self) -> Any:
         print("on the way")
         print("to trouble", file=sys.stderr)
@@ -110,14 +108,10 @@ class Solo(_Base):
 
 
 class Pair(Solo):
-    """Needs two ranks, and leaves a trace when it is set up."""
-
     launch_mode = "distributed"
     min_world_size = 2
 
 
 class Quartet(Solo):
-    """Needs four ranks."""
-
     launch_mode = "distributed"
     min_world_size = 4

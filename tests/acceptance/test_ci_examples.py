@@ -85,7 +85,6 @@ class Runners:
         return folder
 
     def run(self, folder: Path, script: str, variables: Mapping[str, str]) -> None:
-        """One command of a job."""
         path = f"{self.commands}:{self.stage.environ()['PATH']}"
         result = self.stage.command(
             *("bash", "-e", "-o", "pipefail", "-c", f"cd {folder}; {script}"),
@@ -103,7 +102,6 @@ def runners(stage: Stage) -> Runners:
 
 
 def check(workspace: Path) -> None:
-    """All trials, and what follows them."""
     cells = ("local-none", "local-omp_1")
     for cell in cells:
         folder = workspace / "matrix/plain" / cell

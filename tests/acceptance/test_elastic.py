@@ -105,7 +105,6 @@ def sums(stage: Stage) -> Stage:
 
 
 def run(stage: Stage, name: str, *options: str) -> dict[str, Any]:
-    """Run one trial; its record."""
     stage.run(f"sums.py::{name}", "--aorta-timeout", "50", *options)
     assert stage.left_running() == []
     return stage.trial(f"{name}/trial_0.json")

@@ -61,7 +61,6 @@ Ran = tuple[Stage, pytest.RunResult, dict[str, dict[str, Any]]]
 
 
 def metrics(ran: Ran, name: str) -> dict[str, Any]:
-    """What a trial in an environment saw."""
     trial = ran[2][name]
     assert trial["exit_status"] == "ok", trial["failure"]
     found = trial["result"]["metrics"]

@@ -21,7 +21,6 @@ OWN = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def type_lines(stage: Stage, lines: str) -> list[pytest.RunResult]:
-    """Run commands, one after the other."""
     found = []
     for program, *rest in map(shlex.split, lines.splitlines()):
         run = {"pytest": stage.run, "pytest-aorta": stage.aorta}.get(program)
@@ -30,7 +29,6 @@ def type_lines(stage: Stage, lines: str) -> list[pytest.RunResult]:
 
 
 def run_readme(stage: Stage, name: str) -> list[pytest.RunResult]:
-    """Run the commands of an example's README in a copy of its folder."""
     shutil.copytree(EXAMPLES / name, stage.path, dirs_exist_ok=True)
     (block,) = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLES / name / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     return type_lines(stage, block)
@@ -136,7 +134,6 @@ def test_a_flaky_nan_is_followed_down_to_the_operator(stage: Stage) -> None:
 
 
 def _run_page(stage: Stage, name: str) -> list[pytest.RunResult]:
-    """Every command of a page, as it is typed."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
     return type_lines(stage, "".join(code for language, code in blocks if not language))
 

@@ -98,7 +98,6 @@ def _remove_left_behind() -> None:
 
 
 def elastic(**options: object) -> Iterator[str]:
-    """Options of the agent, as arguments."""
     for name, value in options.items():
         yield from ("--aorta-elastic", f"{name}={value}")
 
@@ -111,15 +110,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 class Nodes:
-    """Pytest on the nodes of a network, with two ranks on each."""
-
     def __init__(self, network: Network, stage: Stage) -> None:
         self.network = network
         self.stage = stage
         stage.copy(FAULTS)
 
     def start(self, part: str, node: int, *more: str, results: str = "results", **options: Any) -> Any:
-        """The pytest of one node, whose ranks play a part of ``RankFaults``."""
         given = {"nnodes": 2, "node_rank": node, "rdzv_endpoint": ENDPOINT, **options}
         words = ("--aorta-nproc", "2", "--aorta-timeout", "30", "--aorta-results-dir", results, *more)
         return self.network.start(
@@ -127,11 +123,9 @@ class Nodes:
         )
 
     def wait_for(self, name: str) -> None:
-        """Wait until ranks have made a file."""
         self.stage.wait_until((self.stage.path / name).exists)
 
     def trial(self) -> dict[str, Any]:
-        """The record."""
         return self.stage.trial("RankFaults/trial_0.json")
 
 

@@ -77,7 +77,6 @@ def draws(stage: Stage) -> Stage:
 
 @pytest.fixture
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    """Another folder, where nothing is."""
     return Stage(tmp_path_factory.mktemp("elsewhere"))
 
 

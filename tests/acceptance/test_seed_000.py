@@ -28,7 +28,6 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def simple(stage: Stage) -> Stage:
-    """A stage that offers the workloads of ``simple_workloads.py`` by name."""
     stage.copy(HERE / "simple_workloads.py")
     names = ("Tells", "Plays", "Solo", "Pair", "Quartet")
     stage.register(**{name.lower(): f"simple_workloads:{name}" for name in names})

@@ -56,7 +56,6 @@ def sums(stage: Stage) -> Stage:
 
 
 def options(node: int, nnodes: str, where: str, *more: str) -> list[str]:
-    """For the pytest of one node."""
     elastic = [f"nnodes={nnodes}", f"node_rank={node}", f"rdzv_endpoint={where}", *more]
     return [
         *("--aorta-timeout", "50", "--aorta-results-dir", "results"),

@@ -193,7 +193,6 @@ MINUTES = 420.0
 
 
 def current(stage: Stage) -> dict[str, dict[str, Any]]:
-    """All trial files but earlier ones, by path."""
     return {path: trial for path, trial in stage.trials("workspace").items() if ".history" not in path}
 
 
@@ -266,6 +265,5 @@ def test_what_was_lost_is_told_and_submitted_again_until_all_is_as_after_a_local
 
 
 def _comparable(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Of each file, what two runs have in common."""
     same = ("trial_id", "workload", "cell", "trial_index", "config", "exit_status", "mitigations_applied")
     return {path: [record[key] for key in same] for path, record in records.items()}

@@ -109,7 +109,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    """The covered lines of a script that does the same."""
     folder = _make_project(tmp_path_factory.mktemp("reference"))
     for value in ("0", "1"):
         words = ("coverage", "run", "--parallel", "--source=my_package", "script.py")

@@ -70,14 +70,12 @@ class Ran:
 
 
 def all_ran(ran: Ran) -> None:
-    """As without the plugin."""
     assert ran.done.returncode == 1, ran.text + ran.done.stderr
     assert ran.statuses() == STATUSES
     assert re.search(r"^Bad local-none +2 of 2 ", ran.text, re.MULTILINE), ran.text
 
 
 def ran_again(ran: Ran) -> None:
-    """What has failed, once more, with files of its own."""
     all_ran(ran)
     assert ran.statuses("trial_*.repeat_*") == {name: each for name, each in STATUSES.items() if name != "Good"}
 

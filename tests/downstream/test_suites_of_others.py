@@ -26,7 +26,6 @@ PACKAGES = {"amd-aorta==0.3.0": (), "cashews==7.6.0": ("pytest-asyncio", "pytest
 
 
 def suite_of(package: str, folder: Path) -> tuple[Path, Path]:
-    """The unpacked source of a package, and the Python of an environment that has it."""
     python = environment_beside_this_run(folder / "venv", package, *PACKAGES.get(package, ()))
     name = package.partition("==")[0]
     pip(python, "download", "--no-binary", name, "--no-deps", "-d", str(folder), package)

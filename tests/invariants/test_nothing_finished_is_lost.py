@@ -77,7 +77,6 @@ def content(cell: str, index: int, number: int) -> dict[str, Any]:
 
 
 def records(results: Path) -> Iterator[tuple[Path, tuple[str, int], int]]:
-    """The file, the trial and the run of every record."""
     for file in results.rglob("trial_*.json*"):
         found = json.loads(file.read_text())
         yield file, (found["cell"], found["trial_index"]), int(found["wall_clock_sec"])

@@ -57,7 +57,6 @@ KILLED = {"nothing": None, "a rank": 0, "the agent": 1, "the zygote": 2}
 
 
 def left_in(folder: Path) -> list[str]:
-    """What lies there, and what leads there."""
     leading = [path for path in Path("/tmp").glob("aorta-tmp-*") if path.is_symlink()]
     return [path.name for path in folder.iterdir()] + [
         str(path) for path in leading if Path(os.readlink(path)).is_relative_to(folder)

@@ -25,7 +25,6 @@ Differing = dict[str, bool]
 
 @pytest.fixture(scope="module")
 def fresh() -> Differing:
-    """Which draws differ between fresh interpreters."""
     command = [sys.executable, str(HERE / "generator_workload.py")]
     return differing([json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(2)])
 
@@ -76,7 +75,6 @@ def test_trials_differ_as_fresh_processes_do(stage: Stage, fresh: Differing, opt
 
 
 def test_slots_differ_as_fresh_processes_do(fresh: Differing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are forks of one process that has imported torch."""
     monkeypatch.syspath_prepend(HERE)
     monkeypatch.setattr(worker_module, "expects_tensors", lambda: True)
     with Worker(3, num_sub_workers=SLOTS) as worker:

@@ -13,7 +13,6 @@ _WORKLOADS = Path(__file__).parents[1] / "plugin"
 
 
 def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """Offer them; leases are not those of other tests."""
     (stage.path / "notes").mkdir()
     monkeypatch.setenv("NEIGHBOURS", str(stage.path / "notes"))
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))

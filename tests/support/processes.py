@@ -91,7 +91,6 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def describe(process: psutil.Process) -> str:
-    """Pid, state and command line."""
     try:
         return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:200]}"
     except psutil.Error:

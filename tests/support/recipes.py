@@ -19,7 +19,6 @@ def recipe_of(text: str, file: str = "/project/aorta.toml") -> Recipe:
 
 
 def noted(folder: Path) -> dict[str, dict[str, str]]:
-    """Action to unit to its outcome, as the index of a project has it."""
     workspace = Workspace.from_cache(parse_recipe("", folder / "aorta.toml"))
     assert not workspace.damaged
     completed = workspace.known.completed

@@ -63,7 +63,6 @@ def slurm_server() -> Iterator[Slurm]:
 
 @pytest.fixture
 def slurm(slurm_server: Slurm) -> Iterator[Slurm]:
-    """SLURM with two idle nodes."""
     slurm_server.wait_for_nodes("idle")
     yield slurm_server
     slurm_server.cancel_all()
@@ -117,7 +116,6 @@ class SubmittingStage:
         return self.stage.command(*PYTEST, *options, env=self.env)
 
     def command(self, *arguments: str) -> str:
-        """What ``pytest-aorta`` prints."""
         result = self.stage.command(sys.executable, "-m", "pytest_aorta", *arguments, env=self.env)
         assert result.ret == 0, (result.outlines, result.errlines)
         return "\n".join(result.outlines)

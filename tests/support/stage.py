@@ -69,7 +69,6 @@ class Stage:
         return path
 
     def copy(self, source: Path) -> Path:
-        """Copy a file into the folder; its path there."""
         return Path(shutil.copy(source, self.path))
 
     def register(self, **targets: str) -> None:
@@ -130,7 +129,6 @@ class Stage:
         return self._run("pytest", [*PYTEST[3:], *arguments], env)
 
     def aorta(self, *arguments: Argument, env: Mapping[str, str] | None = None) -> pytest.RunResult:
-        """Run ``pytest-aorta``, likewise."""
         return self._run("pytest_aorta", arguments, {"PYTEST_ADDOPTS": " ".join(PYTEST[3:]), **(env or {})})
 
     def _run(self, module: str, arguments: Sequence[Argument], env: Mapping[str, str] | None) -> pytest.RunResult:

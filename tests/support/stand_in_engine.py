@@ -49,7 +49,6 @@ UNSHARE = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork")
 
 
 def main(words: list[str]) -> int:
-    """Carry out a command; its exit code."""
     if words[:1] == ["run"]:
         return run(words[1:])
     if words[:1] == ["kill"]:
@@ -62,7 +61,6 @@ def main(words: list[str]) -> int:
 
 
 def run(words: list[str]) -> int:
-    """Start a container and wait for it, as long as this client lives."""
     given: dict[str, list[str]] = {}
     while words[0].startswith("--"):
         name, _, value = words.pop(0)[2:].partition("=")
@@ -86,7 +84,6 @@ def run(words: list[str]) -> int:
 
 
 def kill(name: str) -> int:
-    """End a container: the first process of its namespace, which ends the others."""
     pid = int(pid_file(name).read_text())
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         os.kill(int(child), signal.SIGKILL)

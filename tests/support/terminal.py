@@ -40,7 +40,6 @@ class Terminal:
         return os.fdopen(os.dup(self.slave), "w", buffering=1, encoding="utf-8")
 
     def read(self) -> None:
-        """Show what was written until now."""
         while select.select([self._master], [], [], 0)[0]:
             try:
                 data = os.read(self._master, 65536)
@@ -85,7 +84,6 @@ class Terminal:
         )
 
     def type(self, text: str) -> None:
-        """What a user types, now or before it is read."""
         os.write(self._master, text.encode())
 
     def close(self) -> None:

@@ -113,8 +113,6 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 class _Imports:
-    """Imports what runs would import, with pytest's own rewriting of assertions in place."""
-
     def pytest_collection(self) -> None:
         import pytest_aorta.launch.engine
         import pytest_aorta.launch.inprocess

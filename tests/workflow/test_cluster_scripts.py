@@ -81,7 +81,6 @@ CASES: dict[str, tuple[str, list[list[str]]]] = {
 
 
 def scripts(text: str, groups: Sequence[Sequence[str]], tmp_path: Path, cluster: str = "here") -> list[str]:
-    """Of the only action in a text."""
     (tmp_path / "clusters.toml").write_text(CLUSTERS)
     configuration = Configuration((tmp_path,))
     found = configuration.cluster(cluster)
@@ -117,36 +116,31 @@ def test_shellcheck_has_nothing_to_say(file: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_groups_of_one_size_are_an_array_and_others_jobs_of_their_own(tmp_path: Path) -> None:
+def test_groups_of_one_size_are_an_array_but_on_this_host_and_others_jobs_of_their_own(tmp_path: Path) -> None:
     found = scripts(COMMAND, [["a", "b"]] * 6 + [["c"]], tmp_path)
     arrays = [[line for line in script.splitlines() if "--array" in line] for script in found]
     assert arrays == [["#SBATCH --array=0-3%3"], ["#SBATCH --array=0-1%3"], []]
-
-
-def test_on_this_host_there_are_no_arrays(tmp_path: Path) -> None:
     found = scripts(COMMAND, [["a"], ["b"]], tmp_path, "none")
     assert len(found) == 2
     assert "SBATCH" not in "".join(found)
 
 
-def test_several_processes_need_a_launcher(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="action 'act' has 4 processes, and no launcher that starts them"):
-        scripts(COMMAND + "resources.processes.per_submission = 4", [["a"]], tmp_path)
-    both = COMMAND + 'launchers = ["mpi", "srun"]'
-    with pytest.raises(RecipeError, match="launchers mpi and srun both start processes"):
-        scripts(both, [["a"]], tmp_path)
+ONE_LINE = "not one line of printable text"
 
 
-def test_memory_per_gpu_without_gpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"per_gpu_mb without resources.gpus_per_process"):
-        scripts(COMMAND + "resources.memory.per_gpu_mb = 100", [["a"]], tmp_path)
-
-
-@pytest.mark.parametrize("text", ["two\\nlines", "es\\u001bcape"])
-def test_what_cannot_be_a_line_for_sbatch_is_refused(text: str, tmp_path: Path) -> None:
-    for option in (f'custom = ["--x={text}"]', f'account = "{text}"'):
-        with pytest.raises(RecipeError, match="not one line of printable text"):
-            scripts(COMMAND + f"submit_options.here = {{{option}}}", [["a"]], tmp_path)
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("resources.processes.per_submission = 4", "action 'act' has 4 processes, and no launcher that starts them"),
+        ('launchers = ["mpi", "srun"]', "launchers mpi and srun both start processes"),
+        ("resources.memory.per_gpu_mb = 100", "per_gpu_mb without resources.gpus_per_process"),
+        ('submit_options.here = {custom = ["--x=two\\nlines"]}', ONE_LINE),
+        ('submit_options.here = {account = "es\\u001bcape"}', ONE_LINE),
+    ],
+)
+def test_what_no_job_can_be_is_refused(more: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
+        scripts(COMMAND + more, [["a"]], tmp_path)
 
 
 #: A command of which every word is written to a file, each ended by a NUL.
@@ -202,7 +196,6 @@ def test_no_name_reaches_a_shell_unquoted(tmp_path: Path, names: list[str], valu
 
 
 def job_script(root: Path, commands: list[str], setup: str | None = None) -> tuple[Path, str]:
-    """The folder of a job that runs here, and its script."""
     folder = root / ".aorta/jobs/j"
     folder.mkdir(parents=True)
     (folder / "job.json").touch()
@@ -221,16 +214,18 @@ def test_one_failing_directory_does_not_end_the_others(command: str, tmp_path: P
     assert [line.split()[2] == "0" for line in (folder / "task-0.log").read_text().splitlines()] == [False, True]
 
 
-@pytest.mark.parametrize("is_forgotten", [True, False])
-def test_a_job_that_was_forgotten_or_is_over_does_nothing(is_forgotten: bool, tmp_path: Path) -> None:
-    folder, script = job_script(tmp_path, ["touch ran"])
-    (folder / "job.json").unlink() if is_forgotten else (folder / "over-0").touch()
-    assert subprocess.run(["bash"], input=script, text=True).returncode == 0
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_setup_that_fails_ends_the_job_before_its_commands(tmp_path: Path) -> None:
-    _, script = job_script(tmp_path, ["touch ran"], setup="false")
+@pytest.mark.parametrize(
+    ("change", "setup", "ends"),
+    [("forgotten", None, (0, "")), ("over", None, (0, "")), ("", "false", (1, "the setup has failed\n"))],
+)
+def test_a_job_that_was_forgotten_is_over_or_whose_setup_fails_does_nothing(
+    change: str, setup: str | None, ends: tuple[int, str], tmp_path: Path
+) -> None:
+    folder, script = job_script(tmp_path, ["touch ran"], setup)
+    if change == "forgotten":
+        (folder / "job.json").unlink()
+    if change == "over":
+        (folder / "over-0").touch()
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
-    assert (done.returncode, done.stderr) == (1, "the setup has failed\n")
+    assert (done.returncode, done.stderr) == ends
     assert not (tmp_path / "ran").exists()

@@ -40,6 +40,8 @@ def test_built_in_clusters_are_recognised_by_their_variables_and_this_host_alway
     assert configuration.cluster(None, {"CLUSTER_NAME": "greatlakes"}).name == "greatlakes"
     assert configuration.cluster(None, {}).name == "none"
     assert configuration.cluster("slurm", {}).scheduler == "slurm"
+    with pytest.raises(RecipeError, match=r"no cluster is called 'forntier'; there are andes, .*frontier.*none"):
+        configuration.cluster("forntier")
 
 
 def test_a_cluster_of_the_project_comes_before_that_of_the_user_and_built_in_ones(configuration: Configuration) -> None:
@@ -49,11 +51,6 @@ def test_a_cluster_of_the_project_comes_before_that_of_the_user_and_built_in_one
     other = Configuration(configuration.folders)
     write(configuration, "project", "clusters.toml", MINE.replace("only", "first"))
     assert other.cluster(None, {"WHERE": "mine"}).partition[0].name == "first"
-
-
-def test_an_unknown_name_is_refused_with_those_that_there_are(configuration: Configuration) -> None:
-    with pytest.raises(RecipeError, match=r"no cluster is called 'forntier'; there are andes, .*frontier.*none"):
-        configuration.cluster("forntier")
 
 
 @pytest.mark.parametrize(
@@ -80,19 +77,16 @@ def test_a_wrong_file_is_one_error_with_file_and_line(
         configuration.cluster("mine")
 
 
-def test_launchers_are_merged_by_cluster(configuration: Configuration) -> None:
+def test_launchers_are_merged_by_cluster_and_need_a_default(configuration: Configuration) -> None:
     write(configuration, "user", "launchers.toml", '[mpi.none]\nexecutable = "mpiexec"\nprocesses = "-n "\n')
     write(configuration, "project", "launchers.toml", '[numa.default]\nexecutable = "numactl -l"\n')
     here, anvil = configuration.launchers_on("none"), configuration.launchers_on("anvil")
     assert (here["mpi"].executable, anvil["mpi"].executable) == ("mpiexec", "srun --mpi=pmi2")
     assert configuration.launchers_on("other")["mpi"].executable == "srun"
     assert here["numa"] == anvil["numa"]
-
-
-def test_a_launcher_without_a_default_is_refused(configuration: Configuration) -> None:
-    write(configuration, "user", "launchers.toml", '[numa.none]\nexecutable = "numactl"\n')
-    with pytest.raises(RecipeError, match=r"launcher 'numa' has no table \[numa.default\]"):
-        configuration.launchers_on("none")
+    write(configuration, "user", "launchers.toml", '[other.none]\nexecutable = "numactl"\n')
+    with pytest.raises(RecipeError, match=r"launcher 'other' has no table \[other.default\]"):
+        Configuration(configuration.folders).launchers_on("none")
 
 
 def chosen(partitions: list[dict[str, Any]], name: str | None = None, directories: int = 1, **resources: Any) -> str:

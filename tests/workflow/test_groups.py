@@ -40,7 +40,6 @@ def value_of(name: str) -> Json:
 
 
 def named(*groups: str) -> list[list[str]]:
-    """Directories by their numbers."""
     return [[f"dir{number}" for number in group] for group in groups]
 
 
@@ -278,7 +277,6 @@ TRIALS = [
 
 
 def chosen(*texts: str, trials: list[Any] = TRIALS) -> list[int]:
-    """The numbers of the trials that meet all conditions."""
     return selected(range(len(trials)), trials.__getitem__, [parse_condition(text) for text in texts], "--where")
 
 

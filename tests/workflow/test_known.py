@@ -22,12 +22,10 @@ REQUEST = Request(digest="r1", sources={"/w.py": "d1"})
 
 
 def read(folder: Path) -> Workspace:
-    """What the next process reads."""
     return Workspace.from_cache(recipe_of(RECIPE, str(folder / "aorta.toml")))
 
 
 def completed(folder: Path) -> dict[str, dict[str, str]]:
-    """Action to unit to its outcome."""
     found = read(folder).known.completed
     return {name: {unit: each[0] for unit, each in units.items() if each} for name, units in found.items()}
 
@@ -37,7 +35,6 @@ def journals(folder: Path) -> list[Path]:
 
 
 def journal_of(folder: Path, *lines: bytes) -> Path:
-    """A journal of these lines."""
     path = folder / ".aorta/staged/00000000000000000001-x.jsonl"
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -199,7 +196,6 @@ def test_writers_that_are_killed_lose_no_line_that_they_have_written(tmp_path: P
 
 
 def make(folder: Path, name: str, value: object = None) -> None:
-    """A directory with a value."""
     directory = folder / "workspace" / name
     directory.mkdir(parents=True)
     (directory / "v.json").write_text(json.dumps(value))

@@ -20,7 +20,6 @@ PATHS: TrialPaths = trial_paths("probe", None, 0)
 
 
 def put(results: Path, **changes: Any) -> None:
-    """An earlier run's trial file."""
     TrialStore(results, "earlier").write(PATHS, record(**changes))
 
 
@@ -170,7 +169,6 @@ def test_processes_that_ask_late_find_the_same(tmp_path: Path) -> None:
 
 
 def fill(results: Path, *files: str) -> None:
-    """Write files that contain their own path."""
     for name in files:
         path = results / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +176,6 @@ def fill(results: Path, *files: str) -> None:
 
 
 def files_in(folder: Path) -> dict[str, str]:
-    """Every file below a folder, and its content."""
     return {
         path.relative_to(folder).as_posix(): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()
     }

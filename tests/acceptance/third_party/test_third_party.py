@@ -97,7 +97,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_named(stage: Stage, lines: tuple[Line, ...], *python: str) -> None:
-    """Run each line once, all in one run."""
     for script in SCRIPTS.glob("*.py"):
         stage.copy(script)
     commands = [word for line in lines for word in ("--aorta-command", line.command)]
