@@ -100,17 +100,6 @@ def test_of_a_folder_all_records_but_no_replays_no_history_and_no_other_files(
     assert len({replay.paths for replay in replays}) == 3
 
 
-def test_a_secret_has_the_value_that_is_given(tmp_path: Path, request_of_a_trial: dict[str, Any]) -> None:
-    file = write(tmp_path / "x.json", request={**request_of_a_trial, "overlay": {"A_TOKEN": "<redacted>", "B": "1"}})
-
-    (replay,) = find_replays([file], {"A_TOKEN": "given"})
-
-    assert dict(replay.spec.overlay) == {"A_TOKEN": "given", "B": "1"}
-    assert "given" not in repr(replay)
-    with pytest.raises(ReplayError, match="the value of A_TOKEN is a secret, which is not recorded; give it with"):
-        find_replays([file], NOTHING)
-
-
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a newer schema": ({"schema_version": "0.2"}, {}, "has schema_version '0.2'; this release of pytest-aorta reads "),
     "an older release": ({"request": None}, {}, "has no section `request`, which says how the trial was run"),

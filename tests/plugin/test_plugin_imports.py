@@ -53,14 +53,11 @@ class Slow:
 """
 
 
-ISOLATIONS = pytest.mark.parametrize("isolation", ["fork", "spawn"])
-
-
 def imports(stage: Stage) -> list[str]:
     return (stage.path / "imports").read_text().split()
 
 
-@ISOLATIONS
+@pytest.mark.parametrize("isolation", ["fork", "spawn"])
 def test_an_import_that_hangs_is_a_timeout_of_every_trial_of_its_cell_and_ends_once(
     simple: Stage, isolation: str
 ) -> None:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from support.neighbourhood import metrics, settle, workloads
+from support.neighbourhood import metrics, workloads
 from support.stage import Stage
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -14,13 +14,6 @@ MINE = sorted(os.sched_getaffinity(0))
 TWO = ("--aorta-slots", "2")
 
 needs_two_cpus = pytest.mark.skipif(len(MINE) < 2, reason="needs two CPUs to divide")
-
-
-@pytest.fixture
-def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    for name in THREADS:
-        monkeypatch.delenv(name, raising=False)
-    return settle(stage, monkeypatch)
 
 
 def record(stage: Stage, index: int = 0, workload: str = "meets") -> dict[str, Any]:

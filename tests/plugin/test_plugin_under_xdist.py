@@ -8,23 +8,6 @@ import pytest
 from support.stage import Stage
 
 
-def test_cells_are_compared_in_the_order_of_the_plan_whichever_begins_first(faulty: Stage) -> None:
-    faulty.write(
-        conftest="""
-        import time
-        import pytest
-
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_protocol(item):
-            if item.name == "passes[local-A=1-0]":
-                time.sleep(1)
-        """
-    )
-    cells = ("--aorta-mitigations", "A=1", "--aorta-mitigations", "A=2")
-    result = faulty.run("--aorta-workload", "passes", *cells, "-n", "2")
-    result.stdout.fnmatch_lines(["*local-A=1 *baseline*", "*local-A=2 *undecided*"])
-
-
 def test_worker_that_dies_loses_its_trial_and_no_other(faulty: Stage) -> None:
     faulty.write(
         conftest="""

@@ -12,7 +12,18 @@ from support.stage import Stage
 _WORKLOADS = Path(__file__).parents[1] / "plugin"
 
 
-def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+#: What runs on a stage would find, or hand on, of what these tests run on.
+_NOT_OURS = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+)
+
+
+@pytest.fixture
+def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """A stage that offers the workloads of ``neighbours.py``; leases are not those of other tests."""
+    for name in _NOT_OURS:
+        monkeypatch.delenv(name, raising=False)
     (stage.path / "notes").mkdir()
     monkeypatch.setenv("NEIGHBOURS", str(stage.path / "notes"))
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))
@@ -22,27 +33,11 @@ def settle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
-def offer_faulty(stage: Stage) -> Stage:
-    stage.copy(_WORKLOADS / "faulty_workloads.py")
-    stage.register(
-        passes="faulty_workloads:Passes",
-        raises="faulty_workloads:RaisesInRun",
-        crashes="faulty_workloads:SegfaultsInRun",
-        hangs="faulty_workloads:HangsPolitelyInRun",
-        unset="faulty_workloads:RaisesInSetup",
-        unclean="faulty_workloads:RaisesInCleanup",
-    )
-    return stage
-
-
-@pytest.fixture
-def beside(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return settle(stage, monkeypatch)
-
-
 @pytest.fixture
 def faulty(stage: Stage) -> Stage:
-    return offer_faulty(stage)
+    stage.copy(_WORKLOADS / "faulty_workloads.py")
+    stage.register(passes="faulty_workloads:Passes", raises="faulty_workloads:RaisesInRun")
+    return stage
 
 
 def workloads(*names: str) -> tuple[str, ...]:

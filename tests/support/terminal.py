@@ -26,14 +26,7 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         #: All that was written.
         self.written = b""
-        self._set_size(columns, lines)
-
-    def _set_size(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-
-    def resize(self, columns: int, lines: int) -> None:
-        self._set_size(columns, lines)
-        self.screen.resize(lines, columns)
 
     def file(self) -> TextIO:
         """For writing to it from this process, as pytest writes to its own."""

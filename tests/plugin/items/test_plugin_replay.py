@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 from support.stage import Stage, counts, text
@@ -91,15 +90,3 @@ def test_a_failed_trial_shows_how_to_replay_it(faulty: Stage) -> None:
     again = faulty.run_here(*line.split()[5:])
     assert counts(again) == {"failed": 1}
     again.stdout.fnmatch_lines(["replay of results/raises/trial_0.json (*): workload_failed, as it was"])
-
-
-def test_what_is_no_record_is_one_message_and_nothing_runs(stage: Stage) -> None:
-    stage.write_file("list.json", "[1]")
-
-    result = stage.run_here("--aorta-replay", "list.json", "--aorta-replay", "gone.json")
-
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert re.search(r"ERROR: --aorta-replay: \S+/list.json: no record of a trial, which has a schema", text(result))
-    assert re.search(r"\n\S+/gone.json: No such file or directory", text(result))
-    assert "Traceback" not in text(result)
-    assert not stage.results.exists()

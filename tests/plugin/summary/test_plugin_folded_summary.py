@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.stage import Stage, counts
 from support.triage_facts import CRASH, trials
 
-from pytest_aorta.plugin.failures import FailedAlike, fold_alike, ranges
+from pytest_aorta.plugin.failures import FailedAlike, fold_alike
 from pytest_aorta.triage.facts import TrialFacts
 
 BROKEN = """
@@ -117,15 +117,3 @@ def test_every_failure_is_shown_or_counted_once(cells: list[str]) -> None:
     assert len(shown) + counted == len(failed)
     assert set(shown) <= failed
     assert set(folds) <= set(shown)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([3], "3"),
-        ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8"),
-        (list(range(0, 40, 2)), "0, 2, 4, 6, 8, 10, ..."),
-    ],
-)
-def test_ranges(numbers: list[int], text: str) -> None:
-    assert ranges(numbers) == text
