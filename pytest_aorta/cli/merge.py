@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from pytest_aorta.cli.shared import counted, json_option, registry_option, warn_of
-from pytest_aorta.common.texts import one_line
+from pytest_aorta.cli.shared import json_option, registry_option, warn_of
+from pytest_aorta.common.texts import counted, one_line
 from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import matrix
 from pytest_aorta.workflow.finding import FILE_NAMES, RecipeError, find_recipe

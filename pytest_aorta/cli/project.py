@@ -18,7 +18,6 @@ from pytest_aorta.cli.shared import (
     chosen_units,
     cluster_option,
     columns,
-    counted,
     echo_table,
     is_chosen,
     json_option,
@@ -31,7 +30,7 @@ from pytest_aorta.cli.shared import (
     where_option,
 )
 from pytest_aorta.common.conditions import TypedCondition, check_pointer, element, selected
-from pytest_aorta.common.texts import one_line, printable
+from pytest_aorta.common.texts import counted, one_line, printable
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow.clusters import Configuration
 from pytest_aorta.workflow.finding import RecipeError, find_recipe

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from pytest_aorta.cli.shared import columns, counted
-from pytest_aorta.common.texts import first_names, one_line
+from pytest_aorta.cli.shared import columns
+from pytest_aorta.common.texts import counted, first_names, one_line
 from pytest_aorta.settings import share
 from pytest_aorta.triage import MARGIN, SPEED_MARGIN, Margin, TriageSettings, margin
 from pytest_aorta.triage.cells import CellStatistics, SignatureCount

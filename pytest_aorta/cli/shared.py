@@ -225,7 +225,3 @@ def echo_table(lines: Sequence[str], *, has_heading: bool = True) -> None:
         click.echo(click.style(lines[0], underline=True))
     for line in lines[1:]:
         click.echo(line)
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -24,7 +24,6 @@ from pytest_aorta.cli.shared import (
     chosen_units,
     cluster_option,
     columns,
-    counted,
     echo_table,
     json_option,
     names_argument,
@@ -38,7 +37,7 @@ from pytest_aorta.cli.shared import (
     where_option,
 )
 from pytest_aorta.common.conditions import TypedCondition
-from pytest_aorta.common.texts import printable
+from pytest_aorta.common.texts import counted, printable
 from pytest_aorta.settings import RequestError
 from pytest_aorta.workflow import submission
 from pytest_aorta.workflow.clusters import Cluster, Configuration

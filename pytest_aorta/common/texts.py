@@ -201,7 +201,7 @@ _DIGEST = 8
 
 def counted(number: int, what: str) -> str:
     """``1 trial``, ``2 trials``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def duration_text(seconds: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,9 @@ from support.records import record
 from support.stage import Stage
 
 from pytest_aorta.settings import RequestError
+from pytest_aorta.triage.matrix import RunState, matrix_json
 from pytest_aorta.triage.reading import Results, read_triage
 from pytest_aorta.triage.verdicts import Table
-
-#: Keeps the table of the run that it is part of.
-KEEPS_ITS_TABLE = """
-import pickle
-from pathlib import Path
-
-def pytest_unconfigure(config):
-    reports = config.pluginmanager.get_plugin("aorta_reports")
-    if reports is not None:  # in a worker of xdist there is none
-        (writer,) = reports._writers.values()
-        Path("table.pickle").write_bytes(pickle.dumps(writer.triage.table()))
-"""
 
 FLAKY = """
 import os
@@ -63,33 +51,22 @@ def test_marked(aorta_trial, size):
 """
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param((), id="serial"),
-        pytest.param(("-n", "2"), id="xdist", marks=[pytest.mark.slow, pytest.mark.long]),
-    ],
-)
-def test_the_table_that_is_read_is_that_of_the_run(stage: Stage, how: tuple[str, ...]) -> None:
-    stage.write(flaky=FLAKY, conftest=KEEPS_ITS_TABLE, test_it=TESTS)
+def test_the_table_that_is_read_is_that_of_the_run(stage: Stage) -> None:
+    stage.write(flaky=FLAKY, test_it=TESTS)
     stage.register(flaky="flaky:Flaky", other="flaky:Flaky")
     stage.write_registry(mitigations={"no_setup": {"NO_SETUP": "1"}})
     axes = [word for names in ("none", "tf32_off", "tf32_off,no_setup") for word in ("--aorta-mitigations", names)]
     options = ("--aorta-registry-file", "registry.json")
-    stage.run("--aorta-workload", "other", "--aorta-workload", "flaky", "--aorta-trials", "4", *axes, *options, *how)
-    check(stage, "results", cells=6, in_order="-n" not in how)  # on workers, trials begin in no order
-
-    stage.run("test_it.py", *options, "--aorta-results-dir", "of_tests", *how)
-    check(stage, "of_tests", cells=10, in_order=not how)
-
-
-def check(stage: Stage, results: str, cells: int, in_order: bool) -> None:
-    live: Table = pickle.loads((stage.path / "table.pickle").read_bytes())
-    table = read(stage.path / results)
-    assert len(live.rows) == cells
-    if in_order:
-        assert table == live
-    assert {row.cell.key: row for row in table.rows} == {row.cell.key: row for row in live.rows}
+    stage.run("--aorta-workload", "other", "--aorta-workload", "flaky", "--aorta-trials", "4", *axes, *options)
+    stage.run("test_it.py", *options, "--aorta-results-dir", "of_tests")
+    for results, cells in (("results", 6), ("of_tests", 10)):
+        live = json.loads((stage.path / results / "matrix.json").read_text())
+        state = RunState(live["plan"], started_at=live["started_at"], written_at=live["written_at"])
+        again = json.loads(matrix_json(read(stage.path / results), state))
+        assert len(live["cells"]) == cells
+        for cell in (*live["cells"], *again["cells"]):
+            del cell["planned"]
+        assert again == live
 
 
 def read(path: Path) -> Table:

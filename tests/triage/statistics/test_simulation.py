@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import barnard_exact
 
 from benchmarks.simulate_triage import main
-from benchmarks.simulated_worlds import barnard, in_runs, on_one_host, simulate, worlds
+from benchmarks.simulated_worlds import barnard, simulate, worlds
 
 PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
 WORLDS = {world.name: world for group in worlds().values() for world in group}
@@ -55,16 +55,6 @@ def test_the_tables_are_made_by_one_command(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("sys.argv", ["simulate_triage", "--triages", "2", "--page", str(page), "--processes", "2"])
     assert main() == 0
     assert page.read_text().count("\n| ") == PAGE.read_text().count("\n| ")
-
-
-@pytest.mark.parametrize("per_cell", [True, False])
-def test_runs_have_the_rate_and_the_length_that_were_asked_for(per_cell: bool) -> None:
-    generator = np.random.default_rng(1)
-    spots = on_one_host(1, 40_000, "by turns")(generator)
-    text = "".join("F" if fate == "nan" else "." for fate in in_runs(0.3, 5, per_cell=per_cell)(generator, spots))
-    lengths = [len(run) for run in text.split(".") if run]
-    assert sum(lengths) / len(text) == pytest.approx(0.3, abs=0.03)
-    assert sum(lengths) / len(lengths) == pytest.approx(5, abs=0.4)
 
 
 @pytest.mark.parametrize(("failures", "trials", "base", "base_trials"), [(0, 20, 5, 20), (3, 12, 9, 15), (7, 7, 2, 9)])
