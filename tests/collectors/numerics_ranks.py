@@ -1,4 +1,4 @@
-"""A transformer of two FSDP ranks, as a program and as a workload; the number of the trial says what goes wrong."""
+"""A program that trains a transformer on two FSDP ranks; the number of the trial says what goes wrong."""
 
 import os
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-
-from pytest_aorta import Workload, WorkloadResult
 
 INF = float("inf")
 
@@ -57,22 +55,6 @@ def train() -> None:
         optimizer.step()
 
 
-class Train(Workload):
-    launch_mode = "distributed"
-    min_world_size = 2
-
-    def setup(self) -> None:
-        dist.init_process_group("gloo")
-
-    def run(self) -> WorkloadResult:
-        train()
-        return WorkloadResult(passed=True)
-
-    def cleanup(self) -> None:
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    train()
-    dist.destroy_process_group()
+dist.init_process_group("gloo")
+train()
+dist.destroy_process_group()

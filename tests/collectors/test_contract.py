@@ -56,9 +56,13 @@ RAISES = """
         ("numerics:window=x", "numerics:window=x: expected a whole number, as in window=5"),
         ("numerics:save=x", "numerics:save=x: expected save=true or save=false"),
         ("numerics,numerics", "numerics is given twice"),
+        ("nsys,rocprof", "nsys and rocprof exclude each other; use one of them at a time"),
+        ("amd_log:level=9", "amd_log:level=9: expected 1 to 5"),
     ],
 )
-def test_what_cannot_be_used_is_refused(text: str, said: str) -> None:
+def test_options_are_read_as_their_defaults_are_and_what_cannot_be_used_is_refused(text: str, said: str) -> None:
+    given = load(["numerics:threshold=1e4:save"])["numerics"].given
+    assert given == {"threshold": 1e4, "window": 5, "norms": False, "save": True}
     with pytest.raises(CollectorError, match=re.escape(said)):
         load(text.split(","))
 
@@ -96,28 +100,25 @@ def test_a_summary_changes_no_other_and_ends_in_time(tmp_path: Path, monkeypatch
     assert not psutil.pid_exists(int((tmp_path / "trial_0/collect/endless/pid").read_text()))
 
 
-def test_options_are_read_as_their_defaults_are() -> None:
-    given = load(["numerics:threshold=1e4:save"])["numerics"].given
-    assert given == {"threshold": 1e4, "window": 5, "norms": False, "save": True}
-
-
 def test_a_collector_that_hangs_is_given_up_and_the_program_goes_on(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text(
-        "import time\n"
-        "class InProcess:\n"
-        "    def __init__(self, options, folder, rank): ...\n"
-        "    def start(self): time.sleep(1e6)\n"
+        """
+import time
+class InProcess:
+    def __init__(self, options, folder, rank): ...
+    def start(self): time.sleep(1e6)
+"""
     )
-    program = (
-        "import json, runpy, sys, types\n"
-        f"start = types.ModuleType('start'); start.__file__ = {str(START)!r}\n"
-        "exec(compile(open(start.__file__).read(), start.__file__, 'exec'), start.__dict__)\n"
-        "start.LIMIT = 0.2\n"
-        f"asked = [dict(name='hangs', needs_torch=True, options=dict(), file={str(tmp_path / 'hangs.py')!r})]\n"
-        f"text = json.dumps(dict(folder={str(tmp_path)!r}, collectors=asked))\n"
-        "start.begin(text, lambda name, callback: callback(types.ModuleType(name)), 0, 0)\n"
-        "print('went on')\n"
-    )
+    program = f"""
+import json, runpy, sys, types
+start = types.ModuleType('start'); start.__file__ = {str(START)!r}
+exec(compile(open(start.__file__).read(), start.__file__, 'exec'), start.__dict__)
+start.LIMIT = 0.2
+asked = [dict(name='hangs', needs_torch=True, options=dict(), file={str(tmp_path / "hangs.py")!r})]
+text = json.dumps(dict(folder={str(tmp_path)!r}, collectors=asked))
+start.begin(text, lambda name, callback: callback(types.ModuleType(name)), 0, 0)
+print('went on')
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "went on\n", done.stderr
     assert "TooLong: it was given up after" in (tmp_path / "hangs/rank_0.problem").read_text()

@@ -55,10 +55,6 @@ def test_the_first_bad_tensor_is_named(found: dict[str, Summary], case: str) -> 
     assert found[case].sentence == f"first non-finite tensor: {SENTENCES[case]}"
 
 
-def test_a_tensor_above_the_threshold_is_bad_as_well(found: dict[str, Summary]) -> None:
-    assert found["large"].sentence.startswith("first tensor above 10000: step 4, forward, layers.2.linear1 output, ")
-
-
 def test_clean_training_names_nothing_and_has_its_statistics(found: dict[str, Summary]) -> None:
     assert (found["clean"].sentence, found["clean"].data["ranks"]) == ("", {"0": None})
     [heat] = found["clean"].artifacts
@@ -70,24 +66,20 @@ def test_clean_training_names_nothing_and_has_its_statistics(found: dict[str, Su
     assert {phase for phase, _, _ in rows} == {"forward", "backward"}
 
 
-def test_an_overflow_that_a_scaler_skips_is_none(found: dict[str, Summary]) -> None:
+def test_a_large_tensor_is_bad_above_the_threshold_and_an_overflow_that_a_scaler_skips_is_none(
+    found: dict[str, Summary],
+) -> None:
+    assert found["large"].sentence.startswith("first tensor above 10000: step 4, forward, layers.2.linear1 output, ")
     assert (found["scaled"].sentence, found["scaled"].data["scaled_steps"]) == ("", [4])
 
 
-def test_the_record_of_a_bad_tensor_says_where_it_lies(found: dict[str, Summary]) -> None:
+def test_the_record_says_where_a_bad_tensor_lies_and_a_script_runs_its_module_alone(found: dict[str, Summary]) -> None:
     first = found["in_forward"].data["first"]
-    assert (first["shape"], first["dtype"], first["device"], first["first"]) == (
-        [3, 5, 32],
-        "float32",
-        "cpu",
-        [0, 0, 5],
-    )
+    place = {"shape": [3, 5, 32], "dtype": "float32", "device": "cpu", "first": [0, 0, 5], "alias_of": []}
+    storage = {"address": first["address"], "bytes": 3 * 5 * 32 * 4, "offset": 0}
+    assert first.items() >= {**place, "storage": storage}.items()
     assert [step for step, _, _ in first["window"]] == [1, 2, 3]
-    assert first["storage"] == {"address": first["address"], "bytes": 3 * 5 * 32 * 4, "offset": 0}
-    assert first["alias_of"] == []
 
-
-def test_the_module_is_run_alone_by_a_script(found: dict[str, Summary]) -> None:
     [tensors, script, _] = found["in_forward"].artifacts
     assert tensors.suffix == ".pt"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
@@ -96,11 +88,10 @@ def test_the_module_is_run_alone_by_a_script(found: dict[str, Summary]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["command", pytest.param("workload", marks=pytest.mark.long)])
-def test_two_ranks_say_which_was_first_and_how_the_other_got_it(stage: Stage, how: str) -> None:
+def test_two_ranks_say_which_was_first_and_how_the_other_got_it(stage: Stage) -> None:
     shutil.copy(HERE / "numerics_ranks.py", stage.path / "train.py")
-    asked = ("--aorta-command", "torchrun --nproc-per-node 2 train.py") if how == "command" else ("train.py",)
-    done = stage.run(*asked, "--aorta-trials", "4", "--aorta-collect", "numerics")
+    command = "torchrun --nproc-per-node 2 train.py"
+    done = stage.run("--aorta-command", command, "--aorta-trials", "4", "--aorta-collect", "numerics")
     said = [trial["collected"]["numerics"] for _, trial in sorted(stage.trials().items())]
     assert [each["problems"] for each in said] == [[]] * 4
     start, reduced = (

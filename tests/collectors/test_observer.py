@@ -117,7 +117,8 @@ def test_what_has_nothing_to_collect_or_to_compare_is_refused(stage: Stage, monk
             "--aorta-collect-on-failure and --aorta-collect-share: use one of them",
         ),
         (["--aorta-collect=divergence:zoom=0", "--aorta-collect-share=0.5"], "divergence compares all trials"),
-        (["--aorta-collect=nsys", "--aorta-collect-on-failure"], "nsys"),  # which is not there
+        (["--aorta-collect=rocprof"], "rocprofv3 is not on the trial's PATH; it comes with ROCm 6.2"),
+        (["--aorta-collect=nsys", "--aorta-collect-on-failure"], "nsys"),  # which is not there either
     ):
         done = stage.run_here("--aorta-command", "true", *arguments)
         assert done.ret == 4

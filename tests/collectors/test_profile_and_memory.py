@@ -32,12 +32,16 @@ def test_a_leak_of_1_mib_a_step_is_found_within_20_steps_with_its_size() -> None
         assert found.bytes_per_step == pytest.approx(MIB, rel=0.1)
 
 
-def test_a_leak_that_shows_in_chunks_is_found() -> None:
-    changes = np.where(np.arange(400) % 16 == 0, 2 * MIB, 0)
-    found = growth(series(changes))
+def test_a_leak_that_shows_in_chunks_is_found_and_a_growth_of_a_few_kib_in_all_is_none() -> None:
+    found = growth(series(np.where(np.arange(400) % 16 == 0, 2 * MIB, 0)))
     assert found is not None
     assert found.is_leak
     assert found.low <= 2 * MIB / 16 <= found.high
+    found = growth(series(np.full(50, 1024)))
+    assert found is not None
+    assert found.low > 0
+    assert not found.is_leak
+    assert growth(series(np.full(9, MIB))) is growth([]) is None  # too few steps
 
 
 def test_what_runs_without_a_leak_do_is_none() -> None:
@@ -52,18 +56,6 @@ def test_what_runs_without_a_leak_do_is_none() -> None:
         found = growth(series(changes))
         wrong += found is not None and found.is_leak
     assert wrong <= 12
-
-
-def test_of_few_steps_nothing_is_said() -> None:
-    assert growth(series(np.full(9, MIB))) is None
-    assert growth([]) is None
-
-
-def test_a_growth_of_a_few_kib_in_all_is_no_leak() -> None:
-    found = growth(series(np.full(50, 1024)))
-    assert found is not None
-    assert found.low > 0
-    assert not found.is_leak
 
 
 def in_process(collector: Memory | Profile, folder: Path, rank: int = 0) -> Any:
@@ -101,13 +93,10 @@ def test_the_window_has_the_operators_of_its_steps(tmp_path: Path, made: int, of
     assert summary.data["operators"]["aten::mm"] == pytest.approx(host_us / 1000 / of)
     assert summary.sentence == ("" if made >= 8 else "the program ended within the window")
 
-
-def test_a_program_that_is_over_before_the_window_is_told_so(tmp_path: Path) -> None:
-    profile = Profile({"skip": 20})
-    steps(in_process(profile, tmp_path), 10)
-    assert profile.summarize(tmp_path, [0]).sentence == (
-        "no step was profiled: the trial made 10, and the window begins after 20"
-    )
+    late = Profile({"skip": 20})
+    steps(in_process(late, tmp_path), made)
+    said = f"no step was profiled: the trial made {made}, and the window begins after 20"
+    assert late.summarize(tmp_path, [0]).sentence == said
 
 
 def test_the_profiler_of_the_program_comes_first(tmp_path: Path) -> None:
@@ -179,11 +168,7 @@ def test_a_device_without_memory_left_is_told_with_its_snapshot(tmp_path: Path) 
 
 
 def test_long_runs_leave_short_files(tmp_path: Path) -> None:
-    found = in_process(Memory({}), tmp_path)
-    found.start()
-    for step in range(1, 9001):
-        found.step(step)
-    found.stop()
+    steps(in_process(Memory({}), tmp_path), 9000)
     assert len((tmp_path / "rank_0.jsonl").read_text().splitlines()) < 6000
     assert Memory({}).summarize(tmp_path, [0]).data["rank_0"]["steps"] > 8900
 
