@@ -44,11 +44,6 @@ def increment(args: Any) -> None:
     args.tensors[0].add_(1)
 
 
-def look(args: Any) -> Any:
-    """What a task sees: contents, kinds, layouts."""
-    return [[tensor.tolist(), str(tensor.dtype), list(tensor.stride())] for tensor in args.tensors]
-
-
 def total(args: Any) -> float:
     return float(sum(tensor.double().sum() for tensor in args.tensors))
 

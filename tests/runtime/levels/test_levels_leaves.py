@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import levels_tasks
@@ -62,34 +60,27 @@ def environment(args: Any) -> dict[str, Any]:
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     seen_by_c = {name: getenv(name.encode()) for name in names}
-    command = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"]
     return {
-        "python": dict(os.environ),
+        "python": {name: value for name, value in os.environ.items() if name != VARIABLE},
         "c": {name: None if value is None else value.decode() for name, value in seen_by_c.items()},
-        "started": json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout),
+        "started": fresh_environment({}),
     }
 
 
 def fresh_environment(variables: dict[str, str]) -> dict[str, str]:
-    """What an interpreter sees that is started with more variables, as a slot once was."""
+    """What an interpreter sees that is started with more variables; the tag is another one for each zygote."""
     command = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"]
     environ = {**os.environ, **variables}
-    seen = subprocess.run(command, env=environ, capture_output=True, check=True, text=True).stdout
-    return dict(json.loads(seen))
-
-
-def without_tag(environ: dict[str, str]) -> dict[str, str]:
-    """The tag is another one for each zygote."""
-    return {name: value for name, value in environ.items() if name != VARIABLE}
+    seen = dict(json.loads(subprocess.run(command, env=environ, capture_output=True, check=True, text=True).stdout))
+    return {name: value for name, value in seen.items() if name != VARIABLE}
 
 
 def test_the_variables_of_a_slot_are_those_of_an_interpreter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    dice = random.Random(0)
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", *THREADS):
-        monkeypatch.setenv(name, str(dice.randrange(9)))
-        if dice.random() < 0.5:
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("LEVELS_TEXT", dice.choice(["", "a=b", "two\nlines", "\udcff\u20ac"]))
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("LEVELS_TEXT", "a=b\ntwo lines \udcff\u20ac")
     with Worker(3, device_ids=[3, 5], num_sub_workers=1) as worker:
         look, cores = worker.register(environment), worker.register(levels_tasks.threads_and_cores)
         found = find_devices()
@@ -100,8 +91,7 @@ def test_the_variables_of_a_slot_are_those_of_an_interpreter_of_its_own(monkeypa
                 seen, own = (run_next(worker, handle, worker=slot).payload for handle in (look, cores))
             variables = {name: value for name, value in own["threads"].items() if name not in os.environ}
             expected = fresh_environment({**variables, **({} if device is None else device_variables([device], found))})
-            assert without_tag(seen["python"]) == without_tag(expected)
-            assert without_tag(seen["started"]) == without_tag(expected)
+            assert seen["python"] == seen["started"] == expected
             assert seen["c"] == {name: expected.get(name) for name in seen["c"]}
 
 
@@ -135,33 +125,26 @@ if os.fork() == 0:
 
 
 def leave_daemons(args: Any) -> list[int]:
-    """Sleepers of sessions of their own: one as it is, and ``"bare"`` one of which no variable tells whose it is."""
+    """Sleepers of sessions of their own: one as it is, and one of which no variable tells whose it is."""
     pids = []
     environments: list[dict[str, str] | None] = [None, {}]
-    for environ in environments[: 1 + ("bare" in args.scalars)]:
+    for environ in environments:
         command = [sys.executable, "-c", SLEEPER]
         pids.append(int(subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True).stdout))
     return pids
 
 
-@pytest.fixture
-def two_slots() -> Iterator[Worker]:
-    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
-        worker.init()
-        yield worker
-
-
 @pytest.mark.usefixtures("one_zygote")
-def test_the_death_of_a_slot_ends_what_it_has_left_and_nothing_of_others(two_slots: Worker) -> None:
-    leave, die = two_slots.register(leave_daemons), two_slots.register(levels_tasks.die)
-    pids = [run_next(two_slots, leave, "bare", worker=slot).payload for slot in (0, 1)]
-    assert [len(each) for each in pids] == [2, 2]
-    assert not any(is_gone(pid) for each in pids for pid in each)
+def test_the_death_of_a_slot_ends_what_it_has_left_and_nothing_of_others() -> None:
+    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
+        leave, die = worker.register(leave_daemons), worker.register(levels_tasks.die)
+        pids = [run_next(worker, leave, worker=slot).payload for slot in (0, 1)]
+        assert not any(is_gone(pid) for each in pids for pid in each)
 
-    run_next(two_slots, die, worker=0)
+        run_next(worker, die, worker=0)
 
-    assert all(map(is_gone, pids[0]))  # at once: its successor finds the device free of them
-    assert not any(map(is_gone, pids[1]))
+        assert all(map(is_gone, pids[0]))  # at once: its successor finds the device free of them
+        assert not any(map(is_gone, pids[1]))
 
 
 def environment_below(orch: Orchestrator, args: Any, config: Any) -> list[Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pathlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from levels_stage import no_torch as no_torch
+from levels_stage import worker as worker
+from support.processes import PATIENCE
 
-from pytest_aorta.runtime import Orchestrator, Outcome, TaskArgs, TaskError, Worker
+from pytest_aorta.runtime import MapRef, Orchestrator, Outcome, TaskArgs, TaskError, Worker
 from pytest_aorta.runtime.records import RemoteTraceback
 
 
@@ -42,12 +43,6 @@ def raise_it(args: Any) -> None:
 def build_with(orch: Orchestrator, args: Any, config: Any) -> Any:
     """At level 3: what it was given, and what a SUB task makes of it."""
     return config, args.scalars
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker(3, num_sub_workers=2, grace=0.1) as worker:
-        yield worker
 
 
 VALUES = [
@@ -149,3 +144,53 @@ def test_values_pass_through_levels() -> None:
             assert second.result() == ([({2: 3}, ({1},))], (({2: 3}, ({1},)),))
 
         top.run(below)
+
+
+# Many small calls with few tasks
+
+
+def map_over(worker: Worker, function: Any, items: Any, **more: Any) -> MapRef:
+    """The tasks of a run with one ``map``."""
+    found: list[MapRef] = []
+    handle = worker.register(function)
+    try:
+        worker.submit(lambda orch, args, config: found.append(orch.map(handle, items, **more)))
+        for task in found[0].tasks:
+            task.wait(PATIENCE)
+    finally:
+        worker.unregister(handle)
+    return found[0]
+
+
+def test_results_come_in_the_order_of_the_items(worker: Worker) -> None:
+    for number, chunksize in ((0, None), (1, None), (7, None), (1000, None), (10, 1), (10, 3), (10, 99)):
+        mapped = map_over(worker, lambda item: -item, range(number), chunksize=chunksize)
+        assert mapped.wait(PATIENCE) == [-item for item in range(number)]
+        size = chunksize or max(1, -(-number // 8))  # four tasks for each of two workers
+        assert len(mapped.tasks) == -(-number // size)
+
+
+def test_the_first_item_that_fails_is_named_and_the_other_chunks_are_not_lost(worker: Worker) -> None:
+    def fussy(item: int) -> int:
+        if item in (7, 13):
+            raise ValueError(f"not {item}")
+        return item
+
+    mapped = map_over(worker, fussy, range(20), chunksize=5)
+
+    with pytest.raises(TaskError, match=r"sub_worker \d: item 7: ValueError: not 7") as caught:
+        mapped.wait(PATIENCE)
+    failure = caught.value.record.failure
+    assert failure is not None
+    assert failure.type == "ValueError"
+    assert "in fussy" in failure.traceback
+    assert [task.wait().payload for task in mapped.tasks] == [[0, 1, 2, 3, 4], None, None, [15, 16, 17, 18, 19]]
+
+
+def test_a_chunksize_that_makes_no_sense_and_items_that_cannot_be_pickled_are_refused(worker: Worker) -> None:
+    wrong: list[Any] = [0, -1, 1.5, "2", True]
+    for chunksize in wrong:
+        with pytest.raises(ValueError, match="chunksize must be a whole number from 1, not"):
+            map_over(worker, abs, [1], chunksize=chunksize)
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        map_over(worker, abs, [1, (number for number in range(3)), 3], chunksize=1)
