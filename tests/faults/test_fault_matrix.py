@@ -21,16 +21,9 @@ _STATUS = {"setup": "infrastructure_failed", "run": "workload_failed", "cleanup"
 
 @dataclass(frozen=True)
 class Fault:
-    """One way to misbehave, a function of ``faulty.py``.
+    """One way to misbehave: a function of ``faulty.py``, what it means, the failure, and where it makes sense.
 
-    Attributes:
-        name: of the function.
-        means: what the row of the table says.
-        kind: of the failure; ``None`` when the trial does not fail.
-        signal: of the failure.
-        phases: where it makes sense.
-        note: what the entry in ``failure_details`` says that it leaves.
-        ranks: whether it is tried on one of two ranks, too.
+    ``note``: what the entry in ``failure_details`` says that it leaves; ``ranks``: whether it is tried on one of two.
     """
 
     name: str

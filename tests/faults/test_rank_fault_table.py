@@ -42,18 +42,11 @@ SCRIPTS: tuple[Launcher, ...] = ("script", "nproc", "torchrun line", "accelerate
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial file says.
+    """What a trial file says; ``why``: it differs from what is known under ``auto``.
 
-    Attributes:
-        status: ``exit_status``.
-        kind: of the failure; ``None`` where there is none.
-        detail: its signal, exit code, or the type of its exception.
-        says: what its message contains.
-        signature: as the table calls the failure, without numbers of lines.
-        rank: the cause, whose failure it is; ``None`` where it is not known, and the failure is that of a rank that
-            has waited for it.
-        phase: of the failure; not looked at where a script has none.
-        why: it differs from what is known under ``auto``.
+    ``detail``: signal, exit code, or type of an exception. ``signature``: as the table calls the failure, without
+    numbers of lines. ``rank``: the cause; ``None`` where it is not known, and a rank that has waited for it fails.
+    ``phase``: not looked at where a script has none.
     """
 
     status: str
@@ -77,16 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RankFault:
-    """A part of ``support/rank_faults.py``.
-
-    Attributes:
-        part: its name.
-        means: what the row of the table says.
-        outcome: under the launchers that know.
-        elsewhere: under others.
-        hangs: whether it is ended by the deadline.
-        restarts: how often all ranks are started again.
-    """
+    """A part of ``support/rank_faults.py``, and what comes of it under the launchers that know, and ``elsewhere``."""
 
     part: str
     means: str

@@ -1,4 +1,10 @@
-"""One test for each private name of torch that launches depend on; it says what breaks without that name."""
+"""The private names of torch that launches depend on; a test says what breaks without a name.
+
+Those of the agent and of ``MultiprocessContext`` (``_worker_group``, ``_remaining_restarts``, ``_restart_workers``,
+``_stop_workers``; ``_start``, ``_poll``, ``_close``, ``envs``, ``_pc``, ``_ret_vals``, ``_worker_finished_event``) are
+shown by acceptance/test_elastic.py: without them, states, attempts and exits are not recorded, and a rank that ignores
+SIGTERM has a minute to live.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +20,11 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from pytest_aorta.launch.child.recorder import ReportingAgent
 
-OBSERVER = Path(__file__).with_name("agent_observer.py")
-
 
 def printed_by(*command: str) -> Any:
     # Less than the minute that torch would wait for a rank that ignores SIGTERM.
     done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, timeout=50)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_the_hooks_of_an_agent(tmp_path: Path) -> None:
-    """``_worker_group``, ``_remaining_restarts``, ``_restart_workers``, ``_stop_workers``, ``MultiprocessContext`` with
-    ``_start``, ``_poll``, ``_close``, ``envs``, ``_pc``, ``_ret_vals`` and ``_worker_finished_event``: else states,
-    attempts and exits are not recorded, and a rank that ignores SIGTERM has a minute to live."""
-    assert printed_by(str(OBSERVER), str(tmp_path)) == [
-        "INIT",
-        "attempt 0 of ranks [0, 1]",
-        "HEALTHY",
-        "rank 0: 1",
-        "stop [1]",
-        "rank 1: -9, stopped",
-        "FAILED",
-        "restart: failure",
-        "STOPPED",
-        "attempt 1 of ranks [0, 1]",
-        "HEALTHY",
-        "rank 0: 0",
-        "rank 1: 0",
-        "SUCCEEDED",
-    ]
 
 
 def test_torchrun_takes_its_agent_from_the_module_of_the_launcher() -> None:

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
-import psutil
 import pytest
 from support.processes import outcome_of
 
 pytestmark = pytest.mark.slow
-
-LOOKS = """
-import os, psutil
-from pytest_aorta.launch.child.rendezvous import close_stores, connect, open_store
-
-def listens(process):
-    return [found.laddr.ip for found in process.net_connections() if found.status == "LISTEN"]
-
-here = psutil.Process()
-"""
 
 
 def test_a_port_that_is_taken_is_refused() -> None:
@@ -42,32 +29,24 @@ def test_a_port_that_is_taken_is_refused() -> None:
     )
 
 
-def test_an_agent_that_does_not_fork_serves_its_store_itself() -> None:
-    script = f"""{LOOKS}
-client = connect(open_store(forks=False))
-client.set("key", "value")
-print(client.get("key").decode(), listens(here), here.children())
-del client
-close_stores()
-print(listens(here))
-"""
-    assert outcome_of(script).splitlines() == ["value ['127.0.0.1'] []", "[]"]
+@pytest.mark.parametrize("forks", [True, False])
+def test_an_agent_that_forks_has_a_store_without_a_thread_and_another_one_serves_it_itself(forks: bool) -> None:
+    script = f"""
+import psutil
+from pytest_aorta.launch.child.rendezvous import close_stores, connect, open_store
 
+def listens(process):
+    return [found.laddr.ip for found in process.net_connections() if found.status == "LISTEN"]
 
-def test_an_agent_that_forks_has_a_store_without_a_thread() -> None:
-    script = f"""{LOOKS}
-port = open_store(forks=True)
+here = psutil.Process()
+port = open_store(forks={forks})
 threads = here.num_threads()
 client = connect(port)
 client.set("key", "value")
-print(client.get("key").decode(), here.num_threads() - threads, *map(listens, here.children()))
+print(client.get("key").decode(), here.num_threads() - threads, listens(here), *map(listens, here.children()))
+del client
 close_stores()
-print(here.children())
+print(listens(here), here.children())
 """
-    assert outcome_of(script).splitlines() == ["value 0 ['127.0.0.1']", "[]"]
-
-
-def test_a_store_ends_with_the_process_that_has_started_it() -> None:
-    pid = outcome_of(f"{LOOKS}\nconnect(open_store(forks=True))\nprint(here.children()[0].pid)")
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int(pid)).wait(10)
+    ended = "[] []"
+    assert outcome_of(script).splitlines() == ["value 0 [] ['127.0.0.1']" if forks else "value 0 ['127.0.0.1']", ended]
