@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.specs import typed
+from support.plans import typed
 
 import pytest_aorta
 from pytest_aorta import Execution, Limits, RequestError, Resources, RunRequest, run_trials

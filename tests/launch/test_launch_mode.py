@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.specs import SPEC
+from support.plans import SPEC
 
 from pytest_aorta.launch.launch_mode import (
     LaunchModeError,

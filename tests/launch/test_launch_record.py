@@ -8,7 +8,7 @@ from typing import Any, get_args
 from hypothesis import event as note
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.specs import SPEC
+from support.plans import SPEC
 
 from pytest_aorta.launch.environment import PreparedCell, WorkloadInfo
 from pytest_aorta.launch.launch_mode import LaunchPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import fields, replace
 
-from support.specs import SPEC
+from support.plans import SPEC
 
 from pytest_aorta.launch.environment import Inherited
 from pytest_aorta.launch.record import request_of

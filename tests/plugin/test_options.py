@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.specs import typed
+from support.plans import typed
 from support.stage import Stage
 
 from pytest_aorta.plan import Selection

@@ -1,12 +1,16 @@
-"""Trials of plans that were never made from a selection."""
+"""Trials of plans that were never made from a selection, and options of pytest, for tests that start none."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from hypothesis import strategies as st
 
 from pytest_aorta.registry import Environment, Mitigation, WorkloadEntry
+from pytest_aorta.settings import SETTINGS
 from pytest_aorta.trials.spec import TrialSpec
 
 
@@ -46,6 +50,9 @@ def cell_of(
     ]
 
 
+SPEC = cell_of()[0]
+
+
 def grid(workloads: int, environments: int, sets: int, trials: int) -> list[list[TrialSpec]]:
     return [
         cell_of(f"w{w}", f"e{e}", (f"m{m}",), trials=trials, indices=(e, m))
@@ -56,3 +63,11 @@ def grid(workloads: int, environments: int, sets: int, trials: int) -> list[list
 
 
 grids = st.builds(grid, st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 4))
+
+
+def typed(**given: Any) -> pytest.Config:
+    """As much of a configuration as is looked at, with these on the command line."""
+    options = SimpleNamespace(**{each.ini: given.get(each.ini) for each in SETTINGS})
+    here = SimpleNamespace(dir=Path("/"))
+    fields: dict[str, Any] = {"option": options, "getini": lambda name: None, "inipath": None}
+    return cast(pytest.Config, SimpleNamespace(**fields, invocation_params=here))

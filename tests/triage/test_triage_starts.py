@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.results_folders import write_cell
+from support.results import write_whole_cell as write_cell
 
 from pytest_aorta.cli.main import main
 from pytest_aorta.triage.matrix import RunState, matrix_json

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plans import SPEC
 from support.recipes import recipe_of
-from support.specs import SPEC
 
 from pytest_aorta.launch.record import lost_record
 from pytest_aorta.trials.records import Failure

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.results_folders import write_cell, write_triage
+from support.results import write_triage
+from support.results import write_whole_cell as write_cell
 
 from pytest_aorta.triage.report import write_report
 

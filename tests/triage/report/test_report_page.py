@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.results_folders import NAN, write_cell, write_triage
+from support.results import NAN, write_triage
+from support.results import write_whole_cell as write_cell
 
 from pytest_aorta.triage.report import bounded, inside, log_tail, one_line, plain, write_report
 
