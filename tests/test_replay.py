@@ -13,7 +13,6 @@ import pytest
 from support.records import record
 
 from pytest_aorta.replay import ReplayError, find_replays
-from pytest_aorta.trials.execution import Execution, Limits, Resources
 
 NOTHING: Mapping[str, str] = {}
 
@@ -39,45 +38,6 @@ def write(file: Path, **changes: Any) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(record(**changes)))
     return file
-
-
-def test_a_trial_is_asked_to_be_what_its_record_says(tmp_path: Path, request_of_a_trial: dict[str, Any]) -> None:
-    request = {
-        **request_of_a_trial,
-        "environment": {"name": "slow", "launcher": ["nice", "-n", "1"], "source_package": "sidecar:a.json"},
-        "mitigation_index": 2,
-        "overlay": {"A": "1"},
-        "ambient": {"A": None, "B": "2"},
-        "config": {"size": "5", "rate": "NaN"},
-        "steps": 7,
-        "isolation": "spawn",
-        "nproc": 2,
-        "elastic": {"max_restarts": 1, "nnodes": [1, 1]},
-        "run_seed": 3,
-        "seed": 4,
-        "limits": {"timeout": 1.5, "memory": 2**30},
-        "resources": {"slots": 2, "devices": [0, 1]},
-        "sys_path": ["/a"],
-    }
-    file = write(tmp_path / "x.json", request=request, trial_index=5, mitigations_applied=["a", "b"])
-
-    (replay,) = find_replays([file], NOTHING)
-
-    spec = replay.spec
-    assert (spec.workload.target, spec.environment.launcher) == (f"{tmp_path}/w.py:Probe", ("nice", "-n", "1"))
-    assert (spec.mitigations, spec.mitigation_index, spec.trial_index) == (("a", "b"), 2, 5)
-    assert (dict(spec.overlay), spec.watched) == ({"A": "1"}, ("A", "B"))
-    assert (spec.overrides["size"], spec.overrides["rate"], spec.steps) == (
-        "5",
-        pytest.approx(float("nan"), nan_ok=True),
-        7,
-    )
-    assert spec.execution == Execution("spawn", "auto", 2, spec.execution.elastic, seed=3)
-    assert spec.execution.elastic.max_restarts == 1
-    assert (spec.limits, spec.resources) == (Limits(timeout=1.5, memory=2**30), Resources(2, (0, 1)))
-    assert spec.origin is not None
-    assert (spec.origin.seed, spec.origin.cwd, spec.origin.sys_path) == (4, str(tmp_path), ("/a",))
-    assert replay.name == "probe[slow-a+b-5]"
 
 
 def test_of_a_folder_all_records_but_no_replays_no_history_and_no_other_files(

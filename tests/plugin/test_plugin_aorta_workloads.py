@@ -113,18 +113,14 @@ class Race(Workload):
 """
 
 
-def install(stage: Stage) -> None:
-    """Have the stage offer the package and its workloads."""
+@pytest.fixture
+def aorta(stage: Stage) -> Stage:
+    """Offers the package and its workloads."""
     stage.write_file("aorta/__init__.py", "")
     stage.write_file("aorta/workloads/__init__.py", "from aorta.workloads._base import Workload, WorkloadResult")
     stage.write_file("aorta/workloads/_base.py", BASE)
     stage.write_file("their_workloads.py", WORKLOADS)
     stage.register(wrapper="their_workloads:Wrapper", queues="their_workloads:Queues", race="their_workloads:Race")
-
-
-@pytest.fixture
-def aorta(stage: Stage) -> Stage:
-    install(stage)
     return stage
 
 

@@ -27,7 +27,8 @@ def sees(stage: Stage) -> Stage:
 
 
 def test_the_record_stays_and_the_replay_lies_beside_it(sees: Stage) -> None:
-    sees.run_here("sees.py")
+    given = ("--aorta-isolation", "spawn", "--aorta-timeout", "50", "--aorta-memory", "8G", "--aorta-config", "size=5")
+    sees.run_here("sees.py", *given, "--aorta-extra-env", "A=1", "--aorta-mitigations", "omp_1", "--aorta-seed", "7")
     before = (sees.path / FILE).read_bytes()
 
     for _ in range(2):
@@ -41,8 +42,13 @@ def test_the_record_stays_and_the_replay_lies_beside_it(sees: Stage) -> None:
             ]
         )
     assert (sees.path / FILE).read_bytes() == before
-    assert sees.files() == ["Sees/trial_0.json", "replay/Sees/local-none/trial_0.json"]
-    assert sees.earlier() == ["replay/Sees/local-none/trial_0.json"]
+    assert sees.files() == ["Sees/trial_0.json", "replay/Sees/local-omp_1/trial_0.json"]
+    assert sees.earlier() == ["replay/Sees/local-omp_1/trial_0.json"]
+    then, now = sees.trials().values()
+    assert {**now["request"], "order": ""} == {**then["request"], "order": ""}  # it is the only one of its run
+    for key in ("request_fingerprint", "mitigations_applied", "config", "seeds", "trial_id"):
+        assert now[key] == then[key]
+    assert now["request"]["limits"]["memory"] == 8 * 2**30
 
 
 def test_what_differs_now_is_said_and_recorded(sees: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
