@@ -36,16 +36,14 @@ _NOTHING = "-1"
 class Devices:
     """The GPUs of this host.
 
-    ``present`` holds all ids, ``hidden`` those that the variables in ``hidden_by`` (``NAME=value``) take away.
-    ``unmapped`` holds entries of these variables that name no device found here, such as a MIG instance: what they
-    would show is not counted as visible, so it is never leased.
+    ``present`` holds all ids, ``hidden`` those that the variables in ``hidden_by`` (``NAME=value``) take away. What an
+    entry of these would show that names no device found here, such as a MIG instance, is never leased.
     """
 
     vendor: Vendor
     present: tuple[int, ...]
     hidden: tuple[int, ...] = ()
     hidden_by: tuple[str, ...] = ()
-    unmapped: tuple[str, ...] = ()
 
     @property
     def visible(self) -> tuple[int, ...]:
@@ -105,8 +103,8 @@ def choose_devices(wanted: tuple[int, ...] | None, found: Devices) -> tuple[int,
     """The devices to use, ascending: those ``wanted``, or with ``None`` all that are visible.
 
     On a host without a GPU any ids will do (see ``are_named_only``). All that are visible may be none because the
-    user's variables hold something that cannot be leased (``found.unmapped``): a process is then best left with these
-    variables as they are, since ``device_variables`` of no device hide everything.
+    user's variables hold something that cannot be leased: a process is then best left with these variables as they are,
+    since ``device_variables`` of no device hide everything.
 
     Raises:
         ValueError: the host has GPUs, but not these, or variables hide them.
@@ -207,23 +205,20 @@ def _entries(environ: Mapping[str, str], name: str) -> _Filter | None:
 
 def _masked(vendor: Vendor, uuids: list[str], filters: Sequence[_Filter | None]) -> Devices:
     visible = list(range(len(uuids)))
-    unmapped: list[str] = []
     hidden_by: list[str] = []
     for spelled, entries in filter(None, filters):
-        left: list[int] = []
-        for number, entry in enumerate(entries):
+        left: dict[int, None] = {}
+        for entry in entries:
             device = _device_of(entry, visible, uuids)
             if device is None:
-                unmapped += [entry for entry in entries[number:] if not re.fullmatch(r"-?[0-9]*", entry)]
                 break
-            if device not in left:
-                left.append(device)
+            left[device] = None
         if len(left) < len(visible):
             hidden_by.append(spelled)
-        visible = left
+        visible = list(left)
     present = tuple(range(len(uuids)))
     hidden = tuple(device for device in present if device not in visible)
-    return Devices(vendor, present, hidden, tuple(hidden_by), tuple(unmapped))
+    return Devices(vendor, present, hidden, tuple(hidden_by))
 
 
 def _device_of(entry: str, visible: Sequence[int], uuids: Sequence[str]) -> int | None:
@@ -257,15 +252,10 @@ def equal_shares(
 
     ``None`` with fewer cores than shares.
     """
-    cpus = sorted(os.sched_getaffinity(0) if available is None else set(available))
-    cores = _cores(cpus, root)
+    cores = _cores(sorted(os.sched_getaffinity(0) if available is None else set(available)), root)
     size = len(cores) // shares
-    if size == 0:
-        return None
-    return [
-        tuple(sorted(cpu for core in cores[share * size : (share + 1) * size] for cpu in core))
-        for share in range(shares)
-    ]
+    starts = range(0, shares * size, size or 1)
+    return [tuple(sorted(chain(*cores[start : start + size]))) for start in starts] or None
 
 
 def threads_of(share: Collection[int], root: Path = Path("/")) -> int:
