@@ -11,6 +11,7 @@ from support.recipes import recipe_of
 from support.stage import Stage
 
 from pytest_aorta.registry import Environment, Mitigation
+from pytest_aorta.workflow.recipe import Recipe
 
 pytest.importorskip("yaml", reason="a sweep recipe is YAML, which pytest-aorta[sweeps] reads")
 
@@ -55,6 +56,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def converted(text: str, *words: str) -> tuple[Recipe, str]:
+    """What becomes of a sweep, and what is said of it."""
+    Path("sweep.yaml").write_text(text)
+    result = command("convert", "sweep.yaml", "-o", "-", *words)
+    assert result.exit_code == 0, result.stderr
+    return recipe_of(result.stdout), result.stderr
+
+
+def sweep_of(*cells: str) -> str:
+    lines = "".join(f"  - {{{cell}}}\n" for cell in cells)
+    return f"schema_version: 1\nworkload: tiny\ntrials: 1\nsteps: 1\ncells:\n{lines}"
+
+
 def test_cells_that_differ_in_mitigations_variables_or_trials_are_one_action(folder: Path) -> None:
     result = command("convert", "sweep.yaml")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "recipe: aorta.toml; pytest aorta.toml\n", "")
@@ -73,59 +87,45 @@ def test_cells_that_differ_in_mitigations_variables_or_trials_are_one_action(fol
 
 
 def test_cells_that_differ_in_steps_are_actions_of_their_own(folder: Path) -> None:
-    (folder / "sweep.yaml").write_text(SWEEP.replace("    trials: 3", "    steps: 3"))
-    result = command("convert", "sweep.yaml", "-o", "-")
-    assert {action.name: action.table.steps for action in recipe_of(result.stdout).actions} == {
-        "baseline-local": 5,
-        "stack-local": 3,
-    }
-    assert re.findall("comparison of (.*) with baseline-local", result.stderr) == ["stack-local"]
+    recipe, said = converted(SWEEP.replace("    trials: 3", "    steps: 3"))
+    assert {action.name: action.table.steps for action in recipe.actions} == {"baseline-local": 5, "stack-local": 3}
+    assert re.findall("comparison of (.*) with baseline-local", said) == ["stack-local"]
 
 
-def test_what_no_text_of_a_mitigation_can_hold_is_a_mitigation_with_the_name_of_the_cell(folder: Path) -> None:
-    sweep = SWEEP.replace('MY_DEBUG_FLAG: "1"', 'DEVICES: "0,1"\n      API_TOKEN: hush')
-    (folder / "sweep.yaml").write_text(sweep)
-    recipe = recipe_of(command("convert", "sweep.yaml", "-o", "-").stdout)
+def test_what_no_text_of_an_axis_can_hold_has_a_name_of_its_own(folder: Path) -> None:
+    recipe, _ = converted(SWEEP.replace('MY_DEBUG_FLAG: "1"', 'DEVICES: "0,1"\n      API_TOKEN: hush'))
     assert recipe.actions[0].table.mitigations[-1] == "tf32_off,custom-env"
     (named,) = recipe.names
     assert isinstance(named, Mitigation)
     assert (named.name, named.env) == ("custom-env", {"DEVICES": "0,1", "API_TOKEN": "hush"})
 
-
-def test_an_image_in_a_cell_is_an_environment(folder: Path) -> None:
-    image = "{docker: 'rocm/pytorch:6.4', env: {A: '1'}}"
-    (folder / "sweep.yaml").write_text(SWEEP.replace("environment: local", f"environment: {image}"))
-    recipe = recipe_of(command("convert", "sweep.yaml", "-o", "-").stdout)
+    image = "environment: {docker: 'rocm/pytorch:6.4', env: {A: '1'}}"
+    recipe, _ = converted(SWEEP.replace("environment: local", image))
     (named,) = recipe.names
     assert isinstance(named, Environment)
     assert (named.name, named.docker, named.env) == ("pytorch_6.4", "rocm/pytorch:6.4", {"A": "1"})
     assert [action.table.environments for action in recipe.actions] == [("pytorch_6.4",)]
 
 
-def test_environments_with_the_same_mitigations_are_an_axis(folder: Path) -> None:
-    cells = "\n".join(
-        f"  - {{name: {name}-{place}, mitigations: [{name}], environment: {place}}}"
+def test_environments_with_the_same_mitigations_and_options_are_axes(folder: Path) -> None:
+    cells = (
+        f"name: {name}-{place}, mitigations: [{name}], environment: {place}"
         for place in ("local", "old")
         for name in ("none", "omp_1")
     )
-    (folder / "sweep.yaml").write_text(f"schema_version: 1\nworkload: tiny\ntrials: 1\nsteps: 1\ncells:\n{cells}\n")
-    result = command("convert", "sweep.yaml", "-o", "-")
-    (action,) = recipe_of(result.stdout).actions
+    recipe, said = converted(sweep_of(*cells))
+    (action,) = recipe.actions
     assert action.table.environments == ("local", "old")
     assert action.table.mitigations == ("none", "omp_1")
-    assert action.table.baseline == "local-none"
-    assert result.stderr == ""
+    assert (action.table.baseline, said) == ("local-none", "")
 
-
-def test_options_in_which_cells_differ_are_an_axis(folder: Path) -> None:
     options = ("{lr: 0.1, kind: a}", "{lr: 0.1, kind: b}", "{lr: 0.1, kind: '1', depth: 2}")
-    cells = "\n".join(
-        f"  - {{name: c{number}, mitigations: [none], environment: local, workload_config: {each}}}"
+    cells = (
+        f"name: c{number}, mitigations: [none], environment: local, workload_config: {each}"
         for number, each in enumerate(options)
     )
-    (folder / "sweep.yaml").write_text(f"schema_version: 1\nworkload: tiny\ntrials: 1\nsteps: 1\ncells:\n{cells}\n")
-    result = command("convert", "sweep.yaml", "-o", "-")
-    (action,) = recipe_of(result.stdout).actions
+    recipe, _ = converted(sweep_of(*cells))
+    (action,) = recipe.actions
     assert action.table.config == {"lr": 0.1}
     assert action.table.mitigations == ("config.kind=a", "config.kind=b", 'config.kind="1",config.depth=2')
     assert action.table.baseline == "config.kind=a"
@@ -162,19 +162,10 @@ def test_what_is_wrong_is_named_with_file_and_line(folder: Path, old: str, new: 
     assert not (folder / "aorta.toml").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "5", "text"])
-def test_a_file_that_is_no_mapping_is_refused(folder: Path, text: str) -> None:
-    (folder / "sweep.yaml").write_text(text)
-    result = command("convert", "sweep.yaml")
-    assert result.exit_code == 2
-    assert re.search(r"Error: sweep.yaml:1: the file .*: expected a table\n$", result.stderr), result.stderr
-
-
 def test_options_keep_their_types_and_what_toml_cannot_have_is_named(folder: Path) -> None:
     config = r"""workload_config: {text: "a\"b\n\u00e9\x7f", "odd key": [1, 2.5, true], deep: {x: .inf}, none: 3}"""
-    (folder / "sweep.yaml").write_text(SWEEP + config)
-    text = command("convert", "sweep.yaml", "-o", "-").stdout
-    assert recipe_of(text).actions[0].table.config == {
+    recipe, _ = converted(SWEEP + config)
+    assert recipe.actions[0].table.config == {
         "text": 'a"b\né\x7f',
         "odd key": [1, 2.5, True],
         "deep": {"x": float("inf")},
@@ -182,25 +173,21 @@ def test_options_keep_their_types_and_what_toml_cannot_have_is_named(folder: Pat
     }
     (folder / "sweep.yaml").write_text(SWEEP + "workload_config: {when: null}\n")
     assert "sweep.yaml: config.when = None: TOML has no such value" in command("convert", "sweep.yaml").stderr
+    for text in ("", "[]", "5", "text"):
+        (folder / "sweep.yaml").write_text(text)
+        said = command("convert", "sweep.yaml").stderr
+        assert re.search(r"Error: sweep.yaml:1: the file .*: expected a table\n$", said), said
 
 
-def test_what_has_no_counterpart_is_said(folder: Path) -> None:
+def test_what_has_no_counterpart_is_said_and_events_end_the_trials_of_a_cell(folder: Path) -> None:
     sweep = SWEEP.replace("threshold: 1.15", "threshold: 1.3").replace("isolation: auto", "isolation: process")
-    (folder / "sweep.yaml").write_text(
-        sweep + "stop_after: {events: 3, max_trials: 9, event_verdict: error}\ncollect: {rocprof: {mode: x}}\n"
-    )
-    result = command("convert", "sweep.yaml", "-o", "-")
-    assert [line.split(": ")[2] for line in result.stderr.splitlines()][:2] == ["stop_after", "collect"]
-    assert {action.table.speed_margin for action in recipe_of(result.stdout).actions} == {0.3}
-    assert {action.table.isolation for action in recipe_of(result.stdout).actions} == {"spawn"}
-
-
-def test_events_end_the_trials_of_a_cell(folder: Path) -> None:
-    (folder / "sweep.yaml").write_text(SWEEP + "stop_after: {events: 3, max_trials: 9}\n")
-    result = command("convert", "sweep.yaml", "-o", "-")
-    (action,) = recipe_of(result.stdout).actions
-    assert (action.table.trials, action.table.stop_after, action.table.cell_trials) == (9, 3, {})
-    assert result.stderr == ""
+    events = "stop_after: {events: 3, max_trials: 9, event_verdict: error}\n"
+    recipe, said = converted(f"{sweep}{events}collect: {{rocprof: {{mode: x}}}}\n")
+    assert [line.split(": ")[2] for line in said.splitlines()][:2] == ["stop_after", "collect"]
+    assert {(action.table.speed_margin, action.table.isolation) for action in recipe.actions} == {(0.3, "spawn")}
+    recipe, said = converted(SWEEP + events.replace(", event_verdict: error", ""))
+    (action,) = recipe.actions
+    assert (action.table.trials, action.table.stop_after, action.table.cell_trials, said) == (9, 3, {}, "")
 
 
 PROBE = """
@@ -219,15 +206,14 @@ custom_patterns:
 
 
 def test_a_probe_is_the_command_that_is_given_with_it(folder: Path) -> None:
-    (folder / "sweep.yaml").write_text(PROBE)
-    result = command("convert", "sweep.yaml", "-o", "-", "--", "python", "train.py", "--text", "a b")
-    (action,) = recipe_of(result.stdout).actions
+    recipe, said = converted(PROBE, "--", "python", "train.py", "--text", "a b")
+    (action,) = recipe.actions
     table = action.table
     assert (table.command, table.trials, table.timeout) == ("python train.py --text 'a b'", 3, 1800.0)
     assert table.mitigations == ("none", "omp_1", "tf32_off", "tf32_off,omp_1")
     assert table.baseline == "tf32_off"
     assert set(table.fail_on) >= {"@nan", "@nccl", "@hip-fault", "FAIL: (a|b)"}  # as its tier 4, which is on
-    assert re.findall("not converted: (.*?):", result.stderr) == ["collect_paths", "custom_patterns"]
+    assert re.findall("not converted: (.*?):", said) == ["collect_paths", "custom_patterns"]
 
     assert "pytest-aorta convert sweep.yaml -- python train.py" in command("convert", "sweep.yaml").stderr
     (folder / "sweep.yaml").write_text(PROBE.replace("tf32_off-none", "other"))
@@ -237,11 +223,10 @@ def test_a_probe_is_the_command_that_is_given_with_it(folder: Path) -> None:
 
 
 def test_analyzers_of_aorta_are_a_command(folder: Path) -> None:
-    (folder / "sweep.yaml").write_text("schema_version: 1\nmode: sanitizer\nsanitizer_plan: {target: gfx950}\n")
-    result = command("convert", "sweep.yaml", "-o", "-")
-    (action,) = recipe_of(result.stdout).actions
+    recipe, said = converted("schema_version: 1\nmode: sanitizer\nsanitizer_plan: {target: gfx950}\n")
+    (action,) = recipe.actions
     assert action.table.command == f"aorta sweep run --recipe {folder / 'sweep.yaml'}"
-    assert "pip install amd-aorta" in result.stderr
+    assert "pip install amd-aorta" in said
 
 
 @pytest.mark.slow

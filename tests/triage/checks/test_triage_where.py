@@ -161,14 +161,6 @@ def test_places_that_are_those_of_one_cell_each_say_nothing() -> None:
     assert "host" not in {test.factor for test in found.tests}
 
 
-def test_a_cell_that_fails_more_often_is_no_association() -> None:
-    chance = random.Random(3)
-    found = associations(
-        run(4, 40, places(*GPUS), fails(lambda trial: chance.random() < (0.9, 0.1, 0, 0.5)[trial.cell]))
-    )
-    assert found.found == ()
-
-
 def test_the_rank_that_is_the_cause_is_named() -> None:
     def cause(trial: Trial) -> None:
         if trial.index % 2:
