@@ -10,7 +10,7 @@ import torch
 
 from pytest_aorta.runtime.arguments import TaskArgs
 from pytest_aorta.runtime.graph import Tag
-from pytest_aorta.runtime.tensors import footprint_of
+from pytest_aorta.runtime.tensors import footprint_of, share
 
 WRITING = [Tag.OUTPUT, Tag.INOUT, Tag.OUTPUT_EXISTING]
 
@@ -97,3 +97,14 @@ def test_there_is_a_limit() -> None:
     with pytest.raises(ValueError, match="128 scalars"):
         args.add_scalar(1)
     assert (len(args.tensors), len(args.tags), len(args.scalars)) == (256, 256, 128)
+
+
+def test_instead_of_a_pointer_memory_has_a_number_that_no_other_memory_gets() -> None:
+    """Where an allocator gives one address to one tensor after another, a pointer would order their tasks."""
+    numbers, addresses = set(), set()
+    for _ in range(20):
+        tensor = share(torch.zeros(4096))
+        numbers.add(footprint_of(tensor).backing)
+        addresses.add(tensor.data_ptr())
+        del tensor
+    assert len(numbers) == 20 > len(addresses)

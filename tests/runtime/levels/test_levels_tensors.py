@@ -103,14 +103,18 @@ def test_two_runs_at_once_do_not_take_each_others_memory_away(host: Host) -> Non
 
 
 def test_a_successor_sees_the_same_memory(host: Host) -> None:
+    """Each is a process of its own, whose crash ends nothing else."""
     x = shared(2)
+    address = x.data_ptr()
     die = host.worker.register("levels_tasks:die")
     args = TaskArgs().add(x, Tag.INOUT)
 
     def build(orch: Orchestrator, _: Any, config: Any) -> None:
-        orch.submit_sub(host.increment, args)
-        orch.submit_sub_group(die, [None, None])
-        orch.submit_sub(host.increment, args)
+        orch.submit_sub(host.increment, args).result()
+        assert orch.submit_sub(host.process).result() != os.getpid()
+        orch.submit_sub_group(die, [None, None]).wait()
+        orch.submit_sub(host.increment, args).result()
+        assert x.data_ptr() == address  # written in place: nothing was sent back
 
     with pytest.raises(TaskError, match="SIGKILL"):
         host.worker.run(build)
