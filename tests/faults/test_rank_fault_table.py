@@ -88,135 +88,107 @@ class RankFault:
         return self.part + ("-again" if self.restarts else "")
 
 
+FAILED = "workload_failed"
+PLAY_ALONE = "play_alone() at rank_faults.py"
+MISSING = f"rank 1 is missing: {PLAY_ALONE}"
+BUG = Outcome(FAILED, "exception", "ValueError", "rank 1 has a bug", "rank # has a bug (rank_faults.py in play_alone)")
+SHARDS = "Timed out waiting for shard server"
+OWN_LIMITS = "each rank has a deadline of its own"
+LEFT = "ended itself with exit code 0 in"
+
+
+def hung(says: str, *, why: str = "", signature: str = "timeout (rank_faults.py in play_alone)") -> Outcome:
+    return Outcome("timeout", "timeout", None, says, signature, why=why)
+
+
+def hung_elsewhere(why: str) -> dict[Launcher, Outcome]:
+    return {"external": hung(PLAY_ALONE, why=why, signature="timeout (rank_faults.py in play")}
+
+
+OF_A_SCRIPT = Outcome(
+    *(FAILED, "exit_code", 0, f"{LEFT} run()", "exit code 0 in run() of a rank"), why="a script has no phases"
+)
+OF_SPAWN = Outcome(
+    *(FAILED, "exception", "DistStoreError", "wait timeout", "DistStoreError: wait timeout"),
+    rank=None,
+    why="a process of the script has no rank before `init_process_group()`",
+)
+
 RANK_FAULTS = (
-    RankFault(
-        "raises",
-        "exception",
-        Outcome(
-            *("workload_failed", "exception", "ValueError", "rank 1 has a bug"),
-            "rank # has a bug (rank_faults.py in play_alone)",
-        ),
-    ),
+    RankFault("raises", "exception", BUG),
     RankFault(
         "raises_its_own_timeout",
-        '`TimeoutError("Timed out waiting for shard server")` of its own',
+        f'`TimeoutError("{SHARDS}")` of its own',
         Outcome(
-            *("workload_failed", "exception", "TimeoutError", "rank 1: Timed out waiting for shard server"),
-            "TimeoutError: Timed out waiting for shard server (rank_faults.py in play_alone)",
+            *(FAILED, "exception", "TimeoutError", f"rank 1: {SHARDS}"),
+            f"TimeoutError: {SHARDS} (rank_faults.py in play_alone)",
         ),
     ),
     RankFault(
         "segfaults",
         "segmentation fault",
         Outcome(
-            *("workload_failed", "signal", "SIGSEGV", "ended by SIGSEGV"),
-            "SIGSEGV in string_at (rank_faults.py in play_alone)",
+            *(FAILED, "signal", "SIGSEGV", "ended by SIGSEGV"), "SIGSEGV in string_at (rank_faults.py in play_alone)"
         ),
     ),
     RankFault(
         "killed_by_another",
         "SIGKILL from outside, as from a kernel short of memory",
-        Outcome("workload_failed", "signal", "SIGKILL", "ended by SIGKILL", "SIGKILL in run() of a rank"),
+        Outcome(FAILED, "signal", "SIGKILL", "ended by SIGKILL", "SIGKILL in run() of a rank"),
     ),
     RankFault(
         "terminated_by_another",
         "SIGTERM from outside",
-        Outcome("workload_failed", "signal", "SIGTERM", ", which its agent had not sent", "SIGTERM in run() of a rank"),
+        Outcome(FAILED, "signal", "SIGTERM", ", which its agent had not sent", "SIGTERM in run() of a rank"),
     ),
     RankFault(
         "exits_3",
         "`os._exit(3)`",
-        Outcome(
-            *("workload_failed", "exit_code", 3, "ended itself with exit code 3"), "exit code 3 in run() of a rank"
-        ),
+        Outcome(FAILED, "exit_code", 3, "ended itself with exit code 3", "exit code 3 in run() of a rank"),
     ),
     RankFault(
         "leaves",
         "`os._exit(0)` in the middle",
-        Outcome(
-            *("workload_failed", "exit_code", 0, "ended itself with exit code 0"), "exit code 0 in run() of a rank"
-        ),
+        Outcome(FAILED, "exit_code", 0, "ended itself with exit code 0", "exit code 0 in run() of a rank"),
     ),
     RankFault(
         "leaves_before_init",
         "`os._exit(0)` before `init_process_group()`",
         Outcome(
-            *("infrastructure_failed", "exit_code", 0, "ended itself with exit code 0 in setup()"),
-            "exit code 0 in setup() of a rank",
+            *("infrastructure_failed", "exit_code", 0, f"{LEFT} setup()", "exit code 0 in setup() of a rank"),
             phase="setup",
         ),
-        {
-            **dict.fromkeys(
-                SCRIPTS,
-                Outcome(
-                    *("workload_failed", "exit_code", 0, "ended itself with exit code 0 in run()"),
-                    "exit code 0 in run() of a rank",
-                    why="a script has no phases",
-                ),
-            ),
-            "spawn": Outcome(
-                *("workload_failed", "exception", "DistStoreError", "wait timeout"),
-                "DistStoreError: wait timeout",
-                rank=None,
-                why="a process of the script has no rank before `init_process_group()`",
-            ),
-        },
+        {**dict.fromkeys(SCRIPTS, OF_A_SCRIPT), "spawn": OF_SPAWN},
     ),
     RankFault(
         "raises_late",
         "exception when the other ranks are done",
         Outcome(
-            *("workload_failed", "exception", "ValueError", "rank 1 has a late bug"),
-            "rank # has a late bug (rank_faults.py in run)",
+            *(
+                FAILED,
+                "exception",
+                "ValueError",
+                "rank 1 has a late bug",
+                "rank # has a late bug (rank_faults.py in run)",
+            )
         ),
     ),
     RankFault(
         "gives_up",
         "the process group's own timeout passes, before the deadline",
-        Outcome(
-            *("workload_failed", "exception", "RuntimeError", "rank 1 is missing: play_alone() at rank_faults.py"),
-            "rank # is missing: play_alone() at rank_faults.py",
-        ),
-        {
-            "external": Outcome(
-                *("timeout", "timeout", None, "play_alone() at rank_faults.py", "timeout (rank_faults.py in play"),
-                why="each rank has a deadline of its own",
-            ),
-        },
+        Outcome(FAILED, "exception", "RuntimeError", MISSING, f"rank # is missing: {PLAY_ALONE}"),
+        hung_elsewhere(OWN_LIMITS),
     ),
     RankFault(
         "sleeps",
         "a hang before a collective",
-        Outcome(
-            *("timeout", "timeout", None, "rank 1 is missing: play_alone() at rank_faults.py"),
-            "timeout (rank_faults.py in play_alone)",
-        ),
-        {
-            "external": Outcome(
-                *("timeout", "timeout", None, "play_alone() at rank_faults.py", "timeout (rank_faults.py in play"),
-                why="each rank has a deadline of its own, so the others may end before theirs",
-            ),
-        },
+        hung(MISSING),
+        hung_elsewhere(f"{OWN_LIMITS}, so the others may end before theirs"),
         hangs=True,
     ),
-    RankFault(
-        "blocked_with_the_gil",
-        "a hang in C, with the GIL held",
-        Outcome(
-            *("timeout", "timeout", None, "play_alone() at rank_faults.py"), "timeout (rank_faults.py in play_alone)"
-        ),
-        hangs=True,
-    ),
+    RankFault("blocked_with_the_gil", "a hang in C, with the GIL held", hung(PLAY_ALONE), hangs=True),
     RankFault("raises_once", "exception, and a restart that passes", Outcome("ok"), restarts=1),
-    RankFault(
-        "raises",
-        "exception, and again after a restart",
-        Outcome(
-            *("workload_failed", "exception", "ValueError", "rank 1 has a bug"),
-            "rank # has a bug (rank_faults.py in play_alone)",
-        ),
-        restarts=1,
-    ),
+    RankFault("raises", "exception, and again after a restart", BUG, restarts=1),
 )
 
 
