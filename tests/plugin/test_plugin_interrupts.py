@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -137,38 +137,27 @@ def test_ctrl_c_records_all_that_runs(beside: Stage, how: tuple[str, ...]) -> No
 
 # Signals that a batch system sends to all processes of its job: what pytest makes of them is what is recorded
 
-#: Pytest first, as batch systems do that begin with the oldest process, or last.
-ORDERS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
-    "oldest_first": lambda processes: sorted(processes, key=lambda process: process.pid),
-    "newest_first": lambda processes: sorted(processes, key=lambda process: -process.pid),
-}
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "KeyboardInterrupt"}
-SIGNALS = [
-    (signal.SIGTERM, "oldest_first"),
-    pytest.param(signal.SIGINT, "newest_first", marks=pytest.mark.slow),
-    *(
-        pytest.param(*each, marks=[pytest.mark.slow, pytest.mark.long])
-        for each in [(signal.SIGTERM, "newest_first"), (signal.SIGINT, "oldest_first")]
-    ),
-]
 
 
-def send_to_all(stage: Stage, number: signal.Signals, order: str) -> None:
-    for process in ORDERS[order](stage.processes()):
-        try:
+def send_to_all(stage: Stage, number: signal.Signals, *, newest_first: bool = False) -> None:
+    """Pytest first, as batch systems do that begin with the oldest process, or last."""
+    for process in sorted(stage.processes(), key=lambda process: process.pid, reverse=newest_first):
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue
 
 
-@pytest.mark.parametrize(("number", "order"), SIGNALS)
+@pytest.mark.parametrize(
+    ("number", "newest_first"),
+    [(signal.SIGTERM, False), pytest.param(signal.SIGINT, True, marks=pytest.mark.slow)],
+)
 def test_a_signal_to_all_processes_interrupts_a_trial(
-    waits: Stage, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, order: str
+    waits: Stage, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, newest_first: bool
 ) -> None:
     monkeypatch.setenv("WAIT_IN", "run")
     process = waits.start("waits.py", "--aorta-trials", "4")
     waits.wait_until((waits.path / "waiting").exists)
-    send_to_all(waits, number, order)
+    send_to_all(waits, number, newest_first=newest_first)
     ended = waits.finish(process)
     assert ended.ret == pytest.ExitCode.INTERRUPTED
     assert "Traceback" not in str(ended.stdout) + str(ended.stderr)
@@ -178,27 +167,18 @@ def test_a_signal_to_all_processes_interrupts_a_trial(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "order", "script"),
-    [
-        pytest.param(signal.SIGTERM, "oldest_first", "waits_for_a_file", marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, "newest_first", "waits_for_a_file", marks=pytest.mark.long),
-        (signal.SIGTERM, "", "lingers"),
-    ],
-)
-def test_and_ranks_also_where_rank_0_has_its_result(
-    stage: Stage, number: signal.Signals, order: str, script: str
-) -> None:
+@pytest.mark.parametrize("script", ["lingers", pytest.param("waits_for_a_file", marks=pytest.mark.long)])
+def test_and_ranks_also_where_rank_0_has_its_result(stage: Stage, script: str) -> None:
     stage.copy(FAULTS)
-    file = "waits" if order else script
     process = stage.start("rank_faults.py::RankFaults", "--aorta-config", f"script={script}")
-    stage.wait_until((stage.path / file).exists)
-    if order:
-        send_to_all(stage, number, order)
+    if script == "lingers":
+        stage.wait_for_file("lingers")
+        process.send_signal(signal.SIGTERM)
     else:
-        process.send_signal(number)
+        stage.wait_for_file("waits")
+        send_to_all(stage, signal.SIGTERM)
     assert stage.finish(process).ret == pytest.ExitCode.INTERRUPTED
     trial = stage.trial("RankFaults/trial_0.json")
     assert (trial["exit_status"], trial["result"]["passed"]) == ("infrastructure_failed", False)
-    assert trial["failure"]["message"] == f"interrupted: {NAMES[number]}"
+    assert trial["failure"]["message"] == "interrupted: SIGTERM"
     assert stage.left_running() == []

@@ -56,50 +56,32 @@ def test_without_isolation_variables_are_set_for_the_trial_and_taken_back(stage:
     assert not pids
 
 
-def test_without_isolation_an_exception_shows_its_own_traceback(stage: Stage) -> None:
-    stage.write(
-        inside="""
-        class InRun:
-            def __init__(self, config): pass
+def test_without_isolation_an_exception_shows_its_own_traceback(faulty: Stage) -> None:
+    faulty.write(
+        leaves="""
+        from pytest_aorta import Workload
+
+        class Leaves(Workload):
             def setup(self): pass
-            def run(self):
-                secret_of_run = 1
-                return secret_of_run / 0
-
-        class InSetup(InRun):
-            def setup(self): raise LookupError("no device")
-
-        class InCleanup(InRun):
-            def run(self): return {"passed": True}
-            def cleanup(self): raise OSError("device busy")
-
-        class NotPassed(InRun):
-            def run(self): return {"passed": False}
-
-        class Leaves(InRun):
             def run(self): raise SystemExit(3)
         """
     )
-    result = stage.run("inside.py", "--aorta-isolation", "none", "-v")
-    result.assert_outcomes(passed=1, failed=3, errors=2)
-    assert stage.trial("Leaves/trial_0.json")["failure"]["exit_code"] == 3
-    result.stdout.fnmatch_lines([">*return secret_of_run / 0", "E*ZeroDivisionError: division by zero"])
+    ends = {
+        "RaisesInRun": (["FAILED"], "workload_failed"),
+        "RaisesInSetup": (["ERROR"], "infrastructure_failed"),
+        "RaisesInCleanup": (["PASSED", "ERROR"], "ok"),
+        "ReturnsFalse": (["FAILED"], "workload_failed"),
+        "Leaves": (["FAILED"], "workload_failed"),
+    }
+    names = [f"faulty_workloads.py::{name}" for name in ends if name != "Leaves"]
+    result = faulty.run("leaves.py", *names, "--aorta-isolation", "none", "-v")
+    words = {name.partition("[")[0]: found for name, found in faulty.words(result).items()}
+    seen = {trial["workload"]: trial["exit_status"] for trial in faulty.trials().values()}
+    assert {name: (words[name], status) for name, status in seen.items()} == ends
+    assert faulty.trial("Leaves/trial_0.json")["failure"]["exit_code"] == 3
+    assert faulty.trial("RaisesInCleanup/trial_0.json")["failure"]["phase"] == "cleanup"
+    result.stdout.fnmatch_lines([">*raise ValueError(*)", "E*ValueError: loss is nan"])
     result.stdout.no_fnmatch_line("*/pytest_aorta/*")
-    assert {name.partition("[")[0]: found for name, found in stage.words(result).items()} == {
-        "InRun": ["FAILED"],
-        "InSetup": ["ERROR"],
-        "InCleanup": ["PASSED", "ERROR"],
-        "NotPassed": ["FAILED"],
-        "Leaves": ["FAILED"],
-    }
-    assert stage.statuses() == {
-        "InCleanup/trial_0.json": "ok",
-        "InRun/trial_0.json": "workload_failed",
-        "InSetup/trial_0.json": "infrastructure_failed",
-        "Leaves/trial_0.json": "workload_failed",
-        "NotPassed/trial_0.json": "workload_failed",
-    }
-    assert stage.trial("InCleanup/trial_0.json")["failure"]["phase"] == "cleanup"
 
 
 @pytest.mark.parametrize(("fields", "what"), [({"venv": "/opt/venv"}, "a venv"), ({"launcher": "nice"}, "a launcher")])
