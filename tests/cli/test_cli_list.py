@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from support.fake_distributions import install
-from support.projects import MATRIX, project
+from support.projects import MATRIX, command, project
 from support.results import write_cell
 from support.stage import Stage
 
@@ -21,14 +21,10 @@ from pytest_aorta.settings import SETTINGS, Setting
 
 
 def listed(*arguments: str) -> dict[str, Any]:
-    result = run("list", "--json", *arguments)
+    result = command("list", "--json", *arguments)
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     return {kind: {entry["name"]: entry for entry in entries} for kind, entries in found.items()}
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 #: Commands, and what none of them imports, in this order.
@@ -82,7 +78,7 @@ def test_names_of_all_kinds_are_listed_with_what_they_stand_for() -> None:
     assert omp_1["read_by"] == "libgomp, MKL, torch"
     assert found["environments"]["local"]["kind"] == "local"
     assert set(found["collectors"]) >= {"amd_log", "numerics", "rocprof"}
-    lines = run("list", "mitigations").output.splitlines()
+    lines = command("list", "mitigations").output.splitlines()
     assert lines[0] == "mitigations"
     shown = [" ".join(line.split()) for line in lines]
     assert "nccl_proto_simple pytest-aorta NCCL_PROTO=Simple read by NCCL, RCCL" in shown
@@ -94,7 +90,7 @@ def test_registry_files_are_listed_without_their_secrets(stage: Stage) -> None:
         mitigations={"quiet": {"NCCL_DEBUG": "WARN", "HF_TOKEN": "hunter2", "config.sizes": [[8, 8]]}},
         environments={"gone": {"venv": "no/such"}, "boxed": {"docker": "rocm/torch:7", "launcher": ["numactl", "-N0"]}},
     )
-    shown = run("list", "mitigations", "environments", "--registry-file", "registry.json").output
+    shown = command("list", "mitigations", "environments", "--registry-file", "registry.json").output
     from_variable = CliRunner(env={"PYTEST_AORTA_REGISTRY_FILE": "registry.json"})
     assert from_variable.invoke(main, ["list", "mitigations", "environments"]).output == shown
     assert "hunter2" not in shown
@@ -154,7 +150,7 @@ def test_what_raises_is_shown_with_what_it_raised_and_does_nothing_to_the_termin
     assert found["mitigations"]["prints"]["problem"] is None
     assert found["mitigations"]["prints"]["variables"] == {"A": "1"}
     assert {entry["source"] for name, entry in found["environments"].items() if name in HOSTILE} == {"hostile"}
-    shown = run("list")
+    shown = command("list")
     assert shown.exit_code == 0
     assert "\x1b" not in shown.stdout
     assert "{not json" not in shown.stdout
@@ -224,7 +220,7 @@ def test_options_of_a_workload_have_types_and_defaults(stage: Stage) -> None:
     }
     assert listed("--workload", "mine.py:Opaque")["options"]["thing"]["takes"] == "mine.Typed"
     assert listed("--workload", "mine.py:Bare")["options"] == {}
-    assert "\n  steps (default 3)\n      how many; takes " in run("list", "--workload", "mine.py:Typed").output
+    assert "\n  steps (default 3)\n      how many; takes " in command("list", "--workload", "mine.py:Typed").output
 
 
 def test_what_cannot_be_asked_is_one_line(stage: Stage) -> None:
@@ -237,7 +233,7 @@ def test_what_cannot_be_asked_is_one_line(stage: Stage) -> None:
         (("--workload", "leaves.py:Gone"), "cannot be imported: SystemExit: 0"),
         (("mitigations", "--workload", "gemm"), "the options of one workload, and no mitigations"),
     ]:
-        result = run("list", *arguments)
+        result = command("list", *arguments)
         assert result.exit_code == 2
         assert said in result.output
         assert "Traceback" not in result.output

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from support.environments import env
+from support.projects import command
 from support.results import write_cell
 
 from pytest_aorta.cli.main import main
@@ -175,12 +176,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def report(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["report", *arguments])
-
-
 def test_the_results_of_the_default_folder_become_one_file(results: Path) -> None:
-    result = report("--baseline", "omp_1")
+    result = command("report", "--baseline", "omp_1")
     assert (result.exit_code, result.output) == (0, "report: report.html\n")
     text = Path("report.html").read_text()
     assert text.lower().startswith("<!doctype html>")
@@ -188,7 +185,7 @@ def test_the_results_of_the_default_folder_become_one_file(results: Path) -> Non
 
 
 def test_a_bug_report_is_printed_as_markdown(results: Path) -> None:
-    text = report("--markdown").output
+    text = command("report", "--markdown").output
     assert text.startswith("**")
     cells = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("|")]
     assert cells[:3] == ["| Cell", "| ---", "| local-none"]
@@ -210,7 +207,7 @@ def test_a_bug_report_is_printed_as_markdown(results: Path) -> None:
 def test_a_report_of_bad_input_is_one_clear_message_and_exit_code_2(
     results: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    result = report(*arguments)
+    result = command("report", *arguments)
     assert result.exit_code == 2
     assert message in result.output
     assert isinstance(result.exception, SystemExit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -16,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from support.processes import wait_until
-from support.stage import Stage
+from support.projects import command
+from support.stage import Stage, text
+from support.terminal import Terminal, finish
 
 from pytest_aorta.cli import submit as submit_command
-from pytest_aorta.cli.main import main
 from pytest_aorta.workflow import slurm
 from pytest_aorta.workflow.slurm import TaskState
 
@@ -79,8 +78,8 @@ class StandInScheduler:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "sacct": SACCT, "scancel": SCANCEL}.items():
-            (folder / name).write_text(text)
+        for name, script in {"sbatch": SBATCH, "squeue": SQUEUE, "sacct": SACCT, "scancel": SCANCEL}.items():
+            (folder / name).write_text(script)
             (folder / name).chmod(0o755)
         (folder / "jobs").touch()
         self.does("ok")
@@ -123,6 +122,9 @@ previous_actions = ["one"]
 """
 
 
+SUBMIT = (sys.executable, "-m", "pytest_aorta", "submit")
+
+
 @pytest.fixture
 def scheduler(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInScheduler:
     """With a recipe on four directories."""
@@ -148,14 +150,14 @@ def scheduler(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def submit(*options: str) -> list[str]:
     """The lines that it writes."""
-    result = CliRunner().invoke(main, ["submit", *options])
+    result = command("submit", *options)
     assert result.exit_code == 0, result.output
     return result.output.splitlines()
 
 
 def refused(*options: str) -> str:
     """What it says when it cannot."""
-    result = CliRunner().invoke(main, ["submit", *options])
+    result = command("submit", *options)
     assert result.exit_code == 2, result.output
     return result.stderr
 
@@ -166,26 +168,15 @@ def matches(lines: list[str], *patterns: str) -> bool:
     return all(any(fnmatchcase(line, pattern) for line in left) for pattern in patterns)
 
 
-def start(stage: Stage) -> subprocess.Popen[bytes]:
-    """In a process group of its own, as a shell does."""
-    command = [sys.executable, "-m", "pytest_aorta", "submit"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=stage.path, env=stage.environ(), start_new_session=True, **pipes)  # type: ignore[call-overload, no-any-return]
-
-
 def status() -> dict[str, dict[str, Any]]:
-    result = CliRunner().invoke(main, ["status", "--all", "--json"])
+    result = command("status", "--all", "--json")
     assert result.exit_code == 0, result.output
     return {row["name"]: row for row in json.loads(result.stdout)["actions"]}
 
 
-def why(*arguments: str) -> str:
-    return CliRunner().invoke(main, ["why", *arguments]).output
-
-
 def jobs(*options: str) -> list[list[str]]:
     """State and reason of each job."""
-    result = CliRunner().invoke(main, ["jobs", "--json", *options])
+    result = command("jobs", "--json", *options)
     assert result.exit_code == 0, result.output
     return [[job["state"], job["reason"]] for job in json.loads(result.stdout)["jobs"]]
 
@@ -240,7 +231,7 @@ def test_the_scheduler_decides_what_has_ended_and_how(stage: Stage, scheduler: S
     scheduler.set_jobs([*first[:2], "OUT_OF_MEMORY", "OutOfMemory"], [*second[:2], "CANCELLED", "None"])
     assert jobs() == [["OUT_OF_MEMORY", "OutOfMemory"], ["CANCELLED", ""]]
     assert (status()["one"]["completed"], status()["one"]["failed"], status()["one"]["eligible"]) == (1, 1, 2)
-    assert "OUT_OF_MEMORY" in why("b", "-a", "one")
+    assert "OUT_OF_MEMORY" in command("why", "b", "-a", "one").output
     assert jobs() == []
     assert matches(submit(), "one: 2 jobs (3 directories)*, 1 completed")
 
@@ -302,7 +293,7 @@ def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(stage: Stage, s
 def test_a_queue_that_is_down_changes_nothing(stage: Stage, scheduler: StandInScheduler) -> None:
     submit()
     scheduler.is_down(True)
-    result = CliRunner().invoke(main, ["status", "--json"])
+    result = command("status", "--json")
     assert "Unable to contact slurm controller; the states of 2 submitted jobs are those that" in result.stderr
     assert json.loads(result.stdout)["actions"][0]["submitted"] == 4
     assert matches(
@@ -322,7 +313,7 @@ def test_where_it_cannot_be_looked_up_nothing_is_submitted_until_it_can(
     scheduler.does("lost")
     scheduler.is_down(True)
     assert fnmatchcase(refused(), "*timed out*Whether it has job one-a+1.* is looked up*0 of 2 were submitted before*")
-    again = CliRunner().invoke(main, ["submit", "-n", "1"])
+    again = command("submit", "-n", "1")
     assert matches(again.output.splitlines(), "one: 1 job (2 *, 2 submitted already")
     # It is down for the second job as well; the first one is still not submitted again.
     assert [job[1].partition(".")[0] for job in scheduler.jobs] == ["one-a+1", "one-c+1"]
@@ -353,24 +344,24 @@ def test_a_refusal_is_an_error_and_the_directories_stay_eligible(stage: Stage, s
 
 def test_ctrl_c_lets_the_job_that_is_being_submitted_be_recorded(stage: Stage, scheduler: StandInScheduler) -> None:
     scheduler.does("slow")
-    process = start(stage)
+    process = stage.start_command(*SUBMIT)
     wait_until((scheduler.folder / "sbatch-began").exists)
     os.killpg(process.pid, signal.SIGINT)
     (scheduler.folder / "go").touch()
-    output, _ = process.communicate()
-    assert process.returncode == 130
-    assert b"interrupted: 1 of 2 submitted, which are recorded; the rest is not" in output
+    ended = stage.finish(process)
+    assert ended.ret == 130
+    assert "interrupted: 1 of 2 submitted, which are recorded; the rest is not" in text(ended)
     assert (status()["one"]["submitted"], status()["one"]["eligible"]) == (2, 2)
 
 
 def test_jobs_are_cancelled_by_number_or_action(stage: Stage, scheduler: StandInScheduler) -> None:
     submit()
-    assert CliRunner().invoke(main, ["cancel", "101"]).output == "1 job cancelled.\n"
-    assert CliRunner().invoke(main, ["cancel", "-a", "o*"]).output == "2 jobs cancelled.\n"
+    assert command("cancel", "101").output == "1 job cancelled.\n"
+    assert command("cancel", "-a", "o*").output == "2 jobs cancelled.\n"
     assert (scheduler.folder / "cancelled").read_text() == "101\n100 101\n"
-    refused = CliRunner().invoke(main, ["cancel", "7"])
+    refused = command("cancel", "7")
     assert (refused.exit_code, "7' is no job of this recipe" in refused.output) == (2, True)
-    assert CliRunner().invoke(main, ["cancel"]).exit_code == 2
+    assert command("cancel").exit_code == 2
 
 
 @pytest.mark.slow
@@ -387,25 +378,13 @@ def test_on_this_host_a_job_runs_at_once(stage: Stage, scheduler: StandInSchedul
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "count"), [("\n", 2), ("n\n", 0)])
 def test_on_a_terminal_it_asks(stage: Stage, scheduler: StandInScheduler, answer: str, count: int) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pytest_aorta", "submit"]
-    process = subprocess.Popen(
-        command, cwd=stage.path, env=stage.environ(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    seen = b""
-    while b"[Y/n]" not in seen:
-        seen += os.read(ours, 4096)
-    assert b"Submit 2 jobs to one-by-one that may cost up to 4 CPU-hours?" in seen
-    os.write(ours, answer.encode())
-    while True:
-        try:
-            if not os.read(ours, 4096):
-                break
-        except OSError:  # a terminal without a process
-            break
-    os.close(ours)
-    assert process.wait() == 0
+    terminal = Terminal()
+    process = stage.start_command(*SUBMIT, stdin=terminal.slave, stdout=terminal.slave, stderr=terminal.slave)
+    terminal.wait_for("Submit 2 jobs to one-by-one that may cost up to 4 CPU-hours? [Y/n]")
+    terminal.type(answer)
+    finish(process, terminal)
+    terminal.close()
+    assert process.returncode == 0
     assert len(scheduler.jobs) == count
 
 

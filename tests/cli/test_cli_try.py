@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from support.projects import command
 from support.stage import Stage
 
-from pytest_aorta.cli.main import main
 from pytest_aorta.trials.output import guessed_options
 
 OWN = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # "python" is this one
@@ -59,7 +58,7 @@ def test_steps_and_metrics_are_guessed_from_lines(lines: list[str], options: dic
     ],
 )
 def test_a_wrong_line_is_refused(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(main, ["try", *words])
+    result = command("try", *words)
     assert result.exit_code == 2
     assert said in result.output
 
