@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,6 @@ class EnvSnapshot:
     def to_dict(self) -> dict[str, Any]:
         """This snapshot as JSON-able data."""
         return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EnvSnapshot:
-        """The snapshot that ``to_dict()`` made, also of a newer 1.x; raises ``ValueError`` for another version."""
-        version = str(data.get("schema_version", SCHEMA_VERSION))
-        if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
-            raise ValueError(f"schema_version of an environment is {version!r}; this version reads 1.x")
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in data.items() if name in known})
 
     @classmethod
     def unavailable(cls, reason: str) -> EnvSnapshot:

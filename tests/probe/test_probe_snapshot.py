@@ -38,10 +38,7 @@ def test_an_intact_machine_gives_a_whole_snapshot_that_json_and_pickle_carry(sta
     assert (snapshot.process["pid"], snapshot.process["cwd"]) == (os.getpid(), os.getcwd())
     assert pickle.loads(pickle.dumps(static)) == static
     data = {**snapshot.to_dict(), "end": collect_end()}
-    read = json.loads(json.dumps(data, allow_nan=False, ensure_ascii=False).encode("utf-8"))
-    assert read == data
-    assert EnvSnapshot.from_dict(read).to_dict() == data
-    assert EnvSnapshot.from_dict(snapshot.to_dict()) == snapshot
+    assert json.loads(json.dumps(data, allow_nan=False, ensure_ascii=False).encode("utf-8")) == data
 
 
 def broken(*arguments: object, **options: object) -> NoReturn:
@@ -104,12 +101,6 @@ def test_a_broken_probe_is_named_and_never_raises(
     monkeypatch.undo()
     assert snapshot.partial
     assert f"{place}: OSError: broken for the test" in snapshot.partial_reasons
-    assert EnvSnapshot.from_dict(snapshot.to_dict()) == snapshot
-
-
-def test_another_major_version_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"schema_version of an environment is '2\.0'.*reads 1\.x"):
-        EnvSnapshot.from_dict({**EnvSnapshot.unavailable("x").to_dict(), "schema_version": "2.0"})
 
 
 def test_what_json_cannot_hold_is_made_plain() -> None:
