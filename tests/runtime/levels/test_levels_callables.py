@@ -191,6 +191,15 @@ def test_after_init_it_fails_at_once() -> None:
         worker.init()
         with pytest.raises(ValueError, match="there is no process that could run a callable"):
             worker.register(levels_tasks.nothing)
+    with Worker(3, num_sub_workers=1) as worker:
+        handle = worker.register(levels_tasks.nothing)
+        for submit in (
+            lambda orch: orch.submit_next_level(handle),
+            lambda orch: orch.submit_next_level(handle, worker=0),
+            lambda orch: orch.submit_next_level_group(handle, [None], workers=[0]),
+        ):
+            with pytest.raises(ValueError, match=r"there are (0|no workers)|none"):
+                worker.run(lambda orch, args, config, submit=submit: submit(orch))
 
 
 # When

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from levels_stage import Gates, Host, run_next
+from levels_stage import Gates, Host, failure_of, run_next
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
@@ -54,9 +54,7 @@ def test_a_group_stays_running_while_peers_of_a_failed_member_end(gates: Gates) 
         gates.open("gate")
         record = ref.wait(PATIENCE)
 
-    assert record.outcome is Outcome.TASK_FAILURE
-    assert record.failure is not None
-    assert record.failure.message == "slot 0: ValueError: gate_then_boom"
+    assert failure_of(record) == (Outcome.TASK_FAILURE, "ValueError", "slot 0: ValueError: gate_then_boom")
     assert [member.outcome for member in record.members] == [Outcome.TASK_FAILURE, Outcome.SUCCESS]
     assert record.members[1].payload == "gate"
     assert record.ended == max(member.ended or 0.0 for member in record.members)
@@ -79,12 +77,9 @@ def test_peers_that_do_not_end_within_the_grace_are_ended(
     strict.gates.open(wrong)  # the other one would wait for ever
     record = ref.wait(PATIENCE)
 
-    assert record.outcome is outcome
-    assert record.failure is not None
-    assert record.failure.message == f"slot 0: {message}"
-    assert [member.outcome for member in record.members] == [outcome, Outcome.CANCELLED]
-    assert record.members[1].failure is not None
-    assert record.members[1].failure.message == "a member of its group failed 0.05 s ago"
+    assert failure_of(record)[2] == f"slot 0: {message}"
+    assert [it.outcome for it in (record, *record.members)] == [outcome, outcome, Outcome.CANCELLED]
+    assert failure_of(record.members[1])[2] == "a member of its group failed 0.05 s ago"
     assert f"{other} ended" not in strict.gates.log()
     assert [run_next(strict.worker, strict.own_pid, worker=worker).ok for worker in (0, 1)] == [True, True]
 
@@ -100,9 +95,8 @@ def test_each_member_has_the_deadline_of_the_group_and_a_consumer_no_member_that
     strict.worker.submit(build)
     record, skipped = (ref.wait(PATIENCE) for ref in refs)
 
-    assert record.outcome is Outcome.TIMEOUT
-    assert record.failure is not None
-    assert record.failure.type == "TimeoutError"
-    assert "TimeoutError: not finished within 0.2 s" in record.failure.message
+    outcome, kind, message = failure_of(record)
+    assert (outcome, kind) == (Outcome.TIMEOUT, "TimeoutError")
+    assert "TimeoutError: not finished within 0.2 s" in message
     assert {member.outcome for member in record.members} <= {Outcome.TIMEOUT, Outcome.CANCELLED}
     assert [one.outcome for one in (skipped, *skipped.members)] == [Outcome.SKIPPED] * 3

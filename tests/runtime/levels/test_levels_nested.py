@@ -12,7 +12,7 @@ from typing import Any
 
 import levels_tasks
 import pytest
-from levels_stage import Gates, Host, descendants, run_next, run_one, run_sub, scalars
+from levels_stage import Gates, Host, descendants, failure_of, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until, wait_until_gone
@@ -208,10 +208,8 @@ def test_a_worker_below_that_dies_is_its_tasks_failure_and_is_replaced(gates: Ga
         licence.unlink()
         os.kill(pid, signal.SIGKILL)
 
-        record = refs[0].wait(PATIENCE)
-        assert record.outcome is Outcome.ENDPOINT_FAILURE
-        assert record.failure is not None
-        assert record.failure.message == "child_worker 0 level=3: its process died with signal SIGKILL"
+        why = "child_worker 0 level=3: its process died with signal SIGKILL"
+        assert failure_of(refs[0].wait(PATIENCE)) == (Outcome.ENDPOINT_FAILURE, "ProcessDied", why)
         wait_until_gone([pid, *below])
         wait_until(refused.exists, "the successor that cannot start")
         wait_until(lambda: run_next(top, where).ok, "the one that can")

@@ -16,7 +16,7 @@ from typing import Any
 import levels_tasks
 import pytest
 import torch
-from levels_stage import Gates, Host, run_sub, scalars
+from levels_stage import Gates, Host, failure_of, run_sub, scalars
 from levels_stage import gates as gates
 from levels_stage import host as host
 from levels_stage import no_torch as no_torch
@@ -51,17 +51,13 @@ def test_run_raises_once_with_type_and_message_and_the_next_run_is_clean(host: H
     with pytest.raises(TaskError, match=r"sub_worker \d: ValueError: first") as raised:
         host.worker.run(bad)
     record = raised.value.record
-    assert record.outcome is Outcome.TASK_FAILURE
     assert record.payload is None
-    assert record.failure is not None
-    assert record.failure.type == "ValueError"
-    assert record.failure.message == f"{record.worker}: ValueError: first"
-    assert "raise ValueError" in record.failure.traceback
-    assert "leaf.py" not in record.failure.traceback
+    assert failure_of(record) == (Outcome.TASK_FAILURE, "ValueError", f"{record.worker}: ValueError: first")
     for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
         shown = "".join(traceback.format_exception(error))
         assert re.search(r'File ".*levels_tasks.py", line \d+, in boom\n *raise ValueError', shown)
         assert "The above exception was the direct cause of the following exception:" in shown
+        assert "leaf.py" not in shown.partition("The above")[0]
         assert shown.endswith("ValueError: first\n")
 
     host.worker.run(lambda orch, args, config: orch.submit_sub(host.nothing))
@@ -193,49 +189,32 @@ def test_what_a_run_was_given_lives_until_it_has_ended_and_no_longer(host: Host,
 # Building
 
 
-def test_a_run_can_be_cancelled_before_and_while_it_runs(host: Host, gates: Gates) -> None:
-    def build(orch: Orchestrator, args: Any, config: Any) -> None:
-        running = orch.submit_sub_group(host.gate, [gates.at("a"), gates.at("b")])
-        orch.submit_sub(host.gate, gates.at("never"), after=[running])
-
-    handle = host.worker.submit(build)
-    gates.wait_until_began("a", "b")
-    handle.cancel("no longer needed")
-    assert not handle.done
-    assert handle.records[0].outcome is Outcome.CANCELLED
-    handle.cancel("really not", running=True)
-    with pytest.raises(TaskError, match="no longer needed"):
-        handle.wait(PATIENCE)
-
-    assert sorted(gates.log()) == ["a began", "b began"]
-    running, never = handle.records
-    assert running.outcome is Outcome.CANCELLED
-    assert running.failure is not None
-    assert running.failure.message == "really not"
-    assert never.failure is not None
-    assert never.failure.message == "no longer needed"
-    assert run_sub(host.worker, host.nothing).ok
-
-
-def test_a_cancelled_task_takes_only_its_consumers_with_it(host: Host, gates: Gates) -> None:
+def test_runs_and_tasks_can_be_cancelled_before_and_while_they_run(host: Host, gates: Gates) -> None:
     refs: list[TaskRef] = []
 
     def build(orch: Orchestrator, args: Any, config: Any) -> None:
         refs.append(orch.submit_sub(host.gate, gates.at("a")))
-        refs.append(orch.submit_sub(host.gate, gates.at("b"), after=[refs[0]]))
-        refs.append(orch.submit_sub(host.gate, gates.at("c")))
+        refs.append(orch.submit_sub(host.gate, gates.at("never"), after=refs))
+        refs.append(orch.submit_sub(host.gate, gates.at("b")))
+        refs.append(orch.submit_sub(host.gate, gates.at("later"), after=[refs[2]]))
 
     handle = host.worker.submit(build)
-    gates.wait_until_began("a", "c")
-    refs[0].cancel("changed my mind")
-    gates.open("c")
+    gates.wait_until_began("a", "b")
+    refs[0].cancel("changed my mind")  # and only its consumers go with it
+    assert [failure_of(ref.wait(PATIENCE))[0] for ref in refs[:2]] == [Outcome.CANCELLED, Outcome.SKIPPED]
+    handle.cancel("no longer needed")
+    assert not handle.done
+    assert failure_of(refs[3].wait(PATIENCE)) == (Outcome.CANCELLED, "Cancelled", "no longer needed")
+    handle.cancel("really not", running=True)
     with pytest.raises(TaskError, match="changed my mind"):
         handle.wait(PATIENCE)
 
-    outcomes = [record.outcome for record in handle.records]
-    assert outcomes == [Outcome.CANCELLED, Outcome.SKIPPED, Outcome.SUCCESS]
-    refs[2].cancel("too late")
-    assert refs[2].wait().ok
+    assert failure_of(refs[2].wait()) == (Outcome.CANCELLED, "Cancelled", "really not")
+    assert sorted(gates.log()) == ["a began", "b began"]
+    done: list[TaskRef] = []
+    host.worker.run(lambda orch, args, config: done.append(orch.submit_sub(host.nothing)))
+    done[0].cancel("too late")
+    assert done[0].wait().ok
 
 
 def test_tasks_are_submitted_while_the_graph_is_built_not_later(host: Host) -> None:
@@ -251,23 +230,20 @@ def test_tasks_are_submitted_while_the_graph_is_built_not_later(host: Host) -> N
 
 
 @pytest.mark.statement(40)
-def test_a_run_or_the_end_within_the_graph_of_another_is_refused(host: Host) -> None:
+def test_runs_within_a_graph_its_end_and_too_many_scopes_are_refused(host: Host) -> None:
     with pytest.raises(RuntimeError, match="submit tasks through orch"):
         host.worker.run(lambda orch, args, config: host.worker.run(lambda orch, args, config: None))
     with pytest.raises(RuntimeError, match="close within a run"):
         host.worker.run(lambda orch, args, config: host.worker.close())
 
-    assert run_sub(host.worker, host.nothing).ok
-
-
-def test_scopes_lie_within_each_other_up_to_a_bound(host: Host) -> None:
-    def nest(orch: Orchestrator, depth: int) -> None:
-        orch.submit_sub(host.nothing)
+    def nest(orch: Orchestrator, args: Any, config: Any) -> None:
         with orch.scope():
-            nest(orch, depth + 1)
+            nest(orch, args, config)
 
     with pytest.raises(RuntimeError, match="at most 64 scopes"):
-        host.worker.run(lambda orch, args, config: nest(orch, 0))
+        host.worker.run(nest)
+
+    assert run_sub(host.worker, host.nothing).ok
 
 
 @pytest.mark.statement(23)
