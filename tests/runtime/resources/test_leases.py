@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import random
 import signal
 import subprocess
 import sys
@@ -171,29 +170,6 @@ def test_two_processes_that_start_at_once_never_hold_one_device_together(process
                 assert held.pop(device) == number, line
 
 
-def test_threads_of_one_process_exclude_each_other(folder: Path) -> None:
-    using: Counter[int] = Counter()
-    clashes: list[int] = []
-    served: list[int] = []
-
-    def work(number: int) -> None:
-        draw = random.Random(number)
-        pool = Leases((0, 1, 2), folder)
-        for _ in range(60):
-            with take(pool, draw.randint(1, 3)) as lease:
-                using.update(lease.devices)
-                clashes.extend(device for device in lease.devices if using[device] != 1)
-                using.subtract(lease.devices)
-        served.append(number)
-
-    with contextlib.ExitStack() as stack:
-        for number in range(4):
-            stack.enter_context(in_thread(partial(work, number)))
-
-    assert not clashes
-    assert sorted(served) == [0, 1, 2, 3]
-
-
 def test_what_can_never_be_granted_is_refused_at_once(folder: Path) -> None:
     pool = Leases((0,), folder)
     with pool.acquire(1):
@@ -339,23 +315,30 @@ def test_a_stream_of_small_requests_does_not_starve_a_big_one(processes: Process
     other = processes.start(SMALL)
     assert line_of(other) == "ready"
     served = threading.Event()
-    turns = Counter[int]()
+    turns, using = Counter[int](), Counter[int]()
+    clashes: list[int] = []
+
+    def hold(count: int) -> None:
+        with take(Leases((0, 1), folder), count) as lease:
+            using.update(lease.devices)
+            clashes.extend(device for device in lease.devices if using[device] != 1)
+            using.subtract(lease.devices)
 
     def small(number: int) -> None:
-        pool = Leases((0, 1), folder)
         while not served.is_set() or turns[number] == 0:
-            take(pool, 1).release()
+            hold(1)
             turns[number] += 1
 
     with contextlib.ExitStack() as stack:
         for number in range(3):
             stack.enter_context(in_thread(partial(small, number)))
         for _ in range(5):
-            take(Leases((0, 1), folder), 2).release()
+            hold(2)
         served.set()
         (folder / "served").touch()
     end(other)
     assert sorted(turns) == [0, 1, 2]
+    assert clashes == []
 
 
 # The folder in which processes agree on who holds a device.

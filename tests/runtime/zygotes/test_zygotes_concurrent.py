@@ -143,16 +143,6 @@ def test_what_a_child_has_left_is_ended_before_its_end_is_reported_and_nothing_e
     assert all(map(is_gone, others))
 
 
-def test_a_kill_ends_the_child_and_all_its_descendants(zygote: Zygote) -> None:
-    task, orphans = begin(zygote, orphans=["fork", "stubborn", "bare"])
-
-    task.kill(0.1)
-
-    ended = end_of(task)
-    assert (ended.returncode, ended.unkillable) == (-signal.SIGTERM, [])
-    assert all(map(is_gone, orphans))
-
-
 def test_a_kill_wakes_what_is_stopped(zygote: Zygote) -> None:
     task, _ = begin(zygote)
     os.kill(task.pid, signal.SIGSTOP)
@@ -202,12 +192,13 @@ def test_tasks_that_end_together_name_what_they_have_left_themselves(zygote: Zyg
         assert all(any(f"(pid {pid})" in name for name in swept) for pid in orphans)
 
 
-def test_tasks_that_are_ended_together_do_not_name_what_the_other_was_asked_to_end(zygote: Zygote) -> None:
-    pairs = [begin(zygote, orphans=["stubborn"]) for _ in range(3)]
+def test_tasks_are_ended_together_with_all_descendants_which_they_do_not_name_then(zygote: Zygote) -> None:
+    pairs = [begin(zygote, orphans=["fork", "stubborn", "bare"]) for _ in range(3)]
     for task, _ in pairs:
         task.kill(0.2)
     for task, orphans in pairs:
-        assert end_of(task).swept == []
+        ended = end_of(task)
+        assert (ended.returncode, ended.swept, ended.unkillable) == (-signal.SIGTERM, [], [])
         assert all(map(is_gone, orphans))
 
 

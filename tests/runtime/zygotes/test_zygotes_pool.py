@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import random
 import re
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.nursery import ECHO, Nursery, finish, imports, touched
+from support.nursery import ECHO, Nursery, imports, touched
 from support.processes import PATIENCE, wait_until
 
 from pytest_aorta.runtime.zygote import ZygoteError, ZygoteSpec
@@ -124,34 +123,6 @@ def test_many_threads_at_once(nursery: Nursery, pool: ZygotePool, threads: Threa
         future.result(6 * PATIENCE)
     touched(pool, nursery.spec(source))
     assert len(pool._entries) == 2
-
-
-def test_closing_while_tasks_run_is_an_error_of_the_tasks(
-    nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
-) -> None:
-    os.mkfifo(nursery.path / "fifo")
-    spec = nursery.spec(ECHO)
-    begun = threading.Semaphore(0)
-
-    def work() -> None:
-        server = pool.acquire(spec)
-        try:
-            task = nursery.submit(server, str(nursery.path / "fifo"))
-            while (message := task.next_message(None)) is not None and "value" not in message:
-                pass
-            begun.release()
-            finish(task)
-        finally:
-            pool.release(server)
-
-    futures = [threads.submit(work) for _ in range(3)]
-    for _ in futures:
-        assert begun.acquire(timeout=6 * PATIENCE)
-
-    pool.close()
-
-    assert all("was closed" in error for error in errors_of(futures))
-    assert nursery.alive() == []
 
 
 def test_closing_while_a_zygote_starts_is_an_error_of_all_that_wait(

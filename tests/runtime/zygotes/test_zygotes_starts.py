@@ -264,52 +264,23 @@ def test_the_thread_that_has_started_a_zygote_may_end_before_it(nursery: Nursery
         zygote.close()
 
 
-#: Its argument: the folder of a nursery, and where the package ``support`` is.
+#: Its arguments: the folder of a nursery, and where the package ``support`` is.
 PARENT = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from support.nursery import Nursery
 nursery = Nursery(Path(sys.argv[1]))
-{body}
+nursery.start("import time; open('importing', 'w').close(); time.sleep(600)")
+while not os.path.exists(nursery.path / "importing"):
+    time.sleep(0.01)
 print("ready", flush=True)
 time.sleep(600)
 """
 
-PARENTS = {
-    "while a zygote imports": '''
-nursery.start("""
-    import time
-    open("importing", "w").close()
-    time.sleep(600)
-""")
-while not os.path.exists(nursery.path / "importing"):
-    time.sleep(0.01)
-''',
-    "during the grace of a kill": '''
-zygote = nursery.start("""
-    import os, signal, subprocess, time
-    def run(payload, send):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen(["sleep", "600"], start_new_session=True)
-        if os.fork() == 0:
-            os.setsid()
-            send({"value": "forked"})
-            time.sleep(600)
-        send({"value": "running"})
-        time.sleep(600)
-""")
-task = nursery.submit(zygote)
-task.next_message(None), task.next_message(None)
-task.kill(grace=600)
-time.sleep(0.5)
-''',
-}
 
-
-@pytest.mark.parametrize("when", PARENTS)
-def test_nothing_survives_a_parent_that_is_killed(tmp_path: Path, when: str) -> None:
-    words = [sys.executable, "-c", PARENT.format(body=PARENTS[when]), str(tmp_path), str(Path(__file__).parents[2])]
+def test_nothing_survives_a_parent_that_is_killed_while_a_zygote_imports(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", PARENT, str(tmp_path), str(Path(__file__).parents[2])]
     with nursery_at(tmp_path) as nursery:
         with subprocess.Popen(words, env={**os.environ, MARK: nursery.mark}, stdout=subprocess.PIPE) as parent:
             assert parent.stdout is not None

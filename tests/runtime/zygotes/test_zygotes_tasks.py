@@ -75,20 +75,6 @@ def test_many_tasks_one_after_the_other_leave_no_descriptor_and_no_zombie(nurser
     assert len(os.listdir("/proc/self/fd")) <= own + 1
 
 
-def test_a_task_runs_on_the_cores_that_it_is_given_and_no_other_task_does(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import os
-        def run(payload, send):
-            send({"value": sorted(os.sched_getaffinity(0))})
-        """
-    )
-    cores = sorted(os.sched_getaffinity(0))
-
-    assert nursery.run(zygote, cores=cores[-1:]).told == [cores[-1:]]
-    assert nursery.run(zygote).told == [cores]
-
-
 # Messages to and from a task that runs.
 
 
