@@ -39,7 +39,7 @@ def test_without_isolation_variables_are_set_for_the_trial_and_taken_back(stage:
     stage.write_registry(mitigations={"one": {"SEEN_A": "1"}})
     result = stage.run(
         *("inside.py", "--aorta-isolation", "none", "--aorta-registry-file", "registry.json"),
-        *("--aorta-mitigations", "none", "--aorta-mitigations", "one", "--aorta-trials", "2"),
+        *("--aorta-mitigations", "none", "--aorta-mitigations", "one", "--aorta-trials", "2", "--aorta-slots", "2"),
     )
     result.assert_outcomes(passed=4)
     assert result.ret == pytest.ExitCode.OK

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from support.stage import Stage
-
-FAULTY = Path(__file__).with_name("faulty_workloads.py")
-
 
 GEMM = ("--aorta-workload", "gemm")
 
@@ -93,14 +88,3 @@ def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:
     phases = stage.trial("Phases/trial_1.json")["phases_sec"]
     assert list(phases) == ["launch", "setup", "run", "cleanup"]
     assert phases["setup"] < phases["run"] < phases["cleanup"]
-
-
-def test_stepwise_and_failed_first(stage: Stage) -> None:
-    stage.copy(FAULTY)
-    names = ("Passes", "RaisesInRun", "ReturnsFalse")
-    arguments = ("-v", *(f"faulty_workloads.py::{name}" for name in names))
-    assert list(stage.words(stage.run_here("--sw", *arguments))) == [
-        "Passes[local-none-0]",
-        "RaisesInRun[local-none-0]",
-    ]
-    assert next(iter(stage.words(stage.run_here("--ff", *arguments)))) == "RaisesInRun[local-none-0]"

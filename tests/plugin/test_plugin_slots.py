@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.neighbourhood import metrics, workloads
+from support.neighbourhood import workloads
 from support.stage import Stage
 
 TWO = ("--aorta-slots", "2")
-
-
-def test_trials_run_at_the_same_time(beside: Stage) -> None:
-    meets = (*workloads("meets"), "--aorta-trials", "2", *TWO)
-    result = beside.run(*meets)
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["aorta: plan * 2 trials in 1 cell, 2 slots, results in results"])
-    beside.run(*meets, "--aorta-isolation", "spawn").assert_outcomes(passed=2)
-    # Without isolation they run in this process, and so one after the other.
-    alone = ("--aorta-isolation", "none", "--aorta-results-dir", "alone")
-    beside.run(*workloads("tells"), "--aorta-trials", "3", *TWO, *alone).assert_outcomes(passed=3)
-    beside.results = beside.path / "alone"
-    assert len({seen["pid"] for seen in metrics(beside)}) == 1
-    assert beside.left_running() == []
 
 
 def test_only_what_is_selected_is_started(faulty: Stage) -> None:

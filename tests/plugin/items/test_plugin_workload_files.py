@@ -145,26 +145,6 @@ def _untimed(result: pytest.RunResult) -> list[str]:
     return [line for line in result.outlines if not line.startswith(("plugins:", "=")) and "/pytest_aorta/" not in line]
 
 
-def test_neighbours_of_a_file_can_be_imported(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = stage.path / "a folder"
-    folder.mkdir()
-    (folder / "helper.py").write_text("ANSWER = 42\n")
-    (folder / "repro.py").write_text(
-        "from helper import ANSWER\n"
-        "class Repro:\n"
-        "    def __init__(self, config): pass\n"
-        "    def setup(self): pass\n"
-        "    def run(self): return {'passed': True, 'metrics': {'answer': ANSWER}}\n"
-    )
-    stage.run_here("a folder/repro.py").assert_outcomes(passed=1)
-    assert stage.trial("Repro/trial_0.json")["result"]["metrics"] == {"answer": 42}
-    first = stage.trial("Repro/trial_0.json")["request_fingerprint"]
-    # What is imported from beside the file decides the outcome too.
-    (folder / "helper.py").write_text("ANSWER = 43\n")
-    stage.run_here(folder / "repro.py").assert_outcomes(passed=1)
-    assert stage.trial("Repro/trial_0.json")["request_fingerprint"] != first
-
-
 def test_file_with_workloads_only_is_not_imported_by_pytest(stage: Stage) -> None:
     stage.write(
         alone="""
