@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import levels_tasks
+import psutil
 import pytest
 from levels_stage import Gates, Host, descendants, failure_of, run_next, run_one, run_sub, scalars
 from levels_stage import gates as gates
@@ -18,6 +19,7 @@ from levels_stage import no_torch as no_torch
 from support.processes import PATIENCE, wait_until, wait_until_gone
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, SlotArgs, TaskError, TaskRef, Worker
+from pytest_aorta.runtime.resources.devices import core_shares, threads_of
 
 # Graphs that a worker of level 3 builds when one of level 4 tells it to
 
@@ -262,3 +264,32 @@ def test_what_a_host_has_registered_itself_survives_that_it_is_dropped_above() -
         assert run_next(top, through, 1).ok
         top.unregister(theirs)
         assert run_next(top, through, 1).ok
+
+
+def environment_below(orch: Orchestrator, args: Any, config: Any) -> list[Any]:
+    """Variables of threads in the process of a worker, and in that of a slot below it; or the next level's answer."""
+    if isinstance(config, list):
+        deeper, slot = config
+        return [orch.submit_next_level(deeper, config=slot).result()]
+    return [os.environ.get("OMP_NUM_THREADS"), orch.submit_sub(config).result()["threads"]["OMP_NUM_THREADS"]]
+
+
+def test_a_tree_of_workers_starts_one_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    others = set(psutil.Process().children(recursive=True))
+    with Worker(5, grace=0.1) as top:
+        middle = Worker(4, grace=0.1)
+        middle.add_worker(Worker(3, num_sub_workers=2, grace=0.1))
+        top.add_worker(middle)
+        below, slot = top.register(environment_below), top.register(levels_tasks.threads_and_cores)
+        found: list[Any] = []
+
+        def build(orch: Orchestrator, args: Any, config: Any) -> None:
+            found.append(orch.submit_next_level(below, config=[below, slot]).result())
+
+        top.run(build)
+        started = set(psutil.Process().children(recursive=True)) - others
+        commands = {tuple(process.cmdline()) for process in started}
+
+    assert len(commands) == 1
+    assert found == [[[None, str(threads_of(core_shares(2)[0]))]]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import levels_tasks
 import psutil
 import pytest
-from levels_stage import Gates, Host, failure_of, run_next, run_one, run_sub, scalars
+from levels_stage import Gates, Host, descendants, failure_of, run_next, run_one, run_sub, scalars
 from levels_stage import clean as clean
 from levels_stage import gates as gates
 from levels_stage import no_torch as no_torch
@@ -130,9 +132,39 @@ def test_what_a_task_prints_goes_where_its_submitter_prints(capfd: pytest.Captur
     assert err == "to stderr\n"
 
 
+# What a slot is and sees
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@pytest.fixture
+def one_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All slots have the same number of threads, however many cores there are."""
+    for name in THREADS:
+        monkeypatch.setenv(name, "1")
+
+
+def zygote_pids(worker: Worker) -> list[int]:
+    """Of the zygotes that live."""
+    entries = worker._processes._pool._entries.values()
+    zygotes = [entry.zygote for entry in entries if entry.zygote is not None]
+    return [zygote._process.pid for zygote in zygotes if zygote.alive()]
+
+
+@pytest.mark.usefixtures("one_zygote")
+def test_a_slot_is_one_process_and_a_worker_has_one_zygote_besides() -> None:
+    before = descendants()
+    with Worker(3, device_ids=range(3), num_sub_workers=3) as worker:
+        worker.init()
+        (zygote,) = zygote_pids(worker)
+        assert len(descendants() - before) == 6 + 1
+        assert len(descendants(zygote)) == 6
+
+
 def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    for name in THREADS:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "77")  # what the user has set stays
     cores = len(os.sched_getaffinity(0))
     for slots in {1, cores}:
         with Worker(3, num_sub_workers=slots) as worker:
@@ -140,10 +172,59 @@ def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytes
             record = run_one(lambda orch: orch.submit_sub_group(handle, [None] * slots), worker)  # noqa: B023
         found = [member.payload for member in record.members] or [record.payload]
 
-        shares = core_shares(slots)
-        assert sorted(payload["cores"] for payload in found) == sorted(map(list, shares))
+        assert sorted(payload["cores"] for payload in found) == sorted(map(list, core_shares(slots)))
         for payload in found:
-            assert set(payload["threads"].values()) == {str(threads_of(payload["cores"]))}
+            count = str(threads_of(payload["cores"]))
+            assert payload["threads"] == dict(zip(THREADS, (count, "77", count), strict=True))
+
+
+def test_a_successor_has_the_variables_and_the_cores_of_its_predecessor() -> None:
+    with Worker(3, device_ids=[3, 5], grace=0.1) as worker:
+        look, die = worker.register(levels_tasks.threads_and_cores), worker.register(levels_tasks.die)
+        before = [run_next(worker, look, worker=slot).payload for slot in (0, 1)]
+        assert [each["visible"] for each in before] == ["3", "5"]
+
+        run_next(worker, die, worker=1)
+        assert [run_next(worker, look, worker=slot).payload for slot in (0, 1)] == before
+
+        os.kill(zygote_pids(worker)[0], signal.SIGKILL)
+        wait_until(lambda: [run_next(worker, look, worker=slot).payload for slot in (0, 1)] == before, "the successors")
+
+
+#: Leaves a process of a session of its own behind, and prints its pid.
+SLEEPER = """
+import os, signal, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(1, str(os.getpid()).encode())
+        os.close(1)
+        time.sleep(600)
+"""
+
+
+def leave_daemons(args: Any) -> list[int]:
+    """Sleepers of sessions of their own: one as it is, and one of which no variable tells whose it is."""
+    pids = []
+    environments: list[dict[str, str] | None] = [None, {}]
+    for environ in environments:
+        command = [sys.executable, "-c", SLEEPER]
+        pids.append(int(subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True).stdout))
+    return pids
+
+
+@pytest.mark.usefixtures("one_zygote")
+def test_the_death_of_a_slot_ends_what_it_has_left_and_nothing_of_others() -> None:
+    with Worker(3, device_ids=[0, 1], grace=0.1) as worker:
+        leave, die = worker.register(leave_daemons), worker.register(levels_tasks.die)
+        pids = [run_next(worker, leave, worker=slot).payload for slot in (0, 1)]
+        assert not any(is_gone(pid) for each in pids for pid in each)
+
+        run_next(worker, die, worker=0)
+
+        assert all(map(is_gone, pids[0]))  # at once: its successor finds the device free of them
+        assert not any(map(is_gone, pids[1]))
 
 
 # A process that is stopped, or says what cannot be read, holds up nothing but its own task
