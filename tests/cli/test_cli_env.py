@@ -36,7 +36,8 @@ def diff(a: Path, b: Path) -> list[str]:
 
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("TORCH_API_TOKEN", "hunter2")
+    for name in ("TORCH_API_TOKEN", "MY_TOKEN", "MY_SLOW"):
+        monkeypatch.setenv(name, "hunter2")
     shown = command("env")
     assert shown.exit_code == 0
     rows = [line.split() for line in shown.stdout.splitlines()]
@@ -49,9 +50,12 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What it writes, it reads.
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     one.write_text(text)
-    monkeypatch.delenv("OMP_NUM_THREADS")
+    for name in ("OMP_NUM_THREADS", "MY_TOKEN", "MY_SLOW"):
+        monkeypatch.delenv(name)
     other.write_text(command("env", "--json").stdout)
-    assert diff(one, other) == ["OMP_NUM_THREADS 3 -> unset"]
+    # Any other variable is compared, too, whatever is in it.
+    unknown = [f"{name} (value not recorded) -> unset" for name in ("MY_SLOW", "MY_TOKEN")]
+    assert diff(one, other) == ["OMP_NUM_THREADS 3 -> unset", *unknown]
 
 
 def test_differences_of_two_machines_in_plain_words(tmp_path: Path) -> None:

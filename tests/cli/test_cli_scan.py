@@ -49,14 +49,6 @@ def test_what_is_gone_is_forgotten_only_where_it_was_looked_for(folder: Path) ->
     assert short_status() == {"one": [1, 0, 0, 0, 9, 0], "two": [1, 0, 0, 0, 1, 8]}
 
 
-def test_an_edited_value_is_seen_by_a_scan(folder: Path) -> None:
-    assert "three" not in short_status()
-    (folder / "workspace" / "dir1" / "v.json").write_text('{"v": -7, "half": 0}')
-    assert "three" not in short_status()
-    command("scan")
-    assert short_status()["three"] == [0, 0, 0, 0, 1, 0]
-
-
 def test_clean_forgets_the_index_and_nothing_else(folder: Path) -> None:
     complete(folder, "one", 4)
     command("scan")

@@ -38,12 +38,7 @@ def test_whatever_the_names_are_it_is_strict_json_and_reads_back(table: Table) -
     assert [(each["workload"], each["cell"], each["test"], each["options"]) for each in content["cells"]] == [
         (row.cell.key.workload, row.cell.key.cell, row.cell.key.test, row.cell.key.options) for row in table.rows
     ]
-
-
-@settings(max_examples=15)
-@given(tables())
-def test_the_numbers_are_those_of_the_table(table: Table) -> None:
-    for cell, row in zip(parsed(table)["cells"], table.rows, strict=True):
+    for cell, row in zip(content["cells"], table.rows, strict=True):
         assert cell["failure_rate"] == row.cell.rate
         assert sum(cell["outcome_counts"].values()) == cell["seen"] == len(cell["trial_files"]) == row.cell.total
         assert {kind: len(found) for kind, found in cell["trials"].items()} == cell["outcome_counts"]

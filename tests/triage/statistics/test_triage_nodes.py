@@ -80,6 +80,7 @@ def test_bad_and_slow_nodes_are_named_beside_each_other() -> None:
     assert [node.name for node in nodes if node.reasons] == ["n3", "n5", "n9"]
     *_, drain = node_sentences(nodes)
     assert drain == "to drain: n3,n5,n9"
+    assert nodes_of([trial("n0"), trial("n0", outcome="failed")]) == []  # on one node they say nothing
 
 
 def test_one_trial_on_each_node_names_a_slow_one_and_says_how_many_show_a_failing_one() -> None:
@@ -90,7 +91,3 @@ def test_one_trial_on_each_node_names_a_slow_one_and_says_how_many_show_a_failin
     for trials in (1, 2, 3):
         outcomes = [trial(f"n{node}", outcome="ok" if node else "failed") for node in range(40) for _ in range(trials)]
         assert (by_name(outcomes)["n0"].p_bad < NODE_LEVEL) == (trials >= trials_needed(40))
-
-
-def test_trials_on_one_node_say_nothing() -> None:
-    assert nodes_of([trial("n0"), trial("n0", outcome="failed")]) == []
