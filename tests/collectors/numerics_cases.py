@@ -3,29 +3,20 @@
 Started by ``test_numerics.py`` with the path of ``in_process/numerics.py`` and a folder.
 """
 
-import importlib.util
-import json
+import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-FILE, FOLDER = sys.argv[1], Path(sys.argv[2])
+FILE, FOLDER = Path(sys.argv[1]), Path(sys.argv[2])
 INF = float("inf")
 
-
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("numerics", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-numerics = load()
+sys.path.append(str(FILE.parent))
+numerics: Any = importlib.import_module(FILE.stem)
 
 
 def with_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
@@ -42,6 +33,9 @@ class Net(torch.nn.Module):
         self.head: Any = torch.nn.Linear(16, 1)
         self.between: Any = lambda x: x
         self.mask: torch.Tensor | None = None
+        self.after_backward: Any = lambda: None
+        self.after_step: Any = lambda: None
+        self.stale: Any = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -49,120 +43,116 @@ class Net(torch.nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-def run(name: str, *, steps: int = 6, save: bool = False, threshold: float = INF) -> None:
+step = 0
+
+
+def run(case: Callable[[Net], None]) -> None:
     """Train; what the case plants, it plants in step 4."""
+    global step
+    step = 0
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    net = Net()
-    options = {"threshold": threshold, "window": 3, "norms": False, "save": save}
-    watch = numerics.InProcess(options, str(FOLDER / name), 0)
-    (FOLDER / name).mkdir(parents=True)
+    net, folder = Net(), FOLDER / case.__name__
+    folder.mkdir(parents=True)
+    options = {"threshold": 1e4 if case is large else INF, "window": 3, "norms": False, "save": case is in_forward}
+    watch = numerics.InProcess(options, str(folder), 0)
     watch.start()
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    state = {"step": 0}
-    CASES[name](net, state)
-    for step in range(1, steps + 1):
-        state["step"] = step
+    case(net)
+    for step in range(1, 7):
         optimizer.zero_grad()
         functional.mse_loss(net(torch.randn(3, 5, 16)), torch.zeros(3, 5, 1)).backward()  # type: ignore[no-untyped-call]
-        if "after_backward" in state:
-            state["after_backward"]()  # type: ignore[operator]
+        net.after_backward()
         optimizer.step()
         watch.step(step)
-        if "after_step" in state:
-            state["after_step"]()  # type: ignore[operator]
+        net.after_step()
     watch.stop()
 
 
-def forward(net: Net, state: dict[str, Any]) -> None:
-    def plant(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
-        return with_one(output, INF) if state["step"] == 4 else None
-
-    net.layers[2].linear1.register_forward_hook(plant)
-
-
-def in_forward(net: Net, state: dict[str, Any]) -> None:
-    layer: Any = net.layers[2].linear1
+def change_output(layer: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     before = layer.forward
-    layer.forward = lambda x: with_one(before(x), INF) if state["step"] == 4 else before(x)
+    layer.forward = lambda x: change(before(x)) if step == 4 else before(x)
 
 
-def in_backward(net: Net, state: dict[str, Any]) -> None:
+def forward(net: Net) -> None:
+    net.layers[2].linear1.register_forward_hook(
+        lambda module, inputs, output: with_one(output, INF) if step == 4 else None
+    )
+
+
+def in_forward(net: Net) -> None:
+    change_output(net.layers[2].linear1, lambda output: with_one(output, INF))
+
+
+def in_backward(net: Net) -> None:
     def plant(module: Any, of_inputs: Any, of_outputs: Any) -> Any:
-        return tuple(with_one(each, float("nan")) for each in of_inputs) if state["step"] == 4 else None
+        return tuple(with_one(each, float("nan")) for each in of_inputs) if step == 4 else None
 
     net.layers[1].linear2.register_full_backward_hook(plant)
 
 
-def code_between(net: Net, state: dict[str, Any]) -> None:
-    net.between = lambda x: with_one(x, INF) if state["step"] == 4 else x + 0
+def code_between(net: Net) -> None:
+    net.between = lambda x: with_one(x, INF) if step == 4 else x + 0
 
 
-def gradient(net: Net, state: dict[str, Any]) -> None:
-    weight: Any = net.layers[1].linear2.weight
-
+def gradient(net: Net) -> None:
     def plant() -> None:
-        if state["step"] == 4:
-            weight.grad[1, 2] = float("nan")
+        if step == 4:
+            net.layers[1].linear2.weight.grad[1, 2] = float("nan")
 
-    state["after_backward"] = plant
+    net.after_backward = plant
 
 
-def update(net: Net, state: dict[str, Any]) -> None:
+def update(net: Net) -> None:
     """A gradient that is finite, and with the learning rate too large a step."""
-    weight: Any = net.layers[3].norm1.weight
+    weight = net.layers[3].norm1.weight
 
     def plant() -> None:
-        if state["step"] == 4:
+        if step == 4:
             weight.data.fill_(-3.4e38)
             weight.grad.fill_(3.4e38)
 
-    state["after_backward"] = plant
+    net.after_backward = plant
 
 
-def parameter(net: Net, state: dict[str, Any]) -> None:
-    bias: Any = net.layers[0].linear1.bias
-
+def parameter(net: Net) -> None:
     def plant() -> None:
-        if state["step"] == 3:
-            bias.data[7] = float("nan")
+        if step == 3:
+            net.layers[0].linear1.bias.data[7] = float("nan")
 
-    state["after_step"] = plant
+    net.after_step = plant
 
 
-def alias(net: Net, state: dict[str, Any]) -> None:
+def alias(net: Net) -> None:
     """A view of the output of a module, which autograd does not know, is written to before the next one reads it."""
 
     def plant(module: Any, inputs: Any, output: torch.Tensor) -> None:
-        if state["step"] == 4:
-            stale = torch.empty(0)
-            stale.set_(output.detach().untyped_storage(), 0, (8,))  # type: ignore[call-overload]
-            stale[5] = INF
-            state["stale"] = stale
+        if step == 4:
+            net.stale = torch.empty(0)
+            net.stale.set_(output.detach().untyped_storage(), 0, (8,))
+            net.stale[5] = INF
 
     net.layers[2].norm1.register_forward_hook(plant)
 
 
-def mask(net: Net, state: dict[str, Any]) -> None:
+def mask(net: Net) -> None:
+    clean(net)
+    in_forward(net)
+
+
+def clean(net: Net) -> None:
     net.mask = torch.triu(torch.full((5, 5), -INF), diagonal=1)
-    in_forward(net, state)
 
 
-def clean(net: Net, state: dict[str, Any]) -> None:
-    net.mask = torch.triu(torch.full((5, 5), -INF), diagonal=1)
+def large(net: Net) -> None:
+    change_output(net.layers[2].linear1, lambda output: output * 1e6)
 
 
-def large(net: Net, state: dict[str, Any]) -> None:
-    layer: Any = net.layers[2].linear1
-    before = layer.forward
-    layer.forward = lambda x: before(x) * (1e6 if state["step"] == 4 else 1)
-
-
-def scaled(net: Net, state: dict[str, Any]) -> None:
+def scaled(net: Net) -> None:
     """A scaler skips the step in which it finds an overflow."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     net.head.register_full_backward_pre_hook(lambda module, grads: (scaler.scale(grads[0]) / 2.0,))
-    in_backward(net, state)
+    in_backward(net)
     zero = torch.zeros(())
 
     def after() -> None:
@@ -170,25 +160,15 @@ def scaled(net: Net, state: dict[str, Any]) -> None:
             if each.grad is not None:
                 each.grad = torch.nan_to_num(each.grad, 0.0, 0.0, 0.0) + zero
 
-    state["after_backward"] = after
+    net.after_backward = after
 
 
-def compiled(net: Net, state: dict[str, Any]) -> None:
+def compiled(net: Net) -> None:
     net.layers[2] = torch.compile(net.layers[2], backend="eager")
-    in_forward(net, state)
+    in_forward(net)
 
 
-CASES = {
-    each.__name__: each
-    for each in (
-        *(forward, in_forward, in_backward, code_between, gradient, update, parameter, alias, mask, clean, large),
-        *(scaled, compiled),
-    )
-}
-
-for case in CASES:
-    try:
-        run(case, save=case == "in_forward", threshold=1e4 if case == "large" else INF)
-    except Exception as error:
-        (FOLDER / f"{case}.error").write_text(repr(error))
-        print(case, json.dumps(repr(error)), file=sys.stderr)
+for each in (forward, in_forward, in_backward, code_between, gradient, update, parameter, alias, mask, clean, large):
+    run(each)
+run(scaled)
+run(compiled)

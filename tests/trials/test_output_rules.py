@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_aorta.trials.output import OutputFindings, OutputRules, checked_metric, checked_regex
 
@@ -23,29 +20,6 @@ def found_in(lines: list[str], rules: OutputRules, times: list[float] | None = N
     for at, line in zip(times or range(len(lines)), lines, strict=True):
         found.take(line, at)
     return found
-
-
-numbers = st.one_of(st.integers(-(10**20), 10**20), st.floats(), st.sampled_from(["nan", "-inf", "x", "1e", "0.5,"]))
-line = st.tuples(st.sampled_from(["loss", "step", "acc", "noise"]), numbers, st.sampled_from(["loss", "acc"]), numbers)
-
-
-@given(st.lists(line.map(lambda words: " ".join(map(str, words)))))
-def test_metrics_are_what_re_finds_in_the_log(lines: list[str]) -> None:
-    patterns = (LOSS, r"acc (?P<acc>[-\w.]+)")
-    found = found_in(lines, OutputRules(metric=patterns)).metrics
-
-    log = "\n".join(lines)
-    last = {name: each[name] for p in patterns for each in re.finditer(p, log) for name in each.groupdict()}
-    assert found.keys() == last.keys()
-    for name, text in last.items():
-        value = found[name]
-        try:
-            expected = float(text.rstrip(","))
-        except ValueError:
-            assert value == text
-        else:
-            assert isinstance(value, int | float)
-            assert value == expected or math.isclose(value, expected) or (math.isnan(value) and math.isnan(expected))
 
 
 def test_a_duration_that_a_line_says_counts_instead_of_the_time_between_lines() -> None:
