@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from support.processes import kill_all
-from support.stage import PYTEST, Argument, Stage
+from support.stage import PYTEST, Stage
 
 #: Where ``ip netns exec`` finds files that take the place of those in /etc.
 _ETC = Path("/etc/netns")
@@ -42,32 +42,50 @@ _HOSTS = """
 """
 
 
-class Network:
-    def __init__(self, name: str, stage: Stage) -> None:
-        self._name = name
-        self._stage = stage
+FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
 
-    def start(self, node: int, *arguments: Argument) -> subprocess.Popen[bytes]:
-        """Start pytest on a node; the process is pytest's own."""
+ENDPOINT = "node0:29500"
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+
+class Nodes:
+    """Of a network, each with a pytest that has two ranks."""
+
+    def __init__(self, name: str, stage: Stage) -> None:
+        self.name = name
+        self.stage = stage
+        stage.copy(FAULTS)
+
+    def start(
+        self, part: str, node: int, *more: str, results: str = "results", **options: Any
+    ) -> subprocess.Popen[bytes]:
         named = ("unshare", "-u", "sh", "-c", f'hostname node{node}; exec "$@"', "sh")
-        return self._stage.start_command("ip", "netns", "exec", self._of(node), *named, *PYTEST, *arguments)
+        given = {"nnodes": 2, "node_rank": node, "rdzv_endpoint": ENDPOINT, **options}
+        elastic = [word for option in given.items() for word in ("--aorta-elastic", "{}={}".format(*option))]
+        words = ("--aorta-nproc", "2", "--aorta-timeout", "30", "--aorta-results-dir", results, *more, *elastic)
+        trial = ("rank_faults.py::RankFaults", "--aorta-config", f"script={part}")
+        return self.stage.start_command("ip", "netns", "exec", f"{self.name}-{node}", *named, *PYTEST, *trial, *words)
 
     def cut(self) -> None:
         """Pull the cable out: what is sent is lost, and no connection is closed."""
-        subprocess.run(["ip", "-n", self._of(1), "link", "set", "cable", "down"], check=True)
+        subprocess.run(["ip", "-n", f"{self.name}-1", "link", "set", "cable", "down"], check=True)
 
-    def _of(self, node: int) -> str:
-        return f"{self._name}-{node}"
+    def trial(self) -> dict[str, Any]:
+        return self.stage.trial("RankFaults/trial_0.json")
 
 
 @pytest.fixture
-def network(stage: Stage) -> Iterator[Network]:
+def nodes(stage: Stage) -> Iterator[Nodes]:
     for program in ("ip", "unshare", "hostname"):
         if shutil.which(program) is None:
             pytest.skip(f"no `{program}` is installed")
     if os.geteuid() != 0:
         pytest.skip("only root can make network namespaces")
-    _remove_left_behind()
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    for left, pid in set(re.findall(r"^(aorta-(\d+))-[01]\b", listed, re.MULTILINE)):  # by a killed test
+        if not psutil.pid_exists(int(pid)):
+            _remove(left)
     name = f"aorta-{os.getpid()}"
     try:
         made = subprocess.run(["sh", "-ec", _MAKE.format(name=name)], capture_output=True, text=True)
@@ -76,7 +94,7 @@ def network(stage: Stage) -> Iterator[Network]:
         for node in (0, 1):
             (_ETC / f"{name}-{node}").mkdir(parents=True)
             (_ETC / f"{name}-{node}" / "hosts").write_text(_HOSTS)
-        yield Network(name, stage)
+        yield Nodes(name, stage)
         kill_all(stage.processes())  # before the namespaces go
     finally:
         _remove(name)
@@ -88,50 +106,6 @@ def _remove(name: str) -> None:
         shutil.rmtree(_ETC / f"{name}-{node}", ignore_errors=True)
     with suppress(OSError):  # of another test run
         _ETC.rmdir()
-
-
-def _remove_left_behind() -> None:
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    for name, pid in set(re.findall(r"^(aorta-(\d+))-[01]\b", listed, re.MULTILINE)):
-        if not psutil.pid_exists(int(pid)):
-            _remove(name)
-
-
-def elastic(**options: object) -> Iterator[str]:
-    for name, value in options.items():
-        yield from ("--aorta-elastic", f"{name}={value}")
-
-
-FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
-
-ENDPOINT = "node0:29500"
-
-pytestmark = [pytest.mark.slow, pytest.mark.long]
-
-
-class Nodes:
-    def __init__(self, network: Network, stage: Stage) -> None:
-        self.network = network
-        self.stage = stage
-        stage.copy(FAULTS)
-
-    def start(self, part: str, node: int, *more: str, results: str = "results", **options: Any) -> Any:
-        given = {"nnodes": 2, "node_rank": node, "rdzv_endpoint": ENDPOINT, **options}
-        words = ("--aorta-nproc", "2", "--aorta-timeout", "30", "--aorta-results-dir", results, *more)
-        return self.network.start(
-            node, "rank_faults.py::RankFaults", "--aorta-config", f"script={part}", *words, *elastic(**given)
-        )
-
-    def wait_for(self, name: str) -> None:
-        self.stage.wait_until((self.stage.path / name).exists)
-
-    def trial(self) -> dict[str, Any]:
-        return self.stage.trial("RankFaults/trial_0.json")
-
-
-@pytest.fixture
-def nodes(network: Network, stage: Stage) -> Nodes:
-    return Nodes(network, stage)
 
 
 def finish(process: subprocess.Popen[bytes]) -> int:
@@ -146,9 +120,9 @@ def ranks_on(trial: dict[str, Any], host: str | None) -> list[int]:
     return [rank["rank"] for rank in trial["ranks"] if rank["host"] == host]
 
 
-def assert_not_met(trial: dict[str, Any], why: str = "node 1 did not come") -> None:
+def assert_not_met(trial: dict[str, Any]) -> None:
     assert (trial["exit_status"], trial["result"]["passed"]) == ("timeout", False)
-    assert f"the nodes have not all met at {ENDPOINT} ({why})" in trial["failure"]["message"]
+    assert f"the nodes have not all met at {ENDPOINT} (node 1 did not come)" in trial["failure"]["message"]
     assert trial["ranks"] == []
 
 
@@ -163,8 +137,8 @@ def test_a_node_that_is_killed_at_the_start(nodes: Nodes) -> None:
 def test_a_node_that_is_lost_with_its_network_in_run(nodes: Nodes) -> None:
     """As by a loss of power: no connection is closed, and the other node waits."""
     other, first = nodes.start("second_node_sleeps", 1), nodes.start("second_node_sleeps", 0)
-    nodes.wait_for("sleeps")
-    nodes.network.cut()
+    nodes.stage.wait_for_file("sleeps")
+    nodes.cut()
     other.kill()
 
     assert finish(first) == pytest.ExitCode.TESTS_FAILED
@@ -177,8 +151,8 @@ def test_a_node_that_is_lost_with_its_network_in_run(nodes: Nodes) -> None:
 
 def test_a_link_that_goes_down_in_run(nodes: Nodes) -> None:
     other, first = nodes.start("steps_on", 1), nodes.start("steps_on", 0)
-    nodes.wait_for("steps")
-    nodes.network.cut()
+    nodes.stage.wait_for_file("steps")
+    nodes.cut()
 
     assert finish(first) == finish(other) == pytest.ExitCode.TESTS_FAILED
     trial = nodes.trial()

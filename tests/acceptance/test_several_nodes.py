@@ -143,18 +143,20 @@ def test_hosts_of_the_runtime_are_nodes(sums: Stage) -> None:
     assert sums.left_running() == []
 
 
-def test_trials_of_several_nodes_run_one_at_a_time(sums: Stage) -> None:
-    given = options(0, "2", "localhost:1")
-    for more, named in ((("-n", "2"), "-n"), (("--aorta-slots", "2"), "--aorta-slots")):
-        result = sums.run_here("sums.py", *given, *more)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"ERROR: --aorta-elastic nnodes: * one at a time, without {named}"])
-
-
-def test_without_a_place_to_meet_nothing_starts(sums: Stage) -> None:
-    result = sums.run_here("sums.py", "--aorta-elastic", "nnodes=2")
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((*options(0, "2", "localhost:1"), "-n", "2"), "--aorta-elastic nnodes: * one at a time, without -n"),
+        (
+            ("--aorta-elastic", "nnodes=2"),
+            "nnodes=2:2: the nodes have to know where they meet; run pytest with srun, *",
+        ),
+    ],
+)
+def test_side_by_side_or_without_a_place_to_meet_nothing_starts(sums: Stage, more: tuple[str, ...], said: str) -> None:
+    result = sums.run_here("sums.py", *more)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: nnodes=2:2: the nodes have to know where they meet; run pytest with srun, *"])
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
 
 
 def test_a_step_of_slurm_says_who_is_who_and_where_they_meet() -> None:

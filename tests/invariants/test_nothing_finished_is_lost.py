@@ -104,32 +104,6 @@ def test_no_sequence_of_runs_loses_or_doubles_a_record(sequence: list[PytestRun]
                 assert file.name == f"trial_{index}.json"
 
 
-def cells_by_folder(stage: Stage) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for path, trial in stage.trials().items():
-        found.setdefault(path.rpartition("/")[0], set()).add(trial["cell"])
-    return found
-
-
-def test_a_part_of_another_cell_does_not_come_among_the_files_of_the_first(echo: Stage) -> None:
-    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "3")
-    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "3", "--aorta-mitigations", "omp_1", "-k", "omp_1-1")
-    assert cells_by_folder(echo) == {"echo": {"local-omp_1"}, "echo/local-none": {"local-none"}}
-    assert echo.files() == [
-        "echo/local-none/trial_0.json",
-        *(f"echo/local-none/trial_{i}.json" for i in (1, 2)),
-        "echo/trial_1.json",
-    ]
-    assert echo.earlier() == []
-    # And back: the files of the cell that is alone now come from its folder.
-    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "3", "-k", "none-0")
-    assert cells_by_folder(echo) == {"echo": {"local-none"}, "echo/local-omp_1": {"local-omp_1"}}
-    assert echo.earlier() == ["echo/trial_0.json"]
-    both = ("--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
-    echo.run_here("--aorta-workload", "echo", "--aorta-trials", "3", *both, "-k", "omp_1-1")
-    assert cells_by_folder(echo) == {"echo/local-none": {"local-none"}, "echo/local-omp_1": {"local-omp_1"}}
-
-
 def test_run_trials_keeps_the_results_of_other_cells(echo: Stage) -> None:
     echo.write(
         script="""
@@ -140,8 +114,9 @@ def test_run_trials_keeps_the_results_of_other_cells(echo: Stage) -> None:
         """
     )
     assert echo.command(sys.executable, "script.py").ret == 0
-    assert cells_by_folder(echo) == {"echo": {"local-none"}, "echo/local-omp_1": {"local-omp_1"}}
-    assert len(echo.files()) == 4
+    found = {path: trial["cell"] for path, trial in echo.trials().items()}
+    folders = {"echo": "local-none", "echo/local-omp_1": "local-omp_1"}
+    assert found == {f"{folder}/trial_{i}.json": cell for folder, cell in folders.items() for i in (0, 1)}
     assert echo.earlier() == ["echo/trial_0.json", "echo/trial_1.json"]
 
 
