@@ -32,6 +32,7 @@ PATIENCE = 1800
 #: fails, restarts, a hang, under both launchers.
 SMOKE = (
     "tests/launch/child/test_recorder.py",
+    "tests/launch/child/test_rendezvous.py",
     "tests/probe/test_probe_torch.py",
     "tests/acceptance/test_elastic.py::test_the_life_of_the_worker_group_and_the_result_of_each_rank_are_recorded",
     "tests/acceptance/test_elastic.py::test_a_rank_that_fails_once_is_started_again",

@@ -87,10 +87,7 @@ class Nursery:
 
     def start(self, source: str, **fields: Any) -> Zygote:
         """A zygote that may not be ready yet."""
-        return self.start_from(self.spec(source, **fields))
-
-    def start_from(self, spec: ZygoteSpec) -> Zygote:
-        zygote = Zygote(spec)
+        zygote = Zygote(self.spec(source, **fields))
         self.zygotes.append(zygote)
         return zygote
 
@@ -148,10 +145,6 @@ def nursery_at(path: Path) -> Iterator[Nursery]:
     assert left == []
 
 
-def pool_of(limit: int) -> contextlib.closing[ZygotePool]:
-    return contextlib.closing(ZygotePool(limit))
-
-
 @pytest.fixture
 def nursery(tmp_path: Path) -> Iterator[Nursery]:
     with nursery_at(tmp_path) as nursery:
@@ -161,7 +154,7 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 @pytest.fixture
 def pool(nursery: Nursery) -> Iterator[ZygotePool]:
     """Two zygotes at most; ended before the nursery."""
-    with pool_of(2) as pool:
+    with contextlib.closing(ZygotePool(2)) as pool:
         yield pool
 
 

@@ -3,7 +3,8 @@
 Those of the agent and of ``MultiprocessContext`` (``_worker_group``, ``_remaining_restarts``, ``_restart_workers``,
 ``_stop_workers``; ``_start``, ``_poll``, ``_close``, ``envs``, ``_pc``, ``_ret_vals``, ``_worker_finished_event``) are
 shown by acceptance/test_elastic.py: without them, states, attempts and exits are not recorded, and a rank that ignores
-SIGTERM has a minute to live.
+SIGTERM has a minute to live. So are ``_WorkerServer`` and ``/handler/fr_trace_json``, without which no record of a hang
+names a collective. Without ``master_listen_fd``, which test_rendezvous.py shows, a store listens on all interfaces.
 """
 
 from __future__ import annotations
@@ -15,16 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from pytest_aorta.launch.child.recorder import ReportingAgent
-
-
-def printed_by(*command: str) -> Any:
-    # Less than the minute that torch would wait for a rank that ignores SIGTERM.
-    done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, timeout=50)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_torchrun_takes_its_agent_from_the_module_of_the_launcher() -> None:
@@ -68,8 +62,10 @@ print(json.dumps(calls))
 def test_the_hooks_of_ranks_that_are_programs(tmp_path: Path) -> None:
     """``SubprocessContext``, its ``_start``, ``_poll``, ``_close``, ``envs`` and ``subprocess_handlers``: else the ends
     of ranks under torchrun are not recorded, and a rank that ignores SIGTERM has a minute to live."""
-    calls = printed_by("-c", WRAPPED, str(tmp_path))
-    assert calls == [["begin", 0, {"0": 0}], ["started", [0]], ["ended", 0, False]]
+    # Less than the minute that torch would wait for a rank that ignores SIGTERM.
+    words = [sys.executable, "-c", WRAPPED, str(tmp_path)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=50)
+    assert json.loads(done.stdout.splitlines()[-1]) == [["begin", 0, {"0": 0}], ["started", [0]], ["ended", 0, False]]
 
 
 def test_attempts_need_not_share_a_store() -> None:
@@ -87,50 +83,3 @@ def test_ranks_need_not_use_the_store_of_their_agent(monkeypatch: pytest.MonkeyP
     for value in (True, False):
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(value))
         assert _torchelastic_use_agent_store() is value
-
-
-SERVED = """
-import json, os, pathlib, tempfile, torch
-import torch.distributed as dist
-from pytest_aorta.launch.child.bootstrap.sitecustomize import ask_recorder, serve_recorder
-from pytest_aorta.launch.diagnosis.collectives import read_collectives
-
-path = pathlib.Path(tempfile.mkdtemp(), "socket")
-serve_recorder(str(path))
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-dist.all_reduce(torch.ones(1))
-trace = json.loads(ask_recorder(str(path)))
-last = (read_collectives(trace) or [None])[-1]
-path.unlink()
-print(json.dumps([sorted(trace), last and str(last)]))
-"""
-
-
-@pytest.mark.slow
-def test_the_worker_server_serves_the_flight_recorder() -> None:
-    """``_WorkerServer`` and ``/handler/fr_trace_json``: else no record of a hang names a collective."""
-    keys, last = printed_by("-c", SERVED)
-
-    if "entries" not in keys:
-        assert "nccl_comm_state" in keys
-        pytest.skip(f"torch {torch.__version__} records collectives of NCCL only")
-    assert last == "gloo:all_reduce number 1"
-
-
-SERVING = """
-import json, os, socket, torch.distributed as dist
-from pytest_aorta.launch.child.rendezvous import serve_store
-
-listening = socket.create_server(("127.0.0.1", 0))
-port = listening.getsockname()[1]
-store = serve_store(listening)
-client = dist.TCPStore("127.0.0.1", port, is_master=False)
-client.set("key", "value")
-print(json.dumps([store.port == port, store.get("key").decode(), listening.fileno()]))
-"""
-
-
-@pytest.mark.slow
-def test_a_store_can_serve_on_a_socket_that_listens() -> None:
-    """``master_listen_fd``: else a store listens on all interfaces, and libc looks up the names of its peers."""
-    assert printed_by("-c", SERVING) == [True, "value", -1]

@@ -128,7 +128,14 @@ def test_many_threads_at_once(nursery: Nursery, pool: ZygotePool, threads: Threa
 def test_closing_while_a_zygote_starts_is_an_error_of_all_that_wait(
     nursery: Nursery, pool: ZygotePool, threads: ThreadPoolExecutor
 ) -> None:
-    spec = nursery.spec("import time\nopen('begun', 'w').close()\ntime.sleep(600)")
+    spec = nursery.spec(
+        """
+        import subprocess, time
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        open("begun", "w").close()
+        time.sleep(600)
+        """
+    )
     futures = [threads.submit(pool.acquire, spec) for _ in range(3)]
     wait_until((nursery.path / "begun").exists, "the import")
     wait_until(lambda: users(pool, spec) == 3, "all of them wait")

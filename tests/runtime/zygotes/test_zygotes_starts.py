@@ -106,13 +106,6 @@ def test_the_limit_for_what_is_loaded_is_for_nothing_else(nursery: Nursery) -> N
 # What can go wrong before that.
 
 
-def test_an_interpreter_that_is_not_there(nursery: Nursery) -> None:
-    with pytest.raises(ZygoteError, match=r"^cannot start '/no/such/python': .*No such file") as caught:
-        nursery.start("", command=("/no/such/python",))
-
-    assert caught.value.phase == "launch"
-
-
 def test_an_interpreter_with_another_version_of_this_package_is_refused(nursery: Nursery) -> None:
     package = nursery.path / "other" / "pytest_aorta"
     shutil.copytree(Path(pytest_aorta.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -289,26 +282,6 @@ def test_nothing_survives_a_parent_that_is_killed_while_a_zygote_imports(tmp_pat
             parent.kill()
 
         wait_until(lambda: nursery.alive() == [], "the end of everything that the parent had started")
-
-
-# Closing.
-
-
-def test_closing_does_not_wait_for_an_import(nursery: Nursery) -> None:
-    zygote = nursery.start(
-        """
-        import subprocess, time
-        subprocess.Popen(["sleep", "600"], start_new_session=True)
-        open("importing", "w").close()
-        time.sleep(600)
-        """
-    )
-    wait_until((nursery.path / "importing").exists, "the import")
-
-    zygote.close()
-
-    assert not zygote.alive()
-    assert nursery.alive() == []
 
 
 def test_a_zygote_that_is_stopped_is_closed_all_the_same(nursery: Nursery) -> None:
