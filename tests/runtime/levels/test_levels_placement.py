@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import levels_tasks
@@ -48,20 +46,6 @@ class FakeEndpoint:
         self.stopped.append(f"{dispatch.node.label}: {why}")
 
 
-class _AnyCallables(Callables):
-    """Has every callable that is asked for."""
-
-    def __init__(self, eligible: Mapping[str, frozenset[int]]) -> None:
-        super().__init__("bench")
-        self._eligible = eligible
-
-    def resolve(self, handle: object, workers: Iterable[int] = ()) -> tuple[Definition, frozenset[int] | None]:
-        assert isinstance(handle, CallableHandle)
-        definition = _definition(handle.name)
-        self.update([definition], ())
-        return definition, self._eligible.get(handle.name)
-
-
 class DispatcherBench:
     """A dispatcher with ``nexts`` fake workers of the next level and ``subs`` fake SUB workers, and one open run."""
 
@@ -73,22 +57,27 @@ class DispatcherBench:
         for endpoint in (*self.next, *self.sub):
             self.dispatcher.placement.add(endpoint)
         self.run = self.dispatcher.open_run(GraphRun(ring_size=2**17))
-        self.eligible: dict[str, frozenset[int]] = {}
-        self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), _AnyCallables(self.eligible))
+        self.callables = Callables("bench")
+        self.orch = Orchestrator(self.dispatcher, self.run, cast(Heap, None), self.callables)
 
-    def submit(self, name: str, worker: int | None = None, **more: Any) -> TaskRef:
-        """A task for one worker of the next level, or for any."""
-        return self.orch.submit_next_level(_handle(name), worker=worker, **more)
+    def handle(self, name: str, eligible: frozenset[int] | None = None) -> CallableHandle:
+        return self.callables.add(Definition(name, name.encode()), eligible)
+
+    def submit(
+        self, name: str, worker: int | None = None, eligible: frozenset[int] | None = None, **more: Any
+    ) -> TaskRef:
+        """A task for one worker of the next level, for some, or for any."""
+        return self.orch.submit_next_level(self.handle(name, eligible), worker=worker, **more)
 
     def group(self, name: str, workers: Sequence[int], **more: Any) -> TaskRef:
         """A group on these workers."""
-        return self.orch.submit_next_level_group(_handle(name), [None] * len(workers), workers=workers, **more)
+        return self.orch.submit_next_level_group(self.handle(name), [None] * len(workers), workers=workers, **more)
 
     def submit_sub(self, name: str, size: int | None = None, **more: Any) -> TaskRef:
         """A SUB task, or a group of them."""
         if size is None:
-            return self.orch.submit_sub(_handle(name), **more)
-        return self.orch.submit_sub_group(_handle(name), [None] * size, **more)
+            return self.orch.submit_sub(self.handle(name), **more)
+        return self.orch.submit_sub_group(self.handle(name), [None] * size, **more)
 
     def end(self, endpoint: FakeEndpoint, outcome: Outcome = Outcome.SUCCESS, why: str = "") -> None:
         """The task that runs there has ended."""
@@ -106,33 +95,18 @@ class DispatcherBench:
         news, self.started[:] = self.started[:], []
         return news
 
-    def close(self) -> None:
-        self.dispatcher.loop.close()
-
 
 MakeBench = Callable[..., DispatcherBench]
 
 
 @pytest.fixture
-def bench_of() -> Iterator[MakeBench]:
-    benches = []
-
+def bench_of(request: pytest.FixtureRequest) -> MakeBench:
     def make(**sizes: Any) -> DispatcherBench:
-        benches.append(DispatcherBench(**sizes))
-        return benches[-1]
+        bench = DispatcherBench(**sizes)
+        request.addfinalizer(bench.dispatcher.loop.close)
+        return bench
 
-    yield make
-    for bench in benches:
-        bench.close()
-
-
-@functools.cache
-def _definition(name: str) -> Definition:
-    return Definition(name, name.encode())
-
-
-def _handle(name: str) -> CallableHandle:
-    return CallableHandle("", "", int(time.monotonic() * 1e6), name)
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -305,16 +279,15 @@ def test_what_no_worker_will_ever_take_fails_and_the_rest_goes_on(bench_of: Make
 
 def test_a_callable_for_some_workers_runs_on_these_only(bench_of: MakeBench) -> None:
     bench = bench_of(nexts=3)
-    bench.eligible["picky"] = frozenset({1})
     for name in ("picky", "picky", "easy", "easy", "easy"):
-        bench.submit(name)
+        bench.submit(name, eligible=frozenset({1}) if name == "picky" else None)
     assert bench.news() == ["picky on next 1", "easy on next 0", "easy on next 2"]
 
     bench.end(bench.next[0])
     assert bench.news() == ["easy on next 0"]
     bench.end(bench.next[1])
     assert bench.news() == ["picky on next 1"]
-    late = bench.submit("picky")
+    late = bench.submit("picky", eligible=frozenset({1}))
     bench.lose(bench.next[1])
     assert late.wait(0).outcome is Outcome.ENDPOINT_FAILURE
 
