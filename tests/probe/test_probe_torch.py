@@ -8,90 +8,48 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 
 from pytest_aorta.probe import loaded
 from pytest_aorta.probe.guard import Facts, Guard
-from pytest_aorta.probe.software import torch_build, torch_state
+from pytest_aorta.probe.software import torch_state
 
 
-def test_torchs_own_code_asks_no_device_when_a_gpu_build_is_described() -> None:
-    """The installed torch, told that it is a build for CUDA: only the library of cuDNN is a double."""
-    code = """
+@pytest.mark.parametrize(
+    ("told", "names"),
+    [({"cuda": "13.0", "hip": None}, ("cudnn", "nccl")), ({"cuda": None, "hip": "7.0.1"}, ("miopen", "rccl"))],
+    ids=["cuda", "rocm"],
+)
+def test_a_gpu_build_is_described_without_waking_the_gpu(told: dict[str, Any], names: tuple[str, str]) -> None:
+    """The installed torch, told that it is a build for GPUs: only the libraries of cuDNN and NCCL are doubles."""
+    code = f"""
 import importlib, traceback, types
 import torch
 asked = []
 def note(module, name, value):
     setattr(module, name, lambda *args, **more: (asked.append([name, traceback.format_stack()[-2]]), value)[1])
 for name, value in dict(is_available=True, device_count=1, get_device_capability=(9, 0), get_device_properties=None,
-                        _lazy_init=None, current_device=0).items():
+                        _lazy_init=None, current_device=0, get_arch_list=["sm_90"]).items():
     note(torch.cuda, name, value)
 note(torch._C, "_cuda_getDeviceCount", 1)  # after these two, torch refuses a GPU to each forked child
 note(torch._C, "_cuda_getArchFlags", "sm_90")
-torch.version.cuda = "13.0"
+note(torch.__config__, "show", "")
+torch.version.cuda, torch.version.hip = {told["cuda"]!r}, {told["hip"]!r}
 torch._C._cudnn = types.SimpleNamespace(is_cuda=True, getVersionInt=lambda: 91900,
                                         getRuntimeVersion=lambda: (9, 19, 0), getCompileVersion=lambda: (9, 19, 0))
+torch._C._nccl_version = torch.cuda.nccl.version = lambda: (2, 26, 6)
 importlib.reload(torch.backends.cudnn)
 static = collect_static()
 collect_env(static)
-print(json.dumps([static.sections["torch"]["cudnn_version"], static.reasons, asked]))
+print(json.dumps([static.sections["torch"], static.reasons, asked]))
 """
-    assert in_a_fresh_process(code) == [91900, [], []]
-
-
-def double_of_torch(monkeypatch: pytest.MonkeyPatch, *, cuda: str | None, hip: str | None) -> None:
-    """A double of a GPU build of torch, in the place of the real one."""
-    nccl = ModuleType("torch.cuda.nccl")
-    nccl.__dict__["version"] = lambda: (2, 26, 6)
-    true, false = (lambda: True), (lambda: False)
-    torch = SimpleNamespace(
-        __version__="2.9.0+gpu",
-        __file__="/site/torch/__init__.py",
-        __config__=SimpleNamespace(parallel_info=lambda: "ATen/Parallel:\n", show=Forbidden()),
-        version=SimpleNamespace(git_version="0" * 40, debug=False, cuda=cuda, hip=hip),
-        compiled_with_cxx11_abi=true,
-        cuda=SimpleNamespace(is_available=Forbidden(), get_arch_list=Forbidden(), nccl=nccl),
-        backends=SimpleNamespace(
-            cudnn=SimpleNamespace(is_available=true, version=Forbidden()),
-            mkl=SimpleNamespace(is_available=false),
-            openmp=SimpleNamespace(is_available=true),
-        ),
-        get_num_threads=lambda: 8,
-        get_num_interop_threads=lambda: 4,
-        _C=SimpleNamespace(
-            _nccl_version=lambda: 0,
-            _cuda_getArchFlags=Forbidden(),
-            _cudnn=SimpleNamespace(getVersionInt=lambda: 90100),
-        ),
-    )
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "torch.cuda.nccl", nccl)
-    monkeypatch.setitem(
-        sys.modules,
-        "torch.distributed",
-        SimpleNamespace(is_available=true, is_nccl_available=true, is_mpi_available=false),
-    )
-
-
-@pytest.mark.parametrize(
-    "expected",
-    [
-        {"cuda": "12.8", "hip": None, "cudnn_version": 90100, "nccl_version": "2.26.6"},
-        {"cuda": None, "hip": "7.0.1", "miopen_version": 90100, "rccl_version": "2.26.6"},
-    ],
-    ids=["cuda", "rocm"],
-)
-def test_a_build_is_described_without_waking_the_gpu(monkeypatch: pytest.MonkeyPatch, expected: dict[str, Any]) -> None:
-    double_of_torch(monkeypatch, cuda=expected["cuda"], hip=expected["hip"])
-    guard = Guard()
-    facts = torch_build(guard, {})
-    assert guard.reasons == []
-    assert facts.items() >= expected.items()
-    assert facts["backends"] == ["cudnn", "openmp"]
-    assert facts["distributed_backends"] == ["nccl"]
+    facts, *reasons_and_asked = in_a_fresh_process(code)
+    assert reasons_and_asked == [[], []]
+    dnn, collectives = names
+    assert facts.items() >= {**told, f"{dnn}_version": 91900, f"{collectives}_version": "2.26.6"}.items()
 
 
 def in_a_fresh_process(code: str, cwd: Path | None = None, **variables: str) -> Any:

@@ -103,35 +103,18 @@ def test_an_environment_of_a_plugin_has_all_its_fields(offer: Callable[..., None
         ("ENV: dict =", "SyntaxError"),
     ],
 )
-def test_a_plugin_that_cannot_be_loaded_hurts_only_those_who_ask_for_it(
+def test_the_message_about_an_unknown_name_says_which_plugins_are_broken(
     offer: Callable[..., None], source: str, reason: str
 ) -> None:
-    offer(
-        "acme-broken",
-        {"aorta.mitigations": {"acme": "acme_broken:ENV"}},
-        {"acme_broken": source},
-    )
+    offer("acme-broken", {"aorta.mitigations": {"acme": "acme_broken:ENV"}}, {"acme_broken": source})
     registry = Registry.load()
 
-    assert registry.mitigation("xnack").env == {"HSA_XNACK": "1"}
+    assert registry.mitigation("xnack").env == {"HSA_XNACK": "1"}  # which it does not hurt
     assert "acme" in registry.names("mitigations")
     with pytest.raises(RegistryError, match=f"'acme'.*'acme-broken'.*{reason}"):
         registry.mitigation("acme")
-
-
-def test_the_message_about_an_unknown_name_says_which_plugins_are_broken(offer: Callable[..., None]) -> None:
-    offer(
-        "acme-broken",
-        {"aorta.mitigations": {"acme": "acme_broken:ENV"}},
-        {"acme_broken": "raise ImportError('no libacme.so')"},
-    )
-
-    with pytest.raises(UnknownMitigationError) as caught:
-        Registry.load().mitigation("nope")
-
-    assert "'acme'" in str(caught.value)
-    assert "'acme-broken'" in str(caught.value)
-    assert "ImportError: no libacme.so" in str(caught.value)
+    with pytest.raises(UnknownMitigationError, match=f"'nope'(?s:.*)'acme'.*'acme-broken'.*{reason}"):
+        registry.mitigation("nope")
 
 
 @pytest.mark.parametrize(

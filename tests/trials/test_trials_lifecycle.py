@@ -34,7 +34,7 @@ def raising(error: BaseException) -> Any:
 def workload(**methods: Any) -> type[Any]:
     """A workload class with these methods in place of ones that do nothing and pass."""
     given = {"__init__": lambda self, config: None, "setup": nothing, "run": passes, "cleanup": nothing, **methods}
-    return type("Sample", (), {name: method for name, method in given.items() if method is not None})
+    return type("Sample", (), given)
 
 
 def live(cls: type[Any], config: Any = None) -> list[Any]:
@@ -174,18 +174,7 @@ def test_progress_needs_no_total_and_takes_any_integer(clock: Clock) -> None:
 
 
 def test_a_class_with_slots_lives_without_progress() -> None:
-    class Slotted:
-        __slots__ = ("config",)
-
-        def __init__(self, config: object) -> None:
-            self.config = config
-
-        def setup(self) -> None: ...
-
-        def run(self) -> WorkloadResult:
-            return WorkloadResult(not hasattr(self, "progress"))
-
-    events = live(Slotted)
+    events = live(workload(__slots__=(), run=lambda self: WorkloadResult(not hasattr(self, "progress"))))
 
     assert story(events) == ["setup ok", "run ok", "cleanup ok"]
     assert events[3]["result"].passed is True

@@ -163,36 +163,29 @@ def test_a_workload_that_is_installed_itself_has_its_package_for_sources(tmp_pat
     assert list(found_in_a_new_process("alone:Plain", path=path)[0]) == [str(tmp_path / "site-packages" / "alone.py")]
 
 
-def test_a_digest_is_that_of_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "data.bin"
+def test_a_digest_is_that_of_the_content_of_a_file_or_of_all_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "deep" / "data.bin"
     assert file_digest(file) is None
+    file.parent.mkdir()
     file.write_bytes(b"1234")
-    first = file_digest(file)
+    first = file_digest(file), file_digest(tmp_path)
     os.utime(file, (0, 0))
-    assert file_digest(file) == first
+    os.mkfifo(tmp_path / "pipe")  # which nothing is to be read from
+    assert (file_digest(file), file_digest(tmp_path)) == first
+    assert file_digest(tmp_path / "pipe") is None
+    (tmp_path / "deep" / "empty").touch()
+    assert file_digest(tmp_path) != first[1]
     file.write_bytes(b"1235")
-    assert file_digest(file) != first
+    assert file_digest(file) != first[0]
+
     monkeypatch.setattr(loading, "READ_AT_MOST", 3)
     os.utime(file, ns=(5, 5))
     assert file_digest(file) == "4 bytes of 5"
-
-
-def test_a_folder_has_the_digest_of_all_that_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "a").write_text("1")
-    first = file_digest(tmp_path)
-    (tmp_path / "deep" / "b").write_text("")
-    assert file_digest(tmp_path) != first
-    (tmp_path / "deep" / "b").unlink()
-    assert file_digest(tmp_path) == first
-    os.mkfifo(tmp_path / "pipe")  # which nothing is to be read from
-    assert file_digest(tmp_path) == first
-    assert file_digest(tmp_path / "pipe") is None
-    monkeypatch.setattr(loading, "READ_AT_MOST", 0)
-    os.utime(tmp_path / "deep" / "a", ns=(5, 5))
-    first = file_digest(tmp_path)
-    os.utime(tmp_path / "deep" / "a", ns=(6, 6))
-    assert file_digest(tmp_path) != first
+    folder = file_digest(tmp_path)
+    os.utime(file, ns=(6, 6))
+    assert file_digest(tmp_path) != folder
 
 
 def test_declared_files_are_looked_for_where_the_workload_opens_them(
