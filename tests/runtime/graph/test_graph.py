@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -18,21 +19,25 @@ class GraphBench:
     """A graph, and what it has reported: names of nodes by kind of report, and all of it in order."""
 
     def __init__(self) -> None:
-        self.graph = Graph(self._ready, self._settled, self._consumed)
         self.ready: list[str] = []
         self.settled: list[str] = []
         self.consumed: list[str] = []
         self.told: list[tuple[str, str]] = []
         self.nodes: list[Node] = []
+        self.graph = Graph(*(partial(self._tell, word) for word in ("ready", "settled", "consumed")))
+
+    def _tell(self, word: str, node: Node) -> None:
+        getattr(self, word).append(node.label)
+        self.told.append((word, node.label))
 
     def add(self, name: str, *accesses: tuple[Footprint, Tag], after: Sequence[Node] = (), run: Hashable = 1) -> Node:
         node = self.graph.add(f"payload of {name}", run, accesses, after, name)
         self.nodes.append(node)
         return node
 
-    def running(self, name: str, *accesses: tuple[Footprint, Tag], after: Sequence[Node] = ()) -> Node:
+    def running(self, name: str, *accesses: tuple[Footprint, Tag]) -> Node:
         """Add a node that can run at once, and claim it."""
-        node = self.add(name, *accesses, after=after)
+        node = self.add(name, *accesses)
         assert self.graph.claim(node)
         return node
 
@@ -57,18 +62,6 @@ class GraphBench:
         for node in self.nodes:
             self.graph.end_run(node.run)
         return self.graph.live == 0 and len(self.graph.writers) == 0
-
-    def _ready(self, node: Node) -> None:
-        self.ready.append(node.label)
-        self.told.append(("ready", node.label))
-
-    def _settled(self, node: Node) -> None:
-        self.settled.append(node.label)
-        self.told.append(("settled", node.label))
-
-    def _consumed(self, node: Node) -> None:
-        self.consumed.append(node.label)
-        self.told.append(("consumed", node.label))
 
 
 def tile(rows: tuple[int, int] = (0, ROWS), columns: tuple[int, int] = (0, COLUMNS), of: Hashable = "x") -> Footprint:

@@ -6,9 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 #: Seconds after which something that hangs gives up, so that a broken test does not hang for ever.
@@ -186,21 +184,6 @@ def raise_interrupt(args: Any) -> NoReturn:
 
 def raise_huge(args: Any) -> NoReturn:
     raise ValueError("x" * 5_000_000)
-
-
-def give(args: Any) -> Any:
-    """Something that is hard to send."""
-    liar = Liar(a=1)
-    things: dict[str, Callable[[], Any]] = {
-        "huge": lambda: "x" * 50_000_000,
-        "large": lambda: "x" * 500_000,
-        "many bytes": lambda: [b"x" * 2**20, b"y" * 2**20],
-        "function": lambda: lambda number: number + 1,
-        "lock": threading.Lock,
-        "surrogate": lambda: "\udc80",
-        "liar": lambda: liar,
-    }
-    return things[args.scalars[0]]()
 
 
 def bad_preparation() -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,27 +82,28 @@ def test_tasks_may_use_processes_and_threads_of_their_own(worker: Worker) -> Non
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "why"),
+    ("give", "kind", "why"),
     [
-        ("huge", "ValueError", "has 50000"),
-        ("many bytes", "ValueError", "has 2097"),
-        ("liar", "TypeError", "cannot be pickled: OSError: look away"),
-        ("lock", "TypeError", "cannot be pickled: TypeError: cannot pickle '_thread.lock' object"),
+        (lambda: "x" * 50_000_000, "ValueError", "has 50000"),
+        (lambda: [b"x" * 2**20, b"y" * 2**20], "ValueError", "has 2097"),
+        (levels_tasks.Liar, "TypeError", "cannot be pickled: OSError: look away"),
+        (threading.Lock, "TypeError", "cannot be pickled: TypeError: cannot pickle '_thread.lock' object"),
     ],
+    ids=["huge", "many bytes", "liar", "lock"],
 )
 def test_what_cannot_be_returned_is_a_failure_that_says_what_can(
-    worker: Worker, what: str, kind: str, why: str
+    worker: Worker, give: Any, kind: str, why: str
 ) -> None:
-    outcome, found, message = failure_of(do(worker, levels_tasks.give, what))
+    outcome, found, message = failure_of(do(worker, lambda args: give()))
     assert (outcome, found) == (Outcome.TASK_FAILURE, kind)
     assert message.startswith(f"sub_worker 0: {kind}: the return value {why}")
     assert "write other results to a tensor in shared memory (Tag.OUTPUT), or to a file" in message
 
 
 def test_what_can_be_told_is(worker: Worker) -> None:
-    assert do(worker, levels_tasks.give, "large").payload == "x" * 500_000
-    assert do(worker, levels_tasks.give, "surrogate").payload == "\udc80"
-    assert do(worker, levels_tasks.give, "function").payload(3) == 4
+    assert do(worker, lambda args: "x" * 500_000).payload == "x" * 500_000
+    assert do(worker, lambda args: "\udc80").payload == "\udc80"
+    assert do(worker, lambda args: lambda number: number + 1).payload(3) == 4
 
 
 def test_a_record_is_bounded_however_much_is_said(worker: Worker) -> None:
