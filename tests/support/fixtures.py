@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
-import pkgutil
 import signal
 from collections.abc import Iterator
 
@@ -13,6 +11,7 @@ import pytest
 
 from support.processes import MARK, kill_all
 from support.stage import Stage
+from support.warm_pytest import import_plugin
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +19,7 @@ def imported() -> None:
     """What runs of pytest in this process would import anew each time: pytester forgets modules after a run."""
     import scipy.special  # noqa: F401
 
-    import pytest_aorta.launch.engine
-    import pytest_aorta.launch.inprocess
-    import pytest_aorta.plugin
-
-    for module in pkgutil.iter_modules(pytest_aorta.plugin.__path__, "pytest_aorta.plugin."):
-        importlib.import_module(module.name)
+    import_plugin()
     gc.collect()
     gc.freeze()
 
