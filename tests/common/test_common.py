@@ -1,19 +1,20 @@
-"""Waits that a signal always ends, ends of logs, lists of numbers, and the topology of AMD's driver."""
+"""Waits that a signal always ends, ends of logs, lists of numbers, names, and the topology of AMD's driver."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from itertools import chain, islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.interrupts import PIECE, pieces
 from pytest_aorta.common.kfd_topology import kfd_nodes, kfd_properties
-from pytest_aorta.common.texts import format_ranges, parse_ranges, read_tail
+from pytest_aorta.common.texts import format_ranges, identifier, parse_ranges, read_tail
 
 
 @pytest.mark.parametrize(("timeout", "first"), [(0.0, [0.0]), (-1.0, [0.0]), (0.5, [0.5]), (None, [PIECE, PIECE])])
@@ -45,44 +46,31 @@ except KeyboardInterrupt:
 
 def test_the_tail_of_a_file_is_text_whatever_it_holds(tmp_path: Path) -> None:
     file = tmp_path / "log"
+    assert read_tail(file, 8) == read_tail(tmp_path, 8) == ""
     file.write_bytes(b"first\nsecond \xff")
-
     assert read_tail(file, 8) == "second \N{REPLACEMENT CHARACTER}"
     assert read_tail(file, 1000).startswith("first")
 
 
-def test_a_file_that_cannot_be_read_has_no_tail(tmp_path: Path) -> None:
-    assert read_tail(tmp_path / "log", 8) == ""
-    assert read_tail(tmp_path, 8) == ""
-
-
-def test_nodes_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_nodes_come_in_the_order_of_their_numbers_with_properties_by_name(tmp_path: Path) -> None:
     nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
     for name in ("10", "9", "0", "other"):
         (nodes / name).mkdir(parents=True)
+    (nodes / "9" / "properties").write_text("simd_count 304\n\nunique_id 7\nno_value\n")
 
     assert kfd_nodes(tmp_path) == [nodes / "0", nodes / "9", nodes / "10"]
-
-
-def test_properties_are_numbers_by_name(tmp_path: Path) -> None:
-    (tmp_path / "properties").write_text("simd_count 304\n\nunique_id 7\nno_value\n")
-
-    assert kfd_properties(tmp_path) == {"simd_count": 304, "unique_id": 7}
+    assert kfd_properties(nodes / "9") == {"simd_count": 304, "unique_id": 7}
     with pytest.raises(OSError):
-        kfd_properties(tmp_path / "elsewhere")
-
-
-@pytest.mark.parametrize(("numbers", "text"), [(set(), ""), ({3}, "3"), ({0, 1, 2, 5, 7, 8}, "0-2,5,7-8")])
-def test_successive_numbers_are_written_as_a_range(numbers: set[int], text: str) -> None:
-    assert format_ranges(numbers) == text
+        kfd_properties(nodes / "0")
 
 
 @given(st.sets(st.integers(0, 10**6), min_size=1))
-def test_what_was_written_reads_back(numbers: set[int]) -> None:
+def test_ranges_of_numbers_read_back_as_they_were_written(numbers: set[int]) -> None:
     assert set(chain(*parse_ranges(format_ranges(numbers)))) == numbers
 
 
-def test_the_order_and_overlaps_of_the_text_are_kept() -> None:
+def test_successive_numbers_are_a_range_and_order_and_overlaps_of_a_text_are_kept() -> None:
+    assert [format_ranges(each) for each in (set(), {3}, {0, 1, 2, 5, 7, 8})] == ["", "3", "0-2,5,7-8"]
     assert parse_ranges("4, 1-2 ,2\n") == [range(4, 5), range(1, 3), range(2, 3)]
 
 
@@ -90,3 +78,33 @@ def test_the_order_and_overlaps_of_the_text_are_kept() -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="neither a number nor a range"):
         parse_ranges(text)
+
+
+_SAFE = re.compile(r"[A-Za-z0-9_+=~][A-Za-z0-9_.+=~-]*")
+
+# Any text, and texts that are close to each other and to what the function itself makes.
+_close = st.text(alphabet="ab_.-~/+=0 é[]:\n", max_size=12)
+names = st.text() | _close | _close.map(identifier) | st.text(alphabet="x/", min_size=118, max_size=135)
+
+
+@given(names, names)
+@example("", ".")
+@example("..", "-k")
+@example("a/b", "a_b")
+@example("a::b[c]", "nul\0")
+@example("line\n", "\udcff")
+@example("x" * 10_000, "~e3b0c442")
+@example("x" * 121, "x" * 122)
+@example("A", "a")
+@example("", "~e3b0c442")
+def test_an_identifier_is_short_and_safe_and_of_one_name_only(left: str, right: str) -> None:
+    for made in map(identifier, (left, right)):
+        assert _SAFE.fullmatch(made)
+        assert made not in (".", "..")
+        assert len(made) <= 160
+    assert (identifier(left) == identifier(right)) == (left == right)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "rocm7-venv", "tf32_off", "a.b", "a+b", "x=1", "A", "0", "_", "x" * 120])
+def test_a_name_that_is_safe_is_not_changed(name: str) -> None:
+    assert identifier(name) == name

@@ -64,26 +64,18 @@ def test_what_torch_computes_with_obeys() -> None:
         assert "CNR:COMPATIBLE" in said
 
 
-@pytest.mark.skipif(not GLIBC, reason="a variable of glibc")
-def test_malloc_perturb_fills_fresh_memory() -> None:
-    code = (
-        "import ctypes; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p\n"
-        "print(ctypes.string_at(c.malloc(ctypes.c_size_t(5000)), 5000) == b'\\x5a' * 5000)"
-    )
-
+@pytest.mark.skipif(not GLIBC, reason="variables of glibc")
+def test_fresh_memory_is_filled_and_larger_blocks_get_a_mapping_of_their_own() -> None:
+    c = "import ctypes; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p; word = ctypes.c_size_t\n"
+    code = c + "print(ctypes.string_at(c.malloc(word(5000)), 5000) == b'\\x5a' * 5000)"
     assert seen_by_a_process_with("malloc_perturb", code) == "True\n"
     assert seen_by_a_process_with("none", code) == "False\n"
 
-
-@pytest.mark.skipif(not GLIBC, reason="a variable of glibc")
-def test_mmap_always_gives_larger_blocks_a_mapping_of_their_own() -> None:
     # glibc keeps the size of a block in the word before it, and there the bit for "this block is a mapping". The first
     # blocks may still fit into what the heap has left, so one block alone says nothing.
     code = (
-        "import ctypes; c = ctypes.CDLL(None); c.malloc.restype = ctypes.c_void_p; word = ctypes.c_size_t\n"
-        "blocks = [c.malloc(word(20_000)) for _ in range(60)]\n"
+        f"{c}blocks = [c.malloc(word(20_000)) for _ in range(60)]\n"
         "print(sum(word.from_address(block - ctypes.sizeof(word)).value >> 1 & 1 for block in blocks))"
     )
-
     assert int(seen_by_a_process_with("mmap_always", code)) > 30
     assert int(seen_by_a_process_with("none", code)) == 0

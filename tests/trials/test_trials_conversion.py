@@ -244,20 +244,7 @@ def test_strict_json_gives_back_exactly_what_was_put_in(value: object) -> None:
     assert same(decode_non_finite(json.loads(text)), value)
 
 
-@pytest.mark.parametrize(
-    ("value", "encoded"),
-    [
-        (math.nan, "NaN"),
-        (math.inf, "Infinity"),
-        (-math.inf, "-Infinity"),
-        ("NaN", "\\NaN"),
-        ("\\NaN", "\\\\NaN"),
-        ("-Infinity", "\\-Infinity"),
-        ("nan", "nan"),
-        ("\\", "\\"),
-        ("C:\\NaN", "C:\\NaN"),
-    ],
-)
-def test_non_finite_numbers_are_texts_in_json_and_such_texts_are_escaped(value: object, encoded: str) -> None:
-    assert encode_non_finite(value) == encoded
-    assert same(decode_non_finite(encoded), value)
+def test_non_finite_numbers_are_texts_in_json_and_such_texts_are_escaped() -> None:
+    assert encode_non_finite([math.nan, math.inf, -math.inf]) == ["NaN", "Infinity", "-Infinity"]
+    texts = ["NaN", "\\NaN", "-Infinity", "nan", "\\", "C:\\NaN"]
+    assert encode_non_finite(texts) == ["\\NaN", "\\\\NaN", "\\-Infinity", "nan", "\\", "C:\\NaN"]
