@@ -30,9 +30,7 @@ def jobs(*arguments: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture
-def folder(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a matrix of two cells, and three directories, as the working directory."""
+def test_jobs_of_a_recipe_have_all_of_its_items(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.write(
         work="class Tiny:\n    def __init__(self, config): pass\n    def setup(self): pass\n"
         "    def run(self): return {'passed': True}\n"
@@ -40,10 +38,6 @@ def folder(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
     stage.register(tiny="work:Tiny")
     monkeypatch.syspath_prepend(stage.path)
     monkeypatch.chdir(project(stage.path, MATRIX.replace("steps = 2\n", "") + ONE + BOTH, 3))
-    return stage.path
-
-
-def test_jobs_of_a_recipe_have_all_of_its_items(folder: Path, stage: Stage) -> None:
     found = jobs("--jobs", "3")
     assert [job["shard"] for job in found] == ["1/3", "2/3", "3/3"]
     names = []
@@ -54,11 +48,13 @@ def test_jobs_of_a_recipe_have_all_of_its_items(folder: Path, stage: Stage) -> N
         names += own
     whole = [line for line in stage.run_here("--collect-only", "-q", "aorta.toml").outlines if "::" in line]
     assert sorted(names) == sorted(whole)
-
-
-def test_no_more_jobs_than_there_is_to_do(folder: Path) -> None:
-    """A trial and its followers are one, and so are the directories of a group, and each command on a cell."""
+    # A trial and its followers are one, and so are the directories of a group, and each command on a cell.
     assert len(jobs("--jobs", "50")) == 6 + 2 + 2
+    github = command("ci-matrix", "--jobs", "3", "--github").stdout
+    assert len(github.splitlines()) == 1
+    assert json.loads(github)["include"] == found
+    shown = command("ci-matrix", "--jobs", "3").stdout.splitlines()
+    assert [line.split()[0] for line in shown] == ["Shard", "1/3", "2/3", "3/3"]
 
 
 def test_jobs_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +64,6 @@ def test_jobs_of_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         f"--aorta-workload tiny -k 'a b' --aorta-shard {number}/2" for number in (1, 2)
     ]
     assert found[0]["items"] is None
-
-
-def test_for_github_and_as_a_table(folder: Path) -> None:
-    github = command("ci-matrix", "--jobs", "2", "--github").stdout
-    assert len(github.splitlines()) == 1
-    assert json.loads(github)["include"] == jobs("--jobs", "2")
-    shown = command("ci-matrix", "--jobs", "2").stdout.splitlines()
-    assert [line.split()[0] for line in shown] == ["Shard", "1/2", "2/2"]
 
 
 @pytest.mark.parametrize(
