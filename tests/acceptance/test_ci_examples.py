@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.stage import Stage
+from support.workloads import SIMPLE
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ci"
 
@@ -19,13 +20,6 @@ SCHEMAS = {
     "github-actions.yml": ["--builtin-schema", "vendor.github-workflows"],
     "gitlab-ci.yml": ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"],
 }
-
-SOURCE = """
-class Plain:
-    def __init__(self, config): pass
-    def setup(self): pass
-    def run(self): return {"passed": True}
-"""
 
 RECIPE = """
 [[action]]
@@ -95,18 +89,10 @@ class Runners:
 
 @pytest.fixture
 def runners(stage: Stage) -> Runners:
-    stage.write(work=SOURCE)
-    stage.register(plain="work:Plain")
+    stage.write(work=SIMPLE)
+    stage.register(plain="work:Simple")
     stage.write_file("aorta.toml", RECIPE)
     return Runners(stage)
-
-
-def check(workspace: Path) -> None:
-    cells = ("local-none", "local-omp_1")
-    for cell in cells:
-        folder = workspace / "matrix/plain" / cell
-        assert sorted(path.name for path in folder.glob("trial_?.json")) == ["trial_0.json", "trial_1.json"]
-        assert "trial_1.json" in (folder / "files.txt").read_text()
 
 
 def github_job(runners: Runners, job: Any, matrix: Mapping[str, Any]) -> tuple[Path, str]:
@@ -150,4 +136,7 @@ def test_the_jobs_of_github(runners: Runners) -> None:
     for matrix in included:
         github_job(runners, jobs["shard"], matrix)
     folder, _ = github_job(runners, jobs["merge"], {})
-    check(folder / "workspace")
+    for cell in ("local-none", "local-omp_1"):
+        trials = folder / "workspace/matrix/plain" / cell
+        assert sorted(path.name for path in trials.glob("trial_?.json")) == ["trial_0.json", "trial_1.json"]
+        assert "trial_1.json" in (trials / "files.txt").read_text()

@@ -203,10 +203,8 @@ def test_a_rank_that_fails_once_is_started_again(restarted: tuple[Stage, pytest.
     assert {"rank 0 prints\n", "rank 1 prints\n"} <= logs
     for number in (0, 1):
         assert [artifact for artifact in kept if f"attempt_{number}/" in artifact] != []
-
-
-def test_the_last_attempt_is_the_trials(restarted: tuple[Stage, pytest.RunResult]) -> None:
-    trial = restarted[0].trial("FailsAlways/trial_0.json")
+    # Of one that fails always, the last attempt is the trial's.
+    trial = stage.trial("FailsAlways/trial_0.json")
     assert (trial["exit_status"], trial["failure"]["message"]) == ("workload_failed", "rank 1: attempt 1")
     assert [attempt["failure"]["message"] for attempt in trial["elastic"]["attempts"]] == ["rank 1: attempt 0"]
     assert trial["elastic"]["states"][-1]["state"] == "FAILED"

@@ -36,9 +36,9 @@ SMOKE = (
     "tests/probe/test_probe_torch.py",
     "tests/acceptance/test_elastic.py::test_the_life_of_the_worker_group_and_the_result_of_each_rank_are_recorded",
     "tests/acceptance/test_elastic.py::test_a_rank_that_fails_once_is_started_again",
-    "tests/acceptance/test_elastic.py::test_the_last_attempt_is_the_trials",
     "tests/acceptance/test_elastic.py::test_a_rank_that_ignores_sigterm_is_not_waited_for",
     "tests/acceptance/test_elastic.py::test_no_rank_outlives_its_agent",
+    "tests/acceptance/test_elastic.py::test_both_are_so_under_torchrun",
     "tests/acceptance/test_elastic.py::test_the_flight_recorder_tells_who_is_missing_where_stacks_do_not",
     "tests/acceptance/test_elastic.py::test_the_options_reach_the_ranks_and_local_results_are_put_together",
 )
