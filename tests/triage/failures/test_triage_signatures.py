@@ -61,13 +61,58 @@ def test_a_trial_that_is_ok_has_none() -> None:
 def test_an_exception_is_placed_in_the_users_code() -> None:
     found = raised("RuntimeError", "loss is nan at step 17")
     assert found == Signature("exception", "run", "RuntimeError", "", "train.py:88 in step", "loss is nan at step #")
-    assert found.text == "loss is nan at step # (train.py:88 in step)"
 
 
-def test_the_type_is_shown_where_the_message_alone_says_less() -> None:
-    assert raised("KeyError", "'a'").text == "KeyError: 'a' (train.py:88 in step)"
-    assert raised("KeyError", "'a'") != raised("KeyError", "'b'")
-    assert raised("KeyError", "").text == "KeyError (train.py:88 in step)"
+def crash(name: str, text: str) -> Signature:
+    return signature("signal", signal=name, message=f"ended by {name} in run(), after step 7", traceback=text)
+
+
+def hang(kind: str, message: str) -> Signature:
+    return signature(kind, status="timeout", message=message)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (raised("RuntimeError", "loss is nan at step 17"), "loss is nan at step # (train.py:88 in step)"),
+        # The type is shown where the message alone says less.
+        (raised("KeyError", "'a'"), "KeyError: 'a' (train.py:88 in step)"),
+        (raised("KeyError", ""), "KeyError (train.py:88 in step)"),
+        (raised("SystemExit", "sys.exit('no 3')", exit_code="no 3"), "sys.exit('no #') (train.py:88 in step)"),
+        # In the thread that has crashed, in the innermost function that is known.
+        (crash("SIGSEGV", CRASH), "SIGSEGV in linear (train.py:88 in step)"),
+        (crash("SIGSEGV", CRASH + NATIVE), "SIGSEGV in hipblasLtMatmul (train.py:88 in step)"),
+        (signature("signal", "launch", signal="SIGKILL", message="..."), "SIGKILL in launch"),
+        *(
+            (crash("SIGABRT", f"{said}\n{CRASH}"), f"SIGABRT: {message} (train.py:88 in step)")
+            for said, message in {
+                "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error 7": "CUDA error 7",
+                "terminate called without an active exception": "terminate called without an active exception",
+                "double free or corruption (out)": "double free or corruption (out)",
+                "*** stack smashing detected ***: terminated": "*** stack smashing detected ***",
+                "a.out: x.c:12: main: Assertion `n > 0' failed.": "Assertion `n > #' failed",
+                "Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f. Reason: Unknown.": (
+                    "Memory access fault by GPU"
+                ),
+            }.items()
+        ),
+        *(
+            (hang(kind, f"{message}{location}"), f"{kind}{where}")
+            for kind, message in {
+                "timeout": "the deadline of 8 s passed in run(), after step 3 of 10",
+                "stall": "no progress for 5 s in run()",
+            }.items()
+            for location, where in {
+                "": " in run()",
+                "; step() at train.py line 88": " (train.py:88 in step)",
+                "; all_reduce in step() at train.py line 88": " in all_reduce (train.py:88 in step)",
+                "; train.py line 3": " (train.py:3)",
+            }.items()
+        ),
+    ],
+)
+def test_the_text_of_a_failure(found: Signature, text: str) -> None:
+    assert found.text == text
 
 
 @pytest.mark.parametrize(
@@ -115,59 +160,6 @@ def test_an_exit_code_is_told_apart_by_what_the_output_says_but_for_that_of_a_ra
 
     assert said() == "exit code 1 (oom) in run()"
     assert said(rank=1) == "exit code 1 in run() of a rank"  # the lines are of all ranks
-
-
-def test_what_a_process_gives_to_sys_exit_is_a_message() -> None:
-    assert signature("exit_code", exit_code=3) != signature("exit_code", exit_code=4)
-    assert raised("SystemExit", "sys.exit('no 3')", exit_code="no 3").text == "sys.exit('no #') (train.py:88 in step)"
-
-
-def test_a_crash_is_placed_in_the_thread_that_has_crashed() -> None:
-    found = signature("signal", signal="SIGSEGV", message="ended by SIGSEGV in run(), after step 7", traceback=CRASH)
-    assert found == Signature("signal", "run", "SIGSEGV", "", "train.py:88 in step", "linear")
-    assert found.text == "SIGSEGV in linear (train.py:88 in step)"
-
-
-def test_a_crash_in_c_is_in_the_innermost_function_that_is_known() -> None:
-    found = signature("signal", signal="SIGSEGV", traceback=CRASH + NATIVE)
-    assert found.text == "SIGSEGV in hipblasLtMatmul (train.py:88 in step)"
-    assert signature("signal", "launch", signal="SIGKILL", message="...").text == "SIGKILL in launch"
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error 700", "CUDA error 700"),
-        ("terminate called without an active exception", "terminate called without an active exception"),
-        ("double free or corruption (out)", "double free or corruption (out)"),
-        ("*** stack smashing detected ***: terminated", "*** stack smashing detected ***"),
-        ("a.out: x.c:12: main: Assertion `n > 0' failed.", "Assertion `n > #' failed"),
-        (
-            "Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f. Reason: Unknown.",
-            "Memory access fault by GPU",
-        ),
-    ],
-)
-def test_an_abort_says_what_the_process_has_said(said: str, message: str) -> None:
-    found = signature("signal", signal="SIGABRT", traceback=f"{said}\n{CRASH}")
-    assert found.message == message
-    assert found.text == f"SIGABRT: {message} (train.py:88 in step)"
-
-
-@pytest.mark.parametrize(
-    ("location", "text"),
-    [
-        ("", "timeout in run()"),
-        ("; step() at train.py line 88", "timeout (train.py:88 in step)"),
-        ("; all_reduce in step() at train.py line 88", "timeout in all_reduce (train.py:88 in step)"),
-        ("; train.py line 3", "timeout (train.py:3)"),
-    ],
-)
-def test_a_hang_says_where_it_was(location: str, text: str) -> None:
-    message = f"the deadline of 8 s passed in run(), after step 3 of 10{location}"
-    assert signature("timeout", status="timeout", message=message).text == text
-    stalled = signature("stall", status="timeout", message=f"no progress for 5 s in run(){location}")
-    assert stalled.text == text.replace("timeout", "stall")
 
 
 @pytest.mark.parametrize(("blamed", "where"), [(1, "train.py:12 in load"), (None, "train.py:88 in step")])
