@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.fake_distributions import write_distribution
 from support.stage import Stage
 
 from pytest_aorta.collectors.contract import Collector, CollectorError, Summary, load
@@ -139,10 +140,8 @@ def test_the_example_runs_beside_a_collector_that_raises_and_writes_too_much(sta
                 in_process = Path(__file__).with_name("raises_in_rank.py")
         """
     )
-    info = "stage_collectors-1.0.dist-info"
-    stage.write_file(f"{info}/METADATA", "Metadata-Version: 2.1\nName: stage-collectors\nVersion: 1.0\n")
-    lines = "[aorta.collectors]\nslow_steps = slow_steps:SlowSteps\nraises = raises:Raises\n"
-    stage.write_file(f"{info}/entry_points.txt", lines)
+    named = {"slow_steps": "slow_steps:SlowSteps", "raises": "raises:Raises"}
+    write_distribution(stage.path, "stage-collectors", {"aorta.collectors": named})
 
     arguments = ("--aorta-command", f"{sys.executable} train.py", "--aorta-trials", "2")
     done = stage.run(*arguments, "--aorta-collect", "slow_steps,raises")

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from support.fake_distributions import write_distribution
 from support.stage import Stage
 from support.triage_facts import CRASH, trials
 
@@ -186,16 +187,9 @@ _SEES_IN_RANK = """
 @pytest.mark.slow
 def test_failed_trials_are_run_again_with_collectors_also_behind_xdist(stage: Stage) -> None:
     stage.write(flaky=_FLAKY, sees=_SEES, sees_in_rank=_SEES_IN_RANK)
-    info = "stage_collectors-1.0.dist-info"
-    stage.write_file(f"{info}/METADATA", "Metadata-Version: 2.1\nName: stage-collectors\nVersion: 1.0\n")
-    stage.write_file(f"{info}/entry_points.txt", "[aorta.collectors]\nsees = sees:Sees\n")
-    arguments = (
-        "flaky.py",
-        "--aorta-trials=6",
-        "--aorta-collect=sees",
-        "--aorta-extra-env=API_TOKEN=hush-12345678",
-        "--aorta-seed=2",
-    )
+    write_distribution(stage.path, "stage-collectors", {"aorta.collectors": {"sees": "sees:Sees"}})
+    given = ("--aorta-trials=6", "--aorta-seed=2", "--aorta-extra-env=API_TOKEN=hush-12345678")
+    arguments = ("flaky.py", "--aorta-collect=sees", *given)
     done = stage.run(*arguments, "-n2", "--aorta-collect-on-failure")
 
     all_trials = stage.trials()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_distributions import install
 
 from pytest_aorta.trials import loading as aorta
 from pytest_aorta.trials.loading import ConfigError, describe
@@ -61,15 +62,12 @@ def test_launcher_variables_are_no_defaults_of_a_workload() -> None:
 def test_an_entry_point_may_say_the_variables_instead_of_the_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = tmp_path / "queues-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: queues\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(
-        "[aorta.workloads]\nqueues = queues:Queues\nother = queues:Other\n"
-        "[aorta.workload_startup_env]\nqueues = queues:startup\n"
-    )
-    (tmp_path / "queues.py").write_text("def startup(config):\n    return {'QUEUES': str(config.get('queues', 4))}\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    groups = {
+        "aorta.workloads": {"queues": "queues:Queues", "other": "queues:Other"},
+        "aorta.workload_startup_env": {"queues": "queues:startup"},
+    }
+    startup = "def startup(config):\n    return {'QUEUES': str(config.get('queues', 4))}\n"
+    install(monkeypatch, tmp_path, "queues", groups, {"queues": startup})
     queues = declaring(isolated_startup_env=staticmethod(lambda config: {"OTHER": "1"}))
     queues.__module__ = "queues"
     queues.__qualname__ = "Queues"
