@@ -1,22 +1,29 @@
-"""Whatever was seen of a trial, however it went and wherever it broke off, there is one complete record of it."""
+"""What a record says: of how a trial went, wherever it broke off; how it was run; and what its environment claims."""
 
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from hypothesis import event as note
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.plans import SPEC
 
-from pytest_aorta.launch.environment import PreparedCell, WorkloadInfo
+from pytest_aorta.launch.environment import Inherited, PreparedCell, WorkloadInfo
 from pytest_aorta.launch.launch_mode import LaunchPlan
-from pytest_aorta.launch.record import build_record
+from pytest_aorta.launch.record import build_record, check_claims, overall, request_of, warning_of
+from pytest_aorta.probe.collect import EnvSnapshot
+from pytest_aorta.registry import Environment
+from pytest_aorta.trials.execution import ElasticOptions, Execution, Limits, Resources
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.outcome import Observation, conclude
 from pytest_aorta.trials.records import Failure, Phase, RankRecord, ResultRecord
-from pytest_aorta.trials.result import ExitStatus, TrialResult
+from pytest_aorta.trials.result import ExitStatus, Request, RequestedEnvironment, TrialResult
 from pytest_aorta.trials.workload import read_result
 
 Event = Any  # as it comes through a channel
@@ -179,3 +186,181 @@ def test_no_combination_is_without_a_record(
         assert status == "infrastructure_failed"
     elif timed_out:
         assert status == "timeout"
+
+
+# How a trial was run.
+
+INHERITED = Inherited({"FLAG": "ambient", "HF_TOKEN": "canary"}, "/here", ("/added", f"{sys.prefix}/lib/x"))
+
+
+def of(seed: int | None = None, timeout: float | None = None, **changed: object) -> Request:
+    return request_of(replace(SPEC, **changed), INHERITED, seed=seed, timeout=timeout)  # type: ignore[arg-type]
+
+
+def test_every_field_of_an_environment_but_its_variables_is_requested() -> None:
+    assert set(RequestedEnvironment.model_fields) == {field.name for field in fields(Environment)} - {"env"}
+
+
+def test_secrets_are_named_and_left_out() -> None:
+    request = of(
+        overlay={"API_KEY": "canary", "CACHE": "redis://u:canary@h", "FLAG": "on"},
+        watched=("FLAG", "HF_TOKEN", "OTHER"),
+        environment=Environment("e", launcher=("env", "A_TOKEN=canary", "--key", "canary"), source_package="test"),
+        resources=Resources(hosts=("ssh=gpu7//env:TOKEN=canary",)),
+    )
+
+    assert request.overlay == {"API_KEY": "<redacted>", "CACHE": "<redacted>", "FLAG": "on"}
+    assert request.ambient["FLAG"] == "ambient"
+    assert request.ambient["HF_TOKEN"] == "<redacted>"
+    assert request.ambient["OTHER"] is None
+    assert request.environment.launcher == ["env", "A_TOKEN=<redacted>", "--key", "<redacted>"]
+    assert request.resources.hosts == ("ssh=gpu7//env:TOKEN=...",)
+    assert "canary" not in request.model_dump_json()
+
+
+def test_a_deadline_that_overrides_is_the_one_that_counts() -> None:
+    assert of(limits=Limits(timeout=5)).limits.timeout == 5
+    assert of(limits=Limits(timeout=5), timeout=2).limits.timeout == 2
+
+
+def test_the_seed_is_the_given_one_else_that_of_the_request() -> None:
+    assert of().seed is None
+    assert of(seed=3).seed == 3
+    seeded = replace(SPEC, execution=Execution(seed=7))
+    assert request_of(seeded, INHERITED).seed == seeded.seed
+    assert request_of(seeded, INHERITED).run_seed == 7
+
+
+def test_of_the_agent_s_options_those_are_kept_that_were_given() -> None:
+    execution = Execution(elastic=ElasticOptions(max_restarts=2, nnodes=(1, 2)))
+
+    assert of().elastic == {}
+    assert of(execution=execution).elastic == {"max_restarts": 2, "nnodes": [1, 2]}
+
+
+def test_folders_of_the_interpreter_are_not_listed() -> None:
+    request = of()
+
+    assert (request.interpreter, request.cwd, request.sys_path) == (sys.executable, "/here", ["/added"])
+    venv = of(environment=Environment("v", venv="/venv", source_package="test"))
+    assert (venv.interpreter, venv.sys_path) == ("/venv/bin/python", [])
+
+
+# What its environment claims, against what the trial has seen.
+
+DIGEST = "sha256:" + "a" * 64
+
+
+def environment(**fields: Any) -> Environment:
+    return Environment("e", source_package="test", **fields)
+
+
+def verified(claimed: Environment, env: dict[str, Any], digest: str | None = None) -> bool | None:
+    return overall(check_claims(claimed, env, digest))
+
+
+def within(**container: Any) -> dict[str, Any]:
+    return {"runtime_context": {"container": {"kind": "podman", "image": None, "image_id": None, **container}}}
+
+
+HOST = {"runtime_context": {"container": None}, "torch": {"hip": None}, "accelerator": {"rocm": None}}
+UNKNOWN = EnvSnapshot.unavailable("it died").to_dict()
+
+
+@pytest.mark.parametrize(
+    ("image", "env", "expected", "finding"),
+    [
+        ("lab/x", HOST, False, "the trial ran in no container"),
+        ("lab/x", UNKNOWN, None, "it is not known"),
+        ("lab/x", within(kind="docker"), None, "in a docker container, which does not show its image"),
+        ("lab/x", within(image="docker.io/lab/x:latest"), True, "of this image"),
+        ("lab/x", within(image="localhost/lab/x:latest"), True, "of this image"),
+        ("ubuntu:24.04", within(image="docker.io/library/ubuntu:24.04"), True, "of this image"),
+        ("lab/x:2", within(image="docker.io/lab/x:1"), False, "container of docker.io/lab/x:1"),
+        ("lab/x@sha256:1", within(image="docker.io/lab/x@sha256:1"), True, "of this image"),
+        ("lab/x@sha256:1", within(image="docker.io/lab/x@sha256:2"), False, "of docker.io/lab/x@sha256:2"),
+        ("lab/x:1", within(image="docker.io/lab/x@sha256:2"), None, "of docker.io/lab/x@sha256:2"),
+        ("localhost:5000/x", within(image="localhost:5000/x:latest"), True, "of this image"),
+        ("/images/x.sif", within(kind="singularity", image="/images/../images/x.sif"), True, "of this image"),
+        ("/images/x.sif", within(kind="singularity", image="/images/y.sif"), False, "of /images/y.sif"),
+    ],
+)
+def test_an_image(image: str, env: dict[str, Any], expected: bool | None, finding: str) -> None:
+    claimed = environment(docker=image)
+    [claim] = check_claims(claimed, env)
+
+    assert (claim.claim, claim.verified) == (f"image {image}", expected)
+    assert finding in claim.found
+    assert (warning_of(claimed, [claim]) is None) == (expected is not False)
+
+
+def test_the_id_of_an_image_counts_more_than_its_name_and_for_an_entered_one_any_container_will_do() -> None:
+    env = within(image="lab/x:latest", image_id="a" * 64)
+    assert verified(environment(docker="lab/renamed"), env, DIGEST) is True
+    assert verified(environment(docker="lab/x"), env, "sha256:" + "b" * 64) is False
+
+    entered = environment(docker="lab/x", enter=True)
+    assert verified(entered, within()) is True
+    assert verified(entered, HOST) is None
+
+
+def test_a_venv_by_the_prefix_of_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "link").symlink_to("venv")
+    here = environment(venv=str(tmp_path / "link"))
+
+    assert verified(here, {"python": {"prefix": str(tmp_path / "venv")}}) is True
+    [other] = check_claims(here, {"python": {"prefix": "/usr"}})
+    assert (other.verified, other.found) == (False, "the interpreter's prefix is /usr")
+    assert verified(here, UNKNOWN) is None
+
+
+@pytest.mark.parametrize(
+    ("claimed", "hip", "installed", "expected"),
+    [
+        ("7.0", "7.0.51831-a1b2c3", None, True),
+        ("7.0.2", None, "7.0.2-115", True),
+        ("rocm-7.0", None, "7.0.2-115", True),
+        ("7.0.1", None, "7.0.2-115", False),
+        ("7.0", "6.4.43482-x", "6.4.1-83", False),
+        ("7.0", "7.0.51831", "6.4.1-83", True),
+        ("7", None, "7.0.2-115", True),
+        ("7.0", None, None, False),
+    ],
+)
+def test_a_release_of_rocm(claimed: str, hip: str | None, installed: str | None, expected: bool) -> None:
+    rocm = None if installed is None else {"path": "/opt/rocm-x", "version": installed}
+
+    [claim] = check_claims(environment(rocm=claimed), {"torch": {"hip": hip}, "accelerator": {"rocm": rocm}})
+
+    assert claim.verified is expected
+    assert (hip or installed or "there is no ROCm") in claim.found
+
+
+def test_rocm_by_its_path_or_by_the_wheel_of_a_torch_that_was_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "rocm-7.0").mkdir()
+    (tmp_path / "rocm").symlink_to("rocm-7.0")
+    there = {"accelerator": {"rocm": {"path": str(tmp_path / "rocm-7.0"), "version": "7.0"}}}
+    assert verified(environment(rocm=str(tmp_path / "rocm")), there) is True
+    assert verified(environment(rocm="/opt/rocm-6"), there) is False
+
+    def of(version: str, **more: Any) -> bool | None:
+        return verified(environment(rocm="7.0"), {"torch": {"imported": False, "version": version}, **more})
+
+    assert (of("2.9.0+rocm7.0"), of("2.9.0+rocm6.4"), of("2.9.0a0+git123")) == (True, False, None)
+    assert of("2.9.0a0+git123", accelerator={"rocm": None}) is False
+    assert verified(environment(rocm="7.0"), UNKNOWN) is None
+
+
+def test_of_several_claims_a_false_one_decides_and_the_warning_has_it_alone() -> None:
+    claims = environment(docker="lab/x", rocm="7.0")
+
+    found = check_claims(claims, {**within(image="lab/x"), "torch": {"hip": "6.4"}})
+
+    assert [claim.verified for claim in found] == [True, False]
+    assert overall(found) is False
+    assert warning_of(claims, found) == (
+        "trials of the environment 'e' (test) do not run in it: ROCm 7.0: torch was built for HIP 6.4"
+    )
+    assert verified(claims, {**within(), "torch": {"hip": "7.0"}}) is None
+    assert verified(environment(launcher=("nice",)), HOST) is None
