@@ -43,31 +43,21 @@ class Tells(_Base):
 
 
 class Plays(_Base):
-    """Trial after trial plays one part of ``config["script"]``, whose parts are separated by dots."""
+    """Each trial plays its part of ``config["script"]``, whose parts are separated by dots."""
 
     def setup(self) -> None:
-        self.part = str(self.config["script"]).split(".")[ordinal()]
-        self.play("setup_")
+        self.part = str(self.config["script"]).split(".")[int(os.environ["AORTA_TRIAL_INDEX"])]
+        if self.part == "setup_raises":
+            raise RuntimeError("as the script says")
 
     def run(self) -> Any:
-        self.play("")
-        return {"passed": self.part != "returns_false", "metrics": {"part": self.part}}
-
-    def play(self, prefix: str) -> None:
-        act = getattr(self, self.part, None) if self.part.startswith(prefix) else None
-        if act is not None and (prefix or not self.part.startswith("setup_")):
-            act()
-
-    def raises(self) -> None:
-        raise RuntimeError("as the script says")
-
-    setup_raises = raises
-
-    def segfaults(self) -> None:
-        ctypes.string_at(0)
-
-    def hangs(self) -> None:
-        time.sleep(FOREVER)
+        if self.part == "raises":
+            raise RuntimeError("as the script says")
+        if self.part == "segfaults":
+            ctypes.string_at(0)
+        if self.part == "hangs":
+            time.sleep(FOREVER)
+        return {"passed": self.part != "returns_false"}
 
 
 class Held(_Base):
@@ -92,14 +82,6 @@ class Breaks(_Base):
         raise ValueError("as ever")
 
 
-def ordinal() -> int:
-    """How many processes have asked before, in this folder."""
-    with Path("asked").open("a+") as file:
-        file.write("x")
-        file.flush()
-        return file.tell() - 1
-
-
 class Solo(_Base):
     """Runs in one process only, and leaves a trace when it is set up."""
 
@@ -110,8 +92,3 @@ class Solo(_Base):
 class Pair(Solo):
     launch_mode = "distributed"
     min_world_size = 2
-
-
-class Quartet(Solo):
-    launch_mode = "distributed"
-    min_world_size = 4
