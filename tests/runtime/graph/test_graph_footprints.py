@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.runtime import graph as module
 from pytest_aorta.runtime.graph import Footprint
 from pytest_aorta.runtime.tensors import footprint_of
 
@@ -84,15 +82,6 @@ def test_no_layout_hides_a_byte(one: torch.Tensor, other: torch.Tensor) -> None:
         assert theirs <= mine
     assert first.empty == (not mine)
     assert first.empty or first.stop == max(mine) + 1
-
-
-def test_a_question_that_is_too_hard_counts_as_overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    even, odd = footprint_of(MATRIX[:, ::2]), footprint_of(MATRIX[:, 1::2])
-    assert not even.overlaps(odd)
-
-    monkeypatch.setattr(module, "_EFFORT", 0)
-
-    assert even.overlaps(odd)
 
 
 def test_many_unlike_strides_are_answered_at_once() -> None:

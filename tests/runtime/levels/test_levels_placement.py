@@ -218,18 +218,6 @@ def test_a_released_consumer_uses_its_own_queue_once(bench_of: MakeBench) -> Non
     assert bench.news() == []
 
 
-def test_a_task_for_any_worker_goes_to_an_idle_one(bench_of: MakeBench) -> None:
-    bench = bench_of(nexts=2)
-    bench.submit("a", worker=0)
-    for name in ("b", "c", "d"):
-        bench.submit(name)
-    assert bench.news() == ["a on next 0", "b on next 1"]
-
-    bench.end(bench.next[1])
-    bench.end(bench.next[0])
-    assert bench.news() == ["c on next 1", "d on next 0"]
-
-
 def test_a_sub_group_waits_for_enough_workers_and_is_not_overtaken(bench_of: MakeBench) -> None:
     bench = bench_of(subs=3)
     bench.submit_sub("a")

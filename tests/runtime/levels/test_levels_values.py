@@ -40,11 +40,6 @@ def raise_it(args: Any) -> None:
     raise args.config() if callable(args.config) else args.config
 
 
-def build_with(orch: Orchestrator, args: Any, config: Any) -> Any:
-    """At level 3: what it was given, and what a SUB task makes of it."""
-    return config, args.scalars
-
-
 VALUES = [
     {1: "int", "1": "text", (2, 3): None},
     {4, 5},
@@ -131,19 +126,6 @@ def test_exceptions_come_back_as_their_own_type(worker: Worker) -> None:
         assert "in raise_it" in str(got.__cause__)
     for make in (lambda: Broken(1, 2), KeyboardInterrupt, lambda: SystemExit(3)):
         assert type(ended_with(make)) is TaskError
-
-
-def test_values_pass_through_levels() -> None:
-    with Worker(4, grace=0.1) as top:
-        top.add_worker(Worker(3, num_sub_workers=1))
-        build_below = top.register(build_with)
-
-        def below(orch: Orchestrator, _: Any, config: Any) -> None:
-            first = orch.submit_next_level(build_below, TaskArgs().add_scalar({1}), {2: 3})
-            second = orch.submit_next_level(build_below, TaskArgs().add_scalar(first), [first])
-            assert second.result() == ([({2: 3}, ({1},))], (({2: 3}, ({1},)),))
-
-        top.run(below)
 
 
 # Many small calls with few tasks
