@@ -1,4 +1,4 @@
-"""The mitigations that come with the package, and what those for CPUs do to a real torch."""
+"""The mitigations that come with the package, what those for CPUs do to a real torch, and how names are looked up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import sys
 
 import pytest
 
-from pytest_aorta.registry import BUILTIN_MITIGATIONS, Registry, mitigation_from
+from pytest_aorta.registry import (
+    BUILTIN_MITIGATIONS,
+    Environment,
+    Mitigation,
+    Registry,
+    UnknownMitigationError,
+    mitigation_from,
+)
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 GLIBC = platform.libc_ver()[0] == "glibc"
@@ -79,3 +86,37 @@ def test_fresh_memory_is_filled_and_larger_blocks_get_a_mapping_of_their_own() -
     )
     assert int(seen_by_a_process_with("mmap_always", code)) > 30
     assert int(seen_by_a_process_with("none", code)) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"docker": "image", "venv": "/v", "rocm": "7.0"}, "docker"),
+        ({"venv": "/v", "rocm": "7.0"}, "venv"),
+        ({"rocm": "7.0"}, "rocm"),
+        ({}, "local"),
+    ],
+)
+def test_the_kind_of_an_environment_is_the_outermost_thing_it_asks_for(fields: dict[str, str], kind: str) -> None:
+    assert Environment("x", source_package="here", **fields).kind == kind  # type: ignore[arg-type]
+
+
+def test_the_values_of_variables_do_not_show_in_representations() -> None:
+    secret = {"TOKEN": "hunter2"}
+
+    assert "hunter2" not in repr(Mitigation("m", secret, "here"))
+    assert "hunter2" not in repr(Environment("e", env=secret, source_package="here"))
+
+
+def test_a_variable_is_a_mitigation_of_its_own_name() -> None:
+    registry = Registry.load()
+    assert dict(registry.mitigation("OMP_NUM_THREADS=1").env) == {"OMP_NUM_THREADS": "1"}
+    assert dict(registry.mitigation("A=").env) == {"A": ""}
+    for wrong in ("1A=2", "=2", "A=\0", "A=\n"):
+        with pytest.raises(UnknownMitigationError):
+            registry.mitigation(wrong)
+
+
+def test_a_typo_gets_a_suggestion_whatever_its_case() -> None:
+    with pytest.raises(UnknownMitigationError, match=r"did you mean 'tf32_off'\?"):
+        Registry.load().mitigation("TF32-OFF")

@@ -40,14 +40,13 @@ def test_default_run_passes_and_reports_every_shape_and_type() -> None:
 class OneWrongElement(Gemm):
     """One element is off by ``shift`` times its value's magnitude."""
 
-    index: tuple[int, ...] = (2, 3)
     shift = 0.02
 
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
         product = super()._product(left, right)
         if product.shape[-1] > 3:
             shift = self.shift * product.abs().max()
-            product[self.index] += shift if product.is_floating_point() else 1
+            product[2, 3] += shift if product.is_floating_point() else 1
         return product
 
 
@@ -72,10 +71,9 @@ class NotFinite(OneWrongElement):
 def test_result_that_is_not_finite_never_passes(dtype: str) -> None:
     result = run(NotFinite, dtypes=(dtype,))
 
+    numbers = (result.failure_details[0]["actual"], result.metrics["worst_bound_used"])
     assert not result.passed
-    assert not math.isfinite(result.failure_details[0]["actual"])
-    assert not math.isfinite(result.metrics["worst_bound_used"])
-    assert not math.isfinite(result.metrics["cases"][0]["max_rel_error"])
+    assert not any(map(math.isfinite, (*numbers, result.metrics["cases"][0]["max_rel_error"])))
 
 
 class WrongOnceInThree(Gemm):
