@@ -29,67 +29,60 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def killed_run(base: Path) -> Path:
-    """The folder of a run that was killed when it had one TMPDIR in use, and another one kept."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(base)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    (root,) = base.glob("aorta-tmp-*")
-    return root
-
-
-def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.is_dir())
-
-
-def test_a_folder_is_new_private_and_below_the_one_that_it_replaces(tmp_path: Path) -> None:
+def run_in(base: Path) -> Path:
+    """The TMPDIR of a run that has ended."""
     folders = TemporaryFolders()
-    made = [folders.make(str(tmp_path), "trial") for _ in range(3)]
-    assert len({*made}) == 3
-    for path in made:
-        assert path.resolve().is_relative_to(tmp_path)
-        assert list(path.iterdir()) == []
-        assert path.resolve().parent.stat().st_mode & 0o077 == path.stat().st_mode & 0o077 == 0
+    path = folders.make(str(base), "trial").resolve()
     folders.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_tmpdir_that_cannot_be_used_is_replaced_as_python_does(tmp_path: Path) -> None:
-    folders = TemporaryFolders()
-    assert folders.make(str(tmp_path / "missing"), "trial").resolve().parents[1] == Path(tempfile.gettempdir())
-    folders.close()
+    return path
 
 
 @pytest.mark.parametrize("name", ["short", "long" * 30])
-def test_a_socket_fits(tmp_path: Path, name: str) -> None:
+def test_a_folder_is_new_private_and_below_the_one_that_it_replaces(tmp_path: Path, name: str) -> None:
+    """And a socket fits."""
     base = tmp_path / name
     base.mkdir()
     folders = TemporaryFolders()
-    path = folders.make(str(base), "trial")
+    made = [folders.make(str(base), "trial") for _ in range(3)]
+    assert len({*made}) == 3
+    for path in made:
+        assert path.resolve().is_relative_to(base)
+        assert list(path.iterdir()) == []
+        assert path.resolve().parent.stat().st_mode & 0o077 == path.stat().st_mode & 0o077 == 0
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{path}/{'x' * 40}")
-    assert path.resolve().is_relative_to(base)
-    short = path.parent
+        listener.bind(f"{made[0]}/{'x' * 40}")
     folders.close()
     assert list(base.iterdir()) == []
-    assert not os.path.lexists(short)
+    assert not os.path.lexists(made[0].parent)
 
 
-def test_the_next_run_removes_what_a_killed_one_has_left_and_leaves_what_is_kept(tmp_path: Path) -> None:
-    root = killed_run(tmp_path)
-    assert names(root) == ["0", "1"]
+def test_a_tmpdir_that_cannot_be_used_is_replaced_as_python_does(tmp_path: Path) -> None:
+    assert run_in(tmp_path / "missing").parents[1] == Path(tempfile.gettempdir())
 
-    folders = TemporaryFolders()
-    folders.make(str(tmp_path), "trial")
-    assert names(root) == ["1"]
-    folders.close()
 
+def test_the_next_run_on_the_host_removes_what_a_killed_one_has_left_and_leaves_what_is_kept(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (root,) = tmp_path.glob("aorta-tmp-*")
+
+    def left() -> list[str]:
+        return sorted(path.name for path in root.iterdir() if path.is_dir())
+
+    (lock,) = root.glob(".lock.*")
+    host = lock.read_text()
+    lock.write_text("another-host\nanother-boot")
+    run_in(tmp_path)
+    assert left() == ["0", "1"]
+
+    lock.write_text(host)
+    run_in(tmp_path)
+    assert left() == ["1"]
     assert (root / "1.kept").stat().st_mtime > time.time() + (KEPT_DAYS * 24 - 1) * 3600
+
     passed = time.time() - 1
     os.utime(root / "1.kept", (passed, passed))
-    folders = TemporaryFolders()
-    folders.make(str(tmp_path), "trial")
+    run_in(tmp_path)
     assert not root.exists()
-    folders.close()
 
 
 def test_what_a_living_run_uses_stays_and_so_does_what_is_not_of_a_run(tmp_path: Path) -> None:
@@ -99,23 +92,12 @@ def test_what_a_living_run_uses_stays_and_so_does_what_is_not_of_a_run(tmp_path:
     foreign.mkdir()
     (foreign / "data").touch()
 
-    other = TemporaryFolders()
-    other.make(str(tmp_path), "trial")
-    other.close()
+    run_in(tmp_path)
+
     assert path.exists()
     assert (foreign / "data").exists()
     living.close()
     assert list(tmp_path.iterdir()) == [foreign]
-
-
-def test_runs_of_other_hosts_are_left_alone(tmp_path: Path) -> None:
-    root = killed_run(tmp_path)
-    (lock,) = root.glob(".lock.*")
-    lock.write_text("another-host\nanother-boot")
-    folders = TemporaryFolders()
-    folders.make(str(tmp_path), "trial")
-    folders.close()
-    assert names(root) == ["0", "1"]
 
 
 def test_ranks_of_one_launcher_share_and_the_last_one_cleans_up(tmp_path: Path) -> None:
