@@ -59,6 +59,8 @@ BAD = {
         (*PLAIN, "--aorta-where", "/lr<1"),
         "--aorta-where '/lr<1': no trial .* has /lr; there are /wor",
     ),
+    "replay": (("--aorta-replay", "none.json"), "--aorta-replay: .*/none.json: No such file or directory"),
+    "broken replay": (("--aorta-replay", "broken.json"), "--aorta-replay: .*/broken.json: no record of a trial: it is"),
     "report": ((*PLAIN, "--aorta-report", "x/y.html"), "--aorta-report x/y.html: the folder .*/x does not exist; exp"),
     "config of torch's": (("heavy.py", "--aorta-config", "siez=2"), "Heavy has no option 'siez'; valid: size, steps"),
     "no script": (
