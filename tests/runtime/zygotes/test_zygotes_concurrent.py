@@ -213,19 +213,26 @@ def test_a_task_that_its_parent_forgets_is_ended(zygote: Zygote) -> None:
 # Beginnings that fail.
 
 
-def test_a_fork_that_fails_is_an_error_with_its_reason_and_the_next_one_works(nursery: Nursery) -> None:
+def test_a_fork_that_fails_and_a_child_that_dies_before_its_task_are_errors_and_the_next_one_works(
+    nursery: Nursery,
+) -> None:
     zygote = concurrent(
         nursery,
         """
     import errno, os
-    fork = os.fork
+    fork, setsid = os.fork, os.setsid
 
     def fork_or_not():
         if os.path.exists("full"):
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return fork()
 
-    os.fork = fork_or_not
+    def setsid_or_die():
+        setsid()
+        if os.path.exists("deadly"):
+            os._exit(3)
+
+    os.fork, os.setsid = fork_or_not, setsid_or_die
         """,
     )
     task, _ = begin(zygote)
@@ -233,29 +240,11 @@ def test_a_fork_that_fails_is_an_error_with_its_reason_and_the_next_one_works(nu
     with pytest.raises(ZygoteError, match=r"the zygote cannot fork: \[Errno 11\] Resource temporarily unavailable"):
         begin(zygote)
     (nursery.path / "full").unlink()
-    let_go(begin(zygote)[0])
-    let_go(task)
-
-
-def test_a_child_that_dies_before_its_task_comes_is_an_error(nursery: Nursery) -> None:
-    zygote = concurrent(
-        nursery,
-        """
-    import os
-    setsid = os.setsid
-
-    def setsid_or_die():
-        setsid()
-        if os.path.exists("deadly"):
-            os._exit(3)
-
-    os.setsid = setsid_or_die
-        """,
-    )
     (nursery.path / "deadly").touch()
     assert end_of(zygote.start_task({"large": "x" * 10**7})).returncode == 3
     (nursery.path / "deadly").unlink()
     let_go(begin(zygote)[0])
+    let_go(task)
 
 
 # The ends of others.
