@@ -8,6 +8,7 @@ import re
 import numpy  # noqa: F401  (a stage takes back what was imported on it, and numpy cannot be imported twice)
 import pytest
 import scipy.special  # noqa: F401  (as numpy)
+from support.projects import short_status
 from support.recipes import noted
 from support.stage import Stage
 from support.terminal import Terminal, finish, start_pytest
@@ -109,6 +110,28 @@ def test_a_command_on_each_trial_follows_only_those_that_are_ok(stage: Stage) ->
     result.assert_outcomes(passed=5, failed=2, skipped=2)
     result.stdout.fnmatch_lines(["SKIPPED*compare?local-none-1?: matrix?local-none-1? failed"])
     assert (stage.path / "workspace/matrix/shaky/local-fix/trial_1/listing").exists()
+
+
+@pytest.mark.slow
+def test_a_changed_value_runs_what_it_is_about_and_status_said_so_before(stage: Stage) -> None:
+    stage.run_here("aorta.toml").assert_outcomes(passed=5, failed=2)
+    known = stage.trials("workspace")
+
+    def run_again() -> list[str]:
+        before = {**known}
+        stage.run_here("aorta.toml").assert_outcomes(passed=5, failed=2)
+        known.update((path, stage.trial(path, "workspace")) for path in before)
+        return [path for path in before if known[path] != before[path]]
+
+    cells = {name: [f"matrix/shaky/local-{name}/trial_{index}.json" for index in (0, 1)] for name in ("fix", "none")}
+    stage.write_registry(mitigations={"fix": {"FIXED": "2"}})
+    assert short_status() == {"smoke": [1, 0, 0, 0, 0, 0], "matrix": [0, 2, 2, 0, 0, 0], "compare": [2, 0, 0, 0, 0, 0]}
+    assert run_again() == cells["fix"]
+    change(stage, "trials = 2", "trials = 2\nconfig = {bad = 2}")
+    assert short_status() == {"smoke": [1, 0, 0, 0, 0, 0], "matrix": [0, 0, 4, 0, 0, 0], "compare": [0, 0, 2, 0, 0, 0]}
+    assert run_again() == [*cells["fix"], *cells["none"]]
+    assert short_status() == {"smoke": [1, 0, 0, 0, 0, 0], "matrix": [2, 2, 0, 0, 0, 0], "compare": [2, 0, 0, 0, 0, 0]}
+    assert len(list((stage.path / "workspace").rglob(".history/**/trial_*.json"))) == 6
 
 
 @pytest.mark.slow
