@@ -101,8 +101,8 @@ def assert_named(stage: Stage, lines: tuple[Line, ...], *python: str) -> None:
         stage.copy(script)
     commands = [word for line in lines for word in ("--aorta-command", line.command)]
     stage.command(
-        *(*(python or PYTEST[:1]), *PYTEST[1:], *commands, "--aorta-trials", "1", "--aorta-timeout", "90"),
-        *("--aorta-slots", "3"),
+        *(*(python or PYTEST[:1]), *PYTEST[1:], *commands),
+        *("--aorta-trials", "1", "--aorta-timeout", "90", "--aorta-slots", "3"),
         env={"HF_HUB_OFFLINE": "1", **({"PATH": f"{Path(python[0]).parent}:/usr/bin:/bin"} if python else {})},
     )
     records = {record["config"]["command"]: record for record in stage.trials().values()}
