@@ -43,8 +43,11 @@ LIMIT = 5.0
 LOOK = 0.005
 
 
-#: Tasks that are forked before the memory goes into huge pages: fewer do not pay for it.
+#: Tasks that have ended before the memory goes into huge pages: fewer do not pay for it.
 _SMALL_PAGES = 8
+
+#: Children that are forked ahead: one gets ready in the time that the next one's task takes to begin, or longer.
+_AHEAD = 1
 
 _HUGE_PAGE = 2**21
 _MADV_COLLAPSE = 25
@@ -173,10 +176,11 @@ class ForkServer:
         self.run = run
         self.owners = set() if owner is None else {owner}
         self.tasks: dict[int, RunningTask] = {}
-        #: Tasks so far, also those that have ended.
-        self.begun = 0
-        #: A child that was forked ahead, and where it waits for the channel of its task.
-        self.standby: tuple[int, Channel] | None = None
+        #: How many tasks have ended, and whether one has since the last look ahead.
+        self.ended = 0
+        self.has_reported = False
+        #: Children that were forked ahead, by pid, and where each waits for the channel of its task.
+        self.standby: dict[int, Channel] = {}
         #: Processes that are being killed, with the moment of their first SIGKILL.
         self.killed: dict[int, float] = {}
         #: Processes that outlived SIGKILL; they are not waited for any more.
@@ -212,6 +216,8 @@ class ForkServer:
                     if self.control.receive() is None:
                         break
                     self.fork_task()
+                elif self.has_reported:
+                    self.look_ahead()
             code = 0
         except (BrokenPipeError, ConnectionResetError):
             code = 0  # the parent has gone while a report was sent
@@ -227,9 +233,9 @@ class ForkServer:
     def fork_task(self) -> None:
         """Give a task to the child that stands by; without one, one is forked, before the descriptors are here."""
         error = ""
-        if self.standby is None:
+        if not self.standby:
             try:
-                self.standby = self.stand_by()
+                self.stand_by()
             except OSError as failed:
                 error = str(failed)
         channel_fd, fate_fd = self.control.receive_fd(), self.control.receive_fd()
@@ -237,26 +243,34 @@ class ForkServer:
             return  # the parent is gone, as the loop will notice
         fate = Channel(fate_fd)
         with contextlib.closing(Channel(channel_fd)):
-            if self.standby is None:
+            if not self.standby:
                 with contextlib.suppress(OSError):  # the parent is gone, as the loop will notice
                     fate.send({"type": "unforked", "error": error})
                 fate.close()
                 return
-            (pid, there), self.standby = self.standby, None
+            pid = next(iter(self.standby))
+            there = self.standby.pop(pid)
             with contextlib.suppress(OSError), contextlib.closing(there):  # it was killed, as its end will say
                 there.send_fd(channel_fd)
         self.tasks[pid] = RunningTask(pid, fate)
         with contextlib.suppress(OSError):
             fate.send({"type": "forked", "pid": pid})
-        self.begun += 1
-        if self.begun == _SMALL_PAGES:
+
+    def look_ahead(self) -> None:
+        """Fork children for the next tasks when one has ended: its parent writes a record then, and a core is free.
+
+        While a task runs, the fork would compete with it; while it ends, for the locks of the memory they share.
+        """
+        self.has_reported = False
+        if self.ended == _SMALL_PAGES:
             use_huge_pages()
         if self.order["rehearse"] is not None:
             with contextlib.suppress(OSError):
-                self.standby = self.stand_by()
+                while len(self.standby) < _AHEAD:
+                    self.stand_by()
 
-    def stand_by(self) -> tuple[int, Channel]:
-        """A child that waits for a task: its pid, and where it takes the channel of the task."""
+    def stand_by(self) -> None:
+        """Fork a child that waits for a task."""
         there, its = Channel.pair()
         zygote = os.getpid()
         with contextlib.closing(its):
@@ -272,7 +286,7 @@ class ForkServer:
                     task_main(its, zygote, self.order, self.run)
                 finally:
                     os._exit(70)  # only reached when task_main itself is broken
-        return pid, there
+        self.standby[pid] = there
 
     def fork(self) -> int:
         """``os.fork``; the child has nothing of this server, and no output that this process will write as well."""
@@ -289,8 +303,8 @@ class ForkServer:
                 self.control.close()
                 for task in self.tasks.values():
                     task.fate.close()
-                if self.standby is not None:
-                    self.standby[1].close()
+                for there in self.standby.values():
+                    there.close()
             except BaseException:
                 traceback.print_exc()
                 os._exit(70)
@@ -341,9 +355,8 @@ class ForkServer:
             if pid == 0:
                 return
             self.stuck.discard(pid)
-            if self.standby is not None and self.standby[0] == pid:
-                self.standby[1].close()
-                self.standby = None
+            if pid in self.standby:
+                self.standby.pop(pid).close()
             task = self.tasks.get(pid)
             if task is not None:
                 task.end = os.waitstatus_to_exitcode(status), usage
@@ -364,7 +377,7 @@ class ForkServer:
         self.reap()
         now = time.monotonic()
         tasks, ended, due = list(self.tasks.values()), [], []
-        others = {*self.stuck, *(() if self.standby is None else self.standby[:1])}
+        others = {*self.stuck, *self.standby}
         for task in tasks:
             others.add(task.dumping or 0)
             if task.end is not None:
@@ -408,6 +421,7 @@ class ForkServer:
                 "at": time.time(),
             }
             del self.tasks[task.pid]
+            self.ended, self.has_reported = self.ended + 1, True
             with contextlib.suppress(OSError):
                 task.fate.send(report)
             task.fate.close()
