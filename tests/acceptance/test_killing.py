@@ -74,6 +74,18 @@ def test_an_ended_pytest(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
+    stage.copy(HERE.parent / "support" / "rank_faults.py")
+    options = ("--aorta-trials", "2", "--aorta-config", "script=no_fault.waits_for_a_file")
+    running = stage.start("rank_faults.py::RankFaults", *options)
+    stage.wait_for_file("waits")
+    running.kill()
+    running.communicate(timeout=60)
+    stage.wait_until_alone()
+    assert stage.statuses() == {"RankFaults/trial_0.json": "ok"}
+
+
 def test_a_killed_zygote(stage: Stage, held: Callable[[], psutil.Process]) -> None:
     running = stage.start("simple_workloads.py", "-k", "Held", "--aorta-trials", "3")
     trial = held()
