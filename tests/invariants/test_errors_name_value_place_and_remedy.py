@@ -103,6 +103,7 @@ BAD = {
     "ranks here": ((*TWO_RANKS, "--aorta-isolation", "none"), "the ranks of command-true are p"),
     "launcher of a command": ((*TWO_RANKS, "--aorta-launcher", "elastic"), "are started by torchrun"),
     "options of its launcher": ((*TWO_RANKS, "--aorta-elastic", "tee=3"), "a command, take max_restarts only"),
+    "same command": ((*COMMAND, "true", *COMMAND, "true"), "workload 'command-true' is given twice; for more"),
 }
 
 
