@@ -192,6 +192,8 @@ def test_a_file_goes_before_its_artifacts_and_each_time_to_a_folder_of_its_own(
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
+    repeat = ("w/trial_0.repeat_1.json", "w/trial_0.repeat_1/stdout.log")
+    fill(tmp_path, *repeat)
 
     for _ in range(2):
         fill(tmp_path, "w/trial_0.json", "w/trial_0/stdout.log")
@@ -199,7 +201,10 @@ def test_a_file_goes_before_its_artifacts_and_each_time_to_a_folder_of_its_own(
 
     assert moved == ["trial_0.json", "trial_0"] * 2
     names = ("w/trial_0.json", "w/trial_0/stdout.log")
-    assert set(files_in(tmp_path)) == {f".history/{run}/{name}" for run in ("run1", "run1~1") for name in names}
+    assert set(files_in(tmp_path)) == {
+        *repeat,
+        *(f".history/{run}/{name}" for run in ("run1", "run1~1") for name in names),
+    }
 
 
 def test_what_another_run_has_written_meanwhile_stays(tmp_path: Path) -> None:
