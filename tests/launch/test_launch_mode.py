@@ -131,6 +131,7 @@ def test_what_the_variables_of_a_launcher_say(environ: dict[str, str], size: int
     ("host", "address", "found"),
     [
         ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("a-name-of-any-other-address-of-this-host", "0.0.0.0", "0.0.0.0"),
         ("a-name-of-a-loopback-address", "127.0.1.1", "::"),
         ("an-address-of-another-host", "192.0.2.1", "::"),
     ],
