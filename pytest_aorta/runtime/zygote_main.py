@@ -46,9 +46,6 @@ LOOK = 0.005
 #: Tasks that have ended before the memory goes into huge pages: fewer do not pay for it.
 _SMALL_PAGES = 8
 
-#: Children that are forked ahead: one gets ready in the time that the next one's task takes to begin, or longer.
-_AHEAD = 1
-
 _HUGE_PAGE = 2**21
 _MADV_COLLAPSE = 25
 
@@ -179,8 +176,8 @@ class ForkServer:
         #: How many tasks have ended, and whether one has since the last look ahead.
         self.ended = 0
         self.has_reported = False
-        #: Children that were forked ahead, by pid, and where each waits for the channel of its task.
-        self.standby: dict[int, Channel] = {}
+        #: A child that was forked ahead, and where it waits for the channel of its task.
+        self.standby: tuple[int, Channel] | None = None
         #: Processes that are being killed, with the moment of their first SIGKILL.
         self.killed: dict[int, float] = {}
         #: Processes that outlived SIGKILL; they are not waited for any more.
@@ -233,9 +230,9 @@ class ForkServer:
     def fork_task(self) -> None:
         """Give a task to the child that stands by; without one, one is forked, before the descriptors are here."""
         error = ""
-        if not self.standby:
+        if self.standby is None:
             try:
-                self.stand_by()
+                self.standby = self.stand_by()
             except OSError as failed:
                 error = str(failed)
         channel_fd, fate_fd = self.control.receive_fd(), self.control.receive_fd()
@@ -243,13 +240,12 @@ class ForkServer:
             return  # the parent is gone, as the loop will notice
         fate = Channel(fate_fd)
         with contextlib.closing(Channel(channel_fd)):
-            if not self.standby:
+            if self.standby is None:
                 with contextlib.suppress(OSError):  # the parent is gone, as the loop will notice
                     fate.send({"type": "unforked", "error": error})
                 fate.close()
                 return
-            pid = next(iter(self.standby))
-            there = self.standby.pop(pid)
+            (pid, there), self.standby = self.standby, None
             with contextlib.suppress(OSError), contextlib.closing(there):  # it was killed, as its end will say
                 there.send_fd(channel_fd)
         self.tasks[pid] = RunningTask(pid, fate)
@@ -257,20 +253,19 @@ class ForkServer:
             fate.send({"type": "forked", "pid": pid})
 
     def look_ahead(self) -> None:
-        """Fork children for the next tasks when one has ended: its parent writes a record then, and a core is free.
+        """Fork the next task's child when one has ended: its parent writes a record meanwhile, and a core is free.
 
-        While a task runs, the fork would compete with it; while it ends, for the locks of the memory they share.
+        While a task runs, the fork would compete with it; while it ends, for the locks of the memory that both share.
         """
         self.has_reported = False
         if self.ended == _SMALL_PAGES:
             use_huge_pages()
-        if self.order["rehearse"] is not None:
+        if self.order["rehearse"] is not None and self.standby is None:
             with contextlib.suppress(OSError):
-                while len(self.standby) < _AHEAD:
-                    self.stand_by()
+                self.standby = self.stand_by()
 
-    def stand_by(self) -> None:
-        """Fork a child that waits for a task."""
+    def stand_by(self) -> tuple[int, Channel]:
+        """A child that waits for a task: its pid, and where it takes the channel of the task."""
         there, its = Channel.pair()
         zygote = os.getpid()
         with contextlib.closing(its):
@@ -286,7 +281,7 @@ class ForkServer:
                     task_main(its, zygote, self.order, self.run)
                 finally:
                     os._exit(70)  # only reached when task_main itself is broken
-        self.standby[pid] = there
+        return pid, there
 
     def fork(self) -> int:
         """``os.fork``; the child has nothing of this server, and no output that this process will write as well."""
@@ -303,8 +298,8 @@ class ForkServer:
                 self.control.close()
                 for task in self.tasks.values():
                     task.fate.close()
-                for there in self.standby.values():
-                    there.close()
+                if self.standby is not None:
+                    self.standby[1].close()
             except BaseException:
                 traceback.print_exc()
                 os._exit(70)
@@ -355,8 +350,9 @@ class ForkServer:
             if pid == 0:
                 return
             self.stuck.discard(pid)
-            if pid in self.standby:
-                self.standby.pop(pid).close()
+            if self.standby is not None and self.standby[0] == pid:
+                self.standby[1].close()
+                self.standby = None
             task = self.tasks.get(pid)
             if task is not None:
                 task.end = os.waitstatus_to_exitcode(status), usage
@@ -377,7 +373,7 @@ class ForkServer:
         self.reap()
         now = time.monotonic()
         tasks, ended, due = list(self.tasks.values()), [], []
-        others = {*self.stuck, *self.standby}
+        others = {*self.stuck, *(() if self.standby is None else self.standby[:1])}
         for task in tasks:
             others.add(task.dumping or 0)
             if task.end is not None:
