@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from support.stage import Stage
 
+from pytest_aorta.launch.host import process_trial
+from pytest_aorta.runtime.zygote import StartLimits
+
 #: Hangs with the GIL held, beside a thread and a process of another session.
 HANGS = """
 import ctypes
@@ -140,3 +143,15 @@ def test_the_deadline_of_ranks_begins_after_their_imports(stage: Stage, launcher
     stage.write(ranks=RANKS)
     result = stage.run("ranks.py", "--aorta-nproc", "2", "--aorta-timeout", "10", *launcher)
     result.assert_outcomes(passed=1)
+
+
+@pytest.mark.slow
+def test_ranks_that_hang_in_their_imports_did_not_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_trial, "start_limits", lambda order: StartLimits(total=9))
+    stage.write(ranks=RANKS.replace("11", "1000"))
+    result = stage.run_here("ranks.py", "--aorta-nproc", "2", "--aorta-timeout", "5", "--aorta-launcher", "torchrun")
+    failure = stage.trial("Ranks/trial_0.json")["failure"]
+    assert failure["kind"] == "timeout"
+    assert failure["phase"] in ("launch", "import")  # on a busy host, they have not even come so far
+    assert failure["message"].startswith("the deadline of 9 s passed in ")
+    result.stdout.fnmatch_lines(["*    not counted: 1 did not run"])
