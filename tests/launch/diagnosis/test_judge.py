@@ -24,7 +24,7 @@ from pytest_aorta.launch.child.rank_files import (
     write_exit,
     write_start,
 )
-from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankExit, TrialEvidence
+from pytest_aorta.launch.diagnosis.evidence import AgentEnd, RankEvidence, RankExit, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import Judgement, agent_failure, judge
 from pytest_aorta.trials.records import Event, to_json
 
@@ -108,6 +108,7 @@ CAUSES: list[tuple[str, list[list[Event]], dict[int, int], int | None]] = [
     ("the result that went wrong first", [returned(False, 7), returned(False, 3), returned(False, 7)], {}, 1),
     ("neither of two that went wrong first", [returned(False, 7), returned(False, 3), returned(False, 3)], {}, None),
     ("the rank that the results name", [returned(False, 3, names=2)] * 3, {}, 2),
+    ("neither of two that they name", [returned(False, 3, names=0), returned(False, 3, names=1)], {}, None),
     ("none where they have their own words", [returned(False, 3, names=1), returned(False, 3, names="one")], {}, 1),
     ("neither where one does not say when", [PASSED, returned(False, 3), returned(False)], {}, None),
     ("setup counts as run does", [UNDONE, raised("boom", phase="setup")], {1: 1}, 1),
@@ -314,13 +315,15 @@ def node_0_has_gone() -> None:
 def test_an_error_names_the_option_that_mends_it(fails: Callable[[], Any], option: str) -> None:
     with pytest.raises(Exception) as raised:
         fails()
-    error = describe_exception(raised.value)
-    found = judge(TrialEvidence("elastic", agent=AgentEnd("the agent", error=error))).failure
+    agent, ranks = AgentEnd("the agent", error=describe_exception(raised.value)), [RankEvidence(0, started=True)]
+    found = judge(TrialEvidence("elastic", ranks=ranks, agent=agent))
 
-    assert found is not None
-    assert found.message.startswith(f"the agent failed: {raised.value}")
-    assert option in found.message
-    assert (found.phase, found.type) == ("launch", type(raised.value).__qualname__)
+    failure, [rank] = found.failure, found.ranks
+    assert failure is not None
+    assert failure.message.startswith(f"the agent failed: {raised.value}")
+    assert option in failure.message
+    assert (failure.phase, failure.type, failure.rank) == ("launch", type(raised.value).__qualname__, None)
+    assert (rank.blame, rank.exit_code) == ("collateral", None)
 
 
 def test_a_rank_that_is_stuck_in_the_kernel_is_an_error_of_the_agent() -> None:
