@@ -254,6 +254,9 @@ def test_what_only_shows_in_combination_is_refused_before_anything_runs(
     ):
         with pytest.raises(RequestError, match=message):
             run_trials(request)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with pytest.raises(RequestError, match="pytest was started by the script of SLURM job 12, on one node only"):
+        run_trials(RunRequest("gemm", 1, results_dir=there, execution=NODES, resources=Resources(slots=2)))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(
