@@ -21,10 +21,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def test_products_are_found_by_a_scan_of_all_or_of_what_it_names(folder: Path) -> None:
+def test_products_and_edited_values_are_found_by_a_scan_of_all_or_of_what_it_names(folder: Path) -> None:
     complete(folder, "one", 8)
     complete(folder, "two", 4)
     assert short_status() == {"one": [0, 0, 0, 0, 10, 0], "two": [0, 0, 0, 0, 0, 10]}
+    (folder / "workspace" / "dir5" / "v.json").write_text('{"v": -7, "half": 0}')
+    assert "three" not in short_status()
     for words, stdin, count in (
         (["-a", "two"], None, 4),
         (["dir1", "dir9"], None, 1),
@@ -33,7 +35,8 @@ def test_products_are_found_by_a_scan_of_all_or_of_what_it_names(folder: Path) -
         ([], None, 0),
     ):
         assert command("scan", *words, stdin=stdin).output == f"index: {count} new or changed\n"
-    assert short_status() == {"one": [8, 0, 0, 0, 2, 0], "two": [4, 0, 0, 0, 4, 2]}
+    edited = [0, 0, 0, 0, 1, 0]
+    assert short_status() == {"one": [8, 0, 0, 0, 2, 0], "two": [4, 0, 0, 0, 4, 2], "three": edited}
 
 
 def test_what_is_gone_is_forgotten_only_where_it_was_looked_for(folder: Path) -> None:

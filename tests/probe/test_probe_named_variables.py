@@ -115,13 +115,18 @@ def test_libraries_and_sources_are_named_and_one_that_has_gone_is_said(tmp_path:
     code = f"""
 import pytest_aorta.registry, torch
 sys.path.insert(0, {str(tmp_path)!r})
-import gone
+before = named("READ_BY_A_SOURCE")
+import gone, reads_it
 os.unlink(gone.__file__)
 read = ["OMP_NUM_THREADS", "LD_DEBUG", "MKL_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"]
-print(json.dumps(named(*read, "DISABLE_TF32", "NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM")))
+unread = ["DISABLE_TF32", "NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM"]
+print(json.dumps([before, named(*read, *unread, "READ_BY_A_SOURCE")]))
 """
     (tmp_path / "gone.py").touch()
-    found = in_a_fresh_process(code)
+    (tmp_path / "reads_it.py").write_text("import os\nVALUE = os.environ.get('READ_BY_A_SOURCE')\n")
+    before, found = in_a_fresh_process(code)
+    assert before["by"]["READ_BY_A_SOURCE"]["count"] == 0
+    assert found["by"]["READ_BY_A_SOURCE"] == {"count": 1, "first": ["reads_it"]}
     unread = {name for name, by in found["by"].items() if by["count"] == 0}
     assert unread == {"DISABLE_TF32", "NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM"}
     threads = found["by"]["OMP_NUM_THREADS"]

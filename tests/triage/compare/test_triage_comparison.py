@@ -118,7 +118,9 @@ def test_what_differs_around_one_cell_only_is_said_of_it(a: Path, b: Path) -> No
         write_cell(a, "...", mitigations=name, place=place)
     write_cell(b, "...", env=env(torch__version="2.13.0", env_vars__OMP_NUM_THREADS="1"))
     write_cell(b, "...", mitigations="x", place=1, env=env(torch__version="2.13.0"))
+    write_cell(b, "...", mitigations="new", place=2)
     comparison = compare_runs(a, b)
+    assert [cell.key.cell for cell in (*comparison.only_a, *comparison.only_b)] == ["local-new"]
     assert list(map(str, comparison.shared)) == ["torch 2.12.0 -> 2.13.0"]
     ((cells, particular),) = comparison.particular
     assert cells == ("gemm local-none",)

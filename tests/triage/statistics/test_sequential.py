@@ -84,6 +84,7 @@ def test_the_interval_holds_the_difference_at_all_times_at_once() -> None:
         # The interval never grows: if the last one holds the difference, all did.
         comparison = _compare((generator.random((80, 2)) < [0.5, 0.2]).tolist())
         missed += not comparison.interval.low <= -0.3 <= comparison.interval.high
+        assert (comparison.p < 0.05) == (comparison.interval.high <= 0)
     assert missed / 60 < 0.05
 
 
