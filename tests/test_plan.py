@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -16,8 +17,9 @@ from typing import Any, cast, get_args
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.plans import entry, environment, grid, grids, mitigation
+from support.plans import SPEC, entry, environment, grid, grids, mitigation
 
+from pytest_aorta import RunRequest
 from pytest_aorta.plan import (
     WARM_CELLS,
     Order,
@@ -147,6 +149,13 @@ def test_variables_of_the_environment_yield_to_mitigations_in_order_and_those_to
 
     assert overlay(here, sets, {"D": "extra"}) == {"A": "environment", "B": "one", "C": "two", "D": "extra"}
     assert overlay(here, sets[::-1], {})["C"] == "one"
+
+
+def test_variables_are_not_shown_where_a_plan_or_a_trial_of_it_is() -> None:
+    given = {"API_TOKEN": "hunter2"}
+    shown = [Selection(extra_env=given), replace(SPEC, overlay=given), RunRequest("w", 1, extra_env=given)]
+
+    assert "hunter2" not in repr(shown)
 
 
 @pytest.mark.parametrize("source", ["environment 'here'", "mitigation 'bad'", "the extra variables"])
