@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,8 +57,10 @@ def test_an_ended_pytest(
     assert len(trial.children()) == 2
     before = stage.trials()
     running.send_signal(number)
+    sent = time.monotonic()
     running.communicate(timeout=60)
     stage.wait_until_alone()
+    assert number != signal.SIGKILL or time.monotonic() - sent < 2
     assert is_gone(trial.pid)
     if not options:
         assert [each["exit_status"] for each in before.values()] == ["ok"]
@@ -81,8 +84,10 @@ def test_a_killed_pytest_with_ranks(stage: Stage) -> None:
     running = stage.start("rank_faults.py::RankFaults", *options)
     stage.wait_for_file("waits")
     running.kill()
+    killed = time.monotonic()
     running.communicate(timeout=60)
     stage.wait_until_alone()
+    assert time.monotonic() - killed < 2
     assert stage.statuses() == {"RankFaults/trial_0.json": "ok"}
 
 
