@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -61,7 +62,7 @@ class Plays(_Base):
 
 
 class Held(_Base):
-    """The first trial to come writes its pid to the file ``held`` and stays; all others pass."""
+    """The first trial to come writes its pid to the file ``held`` and stays, deaf to SIGTERM; all others pass."""
 
     def run(self) -> Any:
         try:
@@ -70,6 +71,7 @@ class Held(_Base):
             return {"passed": True}
         subprocess.Popen(["sleep", str(FOREVER)])
         subprocess.Popen(["sleep", str(FOREVER)], start_new_session=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.write(fd, f"{os.getpid()}\n".encode())
         time.sleep(FOREVER)
         return {"passed": True}
