@@ -246,6 +246,17 @@ def test_what_a_command_leaves_in_its_group_ends_with_it(stage: Stage) -> None:
     stage.wait_until(lambda: not stage.processes())
 
 
+def test_a_command_does_not_outlive_a_killed_pytest(stage: Stage) -> None:
+    make(stage, '[[action]]\nname = "long"\ncommand = "sleep 1000 & touch begun {directory}; sleep 1000"', "a")
+    process = stage.start("aorta.toml")
+    stage.wait_until((stage.path / "begun").exists)
+    process.kill()
+    killed = time.monotonic()
+    process.communicate()
+    stage.wait_until_alone()
+    assert time.monotonic() - killed < 2
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_nothing_is_lost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project(stage.path, GREET, 40))
