@@ -59,7 +59,7 @@ class Duck:
 @pytest.mark.parametrize(
     ("result", "kept"),
     [
-        (WorkloadResult(True, metrics={"tflops": 1.5}), {"passed": True, "metrics": {"tflops": 1.5}}),
+        (WorkloadResult(True, metrics={"a": 1}), {"passed": True, "metrics": {"a": 1}, "elapsed_sec": None}),
         (Foreign(False, {"a": 1}), {"passed": False, "metrics": {"a": 1}}),
         ({"passed": True, "total_iterations": 3, "extra": 4}, {"passed": True, "total_iterations": 3}),
         (SimpleNamespace(passed=torch.tensor(False)), {"passed": False}),
