@@ -16,7 +16,7 @@ from pytest_aorta.settings import RequestError
 from pytest_aorta.triage import TriageSettings
 from pytest_aorta.triage.cells import CellStatistics
 from pytest_aorta.triage.columns import conclusions
-from pytest_aorta.triage.facts import CellKey, TrialFacts, facts_of
+from pytest_aorta.triage.facts import CellKey, Place, TrialFacts, facts_of
 from pytest_aorta.triage.verdicts import Baselines, Row, Table, Triage, check_baseline, choose_baselines
 
 
@@ -130,6 +130,7 @@ def test_a_comparison_has_a_difference_with_its_interval_and_a_bound_without_fai
         ("F." * 10, "F." * 10, "undecided"),
         ("F." * 20, "F." * 20, "no cure"),
         ("F." * 300, "F." * 300, "no effect"),
+        ("F" * 5 + "." * 295, "F" * 5 + "." * 295, "undecided"),  # it may have become twice as frequent
         # Hangs count as failures, and infrastructure never.
         ("T" * 15 + "." * 5 + "E" * 2, "." * 20 + "E" * 3, "fixes"),
         ("F" * 10, "-" * 10, "did not run"),
@@ -140,6 +141,22 @@ def test_failures_beside_those_of_the_baseline_have_a_verdict(base: str, cell: s
     found = rows(trials("none", base), trials("a", cell))["local-a"]
     assert found.verdict.kind == kind
     assert (found.comparison is None) == (kind in ("did not run", "error"))
+
+
+def test_trials_are_compared_with_those_at_their_place_or_with_their_seeds() -> None:
+    def compared(*cells: list[TrialFacts]) -> float:
+        found = rows(*cells)["local-a"].comparison
+        assert found is not None
+        return found.p
+
+    # All that ran on one device have failed, and most of one cell did.
+    cells = trials("none", "FF" + "." * 10), trials("a", "F" * 10 + "..")
+    placed = ([replace(each, place=Place("n", (int(each.is_failure),))) for each in cell] for cell in cells)
+    assert compared(*placed) == 1 > compared(*cells)
+
+    cells = trials("none", "F" * 10 + "." * 10), trials("a", "F" * 4 + "." * 16)
+    seeded = ([replace(each, run_seed=7) for each in cell] for cell in cells)
+    assert compared(*seeded) == pytest.approx(2 * 0.5**6)
 
 
 def test_one_failure_in_eight_against_none_needs_more_trials() -> None:
@@ -291,6 +308,8 @@ def test_one_import_that_hung_is_no_effect_of_a_mitigation(hung: str) -> None:
             [FAILED] * 14 + [OK] * 6,
             ("undecided", "14 of 20 trials of local-none were lost"),
         ),
+        # Few, but those that might have failed.
+        ([FAILED] * 7 + [OK] * 13, [DIED_EARLY] * 3 + [OK] * 20, ("undecided", "3 of 23 trials were lost")),
     ],
 )
 def test_where_many_trials_were_lost_nothing_is_said(

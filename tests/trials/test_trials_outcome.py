@@ -44,6 +44,11 @@ RANK_1_HANGS = failed("run", "timeout", 1)
             {"timed_out": True, "failures": {"run": failed("run")}, "rank_failure": RANK_1_HANGS},
             *("timeout", "run", "timeout"),
         ),
+        # A rank that was ended at the deadline is not its cause.
+        (
+            {"timed_out": True, "phase": "run", "rank_failure": failed("run", "signal", 1)},
+            *("timeout", "run", "timeout"),
+        ),
         # A failure that was told before the deadline is the failure.
         (
             {"timed_out": True, "failures": {"run": failed("run")}, "phase": "cleanup"},
