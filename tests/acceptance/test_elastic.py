@@ -318,10 +318,17 @@ def test_redirects_and_tee_of_single_ranks_and_a_variable_that_wins_over_the_lau
 
 
 @pytest.mark.slow
-def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage) -> None:
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("master_addr=127.0.0.1", "master_port={port}", "local_addr=127.0.0.1"),
+        ("rdzv_backend=static", "rdzv_endpoint=127.0.0.1:{port}"),
+    ],
+    ids=" ".join,
+)
+def test_rank_0_keeps_its_store_where_it_is_asked_to(sums: Stage, places: tuple[str, ...]) -> None:
     port = free_port()
-    places = ("master_addr=127.0.0.1", f"master_port={port}", "local_addr=127.0.0.1")
-    trial = run(sums, "Sums", *elastic(*places))
+    trial = run(sums, "Sums", *elastic(*(place.format(port=port) for place in places)))
     assert trial["exit_status"] == "ok"
     expected = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     assert trial["result"]["metrics"]["variables"].items() >= expected.items()
