@@ -51,6 +51,8 @@ def test_a_folder_is_new_private_and_below_the_one_that_it_replaces(tmp_path: Pa
         assert path.resolve().parent.stat().st_mode & 0o077 == path.stat().st_mode & 0o077 == 0
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{made[0]}/{'x' * 40}")
+    assert not folders.remove(made[1], keep=True)  # it is empty
+    assert not made[1].exists()
     folders.close()
     assert list(base.iterdir()) == []
     assert not os.path.lexists(made[0].parent)

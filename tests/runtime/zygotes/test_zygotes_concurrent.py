@@ -252,8 +252,10 @@ def test_a_fork_that_fails_and_a_child_that_dies_before_its_task_are_errors_and_
 
 def test_a_zygote_that_is_killed_takes_all_with_it(nursery: Nursery, zygote: Zygote) -> None:
     tasks = [begin(zygote, orphans=["fork", "stubborn"])[0] for _ in range(4)]
+    pids = [task.pid for task in tasks]
 
     os.kill(zygote.info["pid"], signal.SIGKILL)
+    wait_until_gone(pids)  # as they have to where this process is killed together with the zygote
 
     with ThreadPoolExecutor(4) as threads:  # all find it out at the same time
         errors = [threads.submit(end_of, task).exception() for task in tasks]
