@@ -134,14 +134,16 @@ def found_in_a_new_process(target: str, *later: str, path: list[Path]) -> Any:
 
 def test_all_that_is_not_installed_is_a_source_and_what_is_imported_later_is_told_apart(tmp_path: Path) -> None:
     work, library, installed = (tmp_path / name for name in ("work", "library", "site-packages"))
-    (installed / "torchinductor_me").mkdir(parents=True)
+    compiled, below = tmp_path / "torchinductor_me", work / "venv" / "site-packages"
     names = ("work/beside", "work/late", "library/shared", "site-packages/bought", "site-packages/bought_later")
-    for file in (tmp_path / f"{name}.py" for name in names):
-        file.parent.mkdir(exist_ok=True)
+    files = [*(tmp_path / f"{name}.py" for name in names), compiled / "kernel.py", below / "beside_work.py"]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     (work / "main.py").write_text(f"import beside, bought, json, shared\n{WORKLOAD}")
-    target, later = f"{work}/main.py:Plain", ("late", "bought_later", "decimal", "pytest_aorta.api")
-    known, found_later = found_in_a_new_process(target, *later, path=[library, installed])
+    target = f"{work}/main.py:Plain"
+    later = ("late", "bought_later", "kernel", "beside_work", "decimal", "pytest_aorta.api")
+    known, found_later = found_in_a_new_process(target, *later, path=[library, installed, compiled, below])
     assert list(known) == sorted([str(library / "shared.py"), "beside.py", "main.py"])
     assert found_later == ["late.py"]
 
