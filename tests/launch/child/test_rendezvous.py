@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.processes import outcome_of
+from support.processes import outcome_of, wait_until_gone
 
 pytestmark = pytest.mark.slow
 
@@ -50,3 +50,16 @@ print(listens(here), here.children())
 """
     ended = "[] []"
     assert outcome_of(script).splitlines() == ["value 0 [] ['127.0.0.1']" if forks else "value 0 ['127.0.0.1']", ended]
+
+
+def test_a_store_ends_with_the_process_that_has_started_it() -> None:
+    """Else a trial whose agent was killed has left a process behind."""
+    pid = outcome_of(
+        """
+        import psutil
+        from pytest_aorta.launch.child.rendezvous import connect, open_store
+        connect(open_store(forks=True))
+        print(psutil.Process().children()[0].pid)
+        """
+    )
+    wait_until_gone([int(pid)])
