@@ -9,6 +9,7 @@ import pytest
 from support.environments import env
 from support.results import write_cell
 
+from pytest_aorta.settings import RequestError
 from pytest_aorta.triage.compare import CellChange, RunComparison, compare_runs
 from pytest_aorta.triage.rates import arms, difference_of, difference_p, holm
 
@@ -102,6 +103,9 @@ def test_of_two_machines_with_one_environment_each_the_names_of_those_do_not_mat
     comparison = compare_runs(a, b)
     assert comparison.matched_across_environments
     assert list(by_cell(comparison)) == ["gemm rocm6-none -> rocm7-none", "gemm rocm6-x -> rocm7-x"]
+    write_cell(a, "...", environment="rocm5")
+    with pytest.raises(RequestError, match="no cell in common"):  # of two, nobody knows which
+        compare_runs(a, b)
 
 
 def test_cells_of_a_test_are_matched_wherever_its_file_is(a: Path, b: Path) -> None:
@@ -110,7 +114,9 @@ def test_cells_of_a_test_are_matched_wherever_its_file_is(a: Path, b: Path) -> N
 
     write_cell(a, "F...", test=test("at /home/a"))
     write_cell(b, "FF..", test=test("at /home/b"))
-    assert list(by_cell(compare_runs(a, b))) == ["test_it.py::test_one gemm local-none X"]
+    comparison = compare_runs(a, b)
+    assert list(by_cell(comparison)) == ["test_it.py::test_one gemm local-none X"]
+    assert not comparison.matched_across_environments
 
 
 def test_what_differs_around_one_cell_only_is_said_of_it(a: Path, b: Path) -> None:
