@@ -156,6 +156,22 @@ def test_one_that_does_not_hold_says_where_and_why(flaky: Stage) -> None:
     )
 
 
+def test_a_trial_that_did_not_run_is_excused_only_by_a_gate_on_infrastructure(flaky: Stage) -> None:
+    flaky.write(
+        conftest="""
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def licence(request):
+            assert not request.node.name.endswith("fixed-4]")
+        """
+    )
+    done = gated(flaky, "failures(fixed)<1")
+    assert done.ret == 1
+    done.stdout.fnmatch_lines(["holds: failures(fixed)<1", "1 failure that no gate judges*"])
+    assert gated(flaky, "infrastructure<=1").ret == 0
+
+
 def test_an_incomplete_run_is_no_success(flaky: Stage) -> None:
     first = gated(flaky, "failures(fixed)<1", more=("-x",))
     assert first.ret == 1
