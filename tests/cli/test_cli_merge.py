@@ -65,6 +65,8 @@ def test_trials_artifacts_and_history_of_all_sources(here: Path) -> None:
     cells = {cell["cell"]: cell["seen"] for cell in json.loads((here / "all/matrix.json").read_text())["cells"]}
     assert cells == {"local-none": 4, "local-omp_1": 4}
     assert "8 trials in 2 cells" in (here / "all/matrix.md").read_text()
+    (here / "a/probe/local-none/trial_0/later.log").touch()  # which its record does not know
+    assert command("merge", "a", "all").output.startswith("0 trials and 1 other file merged")
 
 
 @pytest.mark.parametrize("existing", [False, True], ids=["among sources", "with the destination"])
