@@ -27,8 +27,8 @@ def sees(stage: Stage) -> Stage:
 
 
 def test_the_record_stays_and_the_replay_lies_beside_it(sees: Stage) -> None:
-    given = ("--aorta-isolation", "spawn", "--aorta-timeout", "50", "--aorta-memory", "8G", "--aorta-config", "size=5")
-    given += ("--aorta-devices", "none", "--aorta-slots", "2", "--aorta-elastic", "max_restarts=1")
+    given = ["--aorta-isolation", "spawn", "--aorta-timeout", "50", "--aorta-memory", "8G", "--aorta-config", "size=5"]
+    given += ["--aorta-devices", "none", "--aorta-slots", "2", "--aorta-elastic", "max_restarts=1"]
     sees.run_here("sees.py", *given, "--aorta-extra-env", "A=1", "--aorta-mitigations", "omp_1", "--aorta-seed", "7")
     before = (sees.path / FILE).read_bytes()
 
