@@ -173,9 +173,8 @@ class ForkServer:
         self.run = run
         self.owners = set() if owner is None else {owner}
         self.tasks: dict[int, RunningTask] = {}
-        #: How many tasks have ended, and whether one has since the last look ahead.
-        self.ended = 0
-        self.has_reported = False
+        #: How many tasks have ended; how many of them before the last look ahead.
+        self.ended = self.ended_before = 0
         #: A child that was forked ahead, and where it waits for the channel of its task.
         self.standby: tuple[int, Channel] | None = None
         #: Processes that are being killed, with the moment of their first SIGKILL.
@@ -213,7 +212,7 @@ class ForkServer:
                     if self.control.receive() is None:
                         break
                     self.fork_task()
-                elif self.has_reported:
+                elif self.ended > self.ended_before:
                     self.look_ahead()
             code = 0
         except (BrokenPipeError, ConnectionResetError):
@@ -257,9 +256,9 @@ class ForkServer:
 
         While a task runs, the fork would compete with it; while it ends, for the locks of the memory that both share.
         """
-        self.has_reported = False
-        if self.ended == _SMALL_PAGES:
+        if self.ended_before < _SMALL_PAGES <= self.ended:  # several may have ended since
             use_huge_pages()
+        self.ended_before = self.ended
         if self.order["rehearse"] is not None and self.standby is None:
             with contextlib.suppress(OSError):
                 self.standby = self.stand_by()
@@ -417,7 +416,7 @@ class ForkServer:
                 "at": time.time(),
             }
             del self.tasks[task.pid]
-            self.ended, self.has_reported = self.ended + 1, True
+            self.ended += 1
             with contextlib.suppress(OSError):
                 task.fate.send(report)
             task.fate.close()

@@ -49,7 +49,7 @@ RANK_1_HANGS = failed("run", "timeout", 1)
             {"timed_out": True, "phase": "run", "rank_failure": failed("run", "signal", 1)},
             *("timeout", "run", "timeout"),
         ),
-        # A failure that was told before the deadline is the failure.
+        # A failure reported before the deadline is not replaced by the timeout.
         (
             {"timed_out": True, "failures": {"run": failed("run")}, "phase": "cleanup"},
             *("workload_failed", "run", "exception"),

@@ -139,7 +139,7 @@ def import_learned(modules: Sequence[str], cores: Sequence[int] | None) -> None:
         _static = refreshed(_static)
 
 
-class _Nothing:
+class _Empty:
     def __init__(self, config: Any) -> None: ...
 
     def setup(self) -> None: ...
@@ -155,7 +155,7 @@ def rehearse() -> None:
         json.dumps(event, default=asdict)
 
     send({"env": snapshot(()), "seeds": seeds and seeds.record()})
-    Lifecycle(_Nothing, {}, send).run_all(after_run=lambda: send({"end": collect_end(over=False)}))
+    Lifecycle(_Empty, {}, send).run_all(after_run=lambda: send({"end": collect_end(over=False)}))
 
 
 def use_seed(seed: int) -> None:

@@ -254,8 +254,9 @@ def equal_shares(
     """
     cores = _cores(sorted(os.sched_getaffinity(0) if available is None else set(available)), root)
     size = len(cores) // shares
-    starts = range(0, shares * size, size or 1)
-    return [tuple(sorted(chain(*cores[start : start + size]))) for start in starts] or None
+    if size == 0:
+        return None
+    return [tuple(sorted(chain(*cores[start : start + size]))) for start in range(0, shares * size, size)]
 
 
 def threads_of(share: Collection[int], root: Path = Path("/")) -> int:

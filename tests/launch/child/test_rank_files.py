@@ -1,4 +1,4 @@
-"""What the Python processes of a command tell of themselves, real ones without torch; and the event logs of ranks."""
+"""Files in which Python processes of a command report, written by real processes without torch; logs of ranks."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from support.nursery import Nursery, deadline, message_of
 from support.processes import is_gone, wait_until, wait_until_gone
 
 from pytest_aorta.runtime.zygote import Task, TaskEnd, Zygote, ZygoteError
+from pytest_aorta.runtime.zygote_main import _SMALL_PAGES
 
 #: Leaves orphans behind as it is asked to, tells their pids, and runs until it is told to end.
 SOURCE = """
@@ -320,12 +321,22 @@ def test_each_of_many_tasks_has_the_zygotes_memory_to_itself_also_once_that_is_i
         def run(payload, channel):
             channel.send({"value": held == bytes(range(256)) * 2**16})
             held[:] = bytes(len(held))
+            if payload == "wait":
+                channel.receive()
     """
     zygote = nursery.start(source)
 
-    told = [nursery.run(zygote).told for _ in range(20)]
+    told = [nursery.run(zygote).told for _ in range(_SMALL_PAGES - 1)]
+    both = [zygote.start_task("wait") for _ in range(2)]
+    told += [[message_of(task)] for task in both]
+    os.kill(zygote.info["pid"], signal.SIGSTOP)  # it hears of the end of both at once
+    for task in both:
+        task.send({})
+        wait_until(lambda task=task: psutil.Process(task.pid).status() == psutil.STATUS_ZOMBIE, "it has ended")
+    os.kill(zygote.info["pid"], signal.SIGCONT)
+    told += [nursery.run(zygote).told for _ in range(10)]
 
-    assert told == [[True]] * 20
+    assert told == [[True]] * (_SMALL_PAGES + 11)
     pages = re.search(r"AnonHugePages: +(\d+) kB", Path(f"/proc/{zygote.info['pid']}/smaps_rollup").read_text())
     kernel = tuple(map(int, platform.release().split(".")[:2]))
     if kernel >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").is_dir():

@@ -104,7 +104,7 @@ def test_of_two_machines_with_one_environment_each_the_names_of_those_do_not_mat
     assert comparison.matched_across_environments
     assert list(by_cell(comparison)) == ["gemm rocm6-none -> rocm7-none", "gemm rocm6-x -> rocm7-x"]
     write_cell(a, "...", environment="rocm5")
-    with pytest.raises(RequestError, match="no cell in common"):  # of two, nobody knows which
+    with pytest.raises(RequestError, match="no cell in common"):  # either of two could be meant
         compare_runs(a, b)
 
 
