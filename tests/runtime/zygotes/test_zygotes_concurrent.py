@@ -332,7 +332,8 @@ def test_each_of_many_tasks_has_the_zygotes_memory_to_itself_also_once_that_is_i
     os.kill(zygote.info["pid"], signal.SIGSTOP)  # it hears of the end of both at once
     for task in both:
         task.send({})
-        wait_until(lambda task=task: psutil.Process(task.pid).status() == psutil.STATUS_ZOMBIE, "it has ended")
+    pids = [task.pid for task in both]
+    wait_until(lambda: {psutil.Process(pid).status() for pid in pids} == {psutil.STATUS_ZOMBIE}, "they have ended")
     os.kill(zygote.info["pid"], signal.SIGCONT)
     told += [nursery.run(zygote).told for _ in range(10)]
 
