@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
 from pytest_aorta.launch.child.command import CommandProcess, command_result, last_to_leave
+from pytest_aorta.launch.child.rank_files import write_adopted_ends
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
 from pytest_aorta.trials.command_line import (
     CommandNotFound,
@@ -131,6 +132,7 @@ class Command(Workload):
         with last_to_leave():
             code = self._process.follow(take)
         elapsed = time.perf_counter() - self._started
+        write_adopted_ends(Path(os.environ[TRIAL_DIR]).parent)
         found.read_files()
         result = command_result(code, found, self._process.errors.decode(errors="replace"), elapsed)
         if self._seed is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import free_port
 from support.stage import Stage
 
 FAULTS = Path(__file__).parents[1] / "support" / "rank_faults.py"
@@ -98,3 +99,34 @@ def test_the_rank_of_a_command_that_is_the_cause_is_named_as_typed_and_in_forks(
     stacks = [(stage.results / "command-rank_faults" / rank["stacks"]).read_text() for rank in slept["ranks"]]
     assert all("/launch/child/script.py" in text for text in stacks)  # as the first frame of forked programs
     assert "in string_at" in (segfaulted["failure"]["traceback"] or "")
+
+
+#: As Lightning does it: rank 0 starts rank 1, loses it in a collective, and leaves without waiting for it.
+STARTS_THE_OTHER = """
+import os, signal, subprocess, sys, threading, time
+import torch
+import torch.distributed as dist
+
+if "RANK" not in os.environ:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
+    other = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1", "LOCAL_RANK": "1"})
+    threading.Thread(target=lambda held: time.sleep(100), args=(other,), daemon=True).start()  # else it is polled
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == "killed" else os._exit(7)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_another_has_started_and_not_waited_for_is_the_cause_as_it_has_ended(stage: Stage) -> None:
+    stage.write_file("starts.py", STARTS_THE_OTHER)
+    commands = [f"python starts.py {how} {free_port()}" for how in ("killed", "exits")]
+    commands += [f"env {command}" for command in commands]
+    stage.run_here(*(word for command in commands for word in ("--aorta-command", command)), "--aorta-trials", "1")
+
+    failures = {trial["config"]["command"]: trial["failure"] for trial in stage.trials().values()}
+    assert [(failures[each]["rank"], failures[each]["signal"], failures[each]["exit_code"]) for each in commands] == [
+        *[(1, "SIGKILL", None), (1, None, 7)],
+        *[(1, "SIGKILL", None), (1, None, 7)],
+    ]

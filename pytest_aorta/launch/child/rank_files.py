@@ -339,6 +339,19 @@ def read_processes(folder: Path) -> list[Process]:
     return sorted(found.values(), key=lambda process: process.started)
 
 
+def write_adopted_ends(folder: Path) -> None:
+    """Note how ranks have ended whose parent has left without waiting for them; this process has adopted them."""
+    for process in read_processes(folder):
+        if process.place is None or process.end is not None:
+            continue
+        with contextlib.suppress(OSError):  # its parent is still there, or another process has adopted it
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+            if pid:
+                end = {"of": pid, "code": os.waitstatus_to_exitcode(status), "at": None}
+                with (folder / PROCESSES / f"{process.name}.events").open("a") as file:
+                    file.write(f"\n{end!r}\n")
+
+
 def begin_process(folder: Path, rank: int, pid: int) -> None:
     """Begin the event log of a rank that writes none itself, in the ``folder`` of its attempt."""
     _append(
@@ -448,7 +461,8 @@ def _add_printed_ends(ranks: list[Process], said: str, code: int) -> None:
             if code_of_rank is not None:
                 process.ended(code_of_rank, raised or process.lived)
     silent = [process for process in ranks if process.end is None]
-    if len(silent) == 1 and len(ranks) > 1 and code > 0:
+    # A rank that starts the others ends with a code of its own.
+    if len(silent) == 1 and len(ranks) > 1 and code > 0 and silent[0].parent not in {rank.pid for rank in ranks}:
         by = next((int(found[1]) for found in _ENDED_BY.finditer(said)), code - 128 if 128 < code < 160 else 0)
         silent[0].ended(-by or code, None)
 
