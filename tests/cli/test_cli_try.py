@@ -96,7 +96,8 @@ def test_what_a_command_does_is_said_with_the_line_that_measures_it(stage: Stage
             "  omp_1 * one thread: *",
         ]
     )
-    assert sorted(path.name for path in stage.path.iterdir()) == ["model.pt", "train.py"]
+    left = {path.name for path in stage.path.iterdir()} - {".benchmarks"}  # of pytest-benchmark, where it is installed
+    assert left == {"model.pt", "train.py"}
 
 
 def test_a_command_that_cannot_run_is_no_fault(stage: Stage) -> None:

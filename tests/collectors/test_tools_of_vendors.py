@@ -40,8 +40,7 @@ from pytest_aorta import Workload, WorkloadResult
 class Job(Workload):
     def setup(self): pass
     def run(self):
-        devices = {name: os.environ[name] for name in os.environ if name.endswith("VISIBLE_DEVICES")}
-        assert not devices, devices
+        assert not {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} & set(os.environ)
         if log := os.environ.get("AMD_LOG_LEVEL_FILE"):
             assert os.environ["AMD_LOG_LEVEL"] == "4"
             with open(f"{log}_{os.getpid()}", "w") as file:

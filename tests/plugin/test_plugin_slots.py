@@ -9,6 +9,8 @@ import pytest
 from support.neighbourhood import metrics, workloads
 from support.stage import Stage
 
+from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
+
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MINE = sorted(os.sched_getaffinity(0))
 TWO = ("--aorta-slots", "2")
@@ -80,6 +82,7 @@ def test_own_cores_are_imposed_recorded_and_said(
     )
 
 
+@pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
 def test_devices_are_imposed_by_number(beside: Stage) -> None:
     """Which device a trial gets is in its record, and no part of its request; without a GPU, they are names only."""
     found = []

@@ -119,7 +119,7 @@ before = named("READ_BY_A_SOURCE")
 import gone, reads_it
 os.unlink(gone.__file__)
 read = ["OMP_NUM_THREADS", "LD_DEBUG", "MKL_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"]
-unread = ["DISABLE_TF32", "NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM"]
+unread = ["DISABLE_TF32", "MIOPEN_FIND_MODE", "HSA_NO_SCRATCH_RECLAIM"]
 print(json.dumps([before, named(*read, *unread, "READ_BY_A_SOURCE")]))
 """
     (tmp_path / "gone.py").touch()
@@ -128,7 +128,7 @@ print(json.dumps([before, named(*read, *unread, "READ_BY_A_SOURCE")]))
     assert before["by"]["READ_BY_A_SOURCE"]["count"] == 0
     assert found["by"]["READ_BY_A_SOURCE"] == {"count": 1, "first": ["reads_it"]}
     unread = {name for name, by in found["by"].items() if by["count"] == 0}
-    assert unread == {"DISABLE_TF32", "NVIDIA_TF32_OVERRIDE", "HSA_NO_SCRATCH_RECLAIM"}
+    assert unread == {"DISABLE_TF32", "MIOPEN_FIND_MODE", "HSA_NO_SCRATCH_RECLAIM"}
     threads = found["by"]["OMP_NUM_THREADS"]
     assert threads["count"] >= len(threads["first"]) > 1
     assert any(label.startswith("libgomp") for label in threads["first"])

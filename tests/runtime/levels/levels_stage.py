@@ -16,6 +16,12 @@ from support.processes import PATIENCE, is_gone, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskRecord, TaskRef, Worker
 from pytest_aorta.runtime import worker as worker_module
+from pytest_aorta.runtime.resources.devices import Devices, are_named_only, find_devices
+
+#: For tests whose workers are in other processes.
+names_devices = pytest.mark.skipif(
+    not are_named_only(find_devices()), reason="the ids that are used here would be real"
+)
 
 
 def scalars(*values: Any) -> TaskArgs:
@@ -36,8 +42,9 @@ def no_torch() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def own_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For modules that import it: devices are not those of tests that run beside them."""
+    """For modules that import it: devices are names, and not those of tests that run beside them."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_module, "find_devices", lambda: Devices("none", ()))
         patch.setenv("PYTEST_AORTA_LEASES_DIR", str(tmp_path_factory.mktemp("leases")))
         yield
 

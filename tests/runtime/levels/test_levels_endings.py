@@ -155,7 +155,7 @@ def test_nothing_outlives_the_process_of_a_worker(
     folder, told = str(Path(__file__).parent), tmp_path / "all began"
     script.write_text(OWNER.format(folder=folder, gates=str(gates.folder), host=host, end=end, patience=PATIENCE))
     with subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, "-W", "ignore", str(script)],  # Python 3.12 warns of each fork beside threads
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

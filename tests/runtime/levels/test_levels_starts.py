@@ -13,7 +13,7 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_stage import clean as clean
-from levels_stage import descendants, run_next, run_sub
+from levels_stage import descendants, names_devices, run_next, run_sub
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
 from support.processes import wait_until
@@ -128,6 +128,7 @@ def test_a_closed_worker_stays_closed() -> None:
         unused.init()
 
 
+@names_devices
 @pytest.mark.statement(35)
 def test_after_init_every_process_below_is_ready(tmp_path: Path) -> None:
     """They start at the same time: each waits for all others."""
@@ -234,6 +235,7 @@ def starts(*devices: int) -> bool:
     return True
 
 
+@names_devices
 @pytest.mark.statement(49)
 def test_a_device_of_another_process_is_refused_with_its_holder(impatient: None, holder: subprocess.Popen[str]) -> None:
     with pytest.raises(StartupError) as refused:
@@ -246,6 +248,7 @@ def test_a_device_of_another_process_is_refused_with_its_holder(impatient: None,
     wait_until(lambda: starts(4, 5), "the end of its slots")
 
 
+@names_devices
 @pytest.mark.statement(49)
 def test_two_workers_of_one_process_do_not_share_a_device(impatient: None) -> None:
     with Worker(3, device_ids=[1, 2]) as first:
@@ -266,6 +269,7 @@ def test_a_start_that_fails_gives_its_devices_back() -> None:
     assert starts(1)
 
 
+@names_devices
 @pytest.mark.statement(49)
 def test_a_slot_keeps_its_device_until_it_has_ended(impatient: None) -> None:
     with Worker(3, device_ids=[1, 2]) as worker:
