@@ -463,7 +463,7 @@ class ChildProcesses:
         worker = self._describe()
         locks = self._lease_devices(worker.device_ids, give_up)
         found = find_devices()
-        shares = _shares(worker.num_sub_workers + len(worker.device_ids), named_only=are_named_only(found))
+        shares = _shares(worker)
         for index in range(worker.num_sub_workers):
             self._add_slot(TaskKind.SUB, index, f"sub_worker {index}", next(shares), {}, ())
         for index, device in enumerate(worker.device_ids):
@@ -621,11 +621,13 @@ def _thread_variables(cores: tuple[int, ...] | None) -> dict[str, str]:
 def _threads_below(worker: WorkerSpec) -> dict[str, str]:
     if worker.children:
         return next((_threads_below(child) for child, host in worker.children if host is None), {})
-    named_only = not worker.device_ids or are_named_only(find_devices())
-    return _thread_variables(next(_shares(worker.num_sub_workers + len(worker.device_ids), named_only=named_only)))
+    return _thread_variables(next(_shares(worker)))
 
 
-def _shares(slots: int, *, named_only: bool) -> Iterator[tuple[int, ...] | None]:
-    if not slots or not named_only or slots > len(os.sched_getaffinity(0)):
+def _shares(worker: WorkerSpec) -> Iterator[tuple[int, ...] | None]:
+    """The cores of its slots; none of their own beside GPUs, or where there are more slots than cores."""
+    slots = worker.num_sub_workers + len(worker.device_ids)
+    has_gpus = worker.device_ids and not are_named_only(find_devices())
+    if not slots or has_gpus or slots > len(os.sched_getaffinity(0)):
         return itertools.repeat(None)
     return iter(core_shares(slots))

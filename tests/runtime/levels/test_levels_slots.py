@@ -24,7 +24,7 @@ from support.processes import PATIENCE, is_gone, wait_until, wait_until_gone
 from pytest_aorta.runtime import Orchestrator, Outcome, TaskError, TaskRef, Worker, endpoint
 from pytest_aorta.runtime import worker as worker_module
 from pytest_aorta.runtime.dispatcher import TaskKind
-from pytest_aorta.runtime.resources.devices import core_shares, threads_of
+from pytest_aorta.runtime.resources.devices import Devices, core_shares, threads_of
 
 
 @pytest.fixture
@@ -161,7 +161,9 @@ def test_a_slot_is_one_process_and_a_worker_has_one_zygote_besides() -> None:
         assert len(descendants(zygote)) == 6
 
 
-def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("beside", [Devices("none", ()), Devices("nvidia", (0,))], ids=["no GPU", "a GPU"])
+def test_a_slot_computes_with_as_many_threads_as_it_has_cores(monkeypatch: pytest.MonkeyPatch, beside: Devices) -> None:
+    monkeypatch.setattr(worker_module, "find_devices", lambda: beside)
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MKL_NUM_THREADS", "77")  # what the user has set stays
