@@ -250,12 +250,11 @@ class ForkServer:
         self.tasks[pid] = RunningTask(pid, fate)
         with contextlib.suppress(OSError):
             fate.send({"type": "forked", "pid": pid})
+        if self.ended:
+            self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Fork the next task's child when one has ended: its parent writes a record meanwhile, and a core is free.
-
-        While a task runs, the fork would compete with it; while it ends, for the locks of the memory that both share.
-        """
+        """Fork the next task's child: once one has ended, as there may be no second one, and then while each runs."""
         if self.ended_before < _SMALL_PAGES <= self.ended:  # several may have ended since
             use_huge_pages()
         self.ended_before = self.ended

@@ -108,3 +108,34 @@ def test_equal_seeds_give_equal_trials_in_every_cell(stage: Stage) -> None:
     none = [value for path, value in drawn.items() if "local-none" in path]
     assert none == [value for path, value in drawn.items() if "local-omp_1" in path]
     assert len(set(none)) == 3
+
+
+#: torch with a stand-in for a GPU that is initialised later, as ``torch.cuda._lazy_init`` does it.
+GPU = """
+import os, sys, torch
+from pytest_aorta.trials.seeding import ProcessSeeds
+
+torch.version.cuda = "13.0"
+seeds = ProcessSeeds(1)
+if "at import" in sys.argv:
+    torch.cuda.manual_seed_all(9)
+for seed in (2, 3):
+    if os.fork() == 0:
+        seeds.restart(seed)
+        if "in run" in sys.argv:
+            torch.cuda.manual_seed_all(9)
+        torch.cuda.default_generators = (torch.Generator(),)
+        torch.cuda.random.device_count = lambda: 1
+        for call, _ in (*torch.cuda._queued_calls, *filter(None, torch.cuda._lazy_seed_tracker.get_calls())):
+            call()
+        given, found = seeds.given["torch"], torch.cuda.default_generators[0].initial_seed()
+        print("its own" if found == given == torch.initial_seed() else found, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize(("seeded", "found"), [("never", "its own"), ("at import", "9"), ("in run", "9")])
+def test_a_gpu_has_the_seed_of_the_trial_until_the_workload_seeds_it(seeded: str, found: str) -> None:
+    done = subprocess.run([sys.executable, "-c", GPU, seeded], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [found, found]

@@ -294,8 +294,9 @@ def test_once_a_task_has_ended_a_child_that_has_rehearsed_stands_by_and_knows_no
     second, _ = begin(zygote)
 
     assert second.pid == standby
+    wait_until(lambda: len(below()) == 2, "one stands by while it runs")
     let_go(second)
-    wait_until(lambda: len(below()) == 1, "one stands by")
+    wait_until(lambda: len(below()) == 1, "the second has ended")
     (standby,) = (each.pid for each in below())
     os.kill(standby, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(standby), "it was reaped")
