@@ -64,12 +64,15 @@ def where_it_starts(table: Table) -> Iterator[str]:
     said = {row.cell.key: list(sentences(row.cell, effects.get(row.cell.key))) for row in table.rows}
     if any(said.values()) or table.divergence:
         yield "where it starts:"
+    are_several = len({key.workload for key in said}) > 1
     for key, texts in said.items():
         if texts:
-            yield f"  {key.cell}"
+            yield f"  {key.workload} {key.cell}" if are_several else f"  {key.cell}"
             yield from (f"    {text}" for text in texts)
     for each in table.divergence:
-        yield from (f"  {line}" for line in each["lines"])
+        first, *others = each["lines"]
+        yield f"  {each['workload']} {first}" if are_several else f"  {first}"
+        yield from (f"  {line}" for line in others)
     if not effects and (observed := sum(row.cell.observed for row in table.rows)):
         how = "" if table.divergence else " (--aorta-collect-share=50% runs half of them without)"
         yield f"what collectors change is not known: all {counted(observed, 'trial')} ran with them{how}"

@@ -158,3 +158,20 @@ def test_the_example_runs_beside_a_collector_that_raises_and_writes_too_much(sta
     section = ["where it starts:", "  local-none", "    1 of 2: slow_steps: slowest steps: rank_0 *"]
     done.stdout.fnmatch_lines([*section, "    2 of 2: not collected: raises: rank_0: ValueError: in step 1"])
     assert collecting.LIMIT < 2**30
+
+
+def test_findings_name_the_workload_where_there_are_several(stage: Stage) -> None:
+    stage.write(
+        pair="""
+        class Workload:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self): return {"passed": True}
+
+        class Left(Workload): pass
+        class Right(Workload): pass
+        """
+    )
+    done = stage.run_here("pair.py", "--aorta-trials", "1", "--aorta-collect", "memory")
+    found = "    1 of 1: memory: nothing was measured: no step was seen"
+    done.stdout.fnmatch_lines(["where it starts:", "  Left local-none", found, "  Right local-none", found])

@@ -220,6 +220,22 @@ def test_what_says_nothing_about_the_workload_is_not_counted(stage: Stage) -> No
     assert {cell["workload"]: cell["counted"] for cell in matrix["cells"]}["command-lacks-77"] == 0
 
 
+def test_the_gpus_that_a_command_has_open_at_its_end_are_in_the_record(stage: Stage) -> None:
+    stage.write(
+        train="""
+        import itertools, os
+        # A stand-in for what a process with a CUDA context has open.
+        opened = ["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia-caps/nvidia-cap1", "dri/renderD128", "dri/card0"]
+        names = itertools.cycle("/dev/" + name for name in opened)
+        held = [open(os.devnull) for _ in opened]
+        os.readlink = lambda path: next(names)
+        """
+    )
+    stage.run_here(*command("train.py"), "--aorta-trials", "1")
+    (trial,) = stage.trials().values()
+    assert trial["result"]["output"]["devices"] == ["nvidia0", "renderD128"]
+
+
 def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: Stage) -> None:
     stage.write(
         hangs="""

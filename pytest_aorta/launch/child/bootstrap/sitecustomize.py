@@ -306,7 +306,8 @@ def _watch_reads(file: str) -> None:
             except OSError:  # that of the listing
                 pass
         for path in found:
-            if path.startswith(("/dev/nvidia", "/dev/dri/render")) and path[-1:].isdigit():
+            vendor, _, number = path.partition("/dev/nvidia")  # not nvidiactl, nvidia-uvm, nvidia-caps/nvidia-cap1
+            if (not vendor and number.isdigit()) or path.startswith("/dev/dri/render"):
                 _append(file, os.fsencode("d" + path + "\n"))
 
     if hasattr(sys, "addaudithook"):
