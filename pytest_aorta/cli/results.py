@@ -22,7 +22,6 @@ from pytest_aorta.triage.compare import (
     RunComparison,
     compare_runs,
     comparison_as_plain,
-    label,
 )
 from pytest_aorta.triage.matrix import EarlierMatrix
 from pytest_aorta.triage.starts import compare_recorded
@@ -173,7 +172,7 @@ def _comparison_lines(comparison: RunComparison, most: int | None) -> Iterator[s
     gone = [f"{change.label}: {_signature(each)}" for change in cells for each in change.gone_signatures]
     yield from _titled("ways to fail that are gone in B", gone)
     for name, _, only in sides:
-        yield from _titled(f"only in {name}", [f"{label(cell.key)}: {_outcomes(cell)}" for cell in only])
+        yield from _titled(f"only in {name}", [f"{cell.key.label}: {_outcomes(cell)}" for cell in only])
     of_all = f"differs in the environment{' of all cells' if len(cells) > 1 else ''}"
     lists = [(of_all, comparison.shared)] if cells else []
     for names, differences in comparison.particular:
@@ -225,7 +224,7 @@ def _failed_conditions(comparison: RunComparison, what: str) -> Iterator[str]:
             text += "" if change.rate is None else f", p {p_value(change.rate.p_adjusted)}"
         yield f"{what}: {one_line(change.label)} ({text})"
     for cell in comparison.only_a if what == "not-compared" else ():
-        yield f"{what}: {one_line(label(cell.key))} (only in A)"
+        yield f"{what}: {one_line(cell.key.label)} (only in A)"
 
 
 def _outcomes(cell: CellStatistics) -> str:

@@ -157,14 +157,13 @@ class Summary:
         for line in self._replays:
             yield line, ""
         for key, found in self._cells.items():
-            name = " ".join(filter(None, (key.test, key.workload, key.cell, key.options)))
             if found.restarted:
-                yield f"{counted(found.restarted, 'trial')} of {name} ok only after a restart of the ranks", ""
+                yield f"{counted(found.restarted, 'trial')} of {key.label} ok only after a restart of the ranks", ""
             if len(found.at_a_time) > 1:
                 counts = " and ".join(f"{number} with {slots}" for slots, number in sorted(found.at_a_time.items()))
-                yield f"trials of {name} ran with different numbers of slots: {counts}", "yellow"
+                yield f"trials of {key.label} ran with different numbers of slots: {counts}", "yellow"
             if found.elsewhere:
-                what = f"{counted(found.elsewhere, 'trial')} of {name} did not run in that environment"
+                what = f"{counted(found.elsewhere, 'trial')} of {key.label} did not run in that environment"
                 yield f"{what}: {found.found_there}", "yellow"
         run, total = self._run, sum(cell.trials for cell in self._cells.values())
         if self._repeats:

@@ -79,7 +79,7 @@ class CellChange:
     @property
     def label(self) -> str:
         """Of the cell, as the table names it."""
-        return label(self.b.key) if self.a.key.cell == self.b.key.cell else f"{label(self.a.key)} -> {self.b.key.cell}"
+        return self.b.key.label if self.a.key.cell == self.b.key.cell else f"{self.a.key.label} -> {self.b.key.cell}"
 
     @property
     def verdict(self) -> str:
@@ -149,11 +149,6 @@ COLUMNS: tuple[Column[CellChange], ...] = (
     Column("new_signatures", lambda change: _ways(change.new_signatures)),
     Column("gone_signatures", lambda change: _ways(change.gone_signatures)),
 )  # fmt: skip
-
-
-def label(key: CellKey) -> str:
-    """A cell in words: test, workload, cell and options, as far as it has them."""
-    return " ".join(filter(None, (key.test, key.workload, key.cell, key.options)))
 
 
 def compare_runs(a: Path, b: Path, margin: Margin = MARGIN, speed_margin: float = SPEED_MARGIN) -> RunComparison:
@@ -265,7 +260,7 @@ def _match_cells(a: Side, b: Side) -> tuple[dict[CellKey, CellKey], bool]:
     if across:
         match(lambda cell: (replace(cell.key, cell="", digest=""), cell.mitigations))
     if not partner:
-        ours, theirs = (", ".join(first_names(list(map(label, side.cells)), 4)) for side in (a, b))
+        ours, theirs = (", ".join(first_names([key.label for key in side.cells], 4)) for side in (a, b))
         raise RequestError(
             f"{a.results.path} and {b.results.path} have no cell in common; the first has {ours}, the second {theirs}"
         )

@@ -216,6 +216,11 @@ class CellKey:
         """Equal for cells that are compared with each other."""
         return self.workload, self.test, self.options, self.digest
 
+    @property
+    def label(self) -> str:
+        """Test, workload, cell and options, as far as it has them."""
+        return " ".join(filter(None, (self.test, self.workload, self.cell, self.options)))
+
 
 @dataclass(frozen=True)
 class Place:

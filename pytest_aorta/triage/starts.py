@@ -64,10 +64,10 @@ def where_it_starts(table: Table) -> Iterator[str]:
     said = {row.cell.key: list(sentences(row.cell, effects.get(row.cell.key))) for row in table.rows}
     if any(said.values()) or table.divergence:
         yield "where it starts:"
-    are_several = len({key.workload for key in said}) > 1
+    are_several = len({key.group() for key in said}) > 1
     for key, texts in said.items():
         if texts:
-            yield f"  {key.workload} {key.cell}" if are_several else f"  {key.cell}"
+            yield f"  {key.label}" if are_several else f"  {key.cell}"
             yield from (f"    {text}" for text in texts)
     for each in table.divergence:
         first, *others = each["lines"]
