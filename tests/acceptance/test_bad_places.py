@@ -7,11 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from support.devices import names_devices
 from support.slurm import Slurm
 from support.slurm_steps import SubmittingStage
 from support.stage import Stage, text
-
-from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 
 #: Fails on device 0, and on node n1.
 WORKLOAD = """
@@ -40,9 +39,8 @@ def steady(stage: Stage) -> Stage:
     return stage
 
 
+@names_devices
 def test_a_bad_device_is_named_and_no_mitigation(steady: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not are_named_only(find_devices()):
-        pytest.skip("the ids that are used here would be real")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     options = ("--aorta-trials", "24", "--aorta-mitigations", "none", "--aorta-mitigations", "omp_1")
     result = steady.run("--aorta-workload", "steady", *options, "--aorta-slots", "2", "--aorta-devices", "0,1")

@@ -6,9 +6,8 @@ The process is a double, for no machine here has such a driver: its zygote is ma
 from __future__ import annotations
 
 import pytest
+from support.devices import names_devices
 from support.stage import Stage
-
-from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 
 STUCK = """
 import os, signal, time
@@ -58,7 +57,7 @@ def test_its_trial_is_over_and_names_it(stage: Stage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
+@names_devices
 def test_its_device_is_not_used_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_AORTA_LEASES_DIR", str(stage.path / "leases"))
     stage.write(stuck=STUCK)

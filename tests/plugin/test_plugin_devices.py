@@ -6,12 +6,11 @@ No machine that runs these tests need have a GPU: the ids are names only, and wh
 from __future__ import annotations
 
 import pytest
+from support.devices import names_devices
 from support.neighbourhood import metrics, notes, workloads
 from support.stage import Stage
 
-from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
-
-pytestmark = pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
+pytestmark = names_devices
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 

@@ -6,10 +6,9 @@ import os
 from typing import Any
 
 import pytest
+from support.devices import names_devices
 from support.neighbourhood import metrics, workloads
 from support.stage import Stage
-
-from pytest_aorta.runtime.resources.devices import are_named_only, find_devices
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MINE = sorted(os.sched_getaffinity(0))
@@ -82,7 +81,7 @@ def test_own_cores_are_imposed_recorded_and_said(
     )
 
 
-@pytest.mark.skipif(not are_named_only(find_devices()), reason="the ids that are used here would be real")
+@names_devices
 def test_devices_are_imposed_by_number(beside: Stage) -> None:
     """Which device a trial gets is in its record, and no part of its request; without a GPU, they are names only."""
     found = []

@@ -16,12 +16,7 @@ from support.processes import PATIENCE, is_gone, wait_until
 
 from pytest_aorta.runtime import CallableHandle, Orchestrator, Outcome, TaskArgs, TaskRecord, TaskRef, Worker
 from pytest_aorta.runtime import worker as worker_module
-from pytest_aorta.runtime.resources.devices import Devices, are_named_only, find_devices
-
-#: For tests whose workers are in other processes.
-names_devices = pytest.mark.skipif(
-    not are_named_only(find_devices()), reason="the ids that are used here would be real"
-)
+from pytest_aorta.runtime.resources.devices import Devices
 
 
 def scalars(*values: Any) -> TaskArgs:

@@ -13,9 +13,10 @@ from typing import Any
 import levels_tasks
 import pytest
 from levels_stage import clean as clean
-from levels_stage import descendants, names_devices, run_next, run_sub
+from levels_stage import descendants, run_next, run_sub
 from levels_stage import no_torch as no_torch
 from levels_stage import own_leases as own_leases
+from support.devices import names_devices
 from support.processes import wait_until
 
 from pytest_aorta.runtime import StartupError, Worker
