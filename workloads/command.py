@@ -105,6 +105,7 @@ class Command(Workload):
         self._findings = OutputFindings(OutputRules.of(self.config))
         self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
+        self._folder = Path(os.environ[TRIAL_DIR]).parent
         self._process = CommandProcess(runnable(start, os.environ.get("PATH", os.defpath)), self._variables(start))
 
     def _variables(self, words: Sequence[str]) -> dict[str, str]:
@@ -112,10 +113,9 @@ class Command(Workload):
         if self.config.unbuffered:
             variables.setdefault("PYTHONUNBUFFERED", "1")
         if catches(os.getpid(), STACK_SIGNAL):  # as the process of a trial does
-            folder = Path(variables[TRIAL_DIR]).parent
             sockets = f"{variables.get('TMPDIR')}.s"
-            given = {"sockets": sockets if os.path.isdir(sockets) else "", "stacks": str(folder / "stacks.log")}
-            variables |= bootstrap_variables(variables, folder=str(folder), **given)
+            given = {"sockets": sockets if os.path.isdir(sockets) else "", "stacks": str(self._folder / "stacks.log")}
+            variables |= bootstrap_variables(variables, folder=str(self._folder), **given)
         return variables
 
     def run(self) -> CommandResult:
@@ -132,7 +132,7 @@ class Command(Workload):
         with last_to_leave():
             code = self._process.follow(take)
         elapsed = time.perf_counter() - self._started
-        write_adopted_ends(Path(os.environ[TRIAL_DIR]).parent)
+        write_adopted_ends(self._folder)
         found.read_files()
         result = command_result(code, found, self._process.errors.decode(errors="replace"), elapsed)
         if self._seed is not None:

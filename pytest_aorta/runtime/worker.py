@@ -625,7 +625,7 @@ def _threads_below(worker: WorkerSpec) -> dict[str, str]:
 
 
 def _shares(worker: WorkerSpec) -> Iterator[tuple[int, ...] | None]:
-    """The cores of its slots; none of their own beside GPUs, or where there are more slots than cores."""
+    """The cores of each slot; ``None`` for all, where slots have GPUs, or are more than there are cores."""
     slots = worker.num_sub_workers + len(worker.device_ids)
     has_gpus = worker.device_ids and not are_named_only(find_devices())
     if not slots or has_gpus or slots > len(os.sched_getaffinity(0)):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SMALL = {"device": "cpu", "sizes": (5,), "dtypes": ("float32",)}
 AVERAGES = ("all_reduce_avg", "reduce_avg", "reduce_scatter_avg", "reduce_scatter_tensor_avg")
 
-#: Before torch 2.12 or so, gloo has none.
+#: Of torch 2.13, gloo has it; of torch 2.11, it has not.
 ALL_TO_ALL = {("all_to_all", dtype) for dtype in AllReduce.Config().dtypes}
 
 

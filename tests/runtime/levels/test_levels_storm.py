@@ -104,7 +104,6 @@ def test_kills_of_any_process_cost_tasks_and_nothing_else(kills: int, seed: int)
                         kills -= 1
                         if kills % 8 == 0:  # a slot is given up when ten processes have died while they started
                             wait_until(works, "the revival of all slots")
-            wait_until(works, "the revival of all slots")
         finally:
             over.set()
             load.join()

@@ -306,8 +306,8 @@ def _watch_reads(file: str) -> None:
             except OSError:  # that of the listing
                 pass
         for path in found:
-            vendor, _, number = path.partition("/dev/nvidia")  # not nvidiactl, nvidia-uvm, nvidia-caps/nvidia-cap1
-            if (not vendor and number.isdigit()) or path.startswith("/dev/dri/render"):
+            # Not nvidiactl, nvidia-uvm and nvidia-caps/nvidia-cap1, which are no GPUs.
+            if path.replace("/dev/nvidia", "", 1).isdigit() or path.startswith("/dev/dri/render"):
                 _append(file, os.fsencode("d" + path + "\n"))
 
     if hasattr(sys, "addaudithook"):
