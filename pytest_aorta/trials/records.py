@@ -20,7 +20,8 @@ from typing_extensions import Required, TypedDict
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-Phase = Literal["launch", "import", "setup", "run", "cleanup"]
+#: ``exit``: after the last phase, or after the last line of a command's program, while its process ended.
+Phase = Literal["launch", "import", "setup", "run", "cleanup", "exit"]
 FailureKind = Literal["exception", "signal", "exit_code", "timeout", "stall", "result", "rank"]
 GroupStateName = Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED", "FAILED", "UNKNOWN"]
 AttemptReason = Literal["failure", "membership"]
@@ -168,11 +169,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Seeds of the random generators of a process, by module; ``kept`` are those that the workload seeded at import."""
+    """Seeds of the random generators of a process, by module; ``kept`` are those that the workload seeded at import.
+
+    ``hash``: ``PYTHONHASHSEED`` of its interpreter, drawn for it or set by the user; ``None`` where Python drew one that
+    nobody knows.
+    """
 
     seed: int
     generators: dict[str, int]
     kept: list[str] = field(default_factory=list)
+    hash: int | None = None
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,9 @@ class TrialResult(_Record):
 
     A record that contradicts itself is refused: only a trial that is ``ok`` has passed, and its ``failure``, if it has
     one, is that of its cleanup; a ``timeout`` is one in its failure, too. ``warnings`` are what a reader has to know
-    before the result is believed. Fields that the schema of AORTA does not have may be missing.
+    before the result is believed. ``zygote``: which prepared process of its cell the trial was forked from, from 0; those
+    of one share what it drew at its start. ``None`` for a trial that was a process of its own. Fields that the schema of
+    AORTA does not have may be missing.
     """
 
     schema_version: Literal["0.1"] = SCHEMA_VERSION
@@ -214,6 +216,7 @@ class TrialResult(_Record):
     failure: Failure | None = None
     warnings: list[str] = Field(default_factory=list)
     seeds: Seeds | None = None
+    zygote: int | None = None
     preloaded: list[str] = Field(default_factory=list)
     not_preloaded: str | None = None
     ranks: list[RankRecord] = Field(default_factory=list)
