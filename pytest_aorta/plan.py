@@ -190,7 +190,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         replays=tuple(here / text for text in values["replay"] or ()),
         registry_files=tuple(_path(text, base) for text in values["registry-file"] or ()),
         execution=Execution(
-            **given("isolation", "launcher", "nproc", "seed", "preload", "cwd"),
+            **given("isolation", "launcher", "nproc", "seed", "preload", "cwd", "zygotes"),
             elastic=elastic_options(dict(values["elastic"] or ())),
         ),
         limits=Limits(**given("timeout", "stall_timeout", "grace", "memory", "log_limit")),
@@ -388,7 +388,9 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     for first in firsts.values():
         indices = range(selection.cell_trials.get(first.cell, selection.trials))
         collect = selection.collectors_of
-        cells.append([replace(first, trial_index=index, order=how, collect=collect(index)) for index in indices])
+        known = 0 if selection.may_end_early or selection.minimize else len(indices)
+        of_cell = replace(first, order=how, cell_trials=known)
+        cells.append([replace(of_cell, trial_index=index, collect=collect(index)) for index in indices])
     labels = [first.cell for first in firsts.values()]
     for label in selection.cell_trials:
         if label not in labels:

@@ -274,8 +274,13 @@ def spec_of(record: TrialResult, variables: Mapping[str, str], hosts: tuple[str,
         collect=tuple(request.collect),
         resources=replace(request.resources, hosts=hosts),
         watched=tuple(request.ambient),
-        origin=Origin(request.seed, cwd, tuple(request.sys_path), rank_seed),
+        origin=Origin(request.seed, cwd, tuple(request.sys_path), rank_seed, _hash_seed(record)),
     )
+
+
+def _hash_seed(record: TrialResult) -> int | None:
+    own = None if record.seeds is None else record.seeds.hash
+    return _request(record).hash_seed if own is None else own
 
 
 def _request(record: TrialResult) -> Request:

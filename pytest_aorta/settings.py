@@ -426,7 +426,14 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         Setting("registry-file", name, "FILE", "more mitigations and environments (repeat)", separator=";"),
     ),
     "processes of trials": (
-        Setting("isolation", choice("fork", "spawn", "none"), "HOW", "fork, spawn, or none: in pytest itself", "fork"),
+        Setting(
+            "isolation",
+            choice("auto", "fork", "spawn", "none"),
+            "HOW",
+            "auto, fork, spawn, or none: in pytest itself",
+            "auto",
+        ),
+        Setting("zygotes", positive_int, "N", "prepared processes of each cell of a class", scope="ini"),
         Setting("preload", preload, "HOW", "once per cell: auto, none, torch,numpy", "auto"),
         Setting("cwd", choice("here", "fresh", "copy"), "HOW", "working directory: here, fresh or copy", "here"),
         Setting("timeout", seconds, "SEC", "deadline of a trial, and of its import"),

@@ -96,6 +96,7 @@ class TrialRunner:
                     grace=self.selection.limits.grace,
                     results=self.store.results,
                     elastic=elastic if is_multi_node(elastic) else None,
+                    run=self.store.stamp,
                     identity=_code_identity(self.plans) if resources.hosts else None,
                 )
             return self._engine

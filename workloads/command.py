@@ -29,9 +29,10 @@ from pytest_aorta.trials.command_line import (
     program_not_found,
     runnable,
     script_of,
+    takes_hash_seed,
     words_of,
 )
-from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_SEED
+from pytest_aorta.trials.execution import HASH_SEED, TRIAL_DIR, TRIAL_SEED
 from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex, checked_source
 from pytest_aorta.trials.workload import CommandResult, Workload
 
@@ -110,12 +111,16 @@ class Command(Workload):
 
     def _variables(self, words: Sequence[str]) -> dict[str, str]:
         variables = {**os.environ, **module_path(words, os.environ)}
+        hash_seed = variables.pop(HASH_SEED, None)
         if self.config.unbuffered:
             variables.setdefault("PYTHONUNBUFFERED", "1")
         if catches(os.getpid(), STACK_SIGNAL):  # as the process of a trial does
             sockets = f"{variables.get('TMPDIR')}.s"
             given = {"sockets": sockets if os.path.isdir(sockets) else "", "stacks": str(self._folder / "stacks.log")}
             variables |= bootstrap_variables(variables, folder=str(self._folder), **given)
+            # What the program starts in its turn draws its own, as the program hides it.
+            if hash_seed is not None and takes_hash_seed(words):
+                variables |= {"PYTHONHASHSEED": hash_seed, HASH_SEED: hash_seed}
         return variables
 
     def run(self) -> CommandResult:

@@ -372,6 +372,7 @@ class TrialEngine:
         grace: seconds between SIGTERM and SIGKILL.
         results: the folder that files of trials on this host are written to.
         elastic: options of trials that have several nodes: this one and others, or the hosts.
+        run: a name of the run, which all its processes have.
     """
 
     def __init__(
@@ -382,7 +383,9 @@ class TrialEngine:
         grace: float = GRACE,
         results: Path | None = None,
         elastic: ElasticOptions | None = None,
+        run: str = "",
     ) -> None:
+        self._run = run
         self._resources = resources
         self._identity = identity or {}
         self._grace = grace
@@ -422,7 +425,7 @@ class TrialEngine:
 
                         for number, spec in enumerate(resources.hosts):
                             died = partial(self._lose_host, number)
-                            of_host = resources, len(resources.hosts), store if number == 0 else None
+                            of_host = resources, len(resources.hosts), store if number == 0 else None, number
                             self._hosts.append(RemoteHost(spec, of_host, self._identity, died))
                         start_hosts(self._hosts)
                 except (LaunchModeError, EngineUnusable) as error:
@@ -514,7 +517,7 @@ class TrialEngine:
         now = Inherited.now(self._results, spec.origin)
         if self._variables != now.variables:  # one copy for all trials
             self._variables = dict(now.variables)
-        return TrialOrder(spec, folder.absolute(), replace(now, variables=self._variables), timeout)
+        return TrialOrder(spec, folder.absolute(), replace(now, variables=self._variables), timeout, self._run)
 
     def close(self) -> None:
         with self._lock:

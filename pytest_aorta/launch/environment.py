@@ -12,19 +12,20 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pytest_aorta.launch.launch_mode import LaunchPlan, WorkloadArgument, is_multi_node
+from pytest_aorta.launch.launch_mode import AS_TYPED, LaunchPlan, WorkloadArgument, is_multi_node
 from pytest_aorta.registry import ENGINES, Engine, Environment
 from pytest_aorta.runtime.zygote import TAG_WORD, PrefixFacts, ZygoteSpec
 from pytest_aorta.trials.execution import TRIAL, TRIAL_DIR, TRIAL_INDEX, TRIAL_SEED
 from pytest_aorta.trials.loading import file_digest
 from pytest_aorta.trials.records import Free
+from pytest_aorta.trials.seeding import hash_seed
 from pytest_aorta.trials.spec import ImposedCounts, Origin, Parts, TrialSpec, fingerprint_parts
 
 #: Where the packages of this distribution are mounted; what they depend on has to be in the image.
@@ -264,7 +265,7 @@ def zygote_spec(
         "target": spec.workload.target,
         "overrides": dict(spec.overrides),
         "steps": spec.steps,
-        "launcher": spec.execution.launcher,
+        "forks_programs": spec.execution.isolation == "fork" and spec.execution.launcher != AS_TYPED,
         "import_seed": fresh_seed,
         "preload": [] if fresh_seed is not None else list(spec.execution.preloaded),
         "learned": [],
@@ -314,14 +315,36 @@ def zygote_spec(
     )
 
 
+#: The seed of hashes of a Python process.
+_HASHES = "PYTHONHASHSEED"
+
+
+def of_start(spec: ZygoteSpec, index: int, hash_seed: int) -> ZygoteSpec:
+    """The specification of one of several zygotes of a cell, which has a hash seed unless the user has set one."""
+    argument = {**spec.argument, "start": index, "hash_seed": hash_seed}
+    if _HASHES in spec.environ:
+        return replace(spec, argument={**argument, "hash_seed": None})
+    own = {_HASHES: str(hash_seed)}
+    behind = replace(spec.behind, restored={**spec.behind.restored, **own})
+    return replace(spec, argument=argument, environ={**spec.environ, **own}, behind=behind)
+
+
 @dataclass(frozen=True)
 class TrialOrder:
-    """What a host is asked to run."""
+    """What a host is asked to run; ``run`` is a name of the run, from which what is not given is drawn."""
 
     spec: TrialSpec
     folder: Path
     inherited: Inherited
     timeout: float | None = None
+    run: str = ""
+
+    def hash_seed(self, number: int) -> int:
+        """``PYTHONHASHSEED`` of a start, or of a command, with this number in its cell."""
+        origin, seed = self.spec.origin, self.spec.execution.seed
+        if origin is not None and origin.hash_seed is not None:
+            return origin.hash_seed
+        return hash_seed(self.run if seed is None else seed, number)
 
     @functools.cached_property
     def zygote(self) -> ZygoteSpec:

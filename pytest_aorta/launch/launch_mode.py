@@ -167,16 +167,19 @@ def resolve_launch(
 class WorkloadArgument(TypedDict):
     """A workload and its options, for ``workload_main.load`` and ``trial_main.prepare``.
 
-    For a zygote, more is said; cells that differ in ``launcher`` share none. ``import_seed`` is that of the trial,
-    where each trial imports the workload in a process of its own. ``preload`` names modules to import before the
-    workload, ``learned`` those that an earlier trial has imported: they are imported after the workload, on the
-    ``cores`` of a slot.
+    For a zygote, more is said. ``forks_programs``: whether Python programs of a command run in forks of it.
+    ``start`` is its index in the cell, and ``hash_seed`` what was drawn as its ``PYTHONHASHSEED``, which its children do
+    not inherit. ``import_seed`` is that of the trial, where each trial imports the workload in a process of its own.
+    ``preload`` names modules to import before the workload, ``learned`` those that an earlier trial has imported: they
+    are imported after the workload, on the ``cores`` of a slot.
     """
 
     target: str
     overrides: dict[str, Any]
     steps: int | None
-    launcher: NotRequired[str]
+    forks_programs: NotRequired[bool]
+    start: NotRequired[int]
+    hash_seed: NotRequired[int | None]
     import_seed: NotRequired[int | None]
     preload: NotRequired[list[str]]
     learned: NotRequired[list[str]]
@@ -193,6 +196,7 @@ class TrialPayload(WorkloadArgument):
     ranks starts from, if there is one.
     ``watch_imports``: report what the workload imports that its zygote could have imported before. ``cwd``: the trial's
     own working directory, ``None`` for that of its zygote.
+    ``ends_fully``: whether the process ends as an interpreter does, as no other trial comes from its zygote.
     ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by; ``source`` is the workload's
     file.
     """
@@ -215,6 +219,7 @@ class TrialPayload(WorkloadArgument):
     rank_seed: int | None
     launcher_pid: int | None
     watch_imports: bool
+    ends_fully: bool
     timeout: float | None
     stall_timeout: float | None
     source: str | None

@@ -249,6 +249,7 @@ def build_record(
             launcher_variables=seen.launcher_variables,
         ),
         seeds=None if seen.ranks else seen.seeds,
+        zygote=seen.zygote,
         preloaded=seen.preloaded,
         not_preloaded=seen.not_preloaded,
         ranks=seen.ranks,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _CHUNK = 2**20
 
 #: What a ``TrialHost`` is made of.
-_OfHost: TypeAlias = tuple[Resources, int, tuple[str, int] | None]
+_OfHost: TypeAlias = tuple[Resources, int, tuple[str, int] | None, int]
 
 
 class RemoteHost:

@@ -162,7 +162,11 @@ def _what(failure: Failure) -> str:
 def _status(record: TrialResult) -> str:
     assert record.failure is not None
     # Only a cleanup can go wrong in a trial that is ok.
-    return "cleanup failed" if record.exit_status == "ok" else f"{record.exit_status} in {record.failure.phase}"
+    return (
+        f"{record.failure.phase} failed"
+        if record.exit_status == "ok"
+        else f"{record.exit_status} in {record.failure.phase}"
+    )
 
 
 def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:

@@ -212,7 +212,7 @@ def shortened(text: str) -> str:
 
 
 def in_a_process(execution: Execution) -> Execution:
-    return replace(execution, isolation="fork") if execution.isolation == "none" else execution
+    return replace(execution, isolation="auto") if execution.isolation == "none" else execution
 
 
 def entry_of(cls: type[Any]) -> WorkloadEntry:

@@ -296,7 +296,8 @@ class TrialItem(GeneratedFunction):
         except pytest.PytestWarning as error:
             raise TrialFailed(f"a warning, turned into an error: {error}") from None
         # After an interruption there is no report that could show it, and pytest's own end must not fail with it.
-        if record.failure is not None and record.failure.phase == "cleanup" and run.interrupted is None:
+        after_result = record.failure is not None and record.failure.phase in ("cleanup", "exit")
+        if after_result and record.exit_status == "ok" and run.interrupted is None:
             raise self._failure(record)
 
     def _failure(self, record: TrialResult) -> TrialFailed:

@@ -109,6 +109,8 @@ class ZygoteSpec:
         prepare: called once with ``argument``; returns a JSON mapping.
         argument: JSON value for ``load`` and ``prepare``.
         run: called in every child as ``run(payload, channel)``. The channel leads to the submitter of the task.
+            If it returns true, the child ends as an interpreter does; if false, once its own threads and handlers of
+            ``atexit`` are through; if ``None``, at once.
         sys_path: entries appended to the child's ``sys.path`` where missing.
         cwd: working directory.
         fresh: prepare in every child instead.
@@ -443,6 +445,7 @@ class Zygote:
         against_forking: why it may not be forked, and serves no tasks.
         tag: in the environment of it and of its descendants.
         load_sec: seconds that ``ZygoteSpec.load`` took, and ``loaded_at``, when it had ended (``time.monotonic()``).
+        start_sec: seconds from its start until it was ready.
     """
 
     def __init__(self, spec: ZygoteSpec, seed: Seed | None = None) -> None:
@@ -453,6 +456,8 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | Seed
         self.load_sec: float | None = None
         self.loaded_at = 0.0
+        self.start_sec = 0.0
+        self._started_at = time.monotonic()
         self._ready = False
         self._ending = False
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in end())
@@ -581,6 +586,7 @@ class Zygote:
                         f"{self.spec.command[-1]} has pytest-aorta {report['version']}, but this is "
                         f"{__version__}; install the same version there"
                     )
+                self.start_sec = time.monotonic() - self._started_at
                 self.info, self.against_forking, self._ready = report["info"], report["against_forking"], True
 
     def _end_import(self, grace: float) -> str:

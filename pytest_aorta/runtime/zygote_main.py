@@ -8,6 +8,7 @@ then. Nothing here blocks: while one task has its grace, or outlives SIGKILL, ot
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -427,6 +428,14 @@ class ForkServer:
 def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., Any] | None) -> None:
     process_tree.die_with_parent(zygote)
     os.setsid()
+    own, ends_fully = os.getpid(), False
+
+    def end_here() -> None:
+        if not ends_fully and os.getpid() == own:
+            leave(0)
+
+    # Called after all handlers that the task registers: those that come then are the zygote's.
+    atexit.register(end_here)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
@@ -468,11 +477,17 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
                 channel.send({"type": "failed", "error": describe_exception(error)})
                 leave(0)
             channel.send({"type": "prepared", "info": info})
-        run(task["payload"], channel)
+        how = run(task["payload"], channel)
     except BaseException:
         traceback.print_exc()  # into the task's own log
         leave(1)
     channel.send({"type": "done"})
+    if how is not None:
+        ends_fully = how
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        ctypes.pythonapi.Py_Exit(0)  # waits for threads that are not daemons, then calls the handlers of ``atexit``
     leave(0)
 
 

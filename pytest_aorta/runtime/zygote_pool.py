@@ -133,6 +133,15 @@ class ZygotePool:
             if entry is not None and entry.zygote is zygote:
                 entry.users -= 1
 
+    def discard(self, spec: ZygoteSpec) -> None:
+        """Close a zygote that nobody will ask for again; one in use stays until the pool is closed."""
+        with self._lock:
+            entry = self._entries.get(spec.key)
+            if entry is None or entry.users or entry.zygote is None:
+                return
+            del self._entries[spec.key]
+        entry.zygote.close()
+
     def close(self) -> None:
         """Close all of them, for good. Tasks that still run end with ``ZygoteError``."""
         with self._lock:

@@ -331,11 +331,12 @@ class Signature:
     @property
     def text(self) -> str:
         """One line for the table: ``loss is nan (train.py:88 in step)``."""
-        what = self._what
+        what = f"{self._what} at exit" if self.phase == "exit" else self._what
         if self.where:
             return bounded(f"{what} ({self.where})" + (f" after {self.cause}" if self.cause else ""), _TEXT)
         if self.kind in ("signal", "exit_code", "timeout", "stall") and not (self.kind == "signal" and self.message):
-            what += f" in {self.phase}()" if self.phase in ("setup", "run", "cleanup") else f" in {self.phase}"
+            in_phase = f" in {self.phase}()" if self.phase in ("setup", "run", "cleanup") else f" in {self.phase}"
+            what += "" if self.phase == "exit" else in_phase
         return bounded(f"{what} of a rank" if self.role else what, _TEXT)
 
     @property

@@ -312,6 +312,12 @@ def tells_what_it_reads(words: Sequence[str]) -> bool:
     return head is not None and (is_python(words[0]) or re.match(rb"#!.*\b(python|pypy)", head) is not None)
 
 
+def takes_hash_seed(words: Sequence[str]) -> bool:
+    """Whether the program is Python and reads its variables, ``PYTHONHASHSEED`` among them."""
+    flags = itertools.takewhile(_FLAGS.fullmatch, words[1:]) if is_python(words[0]) else iter(())
+    return tells_what_it_reads(words) and not any(set("EI") & set(flag) for flag in flags)
+
+
 def _python_script(words: Sequence[str]) -> str | None:
     rest = itertools.dropwhile(_FLAGS.fullmatch, words[1:]) if is_python(words[0]) else iter(())
     word = next(rest, "-")

@@ -140,7 +140,7 @@ LAUNCHER_OWNED = re.compile(
     r"|TORCHELASTIC_(RESTART_COUNT|MAX_RESTARTS|RUN_ID|USE_AGENT_STORE|ERROR_FILE)"
 )
 
-Isolation = Literal["fork", "spawn", "none"]
+Isolation = Literal["auto", "fork", "spawn", "none"]
 Launcher = Literal["auto", "elastic", "torchrun", "external", "as-typed"]
 
 #: Working directory of a trial: that of pytest, an empty one, or a copy of that of pytest.
@@ -155,28 +155,31 @@ class Execution:
     """How the processes of a trial are started.
 
     Attributes:
-        isolation: ``fork`` from a prepared process, ``spawn`` of a fresh interpreter, ``none`` for this very process.
+        isolation: ``auto`` for a command that starts as typed, and for a class as many prepared processes as cost allows;
+            ``fork`` from one prepared process, ``spawn`` of a fresh interpreter, ``none`` for this very process.
         launcher: of the ranks of a distributed workload; ``as-typed`` for a command that no fork may stand for.
         nproc: number of ranks, ``None`` for the workload's minimum.
         elastic: options of the agent that starts the ranks.
         seed: of the random generators: trial i of every cell gets the same ones. ``None`` for other ones each time.
-        preload: modules that are imported once for all trials of a cell, instead of once per trial; with ``fork`` only.
+        preload: modules that are imported once for the trials of a start, instead of once per trial.
         cwd: working directory: ``here`` for that of this process, ``fresh`` for an empty one of the trial, ``copy`` for
             a copy. The latter two are the trial's folder for files, in which stays what it has made or changed.
+        zygotes: prepared processes of each cell with ``auto``; ``None`` for as many as cost allows.
     """
 
-    isolation: Isolation = "fork"
+    isolation: Isolation = "auto"
     launcher: Launcher = "auto"
     nproc: int | None = None
     elastic: ElasticOptions = DEFAULTS
     seed: int | None = None
     preload: Preload = "auto"
     cwd: Cwd = "here"
+    zygotes: int | None = None
 
     @property
     def preloaded(self) -> tuple[str, ...]:
         """Modules that are imported before the workload, in the process that its trials are forked from."""
-        return self.preload if isinstance(self.preload, tuple) and self.isolation == "fork" else ()
+        return self.preload if isinstance(self.preload, tuple) and self.isolation in ("auto", "fork") else ()
 
 
 @dataclass(frozen=True)
@@ -249,6 +252,9 @@ TRIAL_DIR = "AORTA_TRIAL_DIR"
 
 #: A seed for the program of a command, below 2**31.
 TRIAL_SEED = "AORTA_TRIAL_SEED"
+
+#: ``PYTHONHASHSEED`` for the program of a command; not seen by it.
+HASH_SEED = "AORTA_HASH_SEED"
 
 #: Name of that folder, in the trial's artifacts.
 FILES = "files"

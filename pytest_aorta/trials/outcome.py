@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from pytest_aorta.trials.result import ExitStatus
 
 
-#: The phase after one that has succeeded; the process's exit belongs to ``cleanup``.
+#: The phase after one that has succeeded.
 _NEXT: dict[Phase, Phase] = {
     "launch": "setup",
     "import": "setup",
     "setup": "run",
     "run": "cleanup",
-    "cleanup": "cleanup",
+    "cleanup": "exit",
+    "exit": "exit",
 }
 
 _BEFORE_SETUP = ("launch", "import")
@@ -49,6 +50,7 @@ class Observation:
         phase: the phase that the trial is in, or was in when it ended.
         env: snapshot of the trial's environment, ``None`` before it was received.
         imported_later: digests of the source files that were imported after the cell was prepared.
+        zygote: which start of its cell it was forked from; ``None`` for a process of its own.
         preloaded: modules that were imported for this trial in advance.
         imported: modules that it has imported itself, and its zygote could have imported in advance.
         imports_over: whether these are all.
@@ -72,6 +74,7 @@ class Observation:
     env: dict[str, Any] | None = None
     imported_later: dict[str, str] = field(default_factory=dict)
     seeds: Seeds | None = None
+    zygote: int | None = None
     result: ResultRecord | None = None
     failures: dict[Phase, Failure] = field(default_factory=dict)
     preloaded: list[str] = field(default_factory=list)
@@ -151,7 +154,7 @@ class Observation:
         elif kind == "failed":  # a fresh interpreter could not import the workload
             self.lost = exit_failure(event.get("phase", "import"), None, event["error"])
         elif kind == "lived":
-            self.finished, self.finished_at = True, event.get("at") or 0.0
+            self.finished, self.finished_at, self.phase = True, event.get("at") or 0.0, "exit"
 
 
 def conclude(seen: Observation) -> tuple[ExitStatus, Failure | None]:
@@ -244,7 +247,7 @@ def _status_with(result: ResultRecord, failure: Failure) -> ExitStatus:
 
 
 def place(phase: Phase) -> str:
-    return {"launch": "launching", "import": "importing"}.get(phase, f"{phase}()")
+    return {"launch": "launching", "import": "importing", "exit": "its exit"}.get(phase, f"{phase}()")
 
 
 def timeout_failure(seen: Observation) -> Failure:
@@ -280,6 +283,7 @@ def _ended_early(seen: Observation) -> Failure:
     if code is None:
         return Failure(seen.phase, "exit_code", "the process ended, and its exit code is unknown")
     where = f"in {seen.phase}()" if seen.phase in ("setup", "run", "cleanup") else f"during {seen.phase}"
+    where = "at exit" if seen.phase == "exit" else where
     ended = f"ended by {signal_name(-code)}" if code < 0 else f"the process ended itself with exit code {code}"
     return exit_failure(seen.phase, code, {"message": f"{ended} {where}{after_step(seen)}"})
 

@@ -129,7 +129,8 @@ class Request(_Record):
     ``overlay``: the variables that were set for it; ``ambient``: the values that each variable which any cell of the
     plan sets would have without, ``None`` where it is not set. A value that is a secret is ``<redacted>`` in both.
     ``config``, ``steps``, ``nproc``, ``elastic`` and ``run_seed`` (``--aorta-seed``) as they were given; ``seed``: of
-    this trial, from which those of its generators derive, ``None`` where it was given none. ``limits``: ``timeout`` is
+    this trial, from which those of its generators derive, ``None`` where it was given none; ``hash_seed``: what was drawn
+    as its ``PYTHONHASHSEED``, unless that variable is set. ``limits``: ``timeout`` is
     the deadline that the request sets; the workload's own counts where there is none. ``resources`` are those of the
     run. ``order``: in which the trials of the plan ran, and the seed of it. ``interpreter``, ``cwd`` and ``sys_path``:
     of the process that the trial was forked from or started by; the latter beyond the interpreter's own.
@@ -150,6 +151,7 @@ class Request(_Record):
     elastic: Free = Field(default_factory=dict)
     run_seed: int | None = None
     seed: int | None = None
+    hash_seed: int | None = None
     limits: Limits = Limits()
     resources: Resources = Resources()
     order: str = ""
@@ -195,7 +197,7 @@ class TrialResult(_Record):
     """The complete record of one trial. ``to_dict`` and ``from_dict`` round-trip without loss.
 
     A record that contradicts itself is refused: only a trial that is ``ok`` has passed, and its ``failure``, if it has
-    one, is that of its cleanup; a ``timeout`` is one in its failure, too. ``warnings`` are what a reader has to know
+    one, is that of its cleanup or exit; a ``timeout`` is one in its failure, too. ``warnings`` are what a reader has to know
     before the result is believed. ``zygote``: which prepared process of its cell the trial was forked from, from 0; those
     of one share what it drew at its start. ``None`` for a trial that was a process of its own. Fields that the schema of
     AORTA does not have may be missing.
@@ -241,7 +243,7 @@ class TrialResult(_Record):
             raise ValueError(f"exit_status is {status!r}, but result.passed is {str(self.result.passed).lower()}")
         if failure is None:
             return self
-        if status == "ok" and failure.phase != "cleanup":
+        if status == "ok" and failure.phase not in ("cleanup", "exit"):
             raise ValueError(f"exit_status is 'ok', but failure.phase is {failure.phase!r}")
         if status != "ok" and (status == "timeout") is not (failure.kind in ("timeout", "stall")):
             raise ValueError(f"exit_status is {status!r}, but failure.kind is {failure.kind!r}")

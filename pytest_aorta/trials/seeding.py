@@ -33,7 +33,7 @@ def random_seed() -> int:
     return secrets.randbits(SEED_BITS)
 
 
-def derived_seed(seed: int, *names: str | int) -> int:
+def derived_seed(seed: int | str, *names: str | int) -> int:
     """A seed that depends on ``seed`` and all ``names``; by SHA-256, so that related seeds share nothing."""
     text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (64 - SEED_BITS)
@@ -47,6 +47,16 @@ def rank_seed(seed: int, rank: int, attempt: int = 0) -> int:
 def command_seed(seed: int) -> int:
     """The seed of a trial for the program of a command: below 2**31, as NumPy takes it."""
     return derived_seed(seed, "command") >> (SEED_BITS - 31)
+
+
+def hash_seed(run: int | str, number: int) -> int:
+    """``PYTHONHASHSEED`` of a number of a run: of the start or command with that number, in each of its cells."""
+    return 1 + derived_seed(run, "hash", number) % (2**32 - 1)
+
+
+def rank_hash_seed(seed: int, rank: int, attempt: int = 0) -> int:
+    """``PYTHONHASHSEED`` of a rank, from that of its trial."""
+    return 1 + derived_seed(seed, "hash of rank", rank, attempt) % (2**32 - 1)
 
 
 #: Modules with a generator, and their functions that give and set its state.

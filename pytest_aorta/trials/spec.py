@@ -30,12 +30,14 @@ class Origin:
         cwd: working directory.
         sys_path: what to add to ``sys.path``.
         rank_seed: of this rank, where pytest is a rank itself: each has drawn one of its own.
+        hash_seed: ``PYTHONHASHSEED`` that it had.
     """
 
     seed: int | None
     cwd: str
     sys_path: tuple[str, ...]
     rank_seed: int | None = None
+    hash_seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class TrialSpec:
         watched: names of the variables that any cell of the plan sets.
         origin: of a replayed trial, or of one in another folder than that of pytest.
         order: how the trials of its plan were put in order, and by which seed; empty for one that is in no plan.
+        cell_trials: number of trials of its cell; 0 where that is not known before.
     """
 
     workload: WorkloadEntry
@@ -70,6 +73,7 @@ class TrialSpec:
     watched: tuple[str, ...] = ()
     origin: Origin | None = None
     order: str = ""
+    cell_trials: int = 0
 
     @property
     def seed(self) -> int | None:

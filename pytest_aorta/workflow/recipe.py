@@ -507,7 +507,7 @@ class MatrixTable(Table):
     timeout: Seconds | None = None
     stall_timeout: Seconds | None = None
     seed: WholeNumber | None = None
-    isolation: Literal["fork", "spawn", "none"] = "fork"
+    isolation: Literal["auto", "fork", "spawn", "none"] = "auto"
     cwd: Literal["here", "fresh", "copy"] | None = None
     collect: Texts = ()
     distributed: Distributed = Distributed()

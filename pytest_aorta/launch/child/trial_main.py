@@ -9,13 +9,13 @@ from typing import Any
 
 from pytest_aorta.launch.child import workload_main
 from pytest_aorta.launch.launch_mode import (
-    AS_TYPED,
     COMMAND_RANKS_TARGET,
     SCRIPT,
     SCRIPT_TARGET,
     TrialPayload,
     WorkloadArgument,
     free_port,
+    is_command,
     own_rank,
 )
 from pytest_aorta.runtime.channel import Channel
@@ -29,8 +29,8 @@ from pytest_aorta.trials.steps import step_file
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     """Describe what was loaded; import what an earlier trial has imported, and torch's agent where trials need it."""
     description = workload_main.prepare(argument)
-    may_fork = argument.get("import_seed") is None and argument.get("launcher") != AS_TYPED
-    if argument["target"] == COMMAND_TARGET and may_fork and description["config_error"] is None:
+    forks = argument.get("forks_programs", False) and argument.get("import_seed") is None
+    if argument["target"] == COMMAND_TARGET and forks and description["config_error"] is None:
         from pytest_aorta.launch.child import script
 
         script.prepare(argument["overrides"]["command"])
@@ -41,7 +41,8 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
     return description
 
 
-def run(payload: TrialPayload, channel: Channel) -> None:
+def run(payload: TrialPayload, channel: Channel) -> bool | None:
+    """Run a trial; how its process is to end, as ``ZygoteSpec.run`` says."""
     mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
         # A rank may be far ahead of another, whose last trial takes until its deadline. That wait does not count.
@@ -75,6 +76,7 @@ def run(payload: TrialPayload, channel: Channel) -> None:
     else:
         workload_main.use_seed(payload["seed"])
         workload_main.run_workload(payload, send, step_file(folder))
+    return payload["ends_fully"] if mode == "single" and not is_command(payload["target"]) else None
 
 
 def agree_on_master_port(trial_id: str) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,8 @@ from pytest_aorta.probe.software import package_list
 from pytest_aorta.probe.variables import recorded_variables, settings
 from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
-from pytest_aorta.trials.command_line import COMMAND_TARGET
-from pytest_aorta.trials.execution import NAMES, note_tmp
+from pytest_aorta.trials.command_line import COMMAND_TARGET, takes_hash_seed, words_of
+from pytest_aorta.trials.execution import HASH_SEED, NAMES, note_tmp
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 _static: StaticEnv | None = None
 #: Those of this process, once it has loaded a workload.
 seeds: ProcessSeeds | None = None
+#: ``PYTHONHASHSEED`` of this process.
+hash_seed: int | None = None
 #: Those that the workload's import has found.
 _variables: dict[str, str] = {}
 #: Digests of the source files that were imported when the workload was prepared.
@@ -73,7 +75,10 @@ _had_children = False
 
 def load(argument: WorkloadArgument, seed: int | None = None) -> None:
     """Import what comes first and the workload, whose generators get this seed; a script is imported by its ranks."""
-    global seeds, _variables, _had_children
+    global seeds, hash_seed, _variables, _had_children
+    hash_seed = _own_hash_seed()
+    if argument.get("hash_seed") is not None:
+        os.environ.pop("PYTHONHASHSEED", None)  # a process that a trial starts draws its own
     _variables = settings(os.environ)
     note_tmp()
     if argument["target"] in (SCRIPT_TARGET, COMMAND_RANKS_TARGET):
@@ -89,6 +94,16 @@ def load(argument: WorkloadArgument, seed: int | None = None) -> None:
             raise ImportError(f"--aorta-preload {error}") from error
     load_class(argument["target"])
     _had_children = children_now() != before
+
+
+def _own_hash_seed() -> int | None:
+    """``PYTHONHASHSEED`` as this interpreter has read it at its start; ``None`` where it has drawn a secret."""
+    with contextlib.suppress(OSError):
+        for entry in Path("/proc/self/environ").read_bytes().split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name == b"PYTHONHASHSEED" and value.isdigit():
+                return int(value)
+    return None
 
 
 def prepare(argument: WorkloadArgument) -> dict[str, Any]:
@@ -201,11 +216,15 @@ def run_workload(
     assert seeds is not None
     base = payload["base_pid"]
     variables = {} if base is None else launcher_variables(base)
-    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": seeds.record()})
     cls = load_class(payload["target"])
+    config = resolve_config(cls, payload["overrides"], payload["steps"]).value
+    own_hashes = hash_seed
+    if HASH_SEED in os.environ:
+        own_hashes = int(os.environ[HASH_SEED]) if takes_hash_seed(words_of(config.command)) else None
+    drawn = replace(seeds.record(), hash=own_hashes)
+    send({"type": "env", "env": env, "launcher_variables": variables, "seeds": drawn})
     supported = getattr(cls, "trial_isolation_supported", ())
     isolation: TrialIsolation = "process" if "process" in supported else "in_process"
-    config = resolve_config(cls, payload["overrides"], payload["steps"]).value
     of_trial = payload["trial_id"], payload["environment"], payload["overlay"], payload["collect"]
     config = with_added(config, cls, isolation, *of_trial)
     if payload["watch_imports"] and _static is not None:

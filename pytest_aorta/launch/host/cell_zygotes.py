@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from pytest_aorta.launch.environment import PreparedCell, TrialOrder, WorkloadInfo, zygote_spec
+from pytest_aorta.launch.environment import PreparedCell, TrialOrder, WorkloadInfo, of_start, zygote_spec
 from pytest_aorta.launch.host.allocation import Allocation
-from pytest_aorta.launch.launch_mode import resolve_launch
+from pytest_aorta.launch.host.starts import Start, StartPlan
+from pytest_aorta.launch.launch_mode import is_command, resolve_launch
 from pytest_aorta.runtime.zygote import StartLimits, Zygote, ZygoteError, ZygoteSpec, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.runtime.zygote_pool import ZygotePool
+from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation
 
@@ -25,23 +29,57 @@ Cancelled = Callable[[], bool]
 
 
 class CellZygotes:
-    """Thread-safe: the trials of all slots of the host share it."""
+    """Thread-safe: the trials of all slots of the host share it.
 
-    def __init__(self, slots: int = 1) -> None:
-        self.pool = ZygotePool(_WARM * slots)
+    Args:
+        resources: of the run.
+        hosts: number of hosts that share the trials, of which this one is ``number``.
+    """
+
+    def __init__(self, resources: Resources = Resources(), hosts: int = 1, number: int = 0) -> None:
+        self.pool = ZygotePool(_WARM * resources.slots)
         self.lock = threading.Lock()
+        self._first = number * resources.workers + resources.worker
+        self._step = hosts * resources.workers
+        # A start may run ahead of the trial that needs it on a core that no slot has.
+        free = len(os.sched_getaffinity(0)) - resources.slots * resources.workers
+        self._free_cores = threading.Semaphore(free) if free > 0 else None
+        self._closed = False
         self._cells: dict[str, CellZygote] = {}
+        self._plans: dict[str, StartPlan] = {}
         #: All warnings, and those that were not taken.
         self._warnings: set[str] = set()
         self._new: list[str] = []
 
     def of(self, order: TrialOrder, allocation: Allocation) -> CellZygote:
         """What a trial is forked from; raises ``EnvironmentUnusable``."""
-        spec = order.zygote
+        spec, execution = order.zygote, order.spec.execution
         if allocation.threads or allocation.devices:
             spec = zygote_spec(order.spec, order.inherited, allocation.threads, allocation.devices)
+        isolation = execution.isolation
+        if isolation == "auto" and is_command(order.spec.workload.target):
+            isolation = "fork"  # of the process that watches the command, which starts as typed
         with self.lock:
-            return self._cells.setdefault(f"{order.spec.execution.isolation} {spec.key}", CellZygote(self, spec))
+            plan = self._plans.get(order.key)
+            if plan is None:
+                trials = order.spec.cell_trials
+                plan = StartPlan(isolation, trials, self._first, self._step, execution.zygotes)
+                self._plans[order.key] = plan
+            key = f"{isolation} {execution.isolation} {spec.key}"
+            return self._cells.setdefault(key, CellZygote(self, spec, plan))
+
+    def run_ahead(self, begin: Callable[[Cancelled], object]) -> None:
+        """Call ``begin`` on a thread of its own, as soon as a core is free of slots and of other starts."""
+        free = self._free_cores
+        if free is None:
+            return
+
+        def wait_and_begin() -> None:
+            with free:
+                if not self._closed:
+                    begin(lambda: self._closed)
+
+        threading.Thread(target=wait_and_begin, name="aorta-start", daemon=True).start()
 
     def warn(self, text: str) -> None:
         with self.lock:  # once: a workload is imported again for every cell, and for every set of devices
@@ -56,23 +94,51 @@ class CellZygotes:
         return new
 
     def close(self) -> None:
+        self._closed = True
         self.pool.close()
 
 
-class CellZygote:
-    """The zygote of the trials of a cell that have equal devices."""
+@dataclass(eq=False)
+class Source:
+    """What a trial is forked from: a zygote of its cell, and its place in the plan.
 
-    def __init__(self, zygotes: CellZygotes, spec: ZygoteSpec) -> None:
+    ``learned``: modules that are imported in it in advance. ``users``: trials that run.
+    """
+
+    start: Start
+    learned: tuple[str, ...] = ()
+    spec: ZygoteSpec | None = None
+    zygote: Zygote | None = None
+    users: int = 0
+
+    @property
+    def is_last_trial(self) -> bool:
+        """Whether no other trial will come from it: then its process may end as an interpreter does."""
+        return self.start.is_spent
+
+
+class CellZygote:
+    """The zygotes of the trials of a cell that have equal devices."""
+
+    def __init__(self, zygotes: CellZygotes, spec: ZygoteSpec, plan: StartPlan) -> None:
         self._zygotes = zygotes
+        self._plan = plan
         #: Once it is prepared, with the variables that the workload declares for the start of its process.
         self._spec = spec
         self._info: WorkloadInfo | None = None
         self._error: ZygoteError | None = None
         self._is_forkable = True
+        #: What several trials share now; what waits for a trial, perhaps still starting.
+        self._shared: Source | None = None
+        self._waiting: Source | None = None
         #: What trials have imported, so that it is imported in advance for those that follow; whether that is all.
         self._learned: tuple[str, ...] = ()
         self.has_learned = False
         self._note: str | None = None
+
+    @property
+    def reason(self) -> str:
+        return self._plan.reason
 
     def prepare(self, order: TrialOrder, allocation: Allocation, cancelled: Cancelled) -> PreparedCell:
         """Import the workload, unless that has been done, and plan the launch of its trials.
@@ -85,8 +151,13 @@ class CellZygote:
             error = self._error
             if error is not None and not (isinstance(error, ZygoteTimeout) and error.limit < longest):
                 raise error
+            with self._zygotes.lock:
+                if self._waiting is None:
+                    self._waiting = Source(self._plan.new_start())
+                first = self._waiting
+            first.spec = self._numbered(spec, order, first)
             try:
-                zygote = pool.acquire(spec, limits, cancelled)
+                zygote = pool.acquire(first.spec, limits, cancelled)
             except ZygoteUnwanted:
                 raise
             except ZygoteError as failed:
@@ -100,11 +171,13 @@ class CellZygote:
             if missing:
                 spec = replace(spec, environ={**missing, **spec.environ})
                 continue
+            first.zygote = zygote
+            self._plan.start_sec.append(zygote.start_sec)
             for path, digest in info.data_files.items():
                 if digest is None:
                     warn(f"data_files of {workload.name} names {path!r}, which is not there")
             self._is_forkable = not zygote.against_forking
-            if zygote.against_forking and order.spec.execution.isolation == "fork":
+            if zygote.against_forking and order.spec.execution.isolation in ("auto", "fork"):
                 warn(
                     f"importing {info.source or workload.target} {', '.join(zygote.against_forking)}; a fork would not "
                     f"be safe, so every trial of {workload.name} starts a fresh interpreter (as with "
@@ -122,44 +195,140 @@ class CellZygote:
         plan = resolve_launch(order.spec, self._info.launch_mode, self._info.min_world_size)
         return PreparedCell(self._info, plan, allocation.imposes)
 
-    def acquire(self, order: TrialOrder, allocation: Allocation, seed: int, cancelled: Cancelled) -> Zygote:
+    def _numbered(self, spec: ZygoteSpec, order: TrialOrder, source: Source) -> ZygoteSpec:
+        """The specification of a start: with its hash seed, unless it only watches a command."""
+        if is_command(order.spec.workload.target) and order.spec.execution.isolation == "auto":
+            return spec
+        return of_start(spec, source.start.index, order.hash_seed(source.start.index))
+
+    def _take(self, trial: int) -> Source:
+        """The source of a trial; the lock is held."""
+        quota = self._plan.quota(trial)
+        shared, learned = self._shared, self._learned if quota > 1 else ()
+        if quota == 1 and not self._plan.is_sentinel(trial):
+            self._shared = None
+        if quota > 1 and shared is not None and shared.start.given < min(quota, shared.start.quota):
+            if shared.learned == learned and (shared.zygote is None or shared.zygote.alive()):
+                shared.start.given += 1
+                shared.users += 1
+                return shared
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or waiting.learned != learned:
+            self._waiting, waiting = waiting, Source(self._plan.new_start(), learned)
+        waiting.start.quota, waiting.start.given, waiting.users = quota, 1, 1
+        if quota > 1:
+            self._shared = waiting
+        return waiting
+
+    def acquire(self, order: TrialOrder, allocation: Allocation, seed: int, cancelled: Cancelled) -> Source:
         """What a trial of the prepared cell is forked from; a ``fresh`` one where the workload cannot be forked.
 
         What a trial has imported within its timeout has as long to be imported in advance.
         """
-        spec, limits, pool = order.spec, start_limits(order), self._zygotes.pool
+        spec, limits, pool, trial = order.spec, start_limits(order), self._zygotes.pool, order.spec.trial_index
         if spec.execution.isolation == "spawn" or not self._is_forkable:
+            with self._zygotes.lock:
+                source = Source(self._plan.new_start(), users=1)
+                source.start.given = 1
             fresh = zygote_spec(spec, order.inherited, allocation.threads, allocation.devices, seed)
-            zygote = Zygote(replace(fresh, environ=self._spec.environ))
-            zygote.wait_ready(cancelled=cancelled)
-            return zygote
+            source.spec = self._numbered(replace(fresh, environ=self._spec.environ), order, source)
+            source.zygote = Zygote(source.spec)
+            source.zygote.wait_ready(cancelled=cancelled)
+            return source
+        with self._zygotes.lock:
+            before = self._shared
+            source = self._take(trial)
+        try:
+            self._start(source, order, allocation, limits, cancelled)
+        except BaseException:
+            with self._zygotes.lock:
+                source.users -= 1
+                if self._shared is source:
+                    self._shared = None
+            raise
+        if before is not None and before is not source:
+            self._retire(before)
+        self._start_ahead(order, allocation, limits)
+        return source
+
+    def _start(
+        self, source: Source, order: TrialOrder, allocation: Allocation, limits: StartLimits, cancelled: Cancelled
+    ) -> None:
+        """Start the zygote of a source, unless that has been done."""
+        pool = self._zygotes.pool
         own = _LEARNING if order.timeout is None else min(order.timeout, _LEARNING)
         learning = replace(limits, grace=0.0, total=min(limits.total, own + (limits.load or _LEARNING)))
-        while modules := self._learned:
-            cores = None if allocation.cores is None else sorted(allocation.cores)
-            argument = {**self._spec.argument, "learned": list(modules), "cores": cores}
+        while True:
+            if source.spec is None:
+                spec, modules = self._spec, source.learned
+                if modules:
+                    cores = None if allocation.cores is None else sorted(allocation.cores)
+                    spec = replace(spec, argument={**spec.argument, "learned": list(modules), "cores": cores})
+                source.spec = self._numbered(spec, order, source)
+            modules = source.learned
             try:
-                zygote = pool.acquire(replace(self._spec, argument=argument), learning, cancelled)
-                zygote.load_sec = None  # the trial that showed what to import has that time in its record
-                return zygote
+                zygote = pool.acquire(source.spec, learning if modules else limits, cancelled)
+                break
             except ZygoteUnwanted:
                 raise
             except ZygoteError as error:  # what must not be imported is forgotten
+                if not modules:
+                    raise
                 said = str(error) if error.error is None else error.error["message"]
                 culprit, _, why = said.partition("\n")[0].partition(": its import in advance ")
+                known = why and culprit in modules
+                source.learned, source.spec = modules[: modules.index(culprit)] if known else (), None
                 with self._zygotes.lock:
                     if self._learned == modules:
-                        known = why and culprit in modules
-                        self._learned = modules[: modules.index(culprit)] if known else ()
+                        self._learned = source.learned
                         named = culprit if known else ", ".join(modules)
                         self._note = f"{named}: its import in advance {why or culprit}"
-        return pool.acquire(self._spec, limits, cancelled)
+        with self._zygotes.lock:
+            if source.zygote is not zygote:
+                source.zygote = zygote
+                self._plan.start_sec.append(zygote.start_sec)
+                if modules:
+                    zygote.load_sec = None  # the trial that showed what to import has that time in its record
 
-    def release(self, zygote: Zygote, seen: Observation, *, forked: bool) -> None:
+    def _start_ahead(self, order: TrialOrder, allocation: Allocation, limits: StartLimits) -> None:
+        """Have the source of the next trial start while the present one runs, where a core is free."""
+        following, plan = order.spec.trial_index + plan_step(order), self._plan
+        with self._zygotes.lock:
+            if self._waiting is not None or plan.isolation != "auto" or 0 < plan.trials <= following:
+                return
+            quota, shared = plan.quota(following), self._shared
+            if quota > 1:
+                room = shared is not None and shared.start.given < min(quota, shared.start.quota)
+                if not self.has_learned or (room and shared is not None and shared.learned == self._learned):
+                    return
+            source = Source(plan.new_start(), self._learned if quota > 1 else ())
+            self._waiting = source
+
+        def begin(cancelled: Cancelled) -> None:
+            with contextlib.suppress(ZygoteError):  # which the trial will meet
+                self._start(source, order, allocation, limits, cancelled)
+                assert source.zygote is not None
+                self._zygotes.pool.release(source.zygote)
+
+        self._zygotes.run_ahead(begin)
+
+    def _retire(self, source: Source) -> None:
+        """Close the zygote of a source that nobody will ask for again, once no trial of it runs."""
+        if source.spec is not None and source.users == 0 and self._shared is not source:
+            self._zygotes.pool.discard(source.spec)
+
+    def release(
+        self, source: Source, seen: Observation, *, forked: bool, passed: bool | None = None, sec: float = 0.0
+    ) -> None:
         """Give back what was acquired when the trial is over, and note in ``seen`` what was imported for it.
 
-        ``forked``: whether the trial has shown what could be.
+        ``forked``: whether the trial has shown what could be. ``passed`` and ``sec``: as of ``StartPlan.ended``.
         """
+        zygote = source.zygote
+        assert zygote is not None
+        with self._zygotes.lock:
+            source.users -= 1
+            self._plan.ended(source.start, passed, sec)
         if zygote.spec.fresh:
             zygote.close()
             return
@@ -172,6 +341,16 @@ class CellZygote:
                     self.has_learned, self._note = seen.imports_over, seen.not_preloaded
                 seen.not_preloaded = self._note
         self._zygotes.pool.release(zygote)
+        with self._zygotes.lock:
+            if self._shared is source and source.start.is_spent:
+                self._shared = None
+        self._retire(source)
+
+
+def plan_step(order: TrialOrder) -> int:
+    """From a trial to the next one of its cell on this host, if slots, workers and hosts take turns."""
+    resources = order.spec.resources
+    return resources.slots * resources.workers * max(1, len(resources.hosts))
 
 
 def start_limits(order: TrialOrder) -> StartLimits:

@@ -21,7 +21,7 @@ from pytest_aorta.launch.diagnosis.traces import STACKS, crash_text, see_import_
 from pytest_aorta.launch.environment import EnvironmentUnusable, PreparedCell, TrialOrder
 from pytest_aorta.launch.host import collecting
 from pytest_aorta.launch.host.allocation import Allocation, DevicesQuarantined
-from pytest_aorta.launch.host.cell_zygotes import CellZygote, CellZygotes, start_limits
+from pytest_aorta.launch.host.cell_zygotes import CellZygote, CellZygotes, Source, start_limits
 from pytest_aorta.launch.host.folders import (
     TemporaryFolders,
     TrialFolders,
@@ -47,7 +47,8 @@ from pytest_aorta.launch.launch_mode import (
     own_rank,
 )
 from pytest_aorta.launch.record import build_record, request_of
-from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import Task, ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.trials.execution import HASH_SEED
 from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
 from pytest_aorta.trials.records import prepare_events
@@ -128,7 +129,10 @@ _LOOK_INTERVAL = 0.5
 #: Seconds that pytest may be behind with a signal that a batch system has sent to all processes of its job.
 BEHIND = 0.5
 
-_ORDER = ("launch", "import", "setup", "run", "cleanup")
+_ORDER = ("launch", "import", "setup", "run", "cleanup", "exit")
+
+#: Seconds that the process of a class may take to end when its trial is over, without a deadline.
+_EXIT_LIMIT = 60.0
 
 
 class ProcessTrial:
@@ -160,8 +164,9 @@ class ProcessTrial:
         self._start = time.monotonic()
         self.cell: PreparedCell | None = None
         self._files: TrialFiles | None = None
-        self._source: CellZygote | None = None
-        self._server: Zygote | None = None
+        self._zygote: CellZygote | None = None
+        self._source: Source | None = None
+        self._handed_over = 0.0
         self._task: Task | None = None
         self._had_process = False
         #: That of an import in its own process, in seconds, while it imports.
@@ -181,8 +186,8 @@ class ProcessTrial:
         self._folder.mkdir(parents=True, exist_ok=True)
         order, allocation, cancelled = self._order, self._allocation, self._interrupted.is_set
         try:
-            self._source = source = self._zygotes.of(order, allocation)
-            self.cell = cell = source.prepare(order, allocation, cancelled)
+            self._zygote = zygote = self._zygotes.of(order, allocation)
+            self.cell = cell = zygote.prepare(order, allocation, cancelled)
             for text in cell.info.config_warnings:
                 self._note(text)
             mode, is_here, here = cell.plan.mode, own_rank() == 0, order.inherited
@@ -209,10 +214,15 @@ class ProcessTrial:
             if self._collectors:
                 collecting.make_folders(self._folder, self._collectors)
                 order = collecting.prepared(order, self._collectors)
-                self._source = source = self._zygotes.of(order, allocation)
-            self._server = server = source.acquire(order, allocation, self._seed, cancelled)
+                self._zygote = zygote = self._zygotes.of(order, allocation)
+            self._source = source = zygote.acquire(order, allocation, self._seed, cancelled)
+            server = source.zygote
+            assert server is not None
+            if not self._is_typed:
+                self.seen.zygote = source.start.index
+            self._handed_over = time.monotonic()
             self._task = server.start_task(
-                self._payload(cell, place, watch_imports=not (server.spec.fresh or source.has_learned)),
+                self._payload(cell, place, source, watch_imports=not (server.spec.fresh or zygote.has_learned)),
                 stdout=self._folder / "stdout.log",
                 stderr=self._folder / "stderr.log",
                 stacks=self._folder / STACKS,
@@ -237,8 +247,14 @@ class ProcessTrial:
             if not self._interrupted.is_set():
                 see_start_failure(self.seen, error, self.spec.workload.target, self._folder)
 
-    def _payload(self, cell: PreparedCell, place: TrialFolders, *, watch_imports: bool) -> TrialPayload:
+    @property
+    def _is_typed(self) -> bool:
+        """Whether it is a command that starts as typed: a process of its own."""
+        return is_command(self.spec.workload.target) and self.spec.execution.isolation != "fork"
+
+    def _payload(self, cell: PreparedCell, place: TrialFolders, source: Source, *, watch_imports: bool) -> TrialPayload:
         spec = self.spec
+        hashes = {HASH_SEED: str(self._order.hash_seed(spec.trial_index))} if self._is_typed else {}
         return {
             "target": spec.workload.target,
             "overrides": dict(spec.overrides),
@@ -250,6 +266,7 @@ class ProcessTrial:
             "cwd": None if spec.execution.cwd == "here" else str(place.files),
             "place": {
                 **place.variables(spec.overlay, self._seed if is_command(spec.workload.target) else None),
+                **hashes,
                 **(variable(self._collectors, self._folder.absolute()) if self._collectors else {}),
             },
             "sockets": str(place.sockets or os.devnull),  # in which nothing can be made
@@ -264,7 +281,11 @@ class ProcessTrial:
             "rank_seed": None if spec.origin is None else spec.origin.rank_seed,
             "launcher_pid": os.getppid() if cell.plan.mode == "external" else None,
             # A launcher gives its ranks variables that their imports could see.
-            "watch_imports": watch_imports and cell.plan.mode == "single" and spec.execution.preload == "auto",
+            "watch_imports": watch_imports
+            and cell.plan.mode == "single"
+            and spec.execution.preload == "auto"
+            and not self._is_typed,
+            "ends_fully": source.is_last_trial and not self._is_typed,
             "timeout": self.seen.timeout,
             "stall_timeout": spec.limits.stall_timeout,
             "source": cell.info.source,
@@ -275,8 +296,9 @@ class ProcessTrial:
         self._deadline = time.monotonic() + seconds
 
     def _start_clock(self, *, waited: bool = False) -> None:
+        # Of an import that began before this trial, the trial has waited for a part only.
         launched = time.monotonic() - self._start - (self.seen.phases_sec["import"] if waited else 0.0)
-        self.seen.phases_sec = {"launch": launched, **self.seen.phases_sec}
+        self.seen.phases_sec = {"launch": max(0.0, launched), **self.seen.phases_sec}
         self.seen.phase = "setup"
         self._import_limit = None
         self._deadline = math.inf if self.seen.timeout is None else time.monotonic() + self.seen.timeout
@@ -319,7 +341,9 @@ class ProcessTrial:
         spec, order, seen = self.spec, self._order, self.seen
         # While the trial still ends. A script has no seed; else, it may be that of a process started ahead.
         seed = None if spec.workload.target == SCRIPT_TARGET else self._seed
-        request = request_of(spec, order.inherited, timeout=order.timeout).model_copy(update={"seed": seed})
+        number = spec.trial_index if self._is_typed else seen.zygote
+        drawn = {"seed": seed, "hash_seed": None if number is None else order.hash_seed(number)}
+        request = request_of(spec, order.inherited, timeout=order.timeout).model_copy(update=drawn)
         while self._task is not None and self._advance():
             pass
         failure = conclude(seen)[1]
@@ -328,10 +352,12 @@ class ProcessTrial:
         mode = None if self.cell is None else self.cell.plan.mode
         if seen.lost is not None and mode not in (None, "single") and not seen.ranks:
             seen.result = None  # rank 0's alone
-        if self._server is not None and self._source is not None:
+        if self._source is not None and self._zygote is not None:
             forks = mode != "torchrun" and (mode != "elastic" or spec.execution.elastic.start_method == "fork")
-            self._source.release(self._server, seen, forked=forks)
-            self._server = None
+            status, sec = conclude(seen)[0], time.monotonic() - self._handed_over
+            passed = None if status == "infrastructure_failed" else status == "ok"
+            self._zygote.release(self._source, seen, forked=forks, passed=passed, sec=sec)
+            self._source = None
         wall = time.monotonic() - self._start if self._had_process else None
         for text in cut_logs(self._folder, spec.limits.log_limit):
             self._note(text)
@@ -433,6 +459,11 @@ class ProcessTrial:
             return True  # ``done``, or what the workload has written to the channel
         if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
+        elif event["type"] == "lived":
+            self._stalls_at = math.inf
+            if self._deadline == math.inf:
+                self.seen.timeout = _EXIT_LIMIT
+                self._deadline = time.monotonic() + _EXIT_LIMIT
         elif event["type"] in ("ranks_start", "ranks_ready"):
             self._follow_ranks(ready=event["type"] == "ranks_ready")
         elif event["type"] == "ranks":

@@ -282,8 +282,13 @@ class TrialFiles:
             if is_command(self._spec.workload.target):
                 self._read_command(overdue)
             if overdue is not None and not seen.ranks:
-                location = locate(read_dump(self._folder / STACKS), self._cell.info.source)
+                threads = read_dump(self._folder / STACKS)
+                location = locate(threads, self._cell.info.source)
                 seen.location = None if location is None else location.text
+                # At the end of a program, its main thread has no frame of a module.
+                if is_command(self._spec.workload.target) and threads and threads[-1]:
+                    if all(frame.name != "<module>" for frame in threads[-1]):
+                        seen.phase = "exit"
         elif mode == "external":
             end, rank = None, own_rank()
             if seen.returncode is not None and overdue is None:
@@ -310,6 +315,12 @@ class TrialFiles:
             return
         if not attempts:
             own = seen.failures.get("run")
+            program = next((each for each in processes if each.parent not in {it.pid for it in processes}), None)
+            if program is not None and program.lived is not None:  # to the last of its own lines
+                if own is not None and own.kind == "signal" and not program.raised:
+                    seen.failures["run"] = replace(own, phase="exit", message=f"{own.message} at exit")
+                    return
+                seen.phase = "exit" if overdue is not None else seen.phase
             if own is not None and own.kind in ("exception", "exit_code"):
                 failure = failure_below(processes, own) or own
                 seen.failures["run"] = replace(failure, at=own.at)

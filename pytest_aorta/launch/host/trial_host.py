@@ -31,9 +31,15 @@ class HostLost(Exception):
 class TrialHost:
     """Runs trials on this host; shared by its slots."""
 
-    def __init__(self, resources: Resources, hosts: int = 1, node_store: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        hosts: int = 1,
+        node_store: tuple[str, int] | None = None,
+        number: int = 0,
+    ) -> None:
         self.allocator = Allocator(resources, hosts)
-        self.zygotes = CellZygotes(resources.slots)
+        self.zygotes = CellZygotes(resources, hosts, number)
         self.temporary = TemporaryFolders(os.getppid() if under_launcher() else None)
         self.node_store = None if node_store is None else NodeStore(*node_store)
         #: Working directories that trials share; of several workers, the first one looks.

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "AORTA_BOOTSTRAP"
 
+#: Says that ``PYTHONHASHSEED`` was drawn for this process, and not set by the user: its children draw their own.
+HASH_SEED = "AORTA_HASH_SEED"
+
 #: Rank, world size and local rank, as launchers name them: torch and DeepSpeed, Open MPI, MPICH and Intel, SLURM.
 PLACES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -414,6 +417,8 @@ def _hidden(function: Any) -> Any:
 def arm(environ: MutableMapping[str, str] = os.environ) -> None:
     """Arm this process as its variables say; what they hide is hidden from the program, and not from its children."""
     text = environ.pop(VARIABLE, None)
+    if environ.pop(HASH_SEED, None) is not None:
+        environ.pop("PYTHONHASHSEED", None)
     if text is None:
         return
     global _hook

@@ -1,0 +1,179 @@
+"""How many trials of a cell come from one start: from one prepared process, which its forks share the draws of.
+
+A start draws its hash seed, its address layout and what the imports draw; trials that are forked from it have these in
+common. A cell has as many starts as cost allows, more while each of its starts has only passed or only failed trials.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+#: A start that takes less than so many seconds is made for each trial.
+QUICK = 0.5
+
+#: What starts may cost, as a part of the time of the trials.
+SHARE = 0.25
+
+#: A cell of N trials has at least min(5, N / 8) starts, and while all of them are pure up to 12.
+_LEAST, _TRIALS_OF_ONE, _MOST = 5, 8, 12
+
+#: Seconds of starts that a cell may have at any rate for the sake of pure starts.
+_BUDGET = 30.0
+
+#: Trials of a cell without a number that is known before, as far as the length of a start is concerned.
+_OPEN = 40
+
+#: Every so many trials, one is a process of its own, to be compared with the others; at this level.
+_SENTINEL, _LEVEL = 20, 0.01
+
+
+@dataclass(eq=False)
+class Start:
+    """One process that trials of a cell are forked from.
+
+    Attributes:
+        index: its number in the cell.
+        quota: trials that it will serve.
+        given: trials that it was given so far.
+        passed, failed: how they ended.
+    """
+
+    index: int
+    quota: float = 1
+    given: int = 0
+    passed: int = 0
+    failed: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return self.given >= self.quota
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.passed > 0 and self.failed > 0
+
+
+@dataclass
+class StartPlan:
+    """Decides which start each trial of a cell comes from.
+
+    Args:
+        isolation: ``auto``, ``fork`` for one start, ``spawn`` for one for each trial.
+        trials: of the cell; 0 where their number is not known.
+        number: the starts have the indices ``number``, ``number + step``, ...: several processes may share a cell.
+        fixed: a number of starts that the user has chosen.
+    """
+
+    isolation: str
+    trials: int = 0
+    number: int = 0
+    step: int = 1
+    fixed: int | None = None
+    starts: list[Start] = field(default_factory=list)
+    #: Seconds of the starts and trials so far.
+    start_sec: list[float] = field(default_factory=list)
+    trial_sec: list[float] = field(default_factory=list)
+    #: Whether forks were found to end otherwise than processes of their own.
+    forks_differ: bool = False
+
+    def new_start(self, quota: float) -> Start:
+        start = Start(self.number + self.step * len(self.starts), quota)
+        self.starts.append(start)
+        return start
+
+    @property
+    def count(self) -> int:
+        """Trials that the length of a start is reckoned with."""
+        return self.trials or _OPEN
+
+    @property
+    def reason(self) -> str:
+        """What was chosen, and why, for a reader."""
+        if self.isolation != "auto":
+            return f"isolation {self.isolation}"
+        if self.forks_differ:
+            return "a process for each trial: forks of one process end otherwise"
+        if not self.start_sec:
+            return "nothing has started"
+        start, trial = self._costs()
+        costs = f"a start takes {start:.1f} s, a trial {trial:.1f} s"
+        if self._is_cheap():
+            return f"a process for each trial: {costs}"
+        return f"up to {math.ceil(self._quota())} trials from one start: {costs}"
+
+    def new_start(self) -> Start:
+        start = Start(self.number + self.step * len(self.starts))
+        self.starts.append(start)
+        return start
+
+    def is_sentinel(self, trial: int) -> bool:
+        """Whether a trial is a process of its own in any case, in cells that have several starts."""
+        several = self.isolation == "auto" and self.fixed is None and self.count > _TRIALS_OF_ONE
+        return several and (trial < 2 or trial % _SENTINEL == 0)
+
+    def quota(self, trial: int) -> float:
+        """How many trials the start that ``trial`` comes from serves, that trial among them."""
+        if self.isolation == "fork":
+            return math.inf
+        if self.isolation == "spawn" or self.forks_differ or self.is_sentinel(trial) or self._is_cheap():
+            return 1
+        return self._quota()
+
+    def ended(self, start: Start, passed: bool | None, sec: float) -> None:
+        """A trial has ended; ``passed`` is ``None`` for one that says nothing."""
+        self.trial_sec.append(sec)
+        if passed is None:
+            return
+        start.passed += passed
+        start.failed += not passed
+        if self.isolation == "auto" and not self.forks_differ:
+            self.forks_differ = differ(self.starts)
+
+    def _costs(self) -> tuple[float, float]:
+        """Seconds of a start and of a trial: medians of those so far."""
+        start = statistics.median(self.start_sec) if self.start_sec else math.inf
+        return start, statistics.median(self.trial_sec) if self.trial_sec else 0.0
+
+    def _is_cheap(self) -> bool:
+        start, trial = self._costs()
+        return self.fixed is None and (start < QUICK or start <= SHARE * trial)
+
+    def _quota(self) -> float:
+        if self.fixed is not None:
+            return math.ceil(self.count / self.fixed)
+        start, trial = self._costs()
+        wanted = min(_LEAST, math.ceil(self.count / _TRIALS_OF_ONE))
+        if wanted > 1 and not any(each.is_mixed for each in self.starts):
+            budget, sentinels = max(_BUDGET, trial * self.count), 2 + (self.count - 1) // _SENTINEL
+            wanted = max(wanted, min(_MOST, int(budget / start)) - sentinels)
+        most = start / (SHARE * trial) if trial > 0 else math.inf
+        return max(1, min(most, max(self.count, _TRIALS_OF_ONE) / wanted))
+
+
+def differ(starts: Sequence[Start]) -> bool:
+    """Whether processes of their own fail more often, or less often, than forks that share a process.
+
+    Fisher's exact test at 1 %. A shared start whose trials all ended alike counts as one: its trials may have to.
+    """
+    own, shared = [0, 0], [0, 0]
+    for start in starts:
+        if start.quota <= 1:
+            own[0] += start.passed
+            own[1] += start.failed
+        elif start.is_mixed:
+            shared[0] += start.passed
+            shared[1] += start.failed
+        else:
+            shared[0] += start.passed > 0
+            shared[1] += start.failed > 0
+    return fisher(own, shared) < _LEVEL
+
+
+def fisher(one: Sequence[int], other: Sequence[int]) -> float:
+    """The two-sided p value of Fisher's exact test for two rows of counts: of all tables as likely as this or less."""
+    first, second, total = sum(one), sum(other), one[0] + other[0]
+    ways = [math.comb(first, k) * math.comb(second, total - k) for k in range(total + 1)]
+    return sum(each for each in ways if each <= ways[one[0]]) / math.comb(first + second, total)
