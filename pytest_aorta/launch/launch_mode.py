@@ -37,6 +37,9 @@ COMMAND_RANKS_TARGET = "pytest_aorta.launch.child.elastic:run_command_ranks"
 #: ``launcher`` of commands that start exactly as they were typed.
 AS_TYPED = "as-typed"
 
+#: What trials have in common with ``--aorta-isolation fork``.
+FORKS = "what a process draws once (hash seed, addresses, imports) is the same in all trials of a cell"
+
 #: Numeric, so that no name has to be looked up.
 LOOPBACK = "127.0.0.1"
 
@@ -168,8 +171,8 @@ class WorkloadArgument(TypedDict):
     """A workload and its options, for ``workload_main.load`` and ``trial_main.prepare``.
 
     For a zygote, more is said. ``forks_programs``: whether Python programs of a command run in forks of it.
-    ``start`` is its index in the cell, and ``hash_seed`` what was drawn as its ``PYTHONHASHSEED``, which its children do
-    not inherit. ``import_seed`` is that of the trial, where each trial imports the workload in a process of its own.
+    ``start`` is its index in the cell, ``rank`` the rank that it is for, and ``hash_seed`` what was drawn as its
+    ``PYTHONHASHSEED``, which its children do not inherit. ``import_seed`` is that of the trial, where each trial imports the workload in a process of its own.
     ``preload`` names modules to import before the workload, ``learned`` those that an earlier trial has imported: they
     are imported after the workload, on the ``cores`` of a slot.
     """
@@ -179,6 +182,7 @@ class WorkloadArgument(TypedDict):
     steps: int | None
     forks_programs: NotRequired[bool]
     start: NotRequired[int]
+    rank: NotRequired[int]
     hash_seed: NotRequired[int | None]
     import_seed: NotRequired[int | None]
     preload: NotRequired[list[str]]
@@ -196,6 +200,8 @@ class TrialPayload(WorkloadArgument):
     ranks starts from, if there is one.
     ``watch_imports``: report what the workload imports that its zygote could have imported before. ``cwd``: the trial's
     own working directory, ``None`` for that of its zygote.
+    ``rank_zygotes``: so many zygotes are lent to its process, by descriptors that follow, to fork its ranks from;
+    ``rank_environ``: the variables of a rank that is forked so.
     ``ends_fully``: whether the process ends as an interpreter does, as no other trial comes from its zygote.
     ``timeout`` and ``stall_timeout``, in seconds, are those that the host will end it by; ``source`` is the workload's
     file.
@@ -223,6 +229,8 @@ class TrialPayload(WorkloadArgument):
     timeout: float | None
     stall_timeout: float | None
     source: str | None
+    rank_zygotes: NotRequired[int]
+    rank_environ: NotRequired[dict[str, str]]
     base_pid: NotRequired[int | None]
 
 

@@ -250,6 +250,7 @@ def build_record(
         ),
         seeds=None if seen.ranks else seen.seeds,
         zygote=seen.zygote,
+        how_started=seen.how_started,
         preloaded=seen.preloaded,
         not_preloaded=seen.not_preloaded,
         ranks=seen.ranks,

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_aorta.common.texts import counted, first_names, one_line, printable
-from pytest_aorta.launch.launch_mode import AS_TYPED
+from pytest_aorta.launch.launch_mode import AS_TYPED, FORKS
 from pytest_aorta.plugin.compat import terminal_width
 from pytest_aorta.triage.columns import COLUMNS, MEANINGS, Column, conclusions
 from pytest_aorta.triage.facts import LOSSES, CellKey
@@ -51,6 +51,8 @@ class CellSummary:
     found_there: str = ""
     #: How many trials could run at a time, of how many trials.
     at_a_time: Counter[int] = field(default_factory=Counter)
+    #: How its trials were started, and why, as the last one has it.
+    how_started: str = ""
     #: How many trials have each.
     warnings: Counter[str] = field(default_factory=Counter)
 
@@ -87,6 +89,7 @@ class Summary:
             self._not_kept["; ".join([*trial.not_kept[:_MOST_REASONS], *others])] += 1
         cell = self._cells.setdefault(key, CellSummary())
         cell.trials += 1
+        cell.how_started = result.get("how_started") or cell.how_started
         cell.restarted += result["exit_status"] == "ok" and (result.get("elastic") or {}).get("restarts", 0) > 0
         place = result["execution_env"]
         if place.get("verified") is False:
@@ -166,6 +169,11 @@ class Summary:
                 what = f"{counted(found.elsewhere, 'trial')} of {key.label} did not run in that environment"
                 yield f"{what}: {found.found_there}", "yellow"
         run, total = self._run, sum(cell.trials for cell in self._cells.values())
+        if run.config.get_verbosity() > 0:
+            for key, found in self._cells.items():
+                yield f"starts of {key.label}: {found.how_started}", ""
+        elif any(found.how_started == FORKS for found in self._cells.values()):
+            yield f"{FORKS}, and is what --aorta-isolation fork means", ""
         if self._repeats:
             what = ", ".join(f"{number} {status}" for status, number in sorted(self._repeats.items()))
             text = f"{counted(sum(self._repeats.values()), 'repeat')} of the same trials not in the table: {what}"

@@ -314,19 +314,58 @@ class Task:
             raise BrokenPipeError("the task's process no longer listens")
         return channel
 
-    def kill(self, grace: float) -> None:
+    def kill(self, grace: float, also: Sequence[int] = ()) -> None:
         """End all its processes: SIGTERM, ``grace`` seconds, SIGKILL; before, if it has a file for them, their stacks.
+
+        ``also``: processes elsewhere that are asked for their stacks, too.
 
         Again while that lasts: with the shorter of both graces. After the end: nothing happens.
         """
         self._server.wake()
         with contextlib.suppress(OSError):
-            self._fate.send({"grace": grace, "stacks": self._gives_stacks})
+            self._fate.send({"grace": grace, "stacks": self._gives_stacks, "also": list(also)})
 
     def close(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+
+class LentFork(process_tree.Fork):
+    """A task in a fork of a zygote that another process owns, and has lent to this one (``Zygote.lend``).
+
+    Its end is known from the zygote, which is its parent; the end of this process is the end of the task.
+
+    Args:
+        zygote: what was lent.
+        payload: JSON value for the task's function.
+        stdout, stderr: files for what is written there.
+
+    Raises:
+        OSError: the zygote has gone, or cannot fork.
+    """
+
+    def __init__(self, zygote: Channel, payload: Any, *, stdout: str, stderr: str) -> None:
+        self._channel, theirs = Channel.pair()
+        self._fate, its = Channel.pair()
+        with contextlib.closing(theirs), contextlib.closing(its):
+            zygote.send({"op": "fork"}, [theirs.fileno(), its.fileno()])
+        outputs = {"stdout": stdout, "stderr": stderr, "stacks": None}
+        self._channel.send({"payload": payload, **outputs, "cores": None, "descriptors": 0})
+        report = self._fate.receive()
+        if report is None or report["type"] != "forked":
+            raise OSError("the zygote has gone" if report is None else f"the zygote cannot fork: {report['error']}")
+        super().__init__(report["pid"])
+
+    def look(self) -> int | None:
+        """Its exit code, once nothing of it is left."""
+        if not self._fate.poll():
+            return None
+        report = self._fate.receive()
+        self._fate.close()
+        self._channel.close()
+        code: int | None = None if report is None else report["returncode"]
+        return -signal.SIGKILL if code is None else code
 
 
 class PrefixSocket:
@@ -670,6 +709,21 @@ class Zygote:
             fate.close()  # which ends the child, if there is one
             raise
         return Task(self, channel, fate, gives_stacks=stacks is not None)
+
+    def lend(self) -> Channel:
+        """What another process orders forks with, see ``LentFork``; to be handed over, and closed here.
+
+        Raises:
+            ZygoteError: the zygote is gone.
+        """
+        ours, theirs = Channel.pair()
+        with contextlib.closing(theirs):
+            try:
+                self.control.send({"op": "lend"}, [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise self.death() from None
+        return ours
 
     # The end
 

@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -173,6 +173,8 @@ class ForkServer:
         self.order = order
         self.run = run
         self.owners = set() if owner is None else {owner}
+        #: Of processes that this zygote was lent to, which order forks as well.
+        self.borrowers: set[Channel] = set()
         self.tasks: dict[int, RunningTask] = {}
         #: How many tasks have ended; how many of them before the last look ahead.
         self.ended = self.ended_before = 0
@@ -191,7 +193,7 @@ class ForkServer:
         code = 1
         try:
             while True:
-                heard: list[Channel | int] = [self.control, self.wake_read, *self.owners]
+                heard: list[Channel | int] = [self.control, self.wake_read, *self.owners, *self.borrowers]
                 due = math.inf
                 for task in self.tasks.values():
                     due = min(due, task.kill_at)
@@ -209,10 +211,21 @@ class ForkServer:
                     if task.fate in ready:
                         self.hear(task)
                 self.tend()
+                for borrower in self.borrowers & set(ready):
+                    if borrower.receive() is None:
+                        self.borrowers.discard(borrower)
+                        borrower.close()
+                    else:
+                        self.fork_task(borrower)
                 if self.control in ready:
-                    if self.control.receive() is None:
+                    order = self.control.receive()
+                    if order is None:
                         break
-                    self.fork_task()
+                    if order["op"] == "lend":
+                        if (lent := self.control.receive_fd()) is not None:
+                            self.borrowers.add(Channel(lent))
+                    else:
+                        self.fork_task(self.control)
                 elif self.ended > self.ended_before:
                     self.look_ahead()
             code = 0
@@ -227,7 +240,7 @@ class ForkServer:
 
     # The beginning of a task
 
-    def fork_task(self) -> None:
+    def fork_task(self, orders: Channel) -> None:
         """Give a task to the child that stands by; without one, one is forked, before the descriptors are here."""
         error = ""
         if self.standby is None:
@@ -235,7 +248,7 @@ class ForkServer:
                 self.standby = self.stand_by()
             except OSError as failed:
                 error = str(failed)
-        channel_fd, fate_fd = self.control.receive_fd(), self.control.receive_fd()
+        channel_fd, fate_fd = orders.receive_fd(), orders.receive_fd()
         if channel_fd is None or fate_fd is None:
             return  # the parent is gone, as the loop will notice
         fate = Channel(fate_fd)
@@ -295,6 +308,8 @@ class ForkServer:
                 for fd in (self.wake_read, self.wake_write, *self.owners):
                     os.close(fd)
                 self.control.close()
+                for borrower in self.borrowers:
+                    borrower.close()
                 for task in self.tasks.values():
                     task.fate.close()
                 if self.standby is not None:
@@ -316,11 +331,11 @@ class ForkServer:
             task.kill_at = time.monotonic()
         elif task.dumping is None:
             if is_first and order["stacks"] and task.end is None:
-                self.fork_dump(task)
+                self.fork_dump(task, order["also"])
             else:
                 self.begin_end(task)
 
-    def fork_dump(self, task: RunningTask) -> None:
+    def fork_dump(self, task: RunningTask, also: Sequence[int]) -> None:
         try:
             task.dumping = self.fork()
         except OSError:
@@ -328,7 +343,7 @@ class ForkServer:
             return
         if task.dumping == 0:
             try:
-                process_tree.request_stacks(process_tree.tree([task.pid]))
+                process_tree.request_stacks(process_tree.tree([task.pid, *also]))
             finally:
                 os.kill(os.getpid(), signal.SIGKILL)  # not os._exit, which coverage replaces
 

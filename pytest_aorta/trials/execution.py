@@ -155,7 +155,7 @@ class Execution:
     """How the processes of a trial are started.
 
     Attributes:
-        isolation: ``auto`` for a command that starts as typed, and for a class as many prepared processes as cost allows;
+        isolation: ``auto``: a command starts as typed, and a class has as many prepared processes as cost allows;
             ``fork`` from one prepared process, ``spawn`` of a fresh interpreter, ``none`` for this very process.
         launcher: of the ranks of a distributed workload; ``as-typed`` for a command that no fork may stand for.
         nproc: number of ranks, ``None`` for the workload's minimum.

@@ -51,6 +51,7 @@ class Observation:
         env: snapshot of the trial's environment, ``None`` before it was received.
         imported_later: digests of the source files that were imported after the cell was prepared.
         zygote: which start of its cell it was forked from; ``None`` for a process of its own.
+        how_started: what was chosen for the trials of its cell, and why.
         preloaded: modules that were imported for this trial in advance.
         imported: modules that it has imported itself, and its zygote could have imported in advance.
         imports_over: whether these are all.
@@ -75,6 +76,7 @@ class Observation:
     imported_later: dict[str, str] = field(default_factory=dict)
     seeds: Seeds | None = None
     zygote: int | None = None
+    how_started: str = ""
     result: ResultRecord | None = None
     failures: dict[Phase, Failure] = field(default_factory=dict)
     preloaded: list[str] = field(default_factory=list)

@@ -171,8 +171,7 @@ class Failure:
 class Seeds:
     """Seeds of the random generators of a process, by module; ``kept`` are those that the workload seeded at import.
 
-    ``hash``: ``PYTHONHASHSEED`` of its interpreter, drawn for it or set by the user; ``None`` where Python drew one that
-    nobody knows.
+    ``hash``: ``PYTHONHASHSEED`` of its interpreter, drawn for it or set by the user; ``None`` where it is not known.
     """
 
     seed: int
@@ -239,7 +238,7 @@ class Attempt:
 
 EventType = Literal[
     "begin", "end", "progress", "alive", "env", "env_end", "imported", "imports_over", "ranks_start", "ranks_ready",
-    "group", "attempt", "ranks", "failed", "lived",
+    "rank_pids", "group", "attempt", "ranks", "failed", "lived",
 ]  # fmt: skip
 
 
@@ -249,7 +248,8 @@ class Event(TypedDict, total=False):
     ``at``: when, in seconds of ``time.time()``. ``sec``: how long a phase took. ``end`` and ``sources``: the part of
     the snapshot that is taken when ``run()`` is over, and digests of the source files imported since the preparation of
     the cell. ``error``: as of ``describe_exception``. ``ranks_start``: ranks are about to be started, and import for
-    themselves; ``ranks_ready``: the first of them has done so.
+    themselves; ``ranks_ready``: the first of them has done so. ``rank_pids``: ranks that are no descendants of the
+    process that sends it.
     """
 
     type: Required[EventType]
@@ -270,6 +270,7 @@ class Event(TypedDict, total=False):
     group: GroupState
     attempt: Attempt
     ranks: list[RankRecord]
+    pids: list[int]
     cleanup: Failure | None
     error: dict[str, str]
 

@@ -129,9 +129,8 @@ class Request(_Record):
     ``overlay``: the variables that were set for it; ``ambient``: the values that each variable which any cell of the
     plan sets would have without, ``None`` where it is not set. A value that is a secret is ``<redacted>`` in both.
     ``config``, ``steps``, ``nproc``, ``elastic`` and ``run_seed`` (``--aorta-seed``) as they were given; ``seed``: of
-    this trial, from which those of its generators derive, ``None`` where it was given none; ``hash_seed``: what was drawn
-    as its ``PYTHONHASHSEED``, unless that variable is set. ``limits``: ``timeout`` is
-    the deadline that the request sets; the workload's own counts where there is none. ``resources`` are those of the
+    this trial, from which those of its generators derive, ``None`` where it was given none; ``hash_seed``: its
+    ``PYTHONHASHSEED`` as drawn, which counts unless that variable is set. ``limits``: ``timeout`` is the deadline that the request sets; the workload's own counts where there is none. ``resources`` are those of the
     run. ``order``: in which the trials of the plan ran, and the seed of it. ``interpreter``, ``cwd`` and ``sys_path``:
     of the process that the trial was forked from or started by; the latter beyond the interpreter's own.
     ``cwd_of_trial``: whether the trial itself ran there, in an empty folder, or in a copy.
@@ -197,10 +196,11 @@ class TrialResult(_Record):
     """The complete record of one trial. ``to_dict`` and ``from_dict`` round-trip without loss.
 
     A record that contradicts itself is refused: only a trial that is ``ok`` has passed, and its ``failure``, if it has
-    one, is that of its cleanup or exit; a ``timeout`` is one in its failure, too. ``warnings`` are what a reader has to know
-    before the result is believed. ``zygote``: which prepared process of its cell the trial was forked from, from 0; those
-    of one share what it drew at its start. ``None`` for a trial that was a process of its own. Fields that the schema of
-    AORTA does not have may be missing.
+    one, is that of its cleanup or exit; a ``timeout`` is one in its failure, too. ``warnings`` are what a reader has to
+    know before the result is believed. ``zygote``: which prepared process of its cell the trial was forked from, from
+    0; those of one share what it drew at its start. ``None`` for a trial that was a process of its own.
+    ``how_started``: what was chosen for the trials of its cell, and why. Fields that the schema of AORTA does not have
+    may be missing.
     """
 
     schema_version: Literal["0.1"] = SCHEMA_VERSION
@@ -219,6 +219,7 @@ class TrialResult(_Record):
     warnings: list[str] = Field(default_factory=list)
     seeds: Seeds | None = None
     zygote: int | None = None
+    how_started: str = ""
     preloaded: list[str] = Field(default_factory=list)
     not_preloaded: str | None = None
     ranks: list[RankRecord] = Field(default_factory=list)

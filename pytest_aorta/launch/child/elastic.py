@@ -11,14 +11,15 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 import torch
 from torch.distributed import run as torchrun
@@ -37,13 +38,22 @@ from pytest_aorta.launch.child.rank_files import (
     log_event,
     save_collectives,
 )
-from pytest_aorta.launch.child.recorder import ATTEMPT, MONITOR_INTERVAL, RankRecorder, ReportingAgent, use_recorder
+from pytest_aorta.launch.child.recorder import (
+    ATTEMPT,
+    MONITOR_INTERVAL,
+    RankRecorder,
+    ReportingAgent,
+    use_popen,
+    use_recorder,
+)
 from pytest_aorta.launch.child.rendezvous import NodeExchange, close_stores, open_store, rendezvous
 from pytest_aorta.launch.child.workload_main import load, prepare, run_workload, snapshot, use_seed
 from pytest_aorta.launch.diagnosis.evidence import AgentEnd, TrialEvidence
 from pytest_aorta.launch.diagnosis.judge import judge, ranks_event
 from pytest_aorta.launch.launch_mode import LOOPBACK, TrialPayload, free_port, is_multi_node, node_rank
+from pytest_aorta.runtime.channel import Channel
 from pytest_aorta.runtime.process_tree import die_with_parent, reasons_against_forking
+from pytest_aorta.runtime.zygote import LentFork
 from pytest_aorta.runtime.zygote_main import arm
 from pytest_aorta.trials.command_line import (
     COMMAND_TARGET,
@@ -55,7 +65,7 @@ from pytest_aorta.trials.command_line import (
     runnable,
     words_of,
 )
-from pytest_aorta.trials.execution import DEFAULTS, TRIAL_SEED, ElasticOptions
+from pytest_aorta.trials.execution import DEFAULTS, TRIAL_SEED, ElasticOptions, enter, take_place
 from pytest_aorta.trials.lifecycle import failure_of
 from pytest_aorta.trials.loading import load_class, resolve_config
 from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules
@@ -129,6 +139,21 @@ def rank_main(payload: TrialPayload, send: Send, single_threaded: bool, agent: i
     run_rank(payload, relay=send)
 
 
+def run_zygote_rank(payload: TrialPayload) -> None:
+    """A rank in a fork of a zygote that is its own."""
+    environ = payload["rank_environ"]
+    os.environ.clear()
+    os.environ.update(environ)
+    take_place({})
+    if payload["cwd"] is not None:
+        enter(payload["cwd"])
+    if payload["memory"] is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (payload["memory"], payload["memory"]))
+    if environ.get("OMP_NUM_THREADS") == "1":  # the variable comes too late for the OpenMP library
+        torch.set_num_threads(1)
+    run_rank(payload)
+
+
 def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
     # A fork server is the parent of its ranks.
     die_with_parent(os.getppid() if payload["elastic"]["start_method"] == "forkserver" else agent)
@@ -136,6 +161,31 @@ def fresh_rank_main(payload: TrialPayload, agent: int) -> None:
 
 
 # In the trial's process, the agent of a workload's ranks.
+
+#: One for each local rank, of the process that has started this one; empty where ranks are forks of this process.
+lent_zygotes: list[Channel] = []
+
+
+class ZygoteRanks:
+    """Stands for ``subprocess.Popen`` in torch's agent: a rank is a fork of the zygote that was lent for it."""
+
+    def __init__(self, payload: TrialPayload, send: Send) -> None:
+        self._payload, self._send = payload, send
+        self._pids: dict[int, int] = {}
+
+    def __call__(
+        self, args: Sequence[str], env: Mapping[str, str], stdout: IO[str] | None, stderr: IO[str] | None, **given: Any
+    ) -> LentFork:
+        rank = int(env["LOCAL_RANK"])
+        folder = self._payload["folder"]
+        logs = {"stdout": f"{folder}/stdout.log", "stderr": f"{folder}/stderr.log"}
+        for name, stream in (("stdout", stdout), ("stderr", stderr)):
+            if stream is not None:
+                logs[name] = os.path.realpath(f"/proc/self/fd/{stream.fileno()}")
+        forked = LentFork(lent_zygotes[rank], {**self._payload, "rank_environ": dict(env)}, **logs)
+        self._pids[rank] = forked.pid
+        self._send({"type": "rank_pids", "pids": list(self._pids.values())})
+        return forked
 
 
 def run_elastic(payload: TrialPayload, send: Send) -> None:
@@ -149,7 +199,9 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
     single_threaded = nproc > 1 and "OMP_NUM_THREADS" not in os.environ
     if single_threaded:
         os.environ["OMP_NUM_THREADS"] = "1"
-    forked = options.start_method == "fork"
+    forked = options.start_method == "fork" and not lent_zygotes
+    if lent_zygotes:
+        use_popen(ZygoteRanks(payload, send))
     exchange = NodeExchange(options, payload["trial_id"]) if is_multi_node(options) else None
     recorder = RankRecorder(payload, "elastic", options, send, relays=not forked, exchange=exchange)
 
@@ -158,8 +210,12 @@ def run_elastic(payload: TrialPayload, send: Send) -> None:
             role=options.role,
             local_world_size=nproc,
             rdzv_handler=rendezvous(options, payload["trial_id"]),
-            entrypoint=rank_main if forked else fresh_rank_main,
-            args=(payload, send, single_threaded, os.getpid()) if forked else (payload, os.getpid()),
+            entrypoint="rank" if lent_zygotes else rank_main if forked else fresh_rank_main,
+            args=()
+            if lent_zygotes
+            else (payload, send, single_threaded, os.getpid())
+            if forked
+            else (payload, os.getpid()),
             max_restarts=options.max_restarts,
             monitor_interval=options.monitor_interval or MONITOR_INTERVAL,
             master_addr=options.master_addr,

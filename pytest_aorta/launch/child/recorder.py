@@ -362,12 +362,18 @@ def use_recorder(recorder: RankRecorder) -> None:
 # In torchrun, as a command starts it, which runs in a fork of an interpreter that has imported it.
 
 
-def use_popen_in_agent(popen: Callable[..., Any]) -> None:
+def use_popen(popen: Callable[..., Any]) -> None:
     """Have agents of this process start programs as ranks by ``popen``, in place of ``subprocess.Popen``."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     setattr(subprocess_handler, "Popen", popen)  # noqa: B010
+
+
+def use_popen_in_agent(popen: Callable[..., Any]) -> None:
+    """The same in torchrun, which is as quick as our own agent then."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    use_popen(popen)
     setattr(launcher_api, "LocalElasticAgent", _QuickAgent)  # noqa: B010
     # For the name of each caller, torch would read the source of all functions that are running.
     setattr(dynamic_rendezvous, "inspect", SimpleNamespace(stack=partial(inspect.stack, 0)))  # noqa: B010

@@ -44,6 +44,12 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
 def run(payload: TrialPayload, channel: Channel) -> bool | None:
     """Run a trial; how its process is to end, as ``ZygoteSpec.run`` says."""
     mode, send, folder = payload["mode"], channel.send, Path(payload["folder"])
+    if "rank_environ" in payload:
+        from pytest_aorta.launch.child import elastic
+
+        elastic.run_zygote_rank(payload)
+        return None
+    lent = [channel.receive_fd() for _ in range(payload.get("rank_zygotes", 0))]
     if mode == "external":  # first of all, for the folders of the trial may be made by another rank
         # A rank may be far ahead of another, whose last trial takes until its deadline. That wait does not count.
         send({"type": "ranks_start"})
@@ -59,6 +65,7 @@ def run(payload: TrialPayload, channel: Channel) -> bool | None:
     if mode in ("elastic", "torchrun"):
         from pytest_aorta.launch.child import elastic
 
+        elastic.lent_zygotes = [Channel(fd) for fd in lent if fd is not None]
         targets = {SCRIPT_TARGET: elastic.run_script, COMMAND_RANKS_TARGET: elastic.run_command_ranks}
         run_ranks = elastic.run_elastic if mode == "elastic" else targets.get(payload["target"], elastic.run_torchrun)
         run_ranks(payload, send)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_aorta.launch.environment import PreparedCell, TrialOrder, WorkloadInfo, of_start, zygote_spec
@@ -17,6 +18,7 @@ from pytest_aorta.runtime.zygote_pool import ZygotePool
 from pytest_aorta.trials.execution import Resources
 from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation
+from pytest_aorta.trials.seeding import rank_hash_seed
 
 #: Zygotes kept warm per slot.
 _WARM = 8
@@ -36,7 +38,7 @@ class CellZygotes:
         hosts: number of hosts that share the trials, of which this one is ``number``.
     """
 
-    def __init__(self, resources: Resources = Resources(), hosts: int = 1, number: int = 0) -> None:
+    def __init__(self, resources: Resources, hosts: int = 1, number: int = 0) -> None:
         self.pool = ZygotePool(_WARM * resources.slots)
         self.lock = threading.Lock()
         self._first = number * resources.workers + resources.worker
@@ -102,7 +104,8 @@ class CellZygotes:
 class Source:
     """What a trial is forked from: a zygote of its cell, and its place in the plan.
 
-    ``learned``: modules that are imported in it in advance. ``users``: trials that run.
+    ``learned``: modules that are imported in it in advance. ``users``: trials that run. ``ranks``: specifications of
+    the zygotes of its ranks from rank 1 on, each with hashes of its own, as where each rank is a program.
     """
 
     start: Start
@@ -110,6 +113,7 @@ class Source:
     spec: ZygoteSpec | None = None
     zygote: Zygote | None = None
     users: int = 0
+    ranks: tuple[ZygoteSpec, ...] = ()
 
     @property
     def is_last_trial(self) -> bool:
@@ -128,6 +132,8 @@ class CellZygote:
         self._info: WorkloadInfo | None = None
         self._error: ZygoteError | None = None
         self._is_forkable = True
+        #: Ranks that have zygotes of their own.
+        self._nproc = 1
         #: What several trials share now; what waits for a trial, perhaps still starting.
         self._shared: Source | None = None
         self._waiting: Source | None = None
@@ -207,11 +213,16 @@ class CellZygote:
         shared, learned = self._shared, self._learned if quota > 1 else ()
         if quota == 1 and not self._plan.is_sentinel(trial):
             self._shared = None
-        if quota > 1 and shared is not None and shared.start.given < min(quota, shared.start.quota):
-            if shared.learned == learned and (shared.zygote is None or shared.zygote.alive()):
-                shared.start.given += 1
-                shared.users += 1
-                return shared
+        has_room = quota > 1 and shared is not None and shared.start.given < min(quota, shared.start.quota)
+        if (
+            has_room
+            and shared is not None
+            and shared.learned == learned
+            and (shared.zygote is None or shared.zygote.alive())
+        ):
+            shared.start.given += 1
+            shared.users += 1
+            return shared
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.learned != learned:
             self._waiting, waiting = waiting, Source(self._plan.new_start(), learned)
@@ -225,7 +236,7 @@ class CellZygote:
 
         What a trial has imported within its timeout has as long to be imported in advance.
         """
-        spec, limits, pool, trial = order.spec, start_limits(order), self._zygotes.pool, order.spec.trial_index
+        spec, limits, trial = order.spec, start_limits(order), order.spec.trial_index
         if spec.execution.isolation == "spawn" or not self._is_forkable:
             with self._zygotes.lock:
                 source = Source(self._plan.new_start(), users=1)
@@ -290,6 +301,49 @@ class CellZygote:
                 if modules:
                     zygote.load_sec = None  # the trial that showed what to import has that time in its record
 
+    def acquire_ranks(self, source: Source, order: TrialOrder, nproc: int, cancelled: Cancelled) -> list[Zygote]:
+        """The zygotes of the ranks of a source; all but the first, which is its own, are to be given back.
+
+        They are started side by side.
+        """
+        pool, limits, index = self._zygotes.pool, start_limits(order), source.start.index
+        with self._zygotes.lock:
+            self._nproc = nproc
+            is_new = not source.ranks
+            if is_new:
+                of_ranks = []
+                for rank in range(1, nproc):
+                    argument = {**self._spec.argument, "rank": rank}
+                    seed = rank_hash_seed(order.hash_seed(index), rank)
+                    of_ranks.append(of_start(replace(self._spec, argument=argument, rehearse=None), index, seed))
+                source.ranks = tuple(of_ranks)
+        found: list[Zygote | ZygoteError] = [ZygoteUnwanted("not started")] * (nproc - 1)
+
+        def start(number: int, spec: ZygoteSpec) -> None:
+            try:
+                found[number] = pool.acquire(spec, limits, cancelled)
+            except ZygoteError as error:
+                found[number] = error
+
+        began = time.monotonic()
+        # A thread has to live until its zygote is ready.
+        threads = [threading.Thread(target=start, args=each, name="aorta-start") for each in enumerate(source.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        zygotes = [each for each in found if isinstance(each, Zygote)]
+        for error in found:
+            if isinstance(error, ZygoteError):
+                for zygote in zygotes:
+                    pool.release(zygote)
+                raise error
+        assert source.zygote is not None
+        with self._zygotes.lock:
+            if is_new and self._plan.start_sec:
+                self._plan.start_sec[-1] += time.monotonic() - began
+        return [source.zygote, *zygotes]
+
     def _start_ahead(self, order: TrialOrder, allocation: Allocation, limits: StartLimits) -> None:
         """Have the source of the next trial start while the present one runs, where a core is free."""
         following, plan = order.spec.trial_index + plan_step(order), self._plan
@@ -309,16 +363,27 @@ class CellZygote:
                 self._start(source, order, allocation, limits, cancelled)
                 assert source.zygote is not None
                 self._zygotes.pool.release(source.zygote)
+                if self._nproc > 1:
+                    for zygote in self.acquire_ranks(source, order, self._nproc, cancelled)[1:]:
+                        self._zygotes.pool.release(zygote)
 
         self._zygotes.run_ahead(begin)
 
     def _retire(self, source: Source) -> None:
         """Close the zygote of a source that nobody will ask for again, once no trial of it runs."""
         if source.spec is not None and source.users == 0 and self._shared is not source:
-            self._zygotes.pool.discard(source.spec)
+            for spec in (source.spec, *source.ranks):
+                self._zygotes.pool.discard(spec)
 
     def release(
-        self, source: Source, seen: Observation, *, forked: bool, passed: bool | None = None, sec: float = 0.0
+        self,
+        source: Source,
+        seen: Observation,
+        *,
+        ranks: Sequence[Zygote] = (),
+        forked: bool,
+        passed: bool | None = None,
+        sec: float = 0.0,
     ) -> None:
         """Give back what was acquired when the trial is over, and note in ``seen`` what was imported for it.
 
@@ -340,7 +405,8 @@ class CellZygote:
                     self._learned += tuple(seen.imported)
                     self.has_learned, self._note = seen.imports_over, seen.not_preloaded
                 seen.not_preloaded = self._note
-        self._zygotes.pool.release(zygote)
+        for used in (zygote, *ranks[1:]):
+            self._zygotes.pool.release(used)
         with self._zygotes.lock:
             if self._shared is source and source.start.is_spent:
                 self._shared = None

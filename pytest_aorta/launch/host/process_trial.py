@@ -47,7 +47,7 @@ from pytest_aorta.launch.launch_mode import (
     own_rank,
 )
 from pytest_aorta.launch.record import build_record, request_of
-from pytest_aorta.runtime.zygote import Task, ZygoteError, ZygoteTimeout, ZygoteUnwanted
+from pytest_aorta.runtime.zygote import Task, Zygote, ZygoteError, ZygoteTimeout, ZygoteUnwanted
 from pytest_aorta.trials.execution import HASH_SEED
 from pytest_aorta.trials.loading import ConfigError
 from pytest_aorta.trials.outcome import Observation, conclude, exit_failure, interruption, was_terminated
@@ -166,6 +166,8 @@ class ProcessTrial:
         self._files: TrialFiles | None = None
         self._zygote: CellZygote | None = None
         self._source: Source | None = None
+        self._ranks: list[Zygote] = []
+        self._rank_pids: list[int] = []
         self._handed_over = 0.0
         self._task: Task | None = None
         self._had_process = False
@@ -218,11 +220,16 @@ class ProcessTrial:
             self._source = source = zygote.acquire(order, allocation, self._seed, cancelled)
             server = source.zygote
             assert server is not None
+            self.seen.how_started = "as typed"
             if not self._is_typed:
-                self.seen.zygote = source.start.index
+                self.seen.zygote, self.seen.how_started = source.start.index, zygote.reason
+            payload = self._payload(cell, place, source, watch_imports=not (server.spec.fresh or zygote.has_learned))
+            if self._has_rank_zygotes(mode) and not server.spec.fresh:
+                self._ranks = zygote.acquire_ranks(source, order, cell.plan.nproc, cancelled)
+                payload["rank_zygotes"] = len(self._ranks)
             self._handed_over = time.monotonic()
             self._task = server.start_task(
-                self._payload(cell, place, source, watch_imports=not (server.spec.fresh or zygote.has_learned)),
+                payload,
                 stdout=self._folder / "stdout.log",
                 stderr=self._folder / "stderr.log",
                 stacks=self._folder / STACKS,
@@ -230,6 +237,9 @@ class ProcessTrial:
                 descriptors=allocation.descriptors,
             )
             self._had_process = True
+            for each in self._ranks:
+                with contextlib.closing(each.lend()) as lent, contextlib.suppress(OSError):  # it has died, as is seen
+                    self._task.send_fd(lent.fileno())
             if self._interrupted.is_set():  # meanwhile
                 self._kill_interrupted()
             if server.spec.fresh:
@@ -251,6 +261,12 @@ class ProcessTrial:
     def _is_typed(self) -> bool:
         """Whether it is a command that starts as typed: a process of its own."""
         return is_command(self.spec.workload.target) and self.spec.execution.isolation != "fork"
+
+    def _has_rank_zygotes(self, mode: str) -> bool:
+        """Whether each rank comes from a process of its own: on one node; else the agent forks them."""
+        execution = self.spec.execution
+        forks = execution.isolation == "auto" and execution.elastic.start_method == "fork"
+        return mode == "elastic" and forks and not is_multi_node(execution.elastic)
 
     def _payload(self, cell: PreparedCell, place: TrialFolders, source: Source, *, watch_imports: bool) -> TrialPayload:
         spec = self.spec
@@ -325,7 +341,7 @@ class ProcessTrial:
     def _kill_interrupted(self) -> None:
         task = self._task
         if task is not None and task.ended is None:
-            task.kill(grace=min(self.spec.limits.grace, 1.0))
+            task.kill(min(self.spec.limits.grace, 1.0), self._rank_pids)
 
     def wait(self, phase: str) -> None:
         """Block until ``phase`` has ended, or the trial has, or its deadline has passed."""
@@ -356,7 +372,7 @@ class ProcessTrial:
             forks = mode != "torchrun" and (mode != "elastic" or spec.execution.elastic.start_method == "fork")
             status, sec = conclude(seen)[0], time.monotonic() - self._handed_over
             passed = None if status == "infrastructure_failed" else status == "ok"
-            self._zygote.release(self._source, seen, forked=forks, passed=passed, sec=sec)
+            self._zygote.release(self._source, seen, ranks=self._ranks, forked=forks, passed=passed, sec=sec)
             self._source = None
         wall = time.monotonic() - self._start if self._had_process else None
         for text in cut_logs(self._folder, spec.limits.log_limit):
@@ -418,7 +434,7 @@ class ProcessTrial:
                     seen.timeout = self._import_limit
                 self._deadline = self._stalls_at = math.inf
                 files.save_collectives()
-                task.kill(self.spec.limits.grace)
+                task.kill(self.spec.limits.grace, self._rank_pids)
             else:
                 punch_logs(self._folder, self.spec.limits.log_limit, self._holes)
                 self._next_look = now + _LOOK_INTERVAL
@@ -459,6 +475,8 @@ class ProcessTrial:
             return True  # ``done``, or what the workload has written to the channel
         if event["type"] in ("begin", "progress", "alive", "attempt"):
             self._note_progress()
+        elif event["type"] == "rank_pids":
+            self._rank_pids = event["pids"]
         elif event["type"] == "lived":
             self._stalls_at = math.inf
             if self._deadline == math.inf:

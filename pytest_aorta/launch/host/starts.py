@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pytest_aorta.launch.launch_mode import FORKS
+
 #: A start that takes less than so many seconds is made for each trial.
 QUICK = 0.5
 
@@ -79,11 +81,6 @@ class StartPlan:
     #: Whether forks were found to end otherwise than processes of their own.
     forks_differ: bool = False
 
-    def new_start(self, quota: float) -> Start:
-        start = Start(self.number + self.step * len(self.starts), quota)
-        self.starts.append(start)
-        return start
-
     @property
     def count(self) -> int:
         """Trials that the length of a start is reckoned with."""
@@ -92,8 +89,12 @@ class StartPlan:
     @property
     def reason(self) -> str:
         """What was chosen, and why, for a reader."""
-        if self.isolation != "auto":
-            return f"isolation {self.isolation}"
+        if self.isolation == "fork":
+            return FORKS
+        if self.isolation == "spawn":
+            return "an interpreter for each trial"
+        if self.fixed is not None:
+            return f"{self.fixed} processes, by aorta_zygotes"
         if self.forks_differ:
             return "a process for each trial: forks of one process end otherwise"
         if not self.start_sec:

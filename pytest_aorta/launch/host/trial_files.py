@@ -286,9 +286,9 @@ class TrialFiles:
                 location = locate(threads, self._cell.info.source)
                 seen.location = None if location is None else location.text
                 # At the end of a program, its main thread has no frame of a module.
-                if is_command(self._spec.workload.target) and threads and threads[-1]:
-                    if all(frame.name != "<module>" for frame in threads[-1]):
-                        seen.phase = "exit"
+                of_main = threads[-1] if threads and is_command(self._spec.workload.target) else []
+                if of_main and all(frame.name != "<module>" for frame in of_main):
+                    seen.phase = "exit"
         elif mode == "external":
             end, rank = None, own_rank()
             if seen.returncode is not None and overdue is None:
