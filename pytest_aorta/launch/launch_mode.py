@@ -170,11 +170,11 @@ def resolve_launch(
 class WorkloadArgument(TypedDict):
     """A workload and its options, for ``workload_main.load`` and ``trial_main.prepare``.
 
-    For a zygote, more is said. ``forks_programs``: whether Python programs of a command run in forks of it.
-    ``start`` is its index in the cell, ``rank`` the rank that it is for, and ``hash_seed`` what was drawn as its
-    ``PYTHONHASHSEED``, which its children do not inherit. ``import_seed`` is that of the trial, where each trial imports the workload in a process of its own.
-    ``preload`` names modules to import before the workload, ``learned`` those that an earlier trial has imported: they
-    are imported after the workload, on the ``cores`` of a slot.
+    For a zygote, more is said. ``forks_programs``: whether Python programs of a command run in forks of it. ``start``
+    is its index in the cell, ``rank`` the rank that it is for, and ``hash_seed`` what was drawn as its
+    ``PYTHONHASHSEED``, which its children do not inherit. ``import_seed`` is that of the trial, where each trial
+    imports the workload in a process of its own. ``preload`` names modules to import before the workload, ``learned``
+    those that an earlier trial has imported: they are imported after the workload, on the ``cores`` of a slot.
     """
 
     target: str

@@ -130,10 +130,11 @@ class Request(_Record):
     plan sets would have without, ``None`` where it is not set. A value that is a secret is ``<redacted>`` in both.
     ``config``, ``steps``, ``nproc``, ``elastic`` and ``run_seed`` (``--aorta-seed``) as they were given; ``seed``: of
     this trial, from which those of its generators derive, ``None`` where it was given none; ``hash_seed``: its
-    ``PYTHONHASHSEED`` as drawn, which counts unless that variable is set. ``limits``: ``timeout`` is the deadline that the request sets; the workload's own counts where there is none. ``resources`` are those of the
-    run. ``order``: in which the trials of the plan ran, and the seed of it. ``interpreter``, ``cwd`` and ``sys_path``:
-    of the process that the trial was forked from or started by; the latter beyond the interpreter's own.
-    ``cwd_of_trial``: whether the trial itself ran there, in an empty folder, or in a copy.
+    ``PYTHONHASHSEED`` as drawn, which counts unless that variable is set. ``limits``: ``timeout`` is the deadline that
+    the request sets; the workload's own counts where there is none. ``resources`` are those of the run. ``order``: in
+    which the trials of the plan ran, and the seed of it. ``interpreter``, ``cwd`` and ``sys_path``: of the process that
+    the trial was forked from or started by; the latter beyond the interpreter's own. ``cwd_of_trial``: whether the
+    trial itself ran there, in an empty folder, or in a copy.
     """
 
     workload: RequestedWorkload
