@@ -119,7 +119,7 @@ class Command(Workload):
             given = {"sockets": sockets if os.path.isdir(sockets) else "", "stacks": str(self._folder / "stacks.log")}
             variables |= bootstrap_variables(variables, folder=str(self._folder), **given)
             # What the program starts in its turn draws its own, as the program hides it.
-            if hash_seed is not None and takes_hash_seed(words):
+            if hash_seed is not None and "PYTHONHASHSEED" not in variables and takes_hash_seed(words):
                 variables |= {"PYTHONHASHSEED": hash_seed, HASH_SEED: hash_seed}
         return variables
 

@@ -161,12 +161,10 @@ def _what(failure: Failure) -> str:
 
 def _status(record: TrialResult) -> str:
     assert record.failure is not None
-    # Only a cleanup can go wrong in a trial that is ok.
-    return (
-        f"{record.failure.phase} failed"
-        if record.exit_status == "ok"
-        else f"{record.exit_status} in {record.failure.phase}"
-    )
+    phase = record.failure.phase
+    if record.exit_status == "ok":  # only its cleanup and its exit can go wrong
+        return f"{phase} failed"
+    return f"{record.exit_status} at exit" if phase == "exit" else f"{record.exit_status} in {phase}"
 
 
 def failure_text(record: TrialResult, file: Path, item: pytest.Item) -> str:

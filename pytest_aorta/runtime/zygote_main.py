@@ -96,7 +96,8 @@ def main(fd: int, parent: int) -> None:
     process_tree.die_with_parent(None)
     if not beside:
         control.kill_when_closed(False)
-    control.send({"type": "ready", "info": info, "against_forking": against, "version": __version__})
+    ready = {"info": info, "against_forking": against, "version": __version__, "cpu_sec": time.process_time()}
+    control.send({"type": "ready", **ready})
     if against:
         os._exit(0)
     ForkServer(control, order, run, owner).serve()

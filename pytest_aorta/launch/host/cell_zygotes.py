@@ -179,6 +179,7 @@ class CellZygote:
                 continue
             first.zygote = zygote
             self._plan.start_sec.append(zygote.start_sec)
+            self._plan.start_cpu_sec = zygote.start_cpu_sec
             for path, digest in info.data_files.items():
                 if digest is None:
                     warn(f"data_files of {workload.name} names {path!r}, which is not there")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from pytest_aorta.launch.launch_mode import FORKS
 
-#: A start that takes less than so many seconds is made for each trial.
-QUICK = 0.5
+#: A start that takes less than so many seconds, or keeps a core busy for less, is made for each trial.
+QUICK, QUICK_CPU = 0.5, 0.35
 
 #: What starts may cost, as a part of the time of the trials.
 SHARE = 0.25
@@ -75,8 +75,9 @@ class StartPlan:
     step: int = 1
     fixed: int | None = None
     starts: list[Start] = field(default_factory=list)
-    #: Seconds of the starts and trials so far.
+    #: Seconds of the starts and trials so far, and what a start has taken of a core.
     start_sec: list[float] = field(default_factory=list)
+    start_cpu_sec: float = math.inf
     trial_sec: list[float] = field(default_factory=list)
     #: Whether forks were found to end otherwise than processes of their own.
     forks_differ: bool = False
@@ -140,7 +141,8 @@ class StartPlan:
 
     def _is_cheap(self) -> bool:
         start, trial = self._costs()
-        return self.fixed is None and (start < QUICK or start <= SHARE * trial)
+        is_quick = start < QUICK or self.start_cpu_sec < QUICK_CPU
+        return self.fixed is None and (is_quick or start <= SHARE * trial)
 
     def _quota(self) -> float:
         if self.fixed is not None:

@@ -1,0 +1,217 @@
+"""A trial is as random as a fresh process, from its first byte to its exit, and what it has drawn can be drawn again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+from support.stage import Stage, text
+
+#: Fails by the order of a set, in half of all processes.
+_BY_ORDER = """
+import sys
+print("step 1 loss 0.5")
+sys.exit(list({"left", "right"})[0] == "left")
+"""
+
+_CLASS = """
+import random
+DRAWN = random.Random().random()
+
+class Draws:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        left = list({"left", "right"})[0] == "left"
+        return {"passed": not left, "metrics": {"drawn": DRAWN}}
+"""
+
+
+def outcomes(stage: Stage, cell: str) -> dict[int, tuple[str, Any]]:
+    found = {}
+    for path, trial in stage.trials().items():
+        if f"/{cell}/" in path:
+            found[trial["trial_index"]] = trial["exit_status"], trial["seeds"]["hash"]
+    return found
+
+
+def test_commands_draw_as_fresh_processes_and_alike_in_each_cell(stage: Stage) -> None:
+    stage.write(order=_BY_ORDER)
+    stage.run(
+        *("--aorta-command", "python order.py", "--aorta-trials", "12"),
+        *("--aorta-mitigations", "none", "--aorta-mitigations", "SOME_VARIABLE=1"),
+    )
+    none, other = outcomes(stage, "local-none"), outcomes(stage, "local-SOME_VARIABLE=1")
+    assert none == other
+    assert len({seed for _, seed in none.values()}) == 12
+    assert {status for status, _ in none.values()} == {"ok", "workload_failed"}
+    assert {trial["zygote"] for trial in stage.trials().values()} == {None}
+
+
+def test_the_trials_of_a_class_whose_import_is_quick_are_processes_of_their_own(stage: Stage) -> None:
+    stage.write(draws=_CLASS)
+    stage.run("draws.py", "--aorta-trials", "12", "--aorta-mitigations", "none", "--aorta-mitigations", "X_Y=1")
+    none = [trial for path, trial in stage.trials().items() if "/local-none/" in path]
+    starts = {trial["zygote"] for trial in none}
+    assert len(starts) == len({trial["result"]["metrics"]["drawn"] for trial in none})
+    assert len(starts) >= 6
+    seeds: dict[int, set[int]] = {}
+    for trial in stage.trials().values():
+        seeds.setdefault(trial["zygote"], set()).add(trial["seeds"]["hash"])
+    assert all(len(each) == 1 for each in seeds.values())
+    assert len(set().union(*seeds.values())) == len(seeds)
+
+
+def test_fork_means_one_start_and_says_so(stage: Stage) -> None:
+    stage.write(draws=_CLASS)
+    result = stage.run("draws.py", "--aorta-trials", "6", "--aorta-isolation", "fork")
+    assert {trial["zygote"] for trial in stage.trials().values()} == {0}
+    assert "what a process draws once (hash seed, addresses, imports) is the same in all trials" in text(result)
+
+
+def test_a_number_of_starts_may_be_given(stage: Stage) -> None:
+    stage.write(draws=_CLASS)
+    stage.run("draws.py", "--aorta-trials", "6", "-o", "aorta_zygotes=2")
+    assert sorted(trial["zygote"] for trial in stage.trials().values()) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("source", ["command", "class"])
+def test_a_failure_by_the_order_of_a_set_fails_again_when_it_is_replayed(stage: Stage, source: str) -> None:
+    stage.write(order=_BY_ORDER, draws=_CLASS)
+    what = ("--aorta-command", "python order.py") if source == "command" else ("draws.py",)
+    stage.run(*what, "--aorta-trials", "8")
+    trials = stage.trials()
+    assert {trial["exit_status"] for trial in trials.values()} == {"ok", "workload_failed"}
+    for path, trial in trials.items():
+        stage.run("--aorta-replay", f"results/{path}", "--aorta-results-dir", "again")
+        (again,) = stage.trials("again").values()
+        assert again["exit_status"] == trial["exit_status"]
+        assert again["seeds"]["hash"] == trial["seeds"]["hash"]
+        shutil.rmtree(stage.path / "again")
+
+
+def test_the_users_own_hash_seed_wins(stage: Stage) -> None:
+    stage.write(order=_BY_ORDER, draws=_CLASS)
+    stage.run("draws.py", "--aorta-command", "python order.py", "--aorta-trials", "3", env={"PYTHONHASHSEED": "7"})
+    assert {trial["seeds"]["hash"] for trial in stage.trials().values()} == {7}
+
+
+def test_what_a_program_starts_draws_hashes_of_its_own(stage: Stage) -> None:
+    stage.write(
+        parent="""
+        import os, subprocess, sys
+        ask = [sys.executable, "-c", "print(hash('x'))"]
+        found = {subprocess.run(ask, capture_output=True, text=True).stdout for _ in range(4)}
+        assert len(found) == 4 and "PYTHONHASHSEED" not in os.environ, found
+        """,
+        below="""
+        import subprocess, sys
+
+        class Below:
+            def __init__(self, config): pass
+            def setup(self): pass
+            def run(self):
+                ask = [sys.executable, "-c", "print(hash('x'))"]
+                found = {subprocess.run(ask, capture_output=True, text=True).stdout for _ in range(4)}
+                return {"passed": len(found) == 4}
+        """,
+    )
+    result = stage.run("below.py", "--aorta-trials", "2")
+    result.assert_outcomes(passed=2)
+    stage.run("--aorta-command", "python parent.py", "--aorta-trials", "2").assert_outcomes(passed=2)
+
+
+_AT_EXIT = """
+import atexit, os, threading, time
+
+class Registers:
+    def __init__(self, config): pass
+    def setup(self): pass
+    def run(self):
+        atexit.register(lambda: open(os.environ["AORTA_TRIAL_DIR"] + "/left", "w").close())
+        return {"passed": True}
+
+class Dies(Registers):
+    def run(self):
+        atexit.register(os.abort)
+        return {"passed": True}
+
+class Stays(Registers):
+    def run(self):
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return {"passed": True}
+"""
+
+
+def test_the_exit_of_a_class_is_that_of_an_interpreter(stage: Stage) -> None:
+    stage.write(ends=_AT_EXIT)
+    result = stage.run("ends.py", "--aorta-trials", "1", "--aorta-timeout", "5")
+    result.assert_outcomes(passed=3, errors=2)
+    assert (stage.path / "results/Registers/trial_0/files/left").exists()
+    dies, stays = stage.trial("Dies/trial_0.json"), stage.trial("Stays/trial_0.json")
+    assert (dies["exit_status"], dies["failure"]["phase"], dies["failure"]["signal"]) == ("ok", "exit", "SIGABRT")
+    assert (stays["exit_status"], stays["failure"]["phase"], stays["failure"]["kind"]) == ("ok", "exit", "timeout")
+    assert "exit failed: ended by SIGABRT at exit" in text(result)
+
+
+def test_a_command_that_dies_or_hangs_after_its_last_line_fails_at_exit(stage: Stage) -> None:
+    stage.write(
+        dies="""
+        import ctypes
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(libc.abort, None, None)  # as a destructor of a static object does
+        print("done")
+        """,
+        stays="""
+        import atexit, threading
+        atexit.register(threading.Event().wait)
+        print("done")
+        """,
+    )
+    result = stage.run(
+        *("--aorta-command", "python dies.py", "--aorta-command", "python stays.py", "--aorta-timeout", "5"),
+    )
+    result.assert_outcomes(failed=2)
+    dies, stays = stage.trial("command-dies/trial_0.json"), stage.trial("command-stays/trial_0.json")
+    assert (dies["exit_status"], dies["failure"]["phase"]) == ("workload_failed", "exit")
+    assert (stays["exit_status"], stays["failure"]["phase"]) == ("timeout", "exit")
+    assert "SIGABRT at exit" in text(result)
+    assert "timeout" in text(result)
+    assert "at exit" in text(result)
+
+
+def test_a_commands_exit_code_is_the_interpreters_own(stage: Stage) -> None:
+    stage.write(
+        code="""
+        import atexit, os
+        atexit.register(os._exit, 9)
+        """
+    )
+    stage.run("--aorta-command", "python code.py")
+    assert stage.trial("command-code/trial_0.json")["result"]["metrics"]["returncode"] == 9
+    assert subprocess.run(["python", str(stage.path / "code.py")], check=False).returncode == 9
+
+
+@pytest.mark.slow
+def test_each_rank_has_hashes_of_its_own_and_a_start_serves_several_trials(stage: Stage) -> None:
+    stage.write(
+        ranks="""
+        import torch.distributed as dist
+
+        class Ranks:
+            launch_mode, min_world_size, result_scope = "distributed", 2, "rank_local"
+            def __init__(self, config): pass
+            def setup(self): dist.init_process_group("gloo")
+            def run(self): return {"passed": True, "metrics": {"hash": hash("x")}}
+            def cleanup(self): dist.destroy_process_group()
+        """
+    )
+    stage.run("ranks.py", "--aorta-trials", "4").assert_outcomes(passed=4)
+    trials = list(stage.trials().values())
+    seeds = {tuple(rank["seeds"]["hash"] for rank in trial["ranks"]) for trial in trials}
+    assert len(seeds) == len({trial["zygote"] for trial in trials})
+    assert all(first != second for first, second in seeds)
+    for trial in trials:
+        assert len({rank["result"]["metrics"]["hash"] for rank in trial["ranks"]}) == 2
