@@ -109,8 +109,8 @@ class ZygoteSpec:
         prepare: called once with ``argument``; returns a JSON mapping.
         argument: JSON value for ``load`` and ``prepare``.
         run: called in every child as ``run(payload, channel)``. The channel leads to the submitter of the task.
-            If it returns true, the child ends as an interpreter does; if false, once its own threads and handlers of
-            ``atexit`` are through; if ``None``, at once.
+            If it returns true, the child ends as an interpreter does; if false, once its own handlers of ``atexit`` are
+            through; if ``None``, at once.
         sys_path: entries appended to the child's ``sys.path`` where missing.
         cwd: working directory.
         fresh: prepare in every child instead.

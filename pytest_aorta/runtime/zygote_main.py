@@ -503,7 +503,9 @@ def task_main(waiting: Channel, zygote: int, order: Message, run: Callable[..., 
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        ctypes.pythonapi.Py_Exit(0)  # waits for threads that are not daemons, then calls the handlers of ``atexit``
+        if not how:
+            atexit._run_exitfuncs()  # which ends here
+        ctypes.pythonapi.Py_Exit(0)  # waits for threads that are not daemons first
     leave(0)
 
 

@@ -46,7 +46,7 @@ class Spoiler:
         sys.argv.append("spoiled")
         sys.setrecursionlimit(9999)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        threading.Thread(target=time.sleep, args=(1000,)).start()
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         return {"passed": True, "metrics": found}
 """
 

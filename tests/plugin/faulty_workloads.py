@@ -112,7 +112,7 @@ class LeavesThingsBehind(_Base):
     """A thread that never ends, and a process that has left the trial's session."""
 
     def run(self) -> Any:
-        threading.Thread(target=time.sleep, args=(FOREVER,)).start()
+        threading.Thread(target=time.sleep, args=(FOREVER,), daemon=True).start()
         subprocess.Popen(["sleep", str(FOREVER)], start_new_session=True)
         return Result(passed=True)
 

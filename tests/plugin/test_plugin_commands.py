@@ -277,7 +277,8 @@ def test_a_hang_is_ended_with_all_its_processes_and_its_stacks_are_kept(stage: S
     assert "step 7/9" in (stage.results / "command-hangs" / "trial_0" / "stdout.log").read_text()
     stacks = (stage.results / "command-hangs" / "trial_0" / "stacks.log").read_text()
     assert "in waits" in stacks
-    assert 'File "<string>", line 1 in <module>' in stacks  # of the process that it has started
+    (below,) = (stage.results / "command-hangs" / "trial_0" / "processes").glob("*.stacks.log")
+    assert 'File "<string>", line 1 in <module>' in below.read_text()  # of the process that it has started
     stage.wait_until_alone()
 
 

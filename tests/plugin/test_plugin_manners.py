@@ -86,5 +86,5 @@ def test_phases_of_pytest_are_those_of_the_workload(stage: Stage) -> None:
     assert all(took[phase] >= sec for phase, sec in {"setup": 0.11, "call": 0.22, "teardown": 0.33}.items())
     result.stdout.fnmatch_lines(["*SETUP    F aorta_extra_env*", "*phases.py::Phases*fixtures used: aorta_extra_env*"])
     phases = stage.trial("Phases/trial_1.json")["phases_sec"]
-    assert list(phases) == ["launch", "setup", "run", "cleanup"]
+    assert [phase for phase in phases if phase != "import"] == ["launch", "setup", "run", "cleanup"]
     assert phases["setup"] < phases["run"] < phases["cleanup"]

@@ -56,7 +56,8 @@ def install(stage: Stage, files: dict[str, str]) -> None:
 
 
 def run(stage: Stage, *options: str, trials: int = 4) -> list[dict[str, Any]]:
-    assert stage.run_here("lazy.py", "--aorta-trials", str(trials), *options).ret == 0
+    shared = ("--aorta-isolation", "fork")
+    assert stage.run_here("lazy.py", "--aorta-trials", str(trials), *shared, *options).ret == 0
     return [stage.trial(f"Lazy/trial_{index}.json") for index in range(trials)]
 
 

@@ -142,7 +142,7 @@ def around(**changed: Any) -> dict[str, Any]:
         ({"found": {"data_files": {"golden.pt": "digest"}}}, {}, ["golden.pt is gone"]),
         ({}, {"imposes": ImposedCounts(threads=1)}, ["imposed threads none -> 1"]),
         ({"nproc": 2}, {"nproc": 4}, ["number of ranks 2 -> 4"]),
-        ({}, {"execution": Execution(isolation="spawn")}, ["isolation fork -> spawn"]),
+        ({}, {"execution": Execution(isolation="spawn")}, ["isolation auto -> spawn"]),
         (around(), around(packages="sha256:89ab"), ["installed packages changed"]),
         (
             around(),

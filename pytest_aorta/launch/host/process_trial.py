@@ -132,7 +132,7 @@ BEHIND = 0.5
 _ORDER = ("launch", "import", "setup", "run", "cleanup", "exit")
 
 #: Seconds that the process of a class may take to end when its trial is over, without a deadline.
-_EXIT_LIMIT = 60.0
+_EXIT_LIMIT = 30.0
 
 
 class ProcessTrial:
@@ -479,7 +479,7 @@ class ProcessTrial:
             self._rank_pids = event["pids"]
         elif event["type"] == "lived":
             self._stalls_at = math.inf
-            if self._deadline == math.inf:
+            if self._deadline == math.inf and not self.seen.timed_out and self.seen.lost is None:
                 self.seen.timeout = _EXIT_LIMIT
                 self._deadline = time.monotonic() + _EXIT_LIMIT
         elif event["type"] in ("ranks_start", "ranks_ready"):

@@ -123,7 +123,7 @@ def test_properties_of_a_fresh_interpreter(stage: Stage, words: str) -> None:
     stage.write_file("inner/nothing.txt", "")
     command = ("--aorta-command", f"{shlex.quote(sys.executable)} {words}")
     fresh, _, written = asked(stage, *command, "--aorta-launcher", "as-typed")[0]
-    forks = asked(stage, *command)
+    forks = asked(stage, *command, "--aorta-isolation", "fork")
     for facts, _, also_written in forks:
         assert facts == fresh
         assert also_written == written
@@ -155,8 +155,8 @@ def test_its_ends_are_those_of_a_fresh_interpreter(stage: Stage) -> None:
     stage.write(ends=ENDS)
     options = ("--aorta-command", f"{shlex.quote(sys.executable)} ends.py {{trial}}", "--aorta-trials", "11")
     found = []
-    for launcher in ("as-typed", "auto"):
-        stage.run(*options, "--aorta-launcher", launcher).assert_outcomes(passed=2, failed=9)
+    for how in (("--aorta-launcher", "as-typed"), ("--aorta-isolation", "fork")):
+        stage.run(*options, *how).assert_outcomes(passed=2, failed=9)
         trials = sorted(stage.trials().values(), key=lambda trial: int(trial["trial_index"]))
         logs = [(stage.results / "command-ends" / f"trial_{index}" / "stderr.log").read_text() for index in range(11)]
         logs = [re.sub(r"0x[0-9a-f]+", "0x", re.sub(r"(?s)Fatal Python error.*", "fatal", text)) for text in logs]
@@ -177,11 +177,12 @@ def test_what_no_fork_can_stand_for_runs_as_typed(stage: Stage) -> None:
     stage.write_file("hidden/random.py", "")
     python = shlex.quote(sys.executable)
     commands = [f"{python} tells.py", f"{python} -B tells.py", f"{python} hidden/tells.py", f"env {python} tells.py"]
-    result = stage.run(*(f"--aorta-command={command}" for command in commands))
+    result = stage.run(*(f"--aorta-command={command}" for command in commands), "--aorta-isolation", "fork")
     result.assert_outcomes(passed=4)
     said = {path.parent.parent.name: path.read_text().strip() for path in stage.results.glob("*/trial_0/stdout.log")}
     assert sorted(said.values()) == ["fresh", "fresh", "fresh", "prepared"]
     assert said["command-tells-tells.py"] == "prepared"
     shutil.rmtree(stage.results)
-    stage.run(f"--aorta-command={commands[0]}", "--aorta-launcher", "as-typed").assert_outcomes(passed=1)
-    assert (stage.results / "command-tells" / "trial_0" / "stdout.log").read_text() == "fresh\n"
+    for options in (("--aorta-launcher", "as-typed"), ()):
+        stage.run(f"--aorta-command={commands[0]}", *options).assert_outcomes(passed=1)
+        assert (stage.results / "command-tells" / "trial_0" / "stdout.log").read_text() == "fresh\n"
