@@ -317,7 +317,8 @@ class TrialFiles:
             own = seen.failures.get("run")
             program = next((each for each in processes if each.parent not in {it.pid for it in processes}), None)
             if program is not None and program.lived is not None:  # to the last of its own lines
-                if own is not None and own.kind == "signal" and not program.raised:
+                # After a KeyboardInterrupt, Python ends itself by SIGINT.
+                if own is not None and own.kind == "signal" and own.signal != "SIGINT" and not program.raised:
                     seen.failures["run"] = replace(own, phase="exit", message=f"{own.message} at exit")
                     return
                 seen.phase = "exit" if overdue is not None else seen.phase
