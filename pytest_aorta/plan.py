@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_aorta.launch.launch_mode import COMMAND_RANKS_TARGET
+from pytest_aorta.launch.launch_mode import AS_TYPED, COMMAND_RANKS_TARGET
 from pytest_aorta.probe.variables import has_secret, is_secret_name
 from pytest_aorta.registry import BUILTIN_SOURCE, Environment, Mitigation, Registry, WorkloadEntry, option_value
 from pytest_aorta.settings import BY_NAME, PAIRS, TRIALS_UNTIL_DECIDED, OptionError, RequestError, is_variable
@@ -45,11 +45,16 @@ class PlanError(RequestError): ...
 
 
 def completed(
-    entry: WorkloadEntry, rules: OutputRules, execution: Execution, depends: Sequence[str] = ()
+    entry: WorkloadEntry,
+    rules: OutputRules,
+    execution: Execution,
+    depends: Sequence[str] = (),
+    observe: str | None = None,
 ) -> WorkloadEntry:
     """The entry of a command with what is looked for in its output, and with ranks where they are asked for.
 
-    ``depends``: files and folders that its result depends on. Raises ``PlanError`` for what its ranks cannot have.
+    ``depends``: files and folders that its result depends on; ``observe``: how it is watched. Raises ``PlanError`` for
+    what its ranks cannot have.
     """
     if entry.target != COMMAND_TARGET:
         return entry
@@ -65,7 +70,9 @@ def completed(
         refused = [option for option in execution.elastic.given() if option != "max_restarts"]
         if refused:
             raise PlanError(f"--aorta-elastic {refused[0]}: the ranks of {name}, a command, take max_restarts only")
-    more = {"depends": list(depends)} if depends else {}
+    more: dict[str, Any] = {"depends": list(depends)} if depends else {}
+    if observe is not None or execution.launcher == AS_TYPED:
+        more["observe"] = observe or "none"
     return replace(entry, target=target, options={**entry.options, **rules.options(), **more})
 
 
@@ -84,17 +91,18 @@ class Selection:
     """What the user asked for, in names and texts; the defaults are those of the options.
 
     ``cell_trials``: of cells, by their labels, that have another number of ``trials``.
-    ``commands`` are workloads as well, and ``output`` says what to look for in what these print;
-    ``depends`` are files and folders that their results depend on; ``folder`` is their working directory, where it is
-    not that of pytest.
-    ``extra_env`` maps variables to values; ``config`` options of the workload to texts or values; ``mitigations`` is
-    a tuple of mitigation sets; ``replays`` are trial files, and folders of them, to take all else from.
+    ``commands`` are workloads as well, and ``output`` says what to look for in what these print; ``depends`` are files
+    and folders that their results depend on; ``observe`` is how they are watched; ``folder`` is their working
+    directory, where it is not that of pytest. ``extra_env`` maps variables to values; ``config`` options of the
+    workload to texts or values; ``mitigations`` is a tuple of mitigation sets; ``replays`` are trial files, and folders
+    of them, to take all else from.
     """
 
     workloads: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     output: OutputRules = field(default_factory=OutputRules)
     depends: tuple[str, ...] = ()
+    observe: str | None = None
     folder: str | None = None
     trials: int = 1
     cell_trials: Mapping[str, int] = field(default_factory=dict)
@@ -181,7 +189,7 @@ def select(values: Mapping[str, Any], here: Path, base: Path, *, worker: int = 0
         **given("mitigations", "steps", "resume", "history", "order", "where", "minimize", "max_trials"),
         **given("collect", "collect_on_failure", "collect_share"),
         **given(workloads=values["workload"], environments=values["environment"], commands=values["command"]),
-        **given("depends", trials=trials, gates=values["gate"]),
+        **given("depends", "observe", trials=trials, gates=values["gate"]),
         **given(results_dir=values["results-dir"] and Path(values["results-dir"])),
         **given(report=values["report"] and Path(values["report"])),
         output=OutputRules(**given(*OUTPUT_OPTIONS)),
@@ -327,7 +335,8 @@ def trials_of(entries: Iterable[WorkloadEntry], selection: Selection, registry: 
     """The trials of every cell: workloads x environments x mitigation sets, each a list over trial indices."""
     if selection.trials < 1:
         raise PlanError(f"the number of trials must be at least 1, not {selection.trials}")
-    entries = [completed(entry, selection.output, selection.execution, selection.depends) for entry in entries]
+    of_command = selection.output, selection.execution, selection.depends, selection.observe
+    entries = [completed(entry, *of_command) for entry in entries]
     environments = list(map(registry.environment, selection.environments))
     for name in itertools.chain.from_iterable(selection.mitigations):
         key, equals, value = name.partition("=")

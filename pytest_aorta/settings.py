@@ -402,6 +402,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting("fail-on-nonfinite", switch, "", "a metric that is NaN or infinite fails a command"),
         Setting("depends", name, "PATH", "a command's result depends on this file (repeat)", separator=";"),
+        Setting("observe", choice("none", "exits", "full"), "HOW", "how a command is watched: none, exits, full"),
     ),
     "trials": (
         Setting("workload", name, "NAME", "run this registered workload (repeat)", separator=";"),

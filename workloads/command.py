@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from pytest_aorta.launch.child.bootstrap import bootstrap_variables
+from pytest_aorta.launch.child.bootstrap.sitecustomize import COLLECT
 from pytest_aorta.launch.child.command import CommandProcess, command_result, last_to_leave
 from pytest_aorta.launch.child.rank_files import write_adopted_ends
 from pytest_aorta.runtime.process_tree import STACK_SIGNAL, catches
@@ -23,6 +24,7 @@ from pytest_aorta.trials.command_line import (
     files_in,
     fill_in,
     is_python,
+    launcher_in,
     located,
     module_path,
     placeholders_in,
@@ -73,6 +75,7 @@ class Command(Workload):
             fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial; without metrics, a line that
                 says such a value.
             depends: files and folders whose change makes a result stale, besides those that can be found.
+            observe: none, exits or full, see docs/command.md; auto for full where a launcher starts ranks, else exits.
             unbuffered: whether Python programs write their output at once (``PYTHONUNBUFFERED``), unless that variable
                 is set.
         """
@@ -87,6 +90,7 @@ class Command(Workload):
         metrics_from: Sources = ()
         fail_on_nonfinite: bool = False
         depends: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
+        observe: Literal["auto", "none", "exits", "full"] = "auto"
         unbuffered: bool = True
 
     config: Config
@@ -107,16 +111,28 @@ class Command(Workload):
         self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
         self._folder = Path(os.environ[TRIAL_DIR]).parent
-        self._process = CommandProcess(runnable(start, os.environ.get("PATH", os.defpath)), self._variables(start))
+        self._observed = self._how_observed()
+        words = runnable(start, os.environ.get("PATH", os.defpath))
+        self._process = CommandProcess(words, self._variables(start), may_fork=self._observed != "none")
+
+    def _how_observed(self) -> str:
+        if not catches(os.getpid(), STACK_SIGNAL):  # as the process of a trial does, and pytest's own does not
+            return "none"
+        if COLLECT in os.environ:
+            return "full"
+        if self.config.observe != "auto":
+            return self.config.observe
+        return "exits" if launcher_in(self.config.command) is None else "full"
 
     def _variables(self, words: Sequence[str]) -> dict[str, str]:
         variables = {**os.environ, **module_path(words, os.environ)}
         hash_seed = variables.pop(HASH_SEED, None)
-        if self.config.unbuffered:
-            variables.setdefault("PYTHONUNBUFFERED", "1")
-        if catches(os.getpid(), STACK_SIGNAL):  # as the process of a trial does
+        if self._observed != "none":
+            if self.config.unbuffered:
+                variables.setdefault("PYTHONUNBUFFERED", "1")
             sockets = f"{variables.get('TMPDIR')}.s"
             given = {"sockets": sockets if os.path.isdir(sockets) else "", "stacks": str(self._folder / "stacks.log")}
+            given["how"] = self._observed
             variables |= bootstrap_variables(variables, folder=str(self._folder), **given)
             # What the program starts in its turn draws its own, as the program hides it.
             if hash_seed is not None and "PYTHONHASHSEED" not in variables and takes_hash_seed(words):
@@ -142,6 +158,7 @@ class Command(Workload):
         result = command_result(code, found, self._process.errors.decode(errors="replace"), elapsed)
         if self._seed is not None:
             result.metrics[SEED] = self._seed
+        result.output["observed"] = self._observed
         return result
 
     def cleanup(self) -> None:

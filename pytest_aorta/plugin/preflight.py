@@ -109,9 +109,10 @@ def _check_options(config: pytest.Config, run: Run) -> None:
     if selection.replays:
         check_results(selection, run.results, f"--aorta-results-dir {run.results}")
     elif not selection.commands and "command" not in selection.workloads:
-        for name in (*OUTPUT_OPTIONS, "depends"):
+        for name in (*OUTPUT_OPTIONS, "depends", "observe"):
             if getattr(config.option, f"aorta_{name}") is not None:
-                flag, what = f"--aorta-{name.replace('_', '-')}", "" if name == "depends" else "the output of "
+                flag = f"--aorta-{name.replace('_', '-')}"
+                what = "" if name in ("depends", "observe") else "the output of "
                 raise RequestError(f"{flag}: is about {what}a command; add --aorta-command 'CMD'")
 
 

@@ -229,8 +229,6 @@ def understood(result: Mapping[str, Any]) -> str:
     parts += [f"{pattern} matched {counted(lines, 'line')}" for pattern, lines in (found.get("matched") or {}).items()]
     steps = result["result"].get("executed_iterations")
     parts += [counted(steps, "step")] if steps is not None else []
-    if "written" in found:  # else no process of Python has told
-        parts.append(f"wrote {', '.join(found['written']) or 'no files here'}")
     if devices := (found.get("devices") or result["imposed"].get("devices")):
         parts.append(f"used {', '.join(map(str, devices))}")
     elif "devices" in found:

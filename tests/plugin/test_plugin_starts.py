@@ -1,4 +1,4 @@
-"""A trial is as random as a fresh process, from its first byte to its exit, and what it has drawn can be drawn again."""
+"""A trial is as random as a fresh process, from its first byte to its exit, and what it drew can be drawn again."""
 
 from __future__ import annotations
 

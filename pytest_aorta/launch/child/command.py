@@ -65,9 +65,9 @@ class CommandProcess:
         OSError: it cannot be started.
     """
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], *, may_fork: bool = True) -> None:
         pipe = subprocess.PIPE
-        self._process = script.start(words, environ) or subprocess.Popen(
+        self._process = (may_fork and script.start(words, environ)) or subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, bufsize=0, env=dict(environ)
         )
         assert self._process.stdout is not None

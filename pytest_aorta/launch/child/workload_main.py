@@ -219,8 +219,8 @@ def run_workload(
     cls = load_class(payload["target"])
     config = resolve_config(cls, payload["overrides"], payload["steps"]).value
     own_hashes = hash_seed
-    if HASH_SEED in os.environ and own_hashes is None and takes_hash_seed(words_of(config.command)):
-        own_hashes = int(os.environ[HASH_SEED])
+    if HASH_SEED in os.environ and own_hashes is None and config.observe != "none":
+        own_hashes = int(os.environ[HASH_SEED]) if takes_hash_seed(words_of(config.command)) else None
     drawn = replace(seeds.record(), hash=own_hashes)
     send({"type": "env", "env": env, "launcher_variables": variables, "seeds": drawn})
     supported = getattr(cls, "trial_isolation_supported", ())

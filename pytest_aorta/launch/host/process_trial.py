@@ -391,8 +391,7 @@ class ProcessTrial:
             if opened is not None:
                 seen.imported_later |= opened.read
             if opened is not None and seen.result is not None:
-                told = {"written": opened.written[:_NAMED], "devices": opened.devices}
-                seen.result = replace(seen.result, output={**seen.result.output, **told})
+                seen.result = replace(seen.result, output={**seen.result.output, "devices": opened.devices})
         found = collecting.collected(self._folder, self._collectors, seen.ranks) if self._collectors else {}
         artifacts = collect_artifacts(self._folder)
         failure = conclude(seen)[1]

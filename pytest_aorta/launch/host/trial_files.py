@@ -103,20 +103,16 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
 
 
 class OpenedFiles(NamedTuple):
-    """What the Python processes of a command have opened: digests of what they have read, names of what was written."""
+    """What the Python processes of a command have told at their end: digests of modules, names of open devices."""
 
     read: dict[str, str]
-    written: list[str]
     devices: list[str]
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
-    """What the trial's processes read: files of a ``project``, and modules elsewhere; ``None`` if none was Python.
+    """What the trial's processes imported of a ``project``, and elsewhere but installed; ``None`` if none has told.
 
-    A file that they wrote does not count as read.
-
-    ``folder`` of the trial; ``copy``: its own working directory, which stands for the project. What is installed below
-    the project is known by name and version.
+    ``folder`` of the trial; ``copy``: its own working directory, which stands for the project.
     """
     noted = folder / READS
     try:
@@ -124,26 +120,17 @@ def opened_files(folder: Path, copy: Path | None, project: Path, results: Path |
         noted.unlink()
     except OSError:
         return None
-    found: dict[bytes, set[Path]] = {b"r": set(), b"w": set(), b"d": set()}
+    modules, devices = set(), set()
     for line in lines:
         path = Path(os.fsdecode(line[1:]))
-        if path.suffix == ".pyc" and path.parent.name == "__pycache__":
-            path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
-        if copy is not None and path.is_relative_to(copy):
-            path = project / path.relative_to(copy)
-        found.setdefault(line[:1], set()).add(path)
-
-    def inside(paths: set[Path]) -> list[Path]:
-        own = (path for path in sorted(paths) if path.is_relative_to(project) and _NOT_OWN.isdisjoint(path.parts))
-        return [path for path in own if results is None or not path.is_relative_to(results)]
-
-    read = found[b"r"] - found[b"w"]
-    elsewhere = {path for path in read if path.suffix == ".py" and not path.is_relative_to(project)}  # on PYTHONPATH
-    sources = [path for path in elsewhere if _NOT_OWN.isdisjoint(path.parts) and not path.is_relative_to(_PACKAGE)]
-    files = (path for path in sorted([*inside(read), *sources]) if path.is_file())
-    digests = {str(path): digest for path in files if (digest := file_digest(path)) is not None}
-    written = [str(path.relative_to(project)) for path in inside(found[b"w"])]
-    return OpenedFiles(digests, written, sorted(path.name for path in found[b"d"]))
+        if line[:1] == b"d":
+            devices.add(path.name)
+        elif _NOT_OWN.isdisjoint(path.parts) and not path.is_relative_to(_PACKAGE):
+            is_copied = copy is not None and path.is_relative_to(copy)
+            modules.add(project / path.relative_to(copy) if copy is not None and is_copied else path)
+    own = [path for path in sorted(modules) if results is None or not path.is_relative_to(results)]
+    digests = {str(path): digest for path in own if path.is_file() and (digest := file_digest(path)) is not None}
+    return OpenedFiles(digests, sorted(devices))
 
 
 def _rank_to_read(seen: Observation) -> int | None:

@@ -13,12 +13,18 @@ from pytest_aorta.runtime.process_tree import STACK_SIGNAL
 _FOLDER = Path(__file__).parent
 
 
-#: Where the processes of a trial note the files that they open.
+#: Where the processes of a trial note their modules and devices.
 READS = "reads.events"
 
 
 def bootstrap_variables(
-    environ: Mapping[str, str], *, folder: str, sockets: str = "", stacks: str = "", sys_path: Sequence[str] = ()
+    environ: Mapping[str, str],
+    *,
+    folder: str,
+    sockets: str = "",
+    stacks: str = "",
+    how: str = "full",
+    sys_path: Sequence[str] = (),
 ) -> dict[str, str]:
     """What has to be set; a Python program hides it at its start, and hands it on to those that it starts.
 
@@ -27,6 +33,7 @@ def bootstrap_variables(
         folder: of the trial.
         sockets: folder in which ranks serve their flight recorders; empty for no such service.
         stacks: path of the file for the stacks of the first program, unless it is a rank.
+        how: ``exits`` or ``full``.
         sys_path: what is added to its ``sys.path``.
     """
     before = environ.get("PYTHONPATH")
@@ -34,6 +41,6 @@ def bootstrap_variables(
     # No JSON: its module would take a Python program longer to import than all else that it does at its start.
     place = [folder, sockets, stacks, str(int(STACK_SIGNAL)), "-" if before is None else f"+{before}"]
     return {
-        VARIABLE: "\x1f".join([*place, identity(environ), "", *sys_path]),
+        VARIABLE: "\x1f".join([*place, identity(environ), "", how, *sys_path]),
         "PYTHONPATH": os.pathsep.join([str(_FOLDER), *([before] if before else [])]),
     }

@@ -1,5 +1,9 @@
 """Imported by every Python process of a command as it starts: notes what becomes of it, for the judge of the trial.
 
+How much it watches (``--aorta-observe``) is said by whoever starts it: ``exits`` for the stacks of a crash or hang and
+a note at the orderly end, ``full`` also for what a process sees of its children, as the judge of ranks needs it. Where
+a program makes a process group or spawns processes, it may have ranks, and ``exits`` becomes ``full`` there.
+
 Before the program begins, ``os.environ`` and ``sys.path`` are as they would be without this file, and a
 ``sitecustomize`` of the user is imported. The processes that it starts are armed as well: their variables are in the
 environment of C, and are added to one that is handed to them. No imports from this package: it may be another
@@ -48,8 +52,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.
 #: Characters of a message, and of a traceback, that are kept.
 _LIMIT = 2**15
 
-#: Files that one process notes at most, and where those are that are not noted.
-_MOST_READS, _SYSTEM = 2000, ("/proc/", "/dev/", "/sys/", "/usr/", "/lib", "/etc/")
+#: Modules that one process notes at most.
+_MOST_MODULES = 2000
 
 #: Seconds that a process has for its stacks, and for what its flight recorder has.
 _TURN, _SETTLE, _PATIENCE = 0.05, 0.2, 1.0
@@ -70,7 +74,8 @@ class Hook:
     """What this process tells of itself.
 
     ``known``: the identity of the process that has started it, and ``below`` whether that was a rank: a helper of a
-    rank has the variables of the rank. ``stacks``: the file for them; empty below the first program.
+    rank has the variables of the rank. ``stacks``: the file for them; empty below the first program. ``how``:
+    ``exits`` or ``full``.
     """
 
     def __init__(
@@ -82,16 +87,18 @@ class Hook:
         pythonpath: str,
         known: str,
         below: str,
+        how: str,
         *sys_path: str,
     ) -> None:
         self.folder, self.sockets, self.number = folder, sockets, int(number)
-        self.pythonpath, self.known, self.below = pythonpath, known, below
+        self.pythonpath, self.known, self.below, self.how = pythonpath, known, below, how
+        self.watches_all = False
         self.processes = os.path.join(folder, "processes")
         self.has_place = self.has_raised = False
         self.asked: set[int] = set()  # pids that this process has asked to end
         self.forks_ranks = 0  # pid of a process that forks the ranks of this agent
         sys.path.extend(path for path in sys_path if path not in sys.path)
-        _watch_reads(os.path.join(folder, "reads.events"))
+        atexit.register(_try, _note_files, os.path.join(folder, "reads.events"))
         self.begin(stacks)
 
     def begin(self, stacks: str = "") -> None:
@@ -129,7 +136,7 @@ class Hook:
     def variables(self) -> dict[str, str]:
         """What a child needs, by which it is armed."""
         here = os.path.dirname(os.path.abspath(__file__))
-        order = (self.folder, self.sockets, "", str(self.number), self.pythonpath, self.known, self.below)
+        order = (self.folder, self.sockets, "", str(self.number), self.pythonpath, self.known, self.below, self.how)
         behind = [self.pythonpath[1:]] if self.pythonpath[1:] else []
         return {VARIABLE: "\x1f".join(order), "PYTHONPATH": os.pathsep.join([here, *behind])}
 
@@ -246,8 +253,34 @@ class Hook:
         """A process group is there: the process knows its rank, and torch can serve what its recorder has."""
         if not self.has_place and not self.below:
             self.take_place(dist.get_rank(), str(dist.get_world_size()), os.environ.get("LOCAL_RANK", ""), 0, "")
+        self.watch_all()
         if self.has_place and self.sockets:
             serve_recorder(os.path.join(self.sockets, str(self.pid)))
+
+    def watch_all(self, module: Any = None) -> None:
+        """Follow what this process sees of its children, and what ends it, from now on."""
+        if self.watches_all:
+            return
+        self.watches_all, self.how = True, "full"
+        for name, value in self.variables().items():
+            os.putenv(name, value)
+        _follow_children(self)
+        before = sys.excepthook
+
+        def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+            _try(self.raised, error)
+            before(kind, error, traceback)
+
+        sys.excepthook = _hidden(excepthook)
+
+        def in_child(hook: Hook) -> None:
+            sys.modules["multiprocessing.util"].Finalize(None, _try, (hook.end_of_child,), exitpriority=0)
+
+        def follow_ends(util: Any) -> None:
+            in_child(self)  # a spawned child does not call what is registered for those that are forked
+            util.register_after_fork(self, in_child)
+
+        _after_import("multiprocessing.util", follow_ends)
 
 
 def _try(function: Callable[..., object], *arguments: Any) -> None:
@@ -269,53 +302,26 @@ def _append(path: str, data: bytes) -> None:
         pass
 
 
-def _watch_reads(file: str) -> None:
-    """Append to ``file`` a line per opened file from now on, also in forks: ``r`` or ``w``, and its path.
+def _note_files(file: str) -> None:
+    """Append to ``file`` a line per module that is not installed, and per open device: ``r`` or ``d``, and its path.
 
-    At the orderly end, ``d`` and the path of each device that is open. ``launch.host.trial_files`` reads it, so that a
-    later run can tell whether one of these files has changed.
+    ``launch.host.trial_files`` reads it, so that a later run can tell whether one of the modules has changed.
     """
-    prefixes = (prefix + os.sep for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
-    installed = tuple(prefix for prefix in (*_SYSTEM, *prefixes) if not os.getcwd().startswith(prefix))
-    told = os.path.join(os.path.dirname(file), "processes", "")
-    noted: set[object] = set()
-
-    def note(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "open":
-            path, _, flags = arguments
-            how = "w" if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) else "r"
-        elif event == "import":  # with a path where it loads a library
-            path, how = arguments[1], "r"
-        else:
-            return
-        if isinstance(path, bytes):
-            path = os.fsdecode(path)
-        if not isinstance(path, str) or (how, path) in noted or path == file or len(noted) > _MOST_READS:
-            return
-        noted.add((how, path))
+    installed = tuple(prefix + os.sep for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
+    lines = []
+    for module in list(sys.modules.values())[-_MOST_MODULES:]:
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and "\n" not in path and not path.startswith(installed):
+            lines.append("r" + os.path.abspath(path) + "\n")
+    for number in os.listdir("/proc/self/fd"):
         try:
-            path = os.path.abspath(path)
-        except OSError:  # there is no working directory any more
-            return
-        if "\n" in path or path.startswith((*installed, told)):
-            return
-        _append(file, os.fsencode(how + path + "\n"))
-
-    def note_devices() -> None:
-        found = set()
-        for number in os.listdir("/proc/self/fd"):
-            try:
-                found.add(os.readlink("/proc/self/fd/" + number))
-            except OSError:  # that of the listing
-                pass
-        for path in found:
-            # Not nvidiactl, nvidia-uvm and nvidia-caps/nvidia-cap1, which are no GPUs.
-            if path.replace("/dev/nvidia", "", 1).isdigit() or path.startswith("/dev/dri/render"):
-                _append(file, os.fsencode("d" + path + "\n"))
-
-    if hasattr(sys, "addaudithook"):
-        atexit.register(note_devices)
-        sys.addaudithook(note)
+            path = os.readlink("/proc/self/fd/" + number)
+        except OSError:  # that of the listing
+            continue
+        # Not nvidiactl, nvidia-uvm and nvidia-caps/nvidia-cap1, which are no GPUs.
+        if path.replace("/dev/nvidia", "", 1).isdigit() or path.startswith("/dev/dri/render"):
+            lines.append("d" + path + "\n")
+    _append(file, os.fsencode("".join(sorted(set(lines)))))
 
 
 _kill, _killpg, _waitpid, _fork_exec = os.kill, os.killpg, os.waitpid, _posixsubprocess.fork_exec
@@ -429,14 +435,6 @@ def arm(environ: MutableMapping[str, str] = os.environ) -> None:
         environ["PYTHONPATH"] = hook.pythonpath[1:]
     for name, value in hook.variables().items():
         os.putenv(name, value)
-    _follow_children(hook)
-    before = sys.excepthook
-
-    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-        _try(hook.raised, error)
-        before(kind, error, traceback)
-
-    sys.excepthook = _hidden(excepthook)
     atexit.register(_try, hook.end)
 
     def begin_again() -> None:
@@ -445,16 +443,11 @@ def arm(environ: MutableMapping[str, str] = os.environ) -> None:
         _try(hook.begin)
 
     os.register_at_fork(after_in_child=begin_again)
-
-    def in_child(hook: Hook) -> None:
-        sys.modules["multiprocessing.util"].Finalize(None, _try, (hook.end_of_child,), exitpriority=0)
-
-    def follow_ends(util: Any) -> None:
-        in_child(hook)  # a spawned child does not call what is registered for those that are forked
-        util.register_after_fork(hook, in_child)
-
-    _after_import("multiprocessing.util", follow_ends)
     _after_import("torch.distributed.distributed_c10d", lambda dist: _follow_groups(hook, dist))
+    if hook.how == "full":
+        hook.watch_all()
+    else:
+        _after_import("multiprocessing.popen_spawn_posix", hook.watch_all)
     sys.meta_path.insert(0, _Imports)
     if COLLECT in environ:
         _try(start_collectors)
