@@ -31,7 +31,7 @@ from pytest_aorta.trials.command_line import (
     script_of,
     words_of,
 )
-from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_SEED
+from pytest_aorta.trials.execution import TRIAL_DIR, TRIAL_SEED, start_folder
 from pytest_aorta.trials.output import SEED, OutputFindings, OutputRules, checked_metric, checked_regex, checked_source
 from pytest_aorta.trials.workload import CommandResult, Workload
 
@@ -72,6 +72,7 @@ class Command(Workload):
             fail_on_nonfinite: whether a metric that is NaN or infinite fails the trial; without metrics, a line that
                 says such a value.
             depends: files and folders whose change makes a result stale, besides those that can be found.
+            stdin: a file that is its standard input; none by default.
             unbuffered: whether Python programs write their output at once (``PYTHONUNBUFFERED``), unless that variable
                 is set.
         """
@@ -86,6 +87,7 @@ class Command(Workload):
         metrics_from: Sources = ()
         fail_on_nonfinite: bool = False
         depends: Annotated[tuple[str, ...], BeforeValidator(_one_or_several)] = ()
+        stdin: str = ""
         unbuffered: bool = True
 
     config: Config
@@ -106,7 +108,9 @@ class Command(Workload):
         self._seed = int(os.environ[TRIAL_SEED]) if SEED in placeholders_in(words) else None
         self._started = time.perf_counter()
         self._folder = Path(os.environ[TRIAL_DIR]).parent
-        self._process = CommandProcess(runnable(start, os.environ.get("PATH", os.defpath)), self._variables(start))
+        program = runnable(start, os.environ.get("PATH", os.defpath))
+        stdin = os.path.join(start_folder(), self.config.stdin) if self.config.stdin else None
+        self._process = CommandProcess(program, self._variables(start), stdin)
 
     def _variables(self, words: Sequence[str]) -> dict[str, str]:
         variables = {**os.environ, **module_path(words, os.environ)}
@@ -147,7 +151,8 @@ class Command(Workload):
     @classmethod
     def data_files(cls, config: Config) -> list[str]:
         """The scripts and configurations that it names, and what ``depends`` does."""
-        return [*files_in(words_of(config.command)), *config.depends]
+        given = [config.stdin] if config.stdin else []
+        return [*files_in(words_of(config.command)), *given, *config.depends]
 
     @classmethod
     def aorta_description(cls, config: Config) -> dict[str, Any]:

@@ -61,15 +61,18 @@ class Lines:
 class CommandProcess:
     """A running command, in the session and the process group of this process.
 
+    ``stdin``: the file that is its standard input; ``None`` for an empty one.
+
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], stdin: str | None = None) -> None:
         pipe = subprocess.PIPE
-        self._process = script.start(words, environ) or subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, bufsize=0, env=dict(environ)
-        )
+        with open(stdin or os.devnull, "rb") as file:
+            self._process = (None if stdin else script.start(words, environ)) or subprocess.Popen(
+                words, stdin=file, stdout=pipe, stderr=pipe, bufsize=0, env=dict(environ)
+            )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._streams: dict[IO[bytes], tuple[int, Lines]] = {
