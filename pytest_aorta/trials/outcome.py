@@ -49,6 +49,7 @@ class Observation:
         phase: the phase that the trial is in, or was in when it ended.
         env: snapshot of the trial's environment, ``None`` before it was received.
         imported_later: digests of the source files that were imported after the cell was prepared.
+        modules: top-level modules of installed distributions that were imported at all.
         preloaded: modules that were imported for this trial in advance.
         imported: modules that it has imported itself, and its zygote could have imported in advance.
         imports_over: whether these are all.
@@ -71,6 +72,7 @@ class Observation:
     phases_sec: dict[str, float] = field(default_factory=dict)
     env: dict[str, Any] | None = None
     imported_later: dict[str, str] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
     seeds: Seeds | None = None
     result: ResultRecord | None = None
     failures: dict[Phase, Failure] = field(default_factory=dict)
@@ -131,7 +133,7 @@ class Observation:
             self.seeds = event.get("seeds")
         elif kind == "env_end":
             self.env = {**(self.env or {}), "end": event["end"]}
-            self.imported_later = event.get("sources", {})
+            self.imported_later, self.modules = event.get("sources", {}), event.get("modules", [])
         elif kind == "imported":
             self.imported.append(event["module"])
         elif kind == "imports_over":

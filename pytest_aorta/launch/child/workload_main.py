@@ -36,6 +36,7 @@ from pytest_aorta.runtime import process_tree
 from pytest_aorta.runtime.process_tree import open_gpu_devices, reasons_against_forking
 from pytest_aorta.trials.command_line import COMMAND_TARGET
 from pytest_aorta.trials.execution import NAMES, note_tmp
+from pytest_aorta.trials.installed import imported_modules
 from pytest_aorta.trials.lifecycle import Lifecycle
 from pytest_aorta.trials.loading import (
     INSTALLED,
@@ -231,7 +232,9 @@ def run_workload(
             watch.limit(payload["timeout"], payload["stall_timeout"], spent=time.monotonic() - began)
         later = imported_later(cls, None if _static is None else _static.modules, _sources)
         later = {**_sources_in_advance, **later}
-        send({"type": "env_end", "end": collect_end(watch=watch), "sources": later})
+        # Those of the process that only starts a command are not the command's.
+        modules = [] if payload["target"] == COMMAND_TARGET else imported_modules()
+        send({"type": "env_end", "end": collect_end(watch=watch), "sources": later, "modules": modules})
 
     collecting = None
     if payload["collect"] and payload["target"] != COMMAND_TARGET:  # its processes collect for themselves

@@ -348,6 +348,7 @@ class ProcessTrial:
             opened = opened_files(self._folder, own, Path(here.cwd), results)
             if opened is not None:
                 seen.imported_later |= opened.read
+                seen.modules = sorted({*seen.modules, *opened.modules})
             if opened is not None and seen.result is not None:
                 told = {"written": opened.written[:_NAMED], "devices": opened.devices}
                 seen.result = replace(seen.result, output={**seen.result.output, **told})

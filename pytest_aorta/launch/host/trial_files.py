@@ -103,11 +103,15 @@ def collect_artifacts(folder: Path) -> dict[str, str]:
 
 
 class OpenedFiles(NamedTuple):
-    """What the Python processes of a command have opened: digests of what they have read, names of what was written."""
+    """What the Python processes of a command have opened: digests of what they have read, names of what was written.
+
+    ``modules`` of installed distributions that they had imported at their orderly end.
+    """
 
     read: dict[str, str]
     written: list[str]
     devices: list[str]
+    modules: list[str]
 
 
 def opened_files(folder: Path, copy: Path | None, project: Path, results: Path | None) -> OpenedFiles | None:
@@ -125,7 +129,10 @@ def opened_files(folder: Path, copy: Path | None, project: Path, results: Path |
     except OSError:
         return None
     found: dict[bytes, set[Path]] = {b"r": set(), b"w": set(), b"d": set()}
+    modules = [os.fsdecode(line[1:]) for line in lines if line[:1] == b"m"]
     for line in lines:
+        if line[:1] == b"m":
+            continue
         path = Path(os.fsdecode(line[1:]))
         if path.suffix == ".pyc" and path.parent.name == "__pycache__":
             path = path.parent.parent / f"{path.name.partition('.')[0]}.py"
@@ -143,7 +150,7 @@ def opened_files(folder: Path, copy: Path | None, project: Path, results: Path |
     files = (path for path in sorted([*inside(read), *sources]) if path.is_file())
     digests = {str(path): digest for path in files if (digest := file_digest(path)) is not None}
     written = [str(path.relative_to(project)) for path in inside(found[b"w"])]
-    return OpenedFiles(digests, written, sorted(path.name for path in found[b"d"]))
+    return OpenedFiles(digests, written, sorted(path.name for path in found[b"d"]), modules)
 
 
 def _rank_to_read(seen: Observation) -> int | None:

@@ -269,8 +269,8 @@ def _append(path: str, data: bytes) -> None:
 def _watch_reads(file: str) -> None:
     """Append to ``file`` a line per opened file from now on, also in forks: ``r`` or ``w``, and its path.
 
-    At the orderly end, ``d`` and the path of each device that is open. ``launch.host.trial_files`` reads it, so that a
-    later run can tell whether one of these files has changed.
+    At the orderly end, ``d`` and the path of each device that is open, ``m`` and each installed module.
+    ``launch.host.trial_files`` reads it, so that a later run can tell whether one of these has changed.
     """
     prefixes = (prefix + os.sep for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
     installed = tuple(prefix for prefix in (*_SYSTEM, *prefixes) if not os.getcwd().startswith(prefix))
@@ -309,6 +309,13 @@ def _watch_reads(file: str) -> None:
             # Not nvidiactl, nvidia-uvm and nvidia-caps/nvidia-cap1, which are no GPUs.
             if path.replace("/dev/nvidia", "", 1).isdigit() or path.startswith("/dev/dri/render"):
                 _append(file, os.fsencode("d" + path + "\n"))
+        # Top-level modules of what is installed, by which a later run knows what it depends on.
+        modules = set()
+        for module in list(sys.modules.values()):
+            parts = str(getattr(module, "__file__", None)).replace("/dist-packages/", "/site-packages/")
+            if "/site-packages/" in parts:
+                modules.add(parts.rpartition("/site-packages/")[2].split("/")[0].split(".")[0])
+        _append(file, b"".join(os.fsencode("m" + name + "\n") for name in sorted(modules)))
 
     if hasattr(sys, "addaudithook"):
         atexit.register(note_devices)
