@@ -160,7 +160,6 @@ class Command(Workload):
         words = words_of(config.command)
         script = script_of(words)
         python = shutil.which(words[0]) if is_python(words[0]) else None
-        warnings = []
-        if python is not None and os.path.dirname(python) != os.path.dirname(sys.executable):
-            warnings.append(f"the command runs in {python}; the packages in the record are those of {sys.executable}")
-        return {"source": None if script is None else os.path.abspath(script), "config_warnings": warnings}
+        is_ours = python is None or os.path.dirname(python) == os.path.dirname(sys.executable)
+        source = None if script is None else os.path.abspath(script)
+        return {"source": source, "interpreter": None if is_ours else python}

@@ -168,7 +168,8 @@ class WorkloadArgument(TypedDict):
     """A workload and its options, for ``workload_main.load`` and ``trial_main.prepare``.
 
     For a zygote, more is said; cells that differ in ``launcher`` share none. ``import_seed`` is that of the trial,
-    where each trial imports the workload in a process of its own. ``preload`` names modules to import before the
+    where each trial imports the workload in a process of its own. ``interpreter`` is that of a command's environment,
+    where it is another one. ``preload`` names modules to import before the
     workload, ``learned`` those that an earlier trial has imported: they are imported after the workload, on the
     ``cores`` of a slot.
     """
@@ -178,6 +179,7 @@ class WorkloadArgument(TypedDict):
     steps: int | None
     launcher: NotRequired[str]
     import_seed: NotRequired[int | None]
+    interpreter: NotRequired[str]
     preload: NotRequired[list[str]]
     learned: NotRequired[list[str]]
     cores: NotRequired[list[int] | None]

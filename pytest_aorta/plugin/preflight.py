@@ -87,6 +87,7 @@ def check_trials(session: pytest.Session) -> None:
     # Not when the first report comes: Ctrl-C within an import ends pytest with another error.
     import pytest_aorta.plugin.writer  # noqa: F401
 
+    _make_environments(session, plans)
     patience = _PATIENCE if selection.resources.total_slots > 1 else None
     for spec, deadline in specs:
         # With collectors also where trials get them only when they are run again: after hours of trials, a missing
@@ -94,6 +95,22 @@ def check_trials(session: pytest.Session) -> None:
         run.runner.check(replace(spec, collect=selection.collect), deadline, patience)
     for plan in plans:
         run.runner.store.sort_into_cells(plan.flat_cells)
+
+
+def _make_environments(session: pytest.Session, plans: Sequence[Plan]) -> None:
+    """Those that are given by their packages, not while a trial waits. What fails is in the records as well."""
+    from pytest_aorta.launch.inline import is_made, make
+
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    wanted = {spec.environment.name: spec.environment for plan in plans for spec in plan.trials}
+    for environment in wanted.values():
+        if is_made(environment):
+            continue
+        if terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"aorta: making the environment {environment.name!r}, in {environment.venv}")
+        if (problem := make(environment)) and terminal is not None:
+            terminal.write_line(f"aorta: it cannot be made: {problem}", red=True)
 
 
 def tell_what_is_kept(session: pytest.Session, run: Run) -> None:

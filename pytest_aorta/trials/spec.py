@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_aorta.common.texts import identifier
 from pytest_aorta.probe.guard import plain
 from pytest_aorta.probe.variables import DIGEST, REDACTED, recorded_variables
+from pytest_aorta.registry import environment_label
 from pytest_aorta.trials.execution import DEFAULTS, PLACES, Execution, Limits, Resources
 from pytest_aorta.trials.records import canonical_json
 from pytest_aorta.trials.seeding import derived_seed
@@ -111,7 +112,7 @@ class TrialSpec:
 
 @lru_cache(maxsize=4096)
 def _cell(environment: str, mitigations: tuple[str, ...]) -> str:
-    return f"{identifier(environment)}-{'+'.join(map(identifier, mitigations))}"
+    return f"{identifier(environment_label(environment))}-{'+'.join(map(identifier, mitigations))}"
 
 
 # What the request of a trial is made of, part by part, and the fingerprint that is taken of all parts. A part is a JSON

@@ -26,6 +26,7 @@ from pytest_aorta.probe.collect import (
     collect_end,
     collect_env,
     collect_static,
+    of_interpreter,
     refreshed,
     surroundings,
 )
@@ -116,6 +117,9 @@ def prepare(argument: WorkloadArgument) -> dict[str, Any]:
         seeds.note_kept()
     source = description["source"]
     _static = collect_static(Path(source) if source else None)
+    python = description.pop("interpreter", None) or argument.get("interpreter")
+    if python is not None:  # that of the command, or of its environment
+        _static = of_interpreter(_static, python)
     description["packages"] = package_list(_static.installed)
     description["surroundings"] = surroundings(_static, _variables)
     _sources = description["sources"]
